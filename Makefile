@@ -1,0 +1,78 @@
+# One command each for set-up, demo, tests, lint, bench and docs. Every target works on a fresh clone with
+# nothing installed but Python 3.11 or newer: it first makes .venv and installs what it needs there.
+# (A C compiler is used for the trie if there is one.)
+#
+#   PYTHON      interpreter that makes .venv                     make test PYTHON=python3.12
+#   TORCH       requirement for torch                            make demo TORCH='torch>=2.8'
+#   TORCH_ARGS  pip options for torch, e.g. an index of wheels   make demo TORCH_ARGS='--index-url ...'
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# An activated environment must not leak into the one made here.
+export PYTHONPATH :=
+# Reinstall when the metadata, the build hook or the C source changes.
+INSTALL_INPUTS := pyproject.toml $(wildcard hatch_build.py src/draftree/drafting/lookahead/*.c)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint format bench docs clean
+
+help:
+	@echo 'make demo      the embedded model, plain and drafted side by side'
+	@echo 'make test      tests, without the slow ones'
+	@echo 'make test-all  all tests'
+	@echo 'make lint      ruff and mypy, no changes'
+	@echo 'make format    let ruff rewrite the sources'
+	@echo 'make bench     the quick benchmark'
+	@echo 'make docs      the documentation, in docs/_build/html'
+	@echo 'make clean     remove .venv and everything built'
+
+# torch comes first, pinned and on its own: left to the resolver, pip takes the newest torch of PyPI, which on
+# Linux brings gigabytes of CUDA libraries. The pinned version is the tested one, and a CPU wheel of it is
+# preferred where pip has been told of one (its find-links or index settings, or TORCH_ARGS).
+$(VENV)/.torch:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'draftree needs Python 3.11 or newer; name one with PYTHON=...'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH_ARGS) '$(TORCH)'
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.torch $(INSTALL_INPUTS)
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch $(INSTALL_INPUTS)
+	$(BIN)/python -m pip install --quiet -e '.[dev,bench]'
+	@touch $@ $(VENV)/.run
+
+demo: $(VENV)/.run
+	$(BIN)/draftree demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/draftree bench quick
+
+docs: $(VENV)/.dev
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+clean:
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f src/draftree/drafting/lookahead/_trie.so
+	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
