@@ -1,0 +1,35 @@
+"""What every host offers: a cache for its model, and passes over it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from draftree.host.cache import BLOCK, SlotCache
+from draftree.host.plan import PassResult, Plan
+from draftree.host.target import Target
+
+
+class Host(ABC):
+    """Gets rows through a stock model; knows nothing of drafters or requests."""
+
+    name: ClassVar[str]
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def new_cache(
+        self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None
+    ) -> SlotCache:
+        """An empty cache for `slots` requests, with `capacity` columns to begin with."""
+        return SlotCache(len(self.target.layers), slots, capacity, prefix)
+
+    @abstractmethod
+    def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
+        """Pass the rows of `plan` through the model, for the requests in slots [first, first + B).
+
+        The rows' keys and values lie behind each slot's context until `cache.commit` keeps some of them; a pass
+        that is not committed leaves no trace. `encoder` holds the cross attention of encoder-decoders.
+        """

@@ -1,0 +1,187 @@
+"""The slot cache: preallocated keys and values, written in place, one slot a request, lengths ragged.
+
+Layout of a slot in every layer, along the sequence axis: [deep prefix | committed context | rows of this pass].
+A pass writes its rows behind the context; `commit` keeps the walked ones. Layers before a pruning hold other rows
+than layers after it, so a commit maps row numbers through each layer's segment. Window limits are a matter of
+positions in the mask, so sliding layers keep full length (a trimmed cache is silently wrong for trees).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from draftree.host.plan import Segment
+
+BLOCK = 256  # columns; growing by blocks keeps reallocations rare and memory close to what is used
+
+
+class SlotCache(Cache):
+    """Keys/values of `slots` requests for every layer; accepted by any Hugging Face `forward`.
+
+    Args:
+        layers: number of decoder layers.
+        slots: number of requests held at once.
+        capacity: columns to allocate at first use (grows by blocks when needed).
+        prefix: per-layer (keys, values), each [kv heads, P, head dim], the deep prefix; None for none.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        slots: int,
+        capacity: int = BLOCK,
+        prefix: list[tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        # Hugging Face's Cache.__init__ wants layer objects; models only call the methods overridden below.
+        self.layers: list[Any] = []
+        self.layer_class_to_replicate = None
+        self.offloading = False
+        self.slots = slots
+        self.prefix = prefix
+        self.prefix_length = prefix[0][0].shape[1] if prefix else 0
+        self.capacity = self._round(self.prefix_length + capacity)
+        self.lengths = [0] * slots
+        self._keys: list[Tensor | None] = [None] * layers
+        self._values: list[Tensor | None] = [None] * layers
+        self._first = 0
+        self._count = 1
+        self._columns: Tensor | None = None
+        self._column_cache: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @staticmethod
+    def _round(columns: int) -> int:
+        return -(-columns // BLOCK) * BLOCK
+
+    # ---------------------------------------------------------------- a pass
+
+    def open(self, first: int, count: int, rows: int) -> None:
+        """Point the next pass at slots [first, first + count) and make room for `rows` more columns."""
+        self._first, self._count = first, count
+        self._column_cache.clear()
+        need = self.prefix_length + max(self.lengths[first : first + count]) + rows
+        if need > self.capacity:
+            self._grow(self._round(max(need, self.capacity + self.capacity // 2)))
+
+    def _grow(self, capacity: int) -> None:
+        used = self.prefix_length + max(self.lengths)
+        for store in (self._keys, self._values):
+            for i, old in enumerate(store):
+                if old is not None:
+                    new = old.new_zeros(old.shape[0], old.shape[1], capacity, old.shape[3])
+                    new[:, :, :used] = old[:, :, :used]
+                    store[i] = new
+        self.capacity = capacity
+
+    def _allocate(self, layer: int, like: Tensor, store: list[Tensor | None], which: int) -> Tensor:
+        new = like.new_zeros(self.slots, like.shape[1], self.capacity, like.shape[3])
+        if self.prefix is not None:
+            new[:, :, : self.prefix_length] = self.prefix[layer][which].to(new)
+        store[layer] = new
+        return new
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write rows [count, heads, n, dim] behind each slot's context; return views up to the longest end."""
+        keys = self._keys[layer_idx]
+        if keys is None:
+            keys = self._allocate(layer_idx, key_states, self._keys, 0)
+        values = self._values[layer_idx]
+        if values is None:
+            values = self._allocate(layer_idx, value_states, self._values, 1)
+        first, count = self._first, self._count
+        rows = key_states.shape[2]
+        lengths = self.lengths[first : first + count]
+        longest = max(lengths)
+        end = self.prefix_length + longest + rows
+        if min(lengths) == longest:
+            keys[first : first + count, :, end - rows : end] = key_states
+            values[first : first + count, :, end - rows : end] = value_states
+        else:
+            slot, column = self._ragged_columns(rows, keys.device)
+            keys[slot, :, column] = key_states.transpose(1, 2)
+            values[slot, :, column] = value_states.transpose(1, 2)
+        return keys[first : first + count, :, :end], values[first : first + count, :, :end]
+
+    def _ragged_columns(self, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        cached = self._column_cache.get(rows)
+        if cached is None:
+            lengths = torch.tensor(self.lengths[self._first : self._first + self._count], device=device)
+            column = self.prefix_length + lengths[:, None] + torch.arange(rows, device=device)
+            slot = torch.arange(self._first, self._first + self._count, device=device)[:, None].expand_as(column)
+            cached = self._column_cache[rows] = (slot, column)
+        return cached
+
+    # Asked by Hugging Face's mask helpers; unused where a 4D mask is given, but part of the interface.
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Longest committed context of the slots in the current pass."""
+        return max(self.lengths[self._first : self._first + self._count])
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Column at which the rows of the current pass start."""
+        return self.prefix_length + self.get_seq_length()
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        """(key length, key offset) of the current pass."""
+        rows = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return self.prefix_length + self.get_seq_length() + rows, 0
+
+    # ---------------------------------------------------------------- after a pass
+
+    def commit(self, rows: list[list[int]], segments: list[Segment]) -> None:
+        """Keep, per request of the current pass, the original rows `rows[b]` (in sequence order) as context.
+
+        Every layer takes them from where its segment holds them. Rows already in place are not moved.
+        """
+        first, count = self._first, self._count
+        starts = [s.start for s in segments] + [len(self._keys)]
+        for segment, start, stop in zip(segments, starts, starts[1:], strict=False):
+            for b in range(count):
+                local = rows[b]
+                if segment.rows is not None:
+                    where = {row: i for i, row in enumerate(segment.rows[b].tolist())}
+                    local = [where[row] for row in rows[b]]
+                self._move(start, stop, first + b, local)
+        for b in range(count):
+            self.lengths[first + b] += len(rows[b])
+
+    def _move(self, start: int, stop: int, slot: int, local: list[int]) -> None:
+        done = 0  # rows that already lie where they belong
+        while done < len(local) and local[done] == done:
+            done += 1
+        if done == len(local):
+            return
+        base = self.prefix_length + self.lengths[slot]
+        begin, end = base + done, base + len(local)
+        index: Tensor | None = None
+        for layer in range(start, stop):
+            for store in (self._keys, self._values):
+                held = store[layer]
+                if held is None:
+                    continue
+                if index is None or index.device != held.device:
+                    index = torch.tensor([base + i for i in local[done:]], device=held.device)
+                held[slot, :, begin:end] = held[slot].index_select(1, index)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy slot `source` over slot `target` (used to keep the live slots contiguous)."""
+        end = self.prefix_length + self.lengths[source]
+        for store in (self._keys, self._values):
+            for held in store:
+                if held is not None:
+                    held[target, :, :end] = held[source, :, :end]
+        self.lengths[target] = self.lengths[source]
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot's context."""
+        self.lengths[slot] = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by keys and values."""
+        held = [t for store in (self._keys, self._values) for t in store if t is not None]
+        return sum(t.numel() * t.element_size() for t in held)

@@ -1,0 +1,245 @@
+"""The hooked host: any stock model through its own `forward`, with our cache, masks and positions.
+
+A pass without surgery is a plain `forward` call. Only while a plan changes rows mid-stack (or a family needs
+arguments that `forward` does not take) are hooks on the decoder layers, and they are gone when the pass ends,
+however it ends. The layers' arguments are bound by signature, so no family's argument order is known here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftree.host.base import Host
+from draftree.host.cache import SlotCache
+from draftree.host.families import family_of
+from draftree.host.masks import PassMasks
+from draftree.host.plan import PassResult, Plan, Segment, Surgery, operate
+from draftree.host.positions import is_length_dependent, per_row_angles
+from draftree.host.target import Target
+
+MASK_ARGUMENTS = ("attention_mask", "causal_mask")
+
+
+class HookedHost(Host):
+    """Drives any decoder-only model, and the decoder of an encoder-decoder, through `forward`."""
+
+    name = "hooked"
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.family = family_of(target)
+        parameters = inspect.signature(type(target.model).forward).parameters
+        self._takes_positions = "position_ids" in parameters and not target.encoder_decoder
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self._layer_signatures = [inspect.signature(type(layer).forward) for layer in target.layers]
+        self._rotary = _outer_rotary_modules(target)
+        self._length_dependent = any(is_length_dependent(m) for m in self._rotary)
+        self._one_kind = len(set(target.kinds)) == 1
+
+    @torch.no_grad()
+    def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
+        """See `Host.run`."""
+        appended = sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
+        rows = plan.width + appended
+        lengths = cache.lengths[first : first + plan.batch]
+        cache.open(first, plan.batch, rows)
+        if self.family.ragged_batches or min(lengths) == max(lengths):
+            return _HookedPass(self, plan, cache, first, encoder).run()
+        results = []
+        for b in range(plan.batch):
+            cache.open(first + b, 1, rows)
+            results.append(_HookedPass(self, plan.of(b), cache, first + b, encoder).run())
+        cache.open(first, plan.batch, rows)
+        return PassResult.join(results)
+
+
+def _outer_rotary_modules(target: Target) -> list[nn.Module]:
+    inside = {id(m) for layer in target.layers for m in layer.modules()}
+    modules = target.decoder.modules()
+    return [m for m in modules if "rotary" in type(m).__name__.lower() and id(m) not in inside]
+
+
+class _HookedPass:
+    """One forward call and the hooks that live as long as it does."""
+
+    def __init__(self, host: HookedHost, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> None:
+        self.host, self.plan, self.cache, self.first, self.encoder = host, plan, cache, first, encoder
+        self.target = host.target
+        self.family = host.family
+        self.dtype = self.target.dtype
+        self.surgeries = {s.layer: s for s in plan.surgeries}
+        self.segments = [Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)]
+        self.masks = PassMasks(self.segments[0], cache, first, self.dtype)
+        self.hidden: dict[int, Tensor] = {}
+        self.final: Tensor | None = None
+        self.rotary_calls: list[tuple[nn.Module, Any, Any, Any]] = []
+        self.rotary_again: dict[int, Any] = {}
+        self.recomputing = False
+
+    # ---------------------------------------------------------------- the call
+
+    def run(self) -> PassResult:
+        plan, target = self.plan, self.target
+        ids_name = "decoder_input_ids" if target.encoder_decoder else "input_ids"
+        arguments: dict[str, Any] = {ids_name: plan.tokens, "use_cache": True}
+        if target.encoder_decoder:
+            arguments |= self.encoder.arguments(self.cache, self.first, plan.batch)
+            arguments["decoder_attention_mask"] = self._forward_mask()
+        else:
+            arguments["past_key_values"] = self.cache
+            arguments["attention_mask"] = self._forward_mask()
+        if self.host._takes_positions:
+            arguments["position_ids"] = plan.positions
+        rows = plan.width - plan.first_logit_row
+        trimmed = self.host._takes_logits_to_keep and plan.first_logit_row > 0 and not plan.surgeries
+        if trimmed:
+            arguments["logits_to_keep"] = rows
+        with ExitStack() as stack:
+            self._hook(stack)
+            logits = target.model(**arguments).logits
+        if self.final is not None:
+            logits = target.model.get_output_embeddings()(self.final)
+        if not trimmed:
+            logits = logits[:, plan.first_logit_row :]
+        return PassResult(logits, self.segments, self.hidden)
+
+    def _forward_mask(self) -> Any:
+        if self.family.layer_arguments_needed:
+            return None  # some of these families take no 4D mask in `forward`; every layer gets its own
+        if self.host._one_kind:
+            return self.masks.additive(self.target.kinds[0])
+        return {kind.name: self.masks.additive(kind) for kind in set(self.target.kinds)}
+
+    # ---------------------------------------------------------------- hooks
+
+    def _hook(self, stack: ExitStack) -> None:
+        plan, target = self.plan, self.target
+        stack.enter_context(self.family.patched(plan.positions))
+        if plan.embeddings is not None:
+            module = target.decoder.get_input_embeddings() or target.model.get_input_embeddings()
+            self._add(stack, module.register_forward_hook(self._replace_embeddings))
+        if self.host._length_dependent or plan.surgeries:
+            for module in self.host._rotary:
+                self._add(stack, module.register_forward_hook(self._after_rotary, with_kwargs=True))
+        needed = range(len(target.layers))
+        if not self.family.layer_arguments_needed:
+            start = min((s.layer for s in plan.surgeries), default=len(target.layers))
+            needed = range(start, len(target.layers))
+        for i, layer in enumerate(target.layers):
+            if i in needed or i in plan.taps:
+                hook = self._before_layer(i, rewrite=i in needed)
+                self._add(stack, layer.register_forward_pre_hook(hook, with_kwargs=True))
+        if len(target.layers) in plan.taps:
+            self._add(stack, target.layers[-1].register_forward_hook(self._tap_last))
+        if self.family.views_final_rows and plan.surgeries:
+            self._add(stack, target.decoder.ln_f.register_forward_hook(self._view_final))
+
+    @staticmethod
+    def _add(stack: ExitStack, handle: Any) -> None:
+        stack.callback(handle.remove)
+
+    def _replace_embeddings(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        assert self.plan.embeddings is not None
+        count = self.plan.embeddings.shape[1]
+        return torch.cat([output[:, :-count], self.plan.embeddings.to(output.dtype)], 1)
+
+    def _after_rotary(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if is_length_dependent(module):
+            segment = self.segments[-1]
+            output = per_row_angles(module, segment.positions, self.plan.rope_floor, output[0].dtype)
+        if not self.recomputing:
+            self.rotary_calls.append((module, args, kwargs, output))
+        return output
+
+    def _tap_last(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.hidden[len(self.target.layers)] = output[0] if isinstance(output, tuple) else output
+
+    def _view_final(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        self.final = output
+        wanted = self.plan.width
+        if output.shape[1] >= wanted:
+            return output[:, :wanted]
+        return torch.nn.functional.pad(output, (0, 0, 0, wanted - output.shape[1]))
+
+    def _before_layer(self, index: int, *, rewrite: bool) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            named = self._name_arguments(index, module, args, kwargs)
+            first = next(iter(named))
+            hidden = named[first]
+            surgery = self.surgeries.get(index)
+            if surgery is not None:
+                hidden = self._operate(surgery, hidden)
+            if index in self.plan.taps:
+                self.hidden[index] = hidden
+            if not rewrite:
+                return None
+            named[first] = hidden
+            self._rewrite(index, named)
+            return (named.pop(first),), named
+
+        return hook
+
+    def _name_arguments(self, index: int, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        signature = self.host._layer_signatures[index]
+        named = dict(signature.bind(module, *args, **kwargs).arguments)
+        named.pop("self")
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                named |= named.pop(name, {})
+        return named
+
+    def _operate(self, surgery: Surgery, hidden: Tensor) -> Tensor:
+        segment, hidden = operate(self.segments[-1], surgery, hidden, self.plan.width)
+        self.segments.append(segment)
+        self.masks = PassMasks(segment, self.cache, self.first, self.dtype)
+        self.rotary_again = {}
+        return hidden
+
+    def _rewrite(self, index: int, named: dict[str, Any]) -> None:
+        """Give the layer the positions, angles and mask of the rows it now gets."""
+        segment = self.segments[-1]
+        known = self.host._layer_signatures[index].parameters
+        if len(self.segments) > 1 and named.get("position_embeddings") is not None:
+            named["position_embeddings"] = self._angles(named["position_embeddings"], next(iter(named.values())))
+        if "position_ids" in named:
+            named["position_ids"] = segment.positions
+        kind = self.target.kinds[index]
+        mask = self.masks.additive(kind)
+        for name in MASK_ARGUMENTS:
+            if name in named or name in known:
+                named[name] = mask
+        named |= self.family.layer_arguments(index, kind, self.masks)
+
+    def _angles(self, stock: Any, hidden: Tensor) -> Any:
+        """Call the rotary module that made `stock` again, for the present rows."""
+        for module, args, kwargs, output in self.rotary_calls:
+            same = output is stock or (
+                isinstance(output, tuple) and isinstance(stock, tuple) and output[0] is stock[0]
+            )
+            if not same:
+                continue
+            if id(output) not in self.rotary_again:
+                positions = self.segments[-1].positions
+                kwargs = {k: positions if k == "position_ids" else v for k, v in kwargs.items()}
+                args = tuple(self._swap(a, positions, hidden) for a in args)
+                self.recomputing = True
+                try:
+                    self.rotary_again[id(output)] = module(*args, **kwargs)
+                finally:
+                    self.recomputing = False
+            return self.rotary_again[id(output)]
+        raise RuntimeError(
+            f"Cannot re-position rows inside {self.target.model_type}: its position embeddings come from no rotary "
+            "module that draftree knows; please report this architecture."
+        )
+
+    @staticmethod
+    def _swap(argument: Any, positions: Tensor, hidden: Tensor) -> Any:
+        if not torch.is_tensor(argument):
+            return argument
+        return positions if argument.dtype == torch.long else hidden

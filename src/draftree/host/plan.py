@@ -1,0 +1,211 @@
+"""What one pass through the model should do, said without naming a model or a method.
+
+Drafters and the engine describe rows (tokens or embeddings), positions and who sees whom; hosts carry the
+description out. The only coupling between methods and models is this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Surgery:
+    """A change of the rows on their way into decoder layer `layer` (1 .. layers - 1).
+
+    First `keep` drops rows, then `append` adds rows behind the survivors.
+
+    Attributes:
+        layer: index of the first decoder layer that sees the changed rows.
+        keep: LongTensor [B, K] of row numbers (ascending, padded with -1), or a function of the hidden states
+            [B, N, d] at that point which returns one (early pruning, ProPD section 4.1).
+        append: function of the hidden states [B, K, d] after `keep` returning new rows [B, M, d] (Hidden
+            Transfer, section 3.2).
+        positions: LongTensor [B, M], positions of the appended rows.
+        visible: BoolTensor [B, M, K + M], which surviving and appended rows each appended row sees. Every
+            appended row sees the whole context.
+    """
+
+    layer: int
+    keep: Tensor | Callable[[Tensor], Tensor] | None = None
+    append: Callable[[Tensor], Tensor] | None = None
+    positions: Tensor | None = None
+    visible: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Plan:
+    """One pass of the target over B requests with N rows each.
+
+    Attributes:
+        tokens: LongTensor [B, N], token ids of the entering rows.
+        positions: LongTensor [B, N], position of each row in its request (0 = first prompt token).
+        visible: BoolTensor [B, N, N]; row i sees row j of this pass. Committed context is always visible.
+        embeddings: floating [B, M, d]; the last M rows enter with these embeddings, not their tokens'.
+        prefix_rows: BoolTensor [B, N]; rows that see the cache's deep prefix (none by default).
+        surgeries: changes of rows mid-stack, ascending by layer.
+        taps: layers whose incoming hidden states are wanted; `layers` itself taps what the last layer returns.
+        first_logit_row: rows before this one get no logits (a prompt's rows need none).
+        rope_floor: length [B] (host-side) below which length-dependent rotary embeddings do not choose their
+            frequencies: the prompt's length, as in Hugging Face's own prefill.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    visible: Tensor
+    embeddings: Tensor | None = None
+    prefix_rows: Tensor | None = None
+    surgeries: tuple[Surgery, ...] = ()
+    taps: tuple[int, ...] = ()
+    first_logit_row: int = 0
+    rope_floor: tuple[int, ...] = ()
+
+    @property
+    def batch(self) -> int:
+        """Number of requests."""
+        return self.tokens.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Number of entering rows per request, padding included."""
+        return self.tokens.shape[1]
+
+    def of(self, b: int) -> Plan:
+        """The plan of request `b` alone."""
+
+        def row(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[b : b + 1]
+
+        surgeries = []
+        for s in self.surgeries:
+            keep = s.keep if s.keep is None or callable(s.keep) else s.keep[b : b + 1]
+            surgeries.append(Surgery(s.layer, keep, s.append, row(s.positions), row(s.visible)))
+        return replace(
+            self,
+            tokens=self.tokens[b : b + 1],
+            positions=self.positions[b : b + 1],
+            visible=self.visible[b : b + 1],
+            embeddings=row(self.embeddings),
+            prefix_rows=row(self.prefix_rows),
+            surgeries=tuple(surgeries),
+            rope_floor=self.rope_floor[b : b + 1],
+        )
+
+
+@dataclass(slots=True)
+class Segment:
+    """The rows as one run of layers sees them: built by the host from a plan and its surgeries.
+
+    Attributes:
+        start: first layer of the run.
+        rows: LongTensor [B, n]; original row number (appended rows are numbered on from N; padding is -1), or
+            None where the rows are exactly the plan's entering rows.
+        positions: LongTensor [B, n].
+        visible: BoolTensor [B, n, n].
+        prefix_rows: BoolTensor [B, n] or None.
+    """
+
+    start: int
+    rows: Tensor | None
+    positions: Tensor
+    visible: Tensor
+    prefix_rows: Tensor | None = None
+
+
+@dataclass(slots=True)
+class PassResult:
+    """What came out of a pass.
+
+    Attributes:
+        logits: [B, n, V] of the final segment's rows from `first_logit_row` on.
+        segments: the row layouts that the cache holds, one per run of layers.
+        hidden: layer index -> tapped hidden states [B, n_at_that_layer, d].
+    """
+
+    logits: Tensor
+    segments: list[Segment]
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Tensor | None:
+        """Original row numbers [B, n] of the final rows, None where nothing was dropped or appended."""
+        return self.segments[-1].rows
+
+    @classmethod
+    def join(cls, results: list[PassResult]) -> PassResult:
+        """One result of several single-request passes over the same plan."""
+
+        def cat(parts: list[Tensor]) -> Tensor:
+            return torch.cat(parts) if len({p.shape[1:] for p in parts}) == 1 else _pad_and_cat(parts)
+
+        segments = []
+        for parts in zip(*(r.segments for r in results), strict=True):
+            rows = [p.rows for p in parts]
+            prefix = [p.prefix_rows for p in parts]
+            segments.append(
+                Segment(
+                    parts[0].start,
+                    None if rows[0] is None else _pad_and_cat([r for r in rows if r is not None], fill=-1),
+                    cat([p.positions for p in parts]),
+                    cat([p.visible for p in parts]),
+                    None if prefix[0] is None else cat([p for p in prefix if p is not None]),
+                )
+            )
+        hidden = {layer: cat([r.hidden[layer] for r in results]) for layer in results[0].hidden}
+        return cls(cat([r.logits for r in results]), segments, hidden)
+
+
+def _pad_and_cat(parts: list[Tensor], fill: int = 0) -> Tensor:
+    rows = max(p.shape[1] for p in parts)
+    padded = []
+    for p in parts:
+        pad = [0, 0] * (p.dim() - 2) + [0, rows - p.shape[1]]
+        if p.dim() == 3 and p.shape[1] == p.shape[2]:  # square visibility pads both ways
+            pad = [0, rows - p.shape[2], 0, rows - p.shape[1]]
+        padded.append(torch.nn.functional.pad(p, pad, value=fill))
+    return torch.cat(padded)
+
+
+def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> tuple[Segment, Tensor]:
+    """Apply `surgery` to `hidden` [B, n, d]; return the new segment and the new hidden states.
+
+    `width` is the number of entering rows of the plan; appended rows are numbered from it (and on, over
+    several surgeries).
+    """
+    batch, count, _ = hidden.shape
+    device = hidden.device
+    rows = segment.rows
+    if rows is None:
+        rows = torch.arange(count, device=device).expand(batch, count)
+    positions, visible, prefix_rows = segment.positions, segment.visible, segment.prefix_rows
+    if surgery.keep is not None:
+        keep = surgery.keep(hidden) if callable(surgery.keep) else surgery.keep
+        real = keep >= 0
+        index = keep.clamp(min=0)
+        kept = index.shape[1]
+        hidden = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
+        positions = positions.gather(1, index)
+        rows = rows.gather(1, index).masked_fill(~real, -1)
+        visible = visible.gather(1, index[..., None].expand(-1, -1, count))
+        visible = visible.gather(2, index[:, None, :].expand(-1, kept, -1)) & real[:, None, :] & real[..., None]
+        visible = visible | torch.eye(kept, dtype=torch.bool, device=device)
+        if prefix_rows is not None:
+            prefix_rows = prefix_rows.gather(1, index)
+    if surgery.append is not None:
+        if surgery.positions is None or surgery.visible is None:
+            raise ValueError("A surgery that appends rows must give their `positions` and `visible`.")
+        extra = surgery.append(hidden)
+        added = extra.shape[1]
+        known = max(width, int(rows.max()) + 1) if rows.numel() else width
+        rows = torch.cat([rows, torch.arange(known, known + added, device=device).expand(batch, added)], 1)
+        hidden = torch.cat([hidden, extra.to(hidden.dtype)], 1)
+        positions = torch.cat([positions, surgery.positions], 1)
+        old = torch.nn.functional.pad(visible, (0, added))
+        visible = torch.cat([old, surgery.visible], 1)
+        if prefix_rows is not None:
+            prefix_rows = torch.nn.functional.pad(prefix_rows, (0, added))
+    return Segment(surgery.layer, rows, positions, visible, prefix_rows), hidden
