@@ -1,0 +1,214 @@
+"""The loop host: llama-shaped models in one plain loop, with fused projections and as few operations as possible.
+
+Embed, layers, norm, head: the same arithmetic as the stock modules, read from their weights. Query, key and value
+projections are one matrix product, so are gate and up; grouped query heads are folded into query rows instead of
+repeating keys and values. Taken where the model qualifies (`LoopHost.qualifies`), refused where it does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draftree.host.base import Host
+from draftree.host.cache import SlotCache
+from draftree.host.masks import LayerKind, PassMasks
+from draftree.host.plan import PassResult, Plan, Segment, operate
+from draftree.host.positions import is_length_dependent, per_row_angles
+from draftree.host.target import Target
+
+SHAPED_LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
+FUSE_LIMIT = 2 * 1024**3  # bytes; above it the second copy that fusing makes costs more than it gains
+ANGLE_BLOCK = 1024  # positions by which the table of rotary angles grows
+
+
+class LoopHost(Host):
+    """Drives llama, mistral, qwen2 and qwen3 shaped models without their `forward`."""
+
+    name = "loop"
+
+    @staticmethod
+    def qualifies(target: Target) -> bool:
+        """Whether the model is of a known shape and in its stock state.
+
+        Adapters, quantised linears, offloading hooks or weights on several devices all say no.
+        """
+        if target.model_type not in SHAPED_LIKE_LLAMA or target.encoder_decoder:
+            return False
+        if type(target.model).__module__.split(".")[0] != "transformers":
+            return False
+        if getattr(target.config, "hidden_act", None) != "silu":
+            return False
+        for module in target.model.modules():
+            if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+                return False
+            if "Linear" in type(module).__name__ and type(module) is not nn.Linear:
+                return False
+        return len({p.device for p in target.model.parameters()}) == 1
+
+    def __init__(self, target: Target) -> None:
+        if not self.qualifies(target):
+            raise ValueError(
+                f"This '{target.model_type}' model does not qualify for the loop host (it drives stock "
+                f"{', '.join(SHAPED_LIKE_LLAMA)} models without adapters, quantisation or offloading): "
+                "use host='hooked' or host='auto'."
+            )
+        super().__init__(target)
+        size = sum(p.numel() * p.element_size() for p in target.model.parameters())
+        fuse = size <= FUSE_LIMIT
+        self._rotary = target.decoder.rotary_emb
+        self._per_row = is_length_dependent(self._rotary)
+        self._layers = [_Layer(layer, target.config, fuse) for layer in target.layers]
+        self._norm = target.decoder.norm
+        self._head = target.model.get_output_embeddings()
+        self._embedding = target.model.get_input_embeddings()
+        self._cosines = self._sines = torch.empty(0)
+        self._versions = self._weight_versions()
+
+    def _weight_versions(self) -> tuple[int, ...]:
+        return tuple(p._version for p in self.target.model.parameters())
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the fused weights still are the model's (false after training steps or loading)."""
+        return self._versions == self._weight_versions()
+
+    @torch.no_grad()
+    def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
+        """See `Host.run`."""
+        appended = sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
+        cache.open(first, plan.batch, plan.width + appended)
+        surgeries = {s.layer: s for s in plan.surgeries}
+        segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
+        segments, hidden = [segment], {}
+        x = self._embedding(plan.tokens)
+        if plan.embeddings is not None:
+            x = torch.cat([x[:, : -plan.embeddings.shape[1]], plan.embeddings.to(x.dtype)], 1)
+        rows = _Rows(self, segment, plan, cache, first, x.dtype)
+        for i, layer in enumerate(self._layers):
+            if i in surgeries:
+                segment, x = operate(segment, surgeries[i], x, plan.width)
+                segments.append(segment)
+                rows = _Rows(self, segment, plan, cache, first, x.dtype)
+            if i in plan.taps:
+                hidden[i] = x
+            x = layer(x, i, rows, self.target.kinds[i], cache)
+        if len(self._layers) in plan.taps:
+            hidden[len(self._layers)] = x
+        if plan.first_logit_row:
+            x = x[:, plan.first_logit_row :]
+        x = _rms_norm(x, self._norm.weight, self._norm.variance_epsilon)
+        return PassResult(F.linear(x, self._head.weight, self._head.bias), segments, hidden)
+
+    def angles(self, segment: Segment, floor: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sign-folded sines [B, n, 1, rotary dim] of the segment's rows."""
+        if self._per_row:
+            cosine, sine = per_row_angles(self._rotary, segment.positions, floor, dtype)
+            return cosine[:, :, None], _fold_sign(sine)[:, :, None]
+        longest = int(segment.positions.max()) + 1
+        if longest > self._cosines.shape[0]:
+            self._grow_angles(longest, dtype, segment.positions.device)
+        return F.embedding(segment.positions, self._cosines)[:, :, None], F.embedding(
+            segment.positions, self._sines
+        )[:, :, None]
+
+    def _grow_angles(self, longest: int, dtype: torch.dtype, device: torch.device) -> None:
+        count = -(-longest // ANGLE_BLOCK) * ANGLE_BLOCK
+        like = torch.empty(1, 1, 1, dtype=dtype, device=device)
+        cosine, sine = self._rotary(like, position_ids=torch.arange(count, device=device)[None])
+        self._cosines, self._sines = cosine[0], _fold_sign(sine[0])
+
+
+def _fold_sign(sine: Tensor) -> Tensor:
+    """Negate the first half, so that rotating halves is a plain roll."""
+    half = sine.shape[-1] // 2
+    return torch.cat([-sine[..., :half], sine[..., half:]], -1)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight, epsilon)
+
+
+class _Rows:
+    """What all layers of one segment share: angles and masks."""
+
+    def __init__(
+        self, host: LoopHost, segment: Segment, plan: Plan, cache: SlotCache, first: int, dtype: torch.dtype
+    ) -> None:
+        self.cosine, self.sine = host.angles(segment, plan.rope_floor, dtype)
+        self._masks = PassMasks(segment, cache, first, dtype, plain_row=True)
+        self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
+
+    def mask(self, kind: LayerKind, groups: int) -> Tensor | None:
+        """The additive mask repeated for every query head of a group: [B, 1, groups * n, K]."""
+        key = (kind, groups)
+        if key not in self._folded:
+            mask = self._masks.additive(kind)
+            if mask is not None and groups > 1 and mask.shape[2] > 1:
+                mask = mask.repeat(1, 1, groups, 1)
+            self._folded[key] = mask
+        return self._folded[key]
+
+
+class _Layer:
+    """One decoder layer as a function, on the stock module's weights."""
+
+    def __init__(self, layer: Any, config: Any, fuse: bool) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.head_dim = int(attention.head_dim)
+        self.kv_heads = int(config.num_key_value_heads)
+        self.groups = int(config.num_attention_heads) // self.kv_heads
+        self.scaling = float(attention.scaling)
+        self.input_norm, self.post_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self.query_norm = getattr(attention, "q_norm", None)
+        self.key_norm = getattr(attention, "k_norm", None)
+        self.output, self.down = attention.o_proj, mlp.down_proj
+        self.qkv = _Joined([attention.q_proj, attention.k_proj, attention.v_proj], fuse)
+        self.gate_up = _Joined([mlp.gate_proj, mlp.up_proj], fuse)
+
+    def __call__(self, x: Tensor, index: int, rows: _Rows, kind: LayerKind, cache: SlotCache) -> Tensor:
+        batch, n, _ = x.shape
+        kv, groups, dim = self.kv_heads, self.groups, self.head_dim
+        heads = kv * groups
+        normed = _rms_norm(x, self.input_norm.weight, self.input_norm.variance_epsilon)
+        qkv = self.qkv(normed).view(batch, n, heads + 2 * kv, dim)
+        qk = qkv[:, :, : heads + kv]
+        if self.query_norm is not None and self.key_norm is not None:
+            query = _rms_norm(qk[:, :, :heads], self.query_norm.weight, self.query_norm.variance_epsilon)
+            key = _rms_norm(qk[:, :, heads:], self.key_norm.weight, self.key_norm.variance_epsilon)
+            qk = torch.cat([query, key], 2)
+        qk = torch.addcmul(qk * rows.cosine, qk.roll(dim // 2, -1), rows.sine)
+        keys, values = cache.update(
+            qk[:, :, heads:].transpose(1, 2), qkv[:, :, heads + kv :].transpose(1, 2), index
+        )
+        query = qk[:, :, :heads].view(batch, n, kv, groups, dim).permute(0, 2, 3, 1, 4)
+        query = query.reshape(batch, kv, groups * n, dim)
+        mixed = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=rows.mask(kind, groups), scale=self.scaling
+        )
+        mixed = mixed.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, heads * dim)
+        x = x + F.linear(mixed, self.output.weight, self.output.bias)
+        normed = _rms_norm(x, self.post_norm.weight, self.post_norm.variance_epsilon)
+        gate, up = self.gate_up(normed).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, self.down.weight, self.down.bias)
+
+
+class _Joined:
+    """Several linears on one input as one matrix product (or side by side where fusing would cost too much)."""
+
+    def __init__(self, linears: list[nn.Linear], fuse: bool) -> None:
+        self.linears = linears
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+        if fuse:
+            self.weight = torch.cat([m.weight.detach() for m in linears])
+            if linears[0].bias is not None:
+                self.bias = torch.cat([m.bias.detach() for m in linears])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.weight is not None:
+            return F.linear(x, self.weight, self.bias)
+        return torch.cat([m(x) for m in self.linears], -1)
