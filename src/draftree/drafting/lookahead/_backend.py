@@ -1,0 +1,61 @@
+"""What the two twins of the trie share: settings, constants and the shape of their answers.
+
+It lives apart so that neither twin imports the other, and so that the numbers handed through ctypes are named once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+MODES = {"hierarchical": 0, "parallel": 1, "single": 2}
+FROM_PROMPT, FROM_OUTPUT = 1, 2
+SOURCES = {"prompt": FROM_PROMPT, "output": FROM_OUTPUT, "mix": FROM_PROMPT | FROM_OUTPUT}
+NO_PARENT = -1
+
+Arrays = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]
+"""tokens, parents, logp, source of a draft."""
+
+Dump = tuple[
+    NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32], NDArray[np.uint32], int
+]
+"""index, token, parent, count, stamp of every output node, and the clock."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Checked options of a trie, as both twins read them."""
+
+    branch_length: int
+    max_query_length: int
+    prompt_weight: float
+    smoothing: float
+    scan: int
+    per_key: int
+    max_nodes: int
+    prune: bool
+    eliminate: bool
+    eos_token_ids: tuple[int, ...]
+
+
+class Backend(Protocol):
+    """The calls of a twin; `slot` is the number that `begin` gave."""
+
+    def begin(self, tokens: Sequence[int]) -> int: ...
+    def extend(self, slot: int, tokens: Sequence[int]) -> None: ...
+    def retrieve(
+        self, slot: int, budget: int, depth: int, mode: int, sources: int, enough: int
+    ) -> Arrays: ...
+    def end(self, slot: int) -> None: ...
+    def warm(self, tokens: Sequence[int]) -> None: ...
+    def clear(self) -> None: ...
+    def dump(self) -> Dump: ...
+    def restore(self, dump: Dump) -> None: ...
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...

@@ -1,0 +1,147 @@
+"""The C twin of the Lookahead trie, loaded through ctypes.
+
+`_trie.so` is built from `_trie.c` by the build hook (hatch_build.py). It uses nothing of Python's C interface, so one
+binary serves every Python version; the price is about a microsecond a call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftree.drafting.lookahead._backend import Arrays, Dump, Settings
+
+LIBRARY = Path(__file__).with_name("_trie.so")
+ABI = 1
+
+_INTS = POINTER(c_int32)
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "trie_abi": (c_int32, []),
+    "trie_new": (
+        c_void_p,
+        [c_int32, c_int32, c_int32, c_double, c_double, c_int64, c_int64, c_int, c_int, _INTS, c_int32],
+    ),
+    "trie_free": (None, [c_void_p]),
+    "trie_clear": (None, [c_void_p]),
+    "trie_nodes": (c_int64, [c_void_p, c_int]),
+    "trie_bytes": (c_int64, [c_void_p]),
+    "trie_tick": (c_uint32, [c_void_p]),
+    "trie_begin": (c_int32, [c_void_p, _INTS, c_int64]),
+    "trie_extend": (None, [c_void_p, c_int32, _INTS, c_int64]),
+    "trie_end": (None, [c_void_p, c_int32]),
+    "trie_warm": (None, [c_void_p, _INTS, c_int64, c_void_p]),
+    "trie_retrieve": (
+        c_int32,
+        [c_void_p, c_int32, c_int32, c_int32, c_int, c_int, c_int32, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
+    "trie_dump": (None, [c_void_p] * 6),
+    "trie_restore": (c_int, [c_void_p, c_int32, *[c_void_p] * 4, c_uint32]),
+}
+
+
+def load_library() -> ctypes.CDLL:
+    """The compiled twin with its signatures set; OSError when it was not built, is stale or does not load."""
+    library = ctypes.CDLL(str(LIBRARY))
+    if not hasattr(library, "trie_abi") or library.trie_abi() != ABI:
+        raise OSError(f"{LIBRARY.name} was built from an older source")
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _ints(tokens: Sequence[int]) -> Any:
+    return (c_int32 * len(tokens))(*tokens)
+
+
+class CTrie:
+    """Same calls as `PythonTrie`; arguments were checked by `Trie`, which also holds the lock."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._lib = load_library()
+        s = settings
+        self._trie = self._lib.trie_new(
+            s.branch_length,
+            s.max_query_length,
+            s.scan,
+            s.prompt_weight,
+            s.smoothing,
+            s.per_key,
+            s.max_nodes,
+            s.prune,
+            s.eliminate,
+            _ints(s.eos_token_ids),
+            len(s.eos_token_ids),
+        )
+        if not self._trie:
+            raise MemoryError("there is no memory left for a trie; lower max_nodes")
+        self._scratch = (c_int32 * (2 * s.branch_length + 2))()
+        self._room = 0
+        self._make_room(256)
+
+    def __del__(self) -> None:
+        if getattr(self, "_trie", None):
+            self._lib.trie_free(self._trie)
+
+    def _make_room(self, budget: int) -> None:
+        if budget > self._room:
+            self._room = budget
+            dtypes: tuple[Any, ...] = (np.int32, np.int32, np.float32, np.uint8)
+            self._out: tuple[NDArray[Any], ...] = tuple(np.empty(budget, dtype) for dtype in dtypes)
+            self._out_at = [column.ctypes.data for column in self._out]
+
+    def begin(self, tokens: Sequence[int]) -> int:
+        slot: int = self._lib.trie_begin(self._trie, _ints(tokens), len(tokens))
+        if slot < 0:
+            raise MemoryError(
+                "there is no memory left for this prompt; end other requests or lower max_nodes"
+            )
+        return slot
+
+    def extend(self, slot: int, tokens: Sequence[int]) -> None:
+        self._lib.trie_extend(self._trie, slot, _ints(tokens), len(tokens))
+
+    def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int, enough: int) -> Arrays:
+        self._make_room(budget)
+        n = self._lib.trie_retrieve(self._trie, slot, budget, depth, mode, sources, enough, *self._out_at)
+        tokens, parents, logp, source = (column[:n].copy() for column in self._out)
+        return tokens, parents, logp, source
+
+    def end(self, slot: int) -> None:
+        self._lib.trie_end(self._trie, slot)
+
+    def warm(self, tokens: Sequence[int]) -> None:
+        self._lib.trie_warm(self._trie, _ints(tokens), len(tokens), ctypes.addressof(self._scratch))
+
+    def clear(self) -> None:
+        self._lib.trie_clear(self._trie)
+
+    @property
+    def nodes(self) -> int:
+        return int(self._lib.trie_nodes(self._trie, 0))
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._lib.trie_bytes(self._trie))
+
+    def dump(self) -> Dump:
+        n = self._lib.trie_nodes(self._trie, 1)
+        at, tokens, parents = (np.empty(n, np.int32) for _ in range(3))
+        counts, stamps = (np.empty(n, np.uint32) for _ in range(2))
+        self._lib.trie_dump(
+            self._trie, *(column.ctypes.data for column in (at, tokens, parents, counts, stamps))
+        )
+        return at, tokens, parents, counts, stamps, int(self._lib.trie_tick(self._trie))
+
+    def restore(self, dump: Dump) -> None:
+        *columns, tick = dump
+        _, tokens, parents, counts, stamps = (np.ascontiguousarray(column) for column in columns)
+        pointers = (column.ctypes.data for column in (tokens, parents, counts, stamps))
+        if not self._lib.trie_restore(self._trie, len(tokens), *pointers, tick):
+            raise MemoryError("there is no memory left for this trie file")

@@ -1,0 +1,362 @@
+"""The Python twin of the Lookahead trie: dicts and a heap, written to be read.
+
+It is the fallback where no C compiler was found, and the oracle of `_trie.c`: under any sequence of calls both give
+the same drafts to the last element (tests/test_trie_twins.py). A change here is a change there. The rules of the
+store and of retrieval are told in `trie.py`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from draftree.drafting.lookahead._backend import (
+    FROM_OUTPUT,
+    FROM_PROMPT,
+    MODES,
+    NO_PARENT,
+    Arrays,
+    Dump,
+    Settings,
+)
+
+ONE_HIT = 256  # counts are fixed point, so that halving is exact in both twins
+MAX_COUNT = 1 << 31
+HAND_STEPS = 64
+NODE_BYTES = 400  # a node, its dict and its share of the tables, as sys.getsizeof adds them up
+
+
+class Node:
+    """One token on a branch. `children` is in order of touch: the last key is the newest."""
+
+    __slots__ = ("children", "count", "index", "parent", "pins", "stamp", "token")
+
+    def __init__(self, token: int, parent: Node | None, index: int) -> None:
+        self.token = token
+        self.parent = parent
+        self.index = index
+        self.children: dict[int, Node] = {}
+        self.count = 0
+        self.stamp = 0
+        self.pins = 0
+
+
+Cursors = list[tuple[Node, int]]  # open branches: where each stands, and how deep
+
+
+class Forest:
+    """Key trees with hit counts, bounded by a clock hand that halves and frees."""
+
+    def __init__(self, max_nodes: int, per_key: int, prune: bool) -> None:
+        self.max_nodes, self.per_key, self.prune = max_nodes, per_key, prune
+        self.clear()
+
+    def clear(self) -> None:
+        self.roots: dict[int, Node] = {}
+        self.nodes: list[Node | None] = []
+        self.free: list[int] = []
+        self.hand = 0
+
+    @property
+    def live(self) -> int:
+        return len(self.nodes) - len(self.free)
+
+    def find(self, parent: Node | None, token: int) -> Node | None:
+        return (self.roots if parent is None else parent.children).get(token)
+
+    def locate(self, suffix: Sequence[int]) -> Node | None:
+        node = None
+        for token in suffix:
+            node = self.find(node, token)
+            if node is None:
+                break
+        return node
+
+    def add(self, parent: Node | None, token: int) -> Node:
+        if self.free:
+            node = Node(token, parent, self.free.pop())
+            self.nodes[node.index] = node
+        else:
+            node = Node(token, parent, len(self.nodes))
+            self.nodes.append(node)
+        (self.roots if parent is None else parent.children)[token] = node
+        return node
+
+    def hit(self, parent: Node | None, token: int, tick: int) -> Node | None:
+        siblings = self.roots if parent is None else parent.children
+        node = siblings.get(token)
+        if node is None:
+            if not self.make_room(new_key=parent is None):
+                return None
+            node = self.add(parent, token)
+        else:
+            siblings[token] = siblings.pop(token)
+        if node.count < MAX_COUNT:
+            node.count += ONE_HIT
+        node.stamp = tick
+        return node
+
+    def make_room(self, new_key: bool) -> bool:
+        for step in range(HAND_STEPS + 1):
+            limit = self.max_nodes
+            if self.prune and self.per_key:
+                limit = min(limit, self.per_key * (len(self.roots) + new_key))
+            if self.live < limit:
+                return True
+            if not self.prune or step == HAND_STEPS:
+                break
+            if self.hand >= len(self.nodes):
+                self.hand = 0
+            node = self.nodes[self.hand]
+            if node is not None:
+                node.count //= 2
+                self.remove(node)
+            self.hand += 1
+        return False
+
+    def remove(self, node: Node | None) -> None:
+        while node is not None and not node.children and not node.pins and node.count < ONE_HIT:
+            del (self.roots if node.parent is None else node.parent.children)[node.token]
+            self.nodes[node.index] = None
+            self.free.append(node.index)
+            node = node.parent
+
+    def feed(self, cursors: Cursors, token: int, tick: int, branch_length: int, ends: bool) -> Cursors:
+        kept: Cursors = []
+        for at, depth in cursors:
+            node = self.hit(at, token, tick)
+            at.pins -= 1
+            if node is not None and not ends and depth + 1 < branch_length:
+                node.pins += 1
+                kept.append((node, depth + 1))
+        if not ends and (root := self.hit(None, token, tick)) is not None:
+            root.pins += 1
+            kept.append((root, 0))
+        return kept
+
+
+def close(cursors: Cursors) -> None:
+    for node, _ in cursors:
+        node.pins -= 1
+
+
+@dataclass
+class Request:
+    prompt: Forest
+    context: list[int]
+    cursors: Cursors = field(default_factory=list)
+    started: bool = False
+    ended: bool = False
+
+
+@dataclass
+class Path:
+    """A path below the match: its nodes in the two forests, and where its parent is in the result."""
+
+    score: float
+    logp: float
+    depth: int
+    p: Node | None
+    o: Node | None
+    token: int = 0
+    at: int = NO_PARENT
+    up: Path | None = None
+
+    def rank(self) -> tuple[float, int, int, int, int]:
+        o_stamp = self.o.stamp if self.o else 0
+        p_stamp = self.p.stamp if self.p else 0
+        return (-self.score, -o_stamp, -p_stamp, self.depth, self.token)
+
+    def __lt__(self, other: Path) -> bool:
+        return self.rank() < other.rank()
+
+
+class PythonTrie:
+    """Same calls as `CTrie`; arguments were checked by `Trie`."""
+
+    def __init__(self, settings: Settings) -> None:
+        s = self.settings = settings
+        self.eos = frozenset(s.eos_token_ids)
+        self.n_context = max(s.branch_length, s.max_query_length)
+        self.output = Forest(s.max_nodes, s.per_key, s.prune)
+        self.shared = Forest(s.max_nodes, s.per_key, s.prune)
+        self.requests: dict[int, Request] = {}
+        self.tick = 0
+
+    def feed(self, forest: Forest, cursors: Cursors, token: int) -> Cursors:
+        self.tick += 1
+        return forest.feed(cursors, token, self.tick, self.settings.branch_length, token in self.eos)
+
+    def begin(self, tokens: Sequence[int]) -> int:
+        slot = next(i for i in range(len(self.requests) + 1) if i not in self.requests)
+        request = Request(Forest(self.settings.max_nodes, 0, False), list(tokens[-self.n_context :]))
+        forest = request.prompt if self.settings.eliminate else self.shared
+        cursors: Cursors = []
+        for token in tokens:
+            cursors = self.feed(forest, cursors, token)
+        close(cursors)
+        self.requests[slot] = request
+        return slot
+
+    def extend(self, slot: int, tokens: Sequence[int]) -> None:
+        r = self.requests[slot]
+        if tokens and not r.started:
+            for token in r.context[-self.settings.branch_length :]:
+                r.cursors = self.feed(self.output, r.cursors, token)
+            r.started = True
+        for token in tokens:
+            if not r.ended:
+                r.cursors = self.feed(self.output, r.cursors, token)
+            r.ended = r.ended or token in self.eos
+            r.context = [*r.context, token][-self.n_context :]
+
+    def end(self, slot: int) -> None:
+        close(self.requests.pop(slot).cursors)
+
+    def warm(self, tokens: Sequence[int]) -> None:
+        cursors: Cursors = []
+        for token in tokens:
+            cursors = self.feed(self.output, cursors, token)
+            if token in self.eos:
+                break
+        close(cursors)
+
+    def clear(self) -> None:
+        for request in self.requests.values():
+            request.cursors = []
+        self.output.clear()
+        self.shared.clear()
+
+    def score(self, p: Node | None, o: Node | None) -> float:
+        hits = 0.0
+        if p is not None:
+            hits += self.settings.prompt_weight * (p.count / ONE_HIT)
+        if o is not None:
+            hits += o.count / ONE_HIT
+        return hits
+
+    def expand(self, path: Path, at: int) -> list[Path]:
+        """The merged children of a path, of each forest the `scan` most recently touched ones."""
+        tokens: dict[int, None] = {}
+        for node in (path.p, path.o):
+            if node is not None:
+                tokens.update(dict.fromkeys(islice(reversed(node.children), self.settings.scan)))
+        kids = []
+        for token in tokens:
+            p = path.p.children.get(token) if path.p else None
+            o = path.o.children.get(token) if path.o else None
+            score = min(self.score(p, o), path.score)
+            logp = path.logp + math.log(score / (path.score + self.settings.smoothing))
+            kids.append(Path(score, logp, path.depth + 1, p, o, token, at, path))
+        return kids
+
+    def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int, enough: int) -> Arrays:
+        r = self.requests[slot]
+        prompt = r.prompt if self.settings.eliminate else self.shared
+        rows: list[tuple[Path, int]] = []
+        for q in range(min(len(r.context), self.settings.max_query_length), 0, -1):
+            if len(rows) >= min(enough, budget):
+                break
+            suffix = r.context[-q:]
+            p = prompt.locate(suffix) if sources & FROM_PROMPT else None
+            o = self.output.locate(suffix) if sources & FROM_OUTPUT else None
+            match = Path(self.score(p, o), 0.0, 0, p, o)
+            if mode == MODES["single"]:
+                while (
+                    len(rows) < budget and match.depth < depth and (kids := self.expand(match, len(rows) - 1))
+                ):
+                    match = min(kids)
+                    rows.append((match, match.at))
+                if rows:
+                    break
+            elif mode == MODES["parallel"]:
+                self.take_branches(match, budget, depth, rows)
+            else:
+                self.take_tree(match, budget, depth, rows)
+        return (
+            np.array([path.token for path, _ in rows], dtype=np.int32),
+            np.array([parent for _, parent in rows], dtype=np.int32),
+            np.array([path.logp for path, _ in rows], dtype=np.float32),
+            np.array(
+                [FROM_PROMPT * bool(path.p) + FROM_OUTPUT * bool(path.o) for path, _ in rows], dtype=np.uint8
+            ),
+        )
+
+    def take_tree(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> None:
+        known = {(parent, path.token): row for row, (path, parent) in enumerate(rows)}
+        heap = self.expand(match, NO_PARENT)
+        heapq.heapify(heap)
+        while heap and len(rows) < budget:
+            path = heapq.heappop(heap)
+            row = known.get((path.at, path.token))
+            if row is None:
+                row = len(rows)
+                rows.append((path, path.at))
+            if path.depth < depth:
+                for kid in self.expand(path, row):
+                    heapq.heappush(heap, kid)
+
+    def take_branches(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> None:
+        heap = self.expand(match, NO_PARENT)
+        heapq.heapify(heap)
+        while heap and len(rows) < budget:
+            path = heapq.heappop(heap)
+            while path.depth < depth and (kids := self.expand(path, NO_PARENT)):
+                best = min(kids)
+                for kid in kids:
+                    if kid is not best:
+                        heapq.heappush(heap, kid)
+                path = best
+            branch: list[Path] = []
+            step: Path | None = path
+            while step is not None and step.depth > 0:
+                branch.append(step)
+                step = step.up
+            branch = branch[::-1][: budget - len(rows)]
+            if not emitted_before(branch, rows):
+                first = len(rows)
+                rows += [(step, first + i - 1 if i else NO_PARENT) for i, step in enumerate(branch)]
+
+    @property
+    def nodes(self) -> int:
+        return self.output.live + self.shared.live + sum(r.prompt.live for r in self.requests.values())
+
+    @property
+    def nbytes(self) -> int:
+        return self.nodes * NODE_BYTES
+
+    def dump(self) -> Dump:
+        nodes = [node for node in self.output.nodes if node is not None]
+        return (
+            np.array([node.index for node in nodes], dtype=np.int32),
+            np.array([node.token for node in nodes], dtype=np.int32),
+            np.array([node.parent.index if node.parent else NO_PARENT for node in nodes], dtype=np.int32),
+            np.array([node.count for node in nodes], dtype=np.uint32),
+            np.array([node.stamp for node in nodes], dtype=np.uint32),
+            self.tick,
+        )
+
+    def restore(self, dump: Dump) -> None:
+        _, tokens, parents, counts, stamps, self.tick = dump
+        made: list[Node] = []
+        columns = (tokens.tolist(), parents.tolist(), counts.tolist(), stamps.tolist())
+        for token, parent, count, stamp in zip(*columns, strict=True):
+            node = self.output.add(None if parent < 0 else made[parent], token)
+            node.count, node.stamp = count, stamp
+            made.append(node)
+
+
+def emitted_before(branch: list[Path], rows: list[tuple[Path, int]]) -> bool:
+    """Is the branch the beginning of one that is already in the result?"""
+    tokens = [path.token for path in branch]
+    starts = [row for row, (_, parent) in enumerate(rows) if parent == NO_PARENT]
+    stops = [*starts[1:], len(rows)]
+    return any(
+        [path.token for path, _ in rows[start:stop]][: len(tokens)] == tokens
+        for start, stop in zip(starts, stops, strict=False)
+    )

@@ -1,0 +1,108 @@
+"""The C trie and its Python twin give the same drafts, to the last element, whatever is done to both.
+
+Small alphabets with a live token 0 and an end-of-sequence token inside make branches collide, and small capacities
+keep the clock hand busy, so that freed nodes are reused under open branches.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftree.drafting.lookahead import Trie
+from draftree.drafting.lookahead.c_trie import load_library
+
+try:
+    load_library()
+except OSError as error:
+    pytest.skip(f"the C twin is not built ({error}): python hatch_build.py", allow_module_level=True)
+
+EOS = 3
+TOKENS = st.lists(st.integers(0, 4), max_size=24)
+MODE = st.sampled_from(["hierarchical", "parallel", "single"])
+SOURCES = st.sampled_from(["prompt", "output", "mix"])
+REQUEST = st.integers(0, 2)
+STEP = st.one_of(
+    st.tuples(st.just("begin"), REQUEST, TOKENS),
+    st.tuples(st.just("extend"), REQUEST, TOKENS),
+    st.tuples(st.just("extend"), REQUEST, st.lists(st.integers(0, 2), max_size=6)),
+    st.tuples(st.just("retrieve"), REQUEST, st.integers(1, 20), st.integers(1, 7), MODE, SOURCES),
+    st.tuples(st.just("end"), REQUEST),
+    st.tuples(st.just("warm"), TOKENS),
+    st.tuples(st.sampled_from(["clear", "dump"])),
+)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "branch_length": st.integers(1, 6),
+        "decoding_length": st.integers(1, 6),
+        "max_query_length": st.integers(1, 8),
+        "prompt_weight": st.sampled_from([0.3, 1.0, 2.0, 7.5]),
+        "capacity": st.sampled_from([1, 2, 16]),
+        "max_nodes": st.sampled_from([1, 2, 17, 40, 100, 5000]),
+        "prune": st.booleans(),
+        "eliminate": st.booleans(),
+        "eos_token_ids": st.sampled_from([(), (EOS,), (EOS, 0)]),
+    }
+)
+
+
+def assert_same_dump(c: Trie, python: Trie) -> None:
+    for left, right in zip(c._backend.dump(), python._backend.dump(), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def check_tree(draft, budget, depth, mode, eos):
+    """What any draft promises: parents first, within budget and depth, nothing after an end, falling logp."""
+    n = len(draft.tokens)
+    assert n <= budget
+    level = np.zeros(n, int)
+    for row in range(n):
+        parent = draft.parents[row]
+        assert -1 <= parent < row
+        if parent >= 0:
+            level[row] = level[parent] + 1
+            assert draft.tokens[parent] not in eos
+            assert draft.logp[row] <= draft.logp[parent]
+    assert n == 0 or level.max() < depth
+    assert ((draft.source >= 1) & (draft.source <= 3)).all()
+    if mode == "single":
+        assert (draft.parents == np.arange(-1, n - 1)).all()
+    if mode == "hierarchical":
+        paths = set(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))
+        assert len(paths) == n
+    if mode == "parallel":
+        assert all(parent in (-1, row - 1) for row, parent in enumerate(draft.parents))
+
+
+@settings(max_examples=300, deadline=None)
+@given(options=OPTIONS, steps=st.lists(STEP, max_size=40), scan=st.sampled_from([1, 2, 256]))
+def test_twins_agree(options, steps, scan):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("draftree.drafting.lookahead.trie.SCAN", scan)
+        twins = [Trie(**options, backend=backend) for backend in ("c", "python")]
+    live: set[int] = set()
+    for name, *arguments in steps:
+        if name == "dump":
+            assert_same_dump(*twins)
+            continue
+        if name in ("extend", "retrieve", "end") and arguments[0] not in live:
+            continue
+        if name == "begin" and arguments[0] in live:
+            continue
+        if name == "retrieve":
+            request, budget, depth, mode, sources = arguments
+            drafts = [t.retrieve(request, budget, depth=depth, mode=mode, sources=sources) for t in twins]
+            for left, right in zip(*drafts, strict=True):
+                np.testing.assert_array_equal(left, right)
+            check_tree(
+                drafts[0], budget, min(depth, options["branch_length"]), mode, options["eos_token_ids"]
+            )
+            continue
+        for trie in twins:
+            getattr(trie, name)(*arguments)
+        if name == "begin":
+            live.add(arguments[0])
+        elif name == "end":
+            live.remove(arguments[0])
+        assert twins[0].nodes == twins[1].nodes
+    assert_same_dump(*twins)
