@@ -1,7 +1,9 @@
-"""Build hook: compiles the C twin of the Lookahead trie beside its source, for wheels and editable installs alike.
+"""Build hook: compiles the C twin of the Lookahead trie beside its source, for wheels and editable installs
+alike.
 
-The C file needs no Python headers, so the wheel is tagged `py3-none-<platform>`. Without a compiler the build goes on:
-the package is then pure Python and says at first use what it lacks. `python hatch_build.py` compiles in a checkout.
+The C file needs no Python headers, so the wheel is tagged `py3-none-<platform>`. Without a compiler the build
+goes on: the package is then pure Python and says at first use what it lacks. `python hatch_build.py` compiles
+in a checkout.
 """
 
 from __future__ import annotations

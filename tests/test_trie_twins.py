@@ -1,7 +1,7 @@
 """The C trie and its Python twin give the same drafts, to the last element, whatever is done to both.
 
-Small alphabets with a live token 0 and an end-of-sequence token inside make branches collide, and small capacities
-keep the clock hand busy, so that freed nodes are reused under open branches.
+Small alphabets with a live token 0 and an end-of-sequence token inside make branches collide, and small
+capacities keep the clock hand busy, so that freed nodes are reused under open branches.
 """
 
 import numpy as np
@@ -106,3 +106,27 @@ def test_twins_agree(options, steps, scan):
             live.remove(arguments[0])
         assert twins[0].nodes == twins[1].nodes
     assert_same_dump(*twins)
+
+
+@pytest.mark.parametrize("max_nodes", [3000, 2**20])
+def test_twins_agree_at_length(max_nodes):
+    """Long enough for the hash to grow many times, and at 3000 nodes for the hand to go round and round."""
+    rng = np.random.default_rng(max_nodes)
+    twins = [Trie(max_nodes=max_nodes, eos_token_ids=[EOS], backend=backend) for backend in ("c", "python")]
+    for request in range(12):
+        prompt = (rng.zipf(1.4, 150) % 90).tolist()
+        for trie in twins:
+            trie.begin(request, prompt)
+        for _ in range(20):
+            run = (rng.zipf(1.4, 5) % 90).tolist()
+            run = [token for token in run if token != EOS]
+            drafts = [trie.retrieve(request, 48) for trie in twins]
+            for left, right in zip(*drafts, strict=True):
+                np.testing.assert_array_equal(left, right)
+            for trie in twins:
+                trie.extend(request, run)
+        if request % 3:
+            for trie in twins:
+                trie.end(request)
+        assert_same_dump(*twins)
+    assert twins[0].nodes > 5000

@@ -1,6 +1,7 @@
 """What the two twins of the trie share: settings, constants and the shape of their answers.
 
-It lives apart so that neither twin imports the other, and so that the numbers handed through ctypes are named once.
+It lives apart so that neither twin imports the other, and so that the numbers handed through ctypes are named
+once.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@
 #define FREE (-2)         /* value of `parent` in a freed node */
 #define ONE_HIT 256u      /* counts are fixed point: halving stays exact, so both twins agree for ever */
 #define MAX_COUNT (1u << 31)
+#define EMPTY 0           /* slots hold node + 1, so that zeroed memory is an empty table */
+#define MOVED (-1)
+#define MIGRATE_STEPS 16
 #define HAND_STEPS 64     /* most nodes the hand visits for one new node: the bound on a stall */
 
 typedef struct {
@@ -25,10 +28,15 @@ typedef struct {
 } Node;
 
 typedef struct {
+    int32_t *slots; /* linear probing */
+    int64_t n;
+} Table;
+
+typedef struct {
     Node *nodes;
-    int32_t *slots; /* linear probing, NONE = empty */
+    Table table, old; /* old: the table before the last growth, while it is moved over bit by bit */
+    int64_t moved;
     int32_t size, top, live, keys, free_head, hand;
-    int64_t n_slots;
     int64_t max_nodes, per_key; /* per_key 0: only max_nodes bounds */
     int prune;
 } Forest;
@@ -37,65 +45,89 @@ typedef struct {
     int32_t node, depth;
 } Cursor;
 
-static int64_t slot_of(const Forest *f, int32_t parent, int32_t token) {
+static int64_t home_of(int64_t n_slots, int32_t parent, int32_t token) {
     uint64_t h = ((uint64_t)(uint32_t)parent << 32 | (uint32_t)token) * 0x9E3779B97F4A7C15ull;
     h = (h ^ (h >> 29)) * 0xBF58476D1CE4E5B9ull;
-    return (int64_t)(((h >> 32) * (uint64_t)f->n_slots) >> 32);
+    return (int64_t)(((h >> 32) * (uint64_t)n_slots) >> 32);
+}
+
+/* The slot that holds the child `token` of `parent`, or NONE. */
+static int64_t slot_find(const Forest *f, const Table *table, int32_t parent, int32_t token) {
+    if (!table->n) return NONE;
+    int64_t i = home_of(table->n, parent, token);
+    for (int32_t held; (held = table->slots[i]) != EMPTY;) {
+        if (held != MOVED && f->nodes[held - 1].parent == parent && f->nodes[held - 1].token == token) return i;
+        if (++i == table->n) i = 0;
+    }
+    return NONE;
 }
 
 static void slot_put(Forest *f, int32_t k) {
-    int64_t i = slot_of(f, f->nodes[k].parent, f->nodes[k].token);
-    while (f->slots[i] != NONE)
-        if (++i == f->n_slots) i = 0;
-    f->slots[i] = k;
+    Table *table = &f->table;
+    int64_t i = home_of(table->n, f->nodes[k].parent, f->nodes[k].token);
+    while (table->slots[i] != EMPTY)
+        if (++i == table->n) i = 0;
+    table->slots[i] = k + 1;
 }
 
-/* Backward shift: no tombstones, so a forest that turns over for ever keeps its probe lengths. */
 static void slot_drop(Forest *f, int32_t k) {
-    int64_t n = f->n_slots, i = slot_of(f, f->nodes[k].parent, f->nodes[k].token), j;
-    while (f->slots[i] != k)
-        if (++i == n) i = 0;
-    for (j = i;;) {
+    Table *table = &f->table;
+    int64_t n = table->n, i = slot_find(f, table, f->nodes[k].parent, f->nodes[k].token), j = i;
+    if (i == NONE) { /* it has not moved house yet; the old table is thrown away soon, so a mark will do */
+        f->old.slots[slot_find(f, &f->old, f->nodes[k].parent, f->nodes[k].token)] = MOVED;
+        return;
+    }
+    /* Backward shift: no tombstones, so a forest that turns over for ever keeps its probe lengths. */
+    for (;;) {
         if (++j == n) j = 0;
-        int32_t other = f->slots[j];
-        if (other == NONE) break;
-        int64_t home = slot_of(f, f->nodes[other].parent, f->nodes[other].token);
+        int32_t held = table->slots[j];
+        if (held == EMPTY) break;
+        int64_t home = home_of(n, f->nodes[held - 1].parent, f->nodes[held - 1].token);
         int64_t from_home = j >= home ? j - home : j - home + n, from_hole = j >= i ? j - i : j - i + n;
         if (from_home >= from_hole) {
-            f->slots[i] = other;
+            table->slots[i] = held;
             i = j;
         }
     }
-    f->slots[i] = NONE;
+    table->slots[i] = EMPTY;
 }
 
 static int32_t forest_find(const Forest *f, int32_t parent, int32_t token) {
-    if (!f->live) return NONE;
-    int64_t i = slot_of(f, parent, token);
-    int32_t k;
-    while ((k = f->slots[i]) != NONE) {
-        if (f->nodes[k].parent == parent && f->nodes[k].token == token) return k;
-        if (++i == f->n_slots) i = 0;
+    int64_t i = slot_find(f, &f->table, parent, token);
+    if (i != NONE) return f->table.slots[i] - 1;
+    i = slot_find(f, &f->old, parent, token);
+    return i != NONE ? f->old.slots[i] - 1 : NONE;
+}
+
+/* Moves some of the old table into the new one; all of it at once would stop the caller for milliseconds. */
+static void forest_migrate(Forest *f, int64_t steps) {
+    for (; f->old.n && steps > 0; steps--) {
+        int32_t held = f->old.slots[f->moved];
+        if (held != EMPTY && held != MOVED) {
+            f->old.slots[f->moved] = MOVED; /* EMPTY stays: look-ups stop there */
+            slot_put(f, held - 1);
+        }
+        if (++f->moved == f->old.n) {
+            free(f->old.slots);
+            f->old = (Table){NULL, 0};
+        }
     }
-    return NONE;
 }
 
 static int forest_resize(Forest *f, int64_t size) {
     if (size > f->max_nodes) size = f->max_nodes;
     if (size <= f->size) return 0;
-    int64_t n_slots = size + size / 2 + 2;
+    forest_migrate(f, f->old.n);
     Node *nodes = realloc(f->nodes, (size_t)size * sizeof(Node));
     if (!nodes) return 0;
     f->nodes = nodes;
-    int32_t *slots = malloc((size_t)n_slots * sizeof(int32_t));
-    if (!slots) return 0;
-    memset(slots, 0xff, (size_t)n_slots * sizeof(int32_t));
-    free(f->slots);
-    f->slots = slots;
-    f->n_slots = n_slots;
+    Table table = {NULL, size + size / 2 + 2};
+    table.slots = calloc((size_t)table.n, sizeof(int32_t));
+    if (!table.slots) return 0;
+    f->old = f->table;
+    f->moved = 0;
+    f->table = table;
     f->size = (int32_t)size;
-    for (int32_t k = 0; k < f->top; k++)
-        if (nodes[k].parent != FREE) slot_put(f, k);
     return 1;
 }
 
@@ -109,12 +141,13 @@ static void forest_init(Forest *f, int64_t max_nodes, int64_t per_key, int prune
 
 static void forest_drop(Forest *f) {
     free(f->nodes);
-    free(f->slots);
+    free(f->table.slots);
+    free(f->old.slots);
     forest_init(f, f->max_nodes, f->per_key, f->prune);
 }
 
 static int64_t forest_bytes(const Forest *f) {
-    return (int64_t)f->size * (int64_t)sizeof(Node) + f->n_slots * (int64_t)sizeof(int32_t);
+    return (int64_t)f->size * (int64_t)sizeof(Node) + (f->table.n + f->old.n) * (int64_t)sizeof(int32_t);
 }
 
 static void unlink_sibling(Forest *f, int32_t k) {
@@ -188,6 +221,7 @@ static int32_t forest_add(Forest *f, int32_t parent, int32_t token) {
         f->keys++;
     f->live++;
     slot_put(f, k);
+    forest_migrate(f, MIGRATE_STEPS);
     return k;
 }
 

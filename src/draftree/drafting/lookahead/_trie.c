@@ -211,9 +211,9 @@ static int reserve(Paths *paths) {
 /* The total order of drafts; two different paths never tie, because a tick touches one node per depth. */
 static int better(const Path *a, const Path *b) {
     if (a->score != b->score) return a->score > b->score;
+    if (a->depth != b->depth) return a->depth < b->depth;
     if (a->o_stamp != b->o_stamp) return a->o_stamp > b->o_stamp;
     if (a->p_stamp != b->p_stamp) return a->p_stamp > b->p_stamp;
-    if (a->depth != b->depth) return a->depth < b->depth;
     return a->token < b->token;
 }
 
@@ -301,19 +301,24 @@ static int32_t best_kid(const Trie *t) {
     return best;
 }
 
-static void take_tree(Trie *t, const Forest *pf, int32_t depth, Draft *d) {
-    int32_t before = d->n; /* rows that longer prefixes found: they stay, and stay ahead */
-    while (t->heap.n && d->n < d->budget) {
+/* Both takers say how many nodes of the match they saw. */
+static int32_t take_tree(Trie *t, const Forest *pf, int32_t depth, Draft *d) {
+    int32_t seen = 0, before = d->n; /* rows that longer prefixes found: they stay, and stay ahead */
+    for (; t->heap.n && d->n < d->budget; seen++) {
         Path path = heap_pop(&t->heap);
         int32_t row = row_of(d, path.at, path.token, before);
-        if (row == NONE) row = emit(d, &path, path.at);
+        if (row == NONE)
+            row = emit(d, &path, path.at);
+        else
+            path.logp = d->logp[row];
         if (path.depth == depth) continue;
         expand(t, &path, pf, row);
         push_kids(t, NONE);
     }
+    return seen;
 }
 
-/* Is the branch `rows` deep at the end of t->trail the beginning of a branch that was emitted? */
+/* Is this branch the beginning of one that was emitted? */
 static int already_emitted(const Draft *d, const Path *const *branch, int32_t length) {
     for (int32_t start = 0, next; start < d->n; start = next) {
         int32_t same = 0;
@@ -325,12 +330,12 @@ static int already_emitted(const Draft *d, const Path *const *branch, int32_t le
 }
 
 /* Whole branches, best first: the best open path, followed down its best children. */
-static void take_branches(Trie *t, const Forest *pf, int32_t depth, Draft *d, const Path **branch) {
+static int32_t take_branches(Trie *t, const Forest *pf, int32_t depth, Draft *d, const Path **branch) {
     t->trail.n = 0;
     while (t->heap.n && d->n < d->budget) {
         Path path = heap_pop(&t->heap);
         for (;;) {
-            if (!reserve(&t->trail)) return;
+            if (!reserve(&t->trail)) return t->trail.n;
             int32_t at = t->trail.n++;
             t->trail.items[at] = path;
             if (path.depth == depth) break;
@@ -347,6 +352,7 @@ static void take_branches(Trie *t, const Forest *pf, int32_t depth, Draft *d, co
         if (already_emitted(d, branch, length)) continue;
         for (int32_t i = 0; i < length; i++) emit(d, branch[i], i ? d->n - 1 : NONE);
     }
+    return t->trail.n;
 }
 
 static int32_t locate(const Forest *f, const int32_t *suffix, int32_t n) {
@@ -364,16 +370,19 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
     Draft d = {tokens, parents, logp, source, 0, budget};
     const Path **branch = malloc((size_t)(depth + 1) * sizeof(Path *));
     if (!branch) return 0;
+    double escape = 0; /* log-probability that no longer suffix knew the next token, as in PPM */
     int32_t q = r->n_context < t->max_query ? r->n_context : t->max_query;
-    for (; q > 0 && d.n < enough && d.n < budget; q--) {
+    for (int32_t seen = 0; q > 0 && seen < enough && d.n < budget; q--) {
         const int32_t *suffix = r->context + r->n_context - q;
-        Path match = {0, 0, 0, 0, 0, 0, NONE, NONE, NONE};
+        Path match = {0, escape, 0, 0, 0, 0, NONE, NONE, NONE};
         if (sources & FROM_PROMPT) match.p = locate(pf, suffix, q);
         if (sources & FROM_OUTPUT) match.o = locate(&t->output, suffix, q);
         if (match.p != NONE) match.score += t->prompt_weight * (pf->nodes[match.p].count / (double)ONE_HIT);
         if (match.o != NONE) match.score += t->output.nodes[match.o].count / (double)ONE_HIT;
         t->heap.n = 0;
         expand(t, &match, pf, NONE);
+        if (!t->kids.n) continue;
+        escape += log(t->smoothing / (match.score + t->smoothing));
         if (mode == SINGLE) {
             int32_t best;
             while ((best = best_kid(t)) != NONE) {
@@ -382,14 +391,13 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
                 if (path.depth == depth || d.n == budget) break;
                 expand(t, &path, pf, row);
             }
-            if (d.n) break;
-            continue;
+            break;
         }
         push_kids(t, NONE);
         if (mode == PARALLEL)
-            take_branches(t, pf, depth, &d, branch);
+            seen = take_branches(t, pf, depth, &d, branch);
         else
-            take_tree(t, pf, depth, &d);
+            seen = take_tree(t, pf, depth, &d);
     }
     free(branch);
     return d.n;

@@ -1,7 +1,7 @@
 """The C twin of the Lookahead trie, loaded through ctypes.
 
-`_trie.so` is built from `_trie.c` by the build hook (hatch_build.py). It uses nothing of Python's C interface, so one
-binary serves every Python version; the price is about a microsecond a call.
+`_trie.so` is built from `_trie.c` by the build hook (hatch_build.py). It uses nothing of Python's C
+interface, so one binary serves every Python version; the price is about a microsecond a call.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Python twin of the Lookahead trie: dicts and a heap, written to be read.
 
-It is the fallback where no C compiler was found, and the oracle of `_trie.c`: under any sequence of calls both give
-the same drafts to the last element (tests/test_trie_twins.py). A change here is a change there. The rules of the
-store and of retrieval are told in `trie.py`.
+It is the fallback where no C compiler was found, and the oracle of `_trie.c`: under any sequence of calls
+both give the same drafts to the last element (tests/test_trie_twins.py). A change here is a change there. The
+rules of the store and of retrieval are told in `trie.py`.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Path:
     def rank(self) -> tuple[float, int, int, int, int]:
         o_stamp = self.o.stamp if self.o else 0
         p_stamp = self.p.stamp if self.p else 0
-        return (-self.score, -o_stamp, -p_stamp, self.depth, self.token)
+        return (-self.score, self.depth, -o_stamp, -p_stamp, self.token)
 
     def __lt__(self, other: Path) -> bool:
         return self.rank() < other.rank()
@@ -259,25 +259,29 @@ class PythonTrie:
         r = self.requests[slot]
         prompt = r.prompt if self.settings.eliminate else self.shared
         rows: list[tuple[Path, int]] = []
+        seen = 0
+        escape = 0.0  # log-probability that no longer suffix knew the next token, as in PPM
         for q in range(min(len(r.context), self.settings.max_query_length), 0, -1):
-            if len(rows) >= min(enough, budget):
+            if seen >= enough or len(rows) >= budget:
                 break
             suffix = r.context[-q:]
             p = prompt.locate(suffix) if sources & FROM_PROMPT else None
             o = self.output.locate(suffix) if sources & FROM_OUTPUT else None
-            match = Path(self.score(p, o), 0.0, 0, p, o)
+            match = Path(self.score(p, o), escape, 0, p, o)
+            if not any(node and node.children for node in (p, o)):
+                continue
+            escape += math.log(self.settings.smoothing / (match.score + self.settings.smoothing))
             if mode == MODES["single"]:
                 while (
                     len(rows) < budget and match.depth < depth and (kids := self.expand(match, len(rows) - 1))
                 ):
                     match = min(kids)
                     rows.append((match, match.at))
-                if rows:
-                    break
+                break
             elif mode == MODES["parallel"]:
-                self.take_branches(match, budget, depth, rows)
+                seen = self.take_branches(match, budget, depth, rows)
             else:
-                self.take_tree(match, budget, depth, rows)
+                seen = self.take_tree(match, budget, depth, rows)
         return (
             np.array([path.token for path, _ in rows], dtype=np.int32),
             np.array([parent for _, parent in rows], dtype=np.int32),
@@ -287,31 +291,41 @@ class PythonTrie:
             ),
         )
 
-    def take_tree(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> None:
+    def take_tree(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> int:
+        """Adds the best paths below the match; how many nodes of it were seen."""
+        seen = 0
         known = {(parent, path.token): row for row, (path, parent) in enumerate(rows)}
         heap = self.expand(match, NO_PARENT)
         heapq.heapify(heap)
         while heap and len(rows) < budget:
             path = heapq.heappop(heap)
+            seen += 1
             row = known.get((path.at, path.token))
             if row is None:
                 row = len(rows)
                 rows.append((path, path.at))
+            else:
+                path.logp = float(np.float32(rows[row][0].logp))
             if path.depth < depth:
                 for kid in self.expand(path, row):
                     heapq.heappush(heap, kid)
+        return seen
 
-    def take_branches(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> None:
+    def take_branches(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> int:
+        """Adds whole branches, best first, each followed down its best children."""
+        seen = 0
         heap = self.expand(match, NO_PARENT)
         heapq.heapify(heap)
         while heap and len(rows) < budget:
             path = heapq.heappop(heap)
+            seen += 1
             while path.depth < depth and (kids := self.expand(path, NO_PARENT)):
                 best = min(kids)
                 for kid in kids:
                     if kid is not best:
                         heapq.heappush(heap, kid)
                 path = best
+                seen += 1
             branch: list[Path] = []
             step: Path | None = path
             while step is not None and step.depth > 0:
@@ -321,6 +335,7 @@ class PythonTrie:
             if not emitted_before(branch, rows):
                 first = len(rows)
                 rows += [(step, first + i - 1 if i else NO_PARENT) for i, step in enumerate(branch)]
+        return seen
 
     @property
     def nodes(self) -> int:

@@ -1,20 +1,21 @@
 """The trie of Lookahead (section 4.3 of the paper): what was said before, kept to guess what is said next.
 
-Every position of a text is a *key*; its *branch* is the key and the `branch_length` tokens that follow, and each node
-on it counts one hit. Two kinds of forest hold branches. The *output* forest is shared by all requests and lives on;
-generated tokens enter it as they come. A *prompt* forest belongs to one request and is dropped whole when the request
-ends (branch eliminating). Retrieval looks both up at once.
+Every position of a text is a *key*; its *branch* is the key and the `branch_length` tokens that follow, and
+each node on it counts one hit. Two kinds of forest hold branches. The *output* forest is shared by all
+requests and lives on; generated tokens enter it as they come. A *prompt* forest belongs to one request and is
+dropped whole when the request ends (branch eliminating). Retrieval looks both up at once.
 
-How a forest is bounded (node pruning). When it holds `capacity * decoding_length` nodes per live key, or `max_nodes`,
-a clock hand moves over the nodes before one more is stored: it halves the counts it passes and frees leaves that fall
-under one hit, at most 64 nodes for each new one, so there is no stall and memory stays put. A node that an open
-branch stands on is never freed. If the hand finds nothing in its 64 steps the new node is refused: that one branch
-ends there. With `prune=False` only `max_nodes` bounds and new nodes are refused from then on.
+How a forest is bounded (node pruning). When it holds `capacity * decoding_length` nodes per live key, or
+`max_nodes`, a clock hand moves over the nodes before one more is stored: it halves the counts it passes and
+frees leaves that fall under one hit, at most 64 nodes for each new one, so there is no stall and memory stays
+put. A node that an open branch stands on is never freed. If the hand finds nothing in its 64 steps the new
+node is refused: that one branch ends there. With `prune=False` only `max_nodes` bounds and new nodes are
+refused from then on.
 
-How a draft is made (multi-stage retrieval). The longest suffix of the context is looked up in both forests; the paths
-below it are taken best first by hits (prompt hits times `prompt_weight`), newest first among equals. While fewer than
-`branch_length` nodes were found the suffix is shortened, and what it adds comes after. Of a very wide node only the
-`SCAN` most recently touched children are looked at.
+How a draft is made (multi-stage retrieval). The longest suffix of the context is looked up in both forests;
+the paths below it are taken best first by hits (prompt hits times `prompt_weight`), newest first among
+equals. While fewer than `branch_length` nodes were found the suffix is shortened, and what it adds comes
+after. Of a very wide node only the `SCAN` most recently touched children are looked at.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Trie:
     prompt_weight: hits that one prompt hit is worth (the paper's branch weighting).
     capacity: nodes per live key, in units of `decoding_length` (paper, table 4: 16).
     max_nodes: absolute bound of a forest; 38 bytes a node in the C twin once it is full.
-    prune, eliminate: the paper's table 3 switches; without eliminating, all prompts share a forest that stays.
+    prune, eliminate: the paper's table 3 switches; without eliminating, prompts share a forest that stays.
     eos_token_ids: a branch ends with the first of these; none starts with one.
     backend: "c", "python", or "auto": C where it was built, Python with one warning elsewhere.
 
@@ -140,13 +141,11 @@ class Trie:
         tokens = _checked(prompt, "prompt")
         with self._lock:
             if request in self._slots:
-                raise ValueError(
-                    f"request {request} has begun already: end it first or choose another number."
-                )
+                raise ValueError(f"request {request} has begun already: end it first or number it otherwise.")
             self._slots[request] = self._backend.begin(tokens)
 
     def extend(self, request: int, tokens: Sequence[int]) -> None:
-        """Tokens were committed: they enter the output forest on the fly, stitched to the prompt's last branches.
+        """Tokens were committed: they enter the output forest at once, stitched to the prompt's last branches.
 
         After an end-of-sequence token nothing more of this request is stored; its context still moves on.
         """
@@ -183,7 +182,7 @@ class Trie:
         return Draft(*arrays)
 
     def end(self, request: int) -> None:
-        """The request is over: its prompt's branches go at once, those of its output stay (branch eliminating)."""
+        """The request is over: its prompt's branches go, its output's stay (branch eliminating)."""
         with self._lock:
             self._backend.end(self._slot(request))
             del self._slots[request]
@@ -242,9 +241,7 @@ class Trie:
         try:
             return self._slots[request]
         except KeyError:
-            raise ValueError(
-                f"request {request} is not live here: call begin({request}, prompt) first."
-            ) from None
+            raise ValueError(f"request {request} is not live: call begin({request}, prompt) first.") from None
 
 
 def _make(settings: Settings, backend: str) -> Backend:

@@ -1,8 +1,8 @@
 """The file of a saved trie: flat, versioned, little-endian, checked; never a pickle.
 
-Layout: magic, format version (uint32), header length (uint32), JSON header (tokenizer fingerprint, options, number of
-nodes, clock), four columns (token, parent, count, stamp), SHA-256 of all before it. Parents stand before their
-children and siblings oldest first, so a reader only appends.
+Layout: magic, format version (uint32), header length (uint32), JSON header (tokenizer fingerprint, options,
+number of nodes, clock), four columns (token, parent, count, stamp), SHA-256 of all before it. Parents stand
+before their children and siblings oldest first, so a reader only appends.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def write(
     path: str | os.PathLike[str], tokenizer_fingerprint: str, options: dict[str, Any], dump: Dump
 ) -> None:
     """Writes beside `path` and renames, so a reader sees the old file or the whole new one."""
-    *columns, tick = dump
-    columns = _in_file_order(*columns)
+    at, *rest, tick = dump
+    columns = _in_file_order(at, *rest)
     header = {"tokenizer": tokenizer_fingerprint, "options": options, "nodes": len(columns[0]), "tick": tick}
     text = json.dumps(header).encode()
     body = _START.pack(MAGIC, VERSION, len(text)) + text
@@ -68,7 +68,7 @@ def read(path: str | os.PathLike[str], tokenizer_fingerprint: str) -> tuple[dict
     header = json.loads(body[_START.size : _START.size + header_length])
     if header["tokenizer"] != tokenizer_fingerprint:
         raise ValueError(
-            f"{path} was saved with another tokenizer ({header['tokenizer']!r}, not {tokenizer_fingerprint!r}): "
+            f"{path} was saved with tokenizer {header['tokenizer']!r}, not {tokenizer_fingerprint!r}: "
             "load it with that one or start a new trie."
         )
     offset, n = _START.size + header_length, header["nodes"]
