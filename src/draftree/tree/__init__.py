@@ -1,0 +1,5 @@
+"""Floor 0: the token tree, which every other room speaks and which knows none of them."""
+
+from draftree.tree.token_tree import TokenTree
+
+__all__ = ["TokenTree"]

@@ -1,0 +1,150 @@
+"""Trees from trees: the union of several drafters' guesses, the best n nodes, what a pruner leaves.
+
+`best` and `prune` stay on the device and use the ancestor mask; `merge` runs on the host, where
+drafters that propose explicit trees build them, and names equal paths by prefix doubling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.tree.builders import NOTHING, Fields, per_request, real_mask
+from draftree.tree.structure import Structure, structure_of
+
+if TYPE_CHECKING:
+    from draftree.tree.token_tree import TokenTree
+
+
+def merge(trees: Sequence[TokenTree], weights: Sequence[float] | None) -> Fields:
+    first = trees[0]
+    if any(tree.batch != first.batch or tree.device != first.device for tree in trees):
+        raise ValueError("Trees to merge must have one batch size and lie on one device.")
+    if weights is not None and (len(weights) != len(trees) or not all(w > 0 for w in weights)):
+        raise ValueError(f"weights must hold one number > 0 for each of the {len(trees)} trees.")
+    starts = np.cumsum([0, *(tree.width for tree in trees)])
+    tokens, logp, source = (
+        np.concatenate([getattr(tree, name).cpu().numpy() for tree in trees], 1)
+        for name in ("tokens", "logp", "source")
+    )
+    if (tokens[:, starts[:-1]] != tokens[:, :1]).any():
+        raise ValueError("Trees to merge must have the same root tokens: draft them for the same requests.")
+    if weights is not None:
+        shift = np.repeat(np.log(weights), [tree.width for tree in trees]).astype(np.float32)
+        shift[starts[:-1]] = 0.0
+        logp = np.minimum(logp + shift, 0.0)
+    total = tokens.size
+    row = np.arange(0, total, starts[-1])[:, None]
+    parents, kept = np.full(tokens.shape, -1), np.zeros(tokens.shape, dtype=bool)
+    for tree, start, stop in zip(trees, starts, starts[1:], strict=False):
+        above = tree.parents.cpu().numpy()
+        np.copyto(parents[:, start:stop], above + start + row, where=above >= 0)
+        kept[:, start:stop] = np.arange(tree.width) < np.array(tree.sizes)[:, None]
+    alive = np.flatnonzero(kept)
+    names = _path_names(tokens, parents)[alive]
+    _, seen_at, group = np.unique(names, return_index=True, return_inverse=True)
+    # Groups in order of first appearance: a parent's first appearance precedes each of its children's.
+    order = np.argsort(seen_at)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    group = place[group]
+    firsts = alive[seen_at[order]]
+    request = firsts // starts[-1]
+    counts = np.bincount(request, minlength=first.batch)
+    column = np.arange(len(firsts)) - (np.cumsum(counts) - counts)[request]
+    scores = np.full(len(firsts), NOTHING, dtype=np.float32)
+    np.maximum.at(scores, group, logp.reshape(-1)[alive])
+    masks = np.zeros(len(firsts), dtype=np.int64)
+    np.bitwise_or.at(masks, group, source.reshape(-1)[alive])
+    new_id = np.full(total + 1, -1)
+    new_id[alive] = column[group]
+    shape = (first.batch, int(counts.max(initial=1)))
+    out = (np.zeros(shape, np.int64), np.full(shape, -1), np.full(shape, NOTHING, np.float32), np.zeros(shape, np.int64))
+    values = (tokens.reshape(-1)[firsts], new_id[parents.reshape(-1)[firsts]], scores, masks)
+    for array, value in zip(out, values, strict=True):
+        array[request, column] = value
+    sizes = tuple(counts.tolist())
+    a, b, c, d = (torch.from_numpy(array) for array in out)
+    if first.device.type == "cpu":
+        return a, b, c, d, sizes, None
+    moved = (t.to(first.device) for t in (a, b, c, d))
+    return (*moved, sizes, structure_of(b, first.device))  # type: ignore[return-value]
+
+
+def _path_names(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+    """A number for each node of [B, N], equal for two nodes exactly when their request and path are.
+
+    After round k a node's name stands for the last 2^k tokens of its path, so pairs of names are all that
+    is compared (prefix doubling, as for suffix arrays). parents: flat ids, -1 above a root.
+    """
+    total = tokens.size
+    jump = np.append(parents.reshape(-1), -1)
+    jump[jump < 0] = total
+    names = np.unique(tokens, return_inverse=True)[1].reshape(tokens.shape)
+    # Roots are told apart by request, which keeps equal paths of two requests apart all the way down.
+    names = np.where(parents < 0, total + np.arange(len(tokens))[:, None], names)
+    names = np.append(names.reshape(-1), 2 * total)
+    while jump.min() != total:
+        names = np.unique(names * (2 * total + 1) + names[jump], return_inverse=True)[1].reshape(-1)
+        jump = jump[jump]
+    return names[:total]
+
+
+def best(tree: TokenTree, n: int | Sequence[int]) -> Fields:
+    limits = per_request(n, tree.batch, "n")
+    sizes = tuple(min(limit + 1, size) for limit, size in zip(limits, tree.sizes, strict=True))
+    structure = tree.structure
+    capped = tree.logp[:, None, :].masked_fill(~structure.ancestors, float("inf")).amin(-1)
+    # Stable, so that a parent precedes a child that ties with it, and real nodes precede padding.
+    order = capped.sort(dim=1, descending=True, stable=True).indices
+    keep = torch.zeros_like(structure.depth, dtype=torch.bool)
+    keep.scatter_(1, order, real_mask(sizes, tree.width, tree.device))
+    fields, _ = _compact(tree, capped, keep, sizes, None)
+    return fields
+
+
+def prune(tree: TokenTree, keep: Tensor) -> tuple[Fields, Tensor]:
+    if keep.shape != tree.tokens.shape:
+        raise ValueError(f"keep {list(keep.shape)} must have the shape of the tree {list(tree.tokens.shape)}.")
+    structure = tree.structure
+    dropped = ~keep
+    dropped[:, 0] = False
+    keep = ~(structure.ancestors & dropped[:, None, :]).any(-1) & tree.real
+    # Sizes and height in one copy: the only synchronisation.
+    counts, heights = torch.stack([keep.sum(1), (structure.depth * keep).amax(1)]).tolist()
+    return _compact(tree, tree.logp, keep, tuple(counts), max(heights, default=0))
+
+
+def _compact(
+    tree: TokenTree, logp: Tensor, keep: Tensor, sizes: tuple[int, ...], height: int | None
+) -> tuple[Fields, Tensor]:
+    """The nodes of `keep`, closed upwards, in their order; `sizes` are its row sums."""
+    width = max(sizes, default=1)
+    place = keep.cumsum(1) - 1
+    ids = torch.arange(tree.width, device=tree.device).expand(tree.batch, -1)
+    index = torch.full((tree.batch, width + 1), -1, dtype=torch.long, device=tree.device)
+    index.scatter_(1, torch.where(keep, place, width), ids)
+    index = index[:, :width]
+    gap = index < 0
+    old = index.clamp(min=0)
+    parents = place.gather(1, tree.parents.gather(1, old).clamp(min=0))
+    parents.masked_fill_(gap, -1)
+    parents[:, 0] = -1
+    fields = (
+        tree.tokens.gather(1, old).masked_fill_(gap, 0),
+        parents,
+        logp.gather(1, old).masked_fill_(gap, NOTHING),
+        tree.source.gather(1, old).masked_fill_(gap, 0),
+        sizes,
+    )
+    structure = None
+    if tree.device.type != "cpu" and height is not None:
+        rows = torch.arange(tree.batch, device=tree.device)[:, None, None]
+        seen = tree.ancestors[rows, old[:, :, None], old[:, None, :]] & ~(gap[:, :, None] | gap[:, None, :])
+        seen |= torch.eye(width, dtype=torch.bool, device=tree.device)
+        structure = Structure(tree.depth.gather(1, old).masked_fill_(gap, 0), seen, height)
+    return (*fields, structure), index

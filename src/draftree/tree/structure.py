@@ -1,0 +1,131 @@
+"""Who sees whom in a batch of trees: depths and ancestor masks, from the parent array alone.
+
+Both come from pointer jumping (each round doubles how far up a node has looked), so the cost is a few
+array operations per doubling of the depth and never a loop over nodes. Decoding asks for the same few
+shapes over and over (chains, static trees, small trie answers), so what was worked out on the host is
+kept in a bounded cache under the bytes of the parent array, copies on other devices included.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CACHE_BYTES = 64 * 2**20
+
+
+class Structure(NamedTuple):
+    """Shared between trees of equal shape, hence read-only.
+
+    depth: LongTensor [B, N]; ancestors: BoolTensor [B, N, N]; height: the largest depth, or None where
+    knowing it would cost a device synchronisation.
+    """
+
+    depth: Tensor
+    ancestors: Tensor
+    height: int | None
+
+
+class _Cache:
+    """Least recently used structures, bounded by the bytes of keys and masks; safe under threads."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self.entries: OrderedDict[tuple, tuple[Structure, int]] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def get(self, key: tuple) -> Structure | None:
+        with self.lock:
+            entry = self.entries.get(key)
+            if entry is None:
+                return None
+            self.entries.move_to_end(key)
+            return entry[0]
+
+    def put(self, key: tuple, value: Structure) -> None:
+        # The fixed part stands for the Python objects around a small entry.
+        cost = 1024 + len(key[1]) + value.ancestors.nbytes + value.depth.nbytes
+        if cost > self.capacity // 8:
+            return
+        with self.lock:
+            if key in self.entries:
+                return
+            self.entries[key] = (value, cost)
+            self.used += cost
+            while self.used > self.capacity:
+                _, (_, freed) = self.entries.popitem(last=False)
+                self.used -= freed
+
+
+_cache = _Cache(CACHE_BYTES)
+
+
+def structure_of(parents: Tensor, device: torch.device | None = None) -> Structure:
+    """The structure of `parents` (LongTensor [B, N], -1 for roots and padding) on `device` (default: its own).
+
+    Parents in host memory go through the cache; parents on another device are worked out there, without
+    a synchronisation.
+    """
+    if not parents.is_cpu:
+        found = on_device(parents)
+        return found if device is None else _moved(found, device)
+    array = parents.numpy()
+    # Batch and width are part of the key: one byte string can be cut into rows in several ways.
+    shape_and_bytes = (array.shape, array.tobytes())
+    key = (*shape_and_bytes, device if device is not None and device.type != "cpu" else None)
+    hit = _cache.get(key)
+    if hit is not None:
+        return hit
+    if key[2] is None:
+        found = on_host(array)
+    else:
+        found = _moved(structure_of(parents), key[2])
+    _cache.put(key, found)
+    return found
+
+
+def on_host(parents: np.ndarray) -> Structure:
+    """Pointer jumping in numpy, where an operation on a small array costs a third of torch's."""
+    batch, width = parents.shape
+    total = batch * width
+    # One flat forest with a sink at the end: everything above a root is the sink, which sees nothing.
+    jump = np.full(total + 1, total)
+    rows = jump[:total].reshape(batch, width)
+    np.copyto(rows, parents + np.arange(0, total, width)[:, None], where=parents >= 0)
+    seen = np.zeros((total + 1, width), dtype=bool)
+    seen[:total].reshape(batch, width * width)[:, :: width + 1] = True
+    while jump.min() != total:
+        seen |= seen[jump]
+        jump = jump[jump]
+    depth = seen[:total].sum(1) - 1
+    return Structure(
+        torch.from_numpy(depth.reshape(batch, width)),
+        torch.from_numpy(seen[:total].reshape(batch, width, width)),
+        int(depth.max(initial=0)),
+    )
+
+
+def on_device(parents: Tensor) -> Structure:
+    """Pointer jumping in torch: as many rounds as the width could need, so that nothing is read back."""
+    batch, width = parents.shape
+    total = batch * width
+    offset = torch.arange(0, total, max(width, 1), device=parents.device)[:, None]
+    jump = torch.full((total + 1,), total, dtype=torch.long, device=parents.device)
+    jump[:total] = torch.where(parents >= 0, parents + offset, total).reshape(-1)
+    seen = torch.zeros(total + 1, width, dtype=torch.bool, device=parents.device)
+    seen[:total] = torch.eye(width, dtype=torch.bool, device=parents.device).repeat(batch, 1)
+    for _ in range(max(width - 1, 0).bit_length()):
+        seen = seen | seen[jump]
+        jump = jump[jump]
+    ancestors = seen[:total].reshape(batch, width, width)
+    return Structure(ancestors.sum(-1) - 1, ancestors, None)
+
+
+def _moved(structure: Structure, device: torch.device) -> Structure:
+    return Structure(structure.depth.to(device), structure.ancestors.to(device), structure.height)

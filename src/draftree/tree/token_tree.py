@@ -1,0 +1,255 @@
+"""The token tree: the guesses of one step for a batch of requests, as flat arrays.
+
+Node 0 of each tree is the root, the newest certain token, which is not yet in the KV cache; every other
+node is a guess at the token after its parent. Parents come before their children, so one array of
+parents is the whole shape, and drafters, masks and acceptance rules work on it without walking nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from draftree.tree import algebra, builders, walks
+from draftree.tree.builders import Choices
+from draftree.tree.structure import Structure, structure_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTree:
+    """B trees of up to N nodes, padded; immutable, all tensors on one device.
+
+    tokens: LongTensor [B, N], token ids (0 in padding).
+    parents: LongTensor [B, N], `parents[b, i] < i`; -1 for the root and in padding.
+    logp: FloatTensor [B, N], natural log-probability of the path root..node (0.0 root, -inf padding).
+    source: LongTensor [B, N], bit mask of the drafters that proposed the node (0 for root and padding).
+    sizes: real nodes of each tree, root included, on the host; nodes >= sizes[b] are padding.
+
+    The plain constructor trusts its arguments; use the builders below. Siblings with the same token are
+    legal (unshared branches of a trie), but only `from_arrays` makes them.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    logp: Tensor
+    source: Tensor
+    sizes: tuple[int, ...]
+    _structure: Structure | None = field(default=None, repr=False)
+
+    # ---- shape
+
+    @property
+    def batch(self) -> int:
+        """B, the number of trees."""
+        return len(self.sizes)
+
+    @property
+    def width(self) -> int:
+        """N, the nodes of the largest tree (more when padded to a bucket)."""
+        return self.tokens.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self.tokens.device
+
+    @property
+    def structure(self) -> Structure:
+        """Depth, ancestors and height, worked out once; shared between trees of equal shape: read-only."""
+        if self._structure is None:
+            object.__setattr__(self, "_structure", structure_of(self.parents))
+        assert self._structure is not None
+        return self._structure
+
+    @property
+    def depth(self) -> Tensor:
+        """LongTensor [B, N], steps below the root; 0 for the root and in padding. Read-only."""
+        return self.structure.depth
+
+    @property
+    def ancestors(self) -> Tensor:
+        """BoolTensor [B, N, N]: row i sees j when j is i or above it; padding sees itself. Read-only."""
+        return self.structure.ancestors
+
+    @property
+    def height(self) -> int:
+        """The largest depth in the batch. One device sync if the tree's shape was born off the host."""
+        structure = self.structure
+        if structure.height is None:
+            structure = structure._replace(height=int(structure.depth.max()))
+            object.__setattr__(self, "_structure", structure)
+        assert structure.height is not None
+        return structure.height
+
+    @property
+    def real(self) -> Tensor:
+        """BoolTensor [B, N], False in padding."""
+        return builders.real_mask(self.sizes, self.width, self.device)
+
+    def to(self, device: torch.device | str) -> TokenTree:
+        """The same trees on `device`; the structure goes along through the cache (no rebuild there)."""
+        device = torch.device(device)
+        if device.type == self.device.type and device.index in (None, self.device.index):
+            return self
+        arrays = (t.to(device) for t in (self.tokens, self.parents, self.logp, self.source))
+        return TokenTree(*arrays, self.sizes, structure_of(self.parents, device))
+
+    def select(self, requests: Sequence[int]) -> TokenTree:
+        """The trees of some requests, in the order given, cut to the largest of them."""
+        return TokenTree(*builders.select(self, requests))
+
+    def pad(self, width: int) -> TokenTree:
+        """The same trees padded to `width` nodes (a row-count bucket). ValueError if a tree is larger."""
+        return TokenTree(*builders.pad(self, width))
+
+    # ---- builders
+
+    @classmethod
+    def roots(cls, tokens: Tensor) -> TokenTree:
+        """Trees of a root alone; tokens: LongTensor [B]."""
+        return cls(*builders.roots(tokens))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        tokens: ArrayLike | Tensor,
+        parents: ArrayLike | Tensor,
+        logp: ArrayLike | Tensor | None = None,
+        source: ArrayLike | Tensor | int | None = None,
+        *,
+        root: int,
+    ) -> TokenTree:
+        """One tree from flat arrays [n] that leave the root out; in them parent -1 is a child of the root.
+
+        logp: path log-probabilities [n] (None: 0.0, no opinion). source: bit mask [n] or one for all
+        (None: 1). Equal paths are kept apart. Lives on the device of `tokens`.
+        ValueError when shapes differ or a parent does not come before its child.
+        """
+        return cls(*builders.from_arrays(tokens, parents, logp, source, root))
+
+    @classmethod
+    def from_paths(
+        cls,
+        root: int,
+        paths: Sequence[Sequence[int]],
+        logp: Sequence[Sequence[float]] | None = None,
+        source: int | Sequence[int] = 1,
+    ) -> TokenTree:
+        """One tree of token paths below `root`, equal prefixes merged; nodes in order of appearance.
+
+        logp: log-probability of each token given those before it, shaped like `paths` (None: 0.0); where
+        paths share a node it keeps its best value. source: one bit mask, or one a path.
+        ValueError when logp or source does not fit the paths.
+        """
+        return cls(*builders.from_paths(root, paths, logp, source))
+
+    @classmethod
+    def from_choices(
+        cls,
+        roots: Tensor,
+        candidates: Tensor,
+        choices: Choices,
+        logp: Tensor | None = None,
+        source: int = 1,
+        *,
+        distinct: bool = False,
+    ) -> TokenTree:
+        """The Medusa / EAGLE choice list `choices` filled from per-depth candidates.
+
+        roots: LongTensor [B]; candidates: LongTensor [B, D, K], best first; choices: tuples of child ranks
+        from the root; logp: FloatTensor [B, D, K], log-probability at each depth (None: 0.0).
+        Nodes are ordered by depth, then ranks. `distinct=True` promises that the K candidates of a depth
+        differ, as `topk` gives them; else equal ones are looked for (one device sync) and merged.
+        ValueError when a prefix is missing from the list or a rank or depth is beyond the candidates.
+        """
+        tree = cls(*builders.from_choices(roots, candidates, choices, logp, source))
+        return tree if distinct or builders.all_distinct(candidates) else tree.merge()
+
+    @classmethod
+    def from_candidates(
+        cls,
+        roots: Tensor,
+        candidates: Tensor,
+        logp: Tensor,
+        node_budget: int | Sequence[int],
+        source: int = 1,
+    ) -> TokenTree:
+        """The most probable subtree of the full product tree of per-depth candidates, best node first.
+
+        roots: LongTensor [B]; candidates: LongTensor [B, D, K]; logp: FloatTensor [B, D, K], taken as
+        independent of the path and capped at 0; node_budget: nodes besides the root, one number or one a
+        request. Candidates of log-probability -inf are never used. ValueError on shapes or NaN.
+        """
+        return cls(*builders.from_candidates(roots, candidates, logp, node_budget, source))
+
+    @classmethod
+    def stack(cls, trees: Sequence[TokenTree]) -> TokenTree:
+        """One ragged batch of all the trees, in order, padded to the widest. ValueError when empty."""
+        return cls(*builders.stack(trees))
+
+    # ---- algebra
+
+    def merge(self, *others: TokenTree, weights: Sequence[float] | None = None) -> TokenTree:
+        """The union, request by request: one node for one path, own nodes first, then what others add.
+
+        Sources are OR-ed. A node's logp is the largest that any tree gives it: two drafters that guess the
+        same path look at the same text, so adding their probabilities would count one piece of evidence
+        twice; the maximum keeps children under their parents. weights: one positive factor a tree (self
+        first) on its guesses' probability, capped at 1.
+        ValueError when batches, devices or roots differ. Runs on the host.
+        """
+        return TokenTree(*algebra.merge((self, *others), weights))
+
+    def best(self, n: int | Sequence[int]) -> TokenTree:
+        """The n most probable guesses of each tree (fewer where it has fewer) and the root, connected.
+
+        n: guesses a tree, one number or one a request. A child counts for no more than its parent (and
+        keeps that capped logp); on a tie the lower index wins. Order of the nodes is kept. No device sync.
+        """
+        return TokenTree(*algebra.best(self, n))
+
+    def prune(self, keep: Tensor) -> tuple[TokenTree, Tensor]:
+        """Without the nodes that `keep` (BoolTensor [B, N]) drops and all below them; the root stays.
+
+        Returns the tree [B, N'] and index, LongTensor [B, N']: the old id of each node, -1 in padding.
+        One device sync (the new sizes).
+        """
+        arrays, index = algebra.prune(self, keep)
+        return TokenTree(*arrays), index
+
+    def longest_match(self, next_tokens: Tensor) -> Tensor:
+        """Greedy acceptance: the deepest confirmed node of each tree, LongTensor [B]; 0 when none is.
+
+        next_tokens: LongTensor [B, N], what the model says after each node. A node is confirmed when its
+        parent is and the model says its token there. Lowest index on a tie. No device sync.
+        """
+        return walks.longest_match(self, next_tokens)
+
+    def path_nodes(self, node: Tensor) -> tuple[Tensor, Tensor]:
+        """The nodes from the root to `node` (LongTensor [B]) of each tree.
+
+        Returns LongTensor [B, height + 1], node ids padded with -1, and lengths, LongTensor [B].
+        """
+        return walks.path_nodes(self, node)
+
+    # ---- one tree, on the host: for tests, traces and people
+
+    def path(self, b: int, node: int) -> list[int]:
+        """Token ids from the root of tree b to `node`, both included."""
+        return walks.path(self, b, node)
+
+    def children(self, b: int, node: int) -> list[int]:
+        """Node ids of the children of `node` in tree b, ascending."""
+        return walks.children(self, b, node)
+
+    def walk(self, b: int, tokens: Sequence[int]) -> list[int]:
+        """The longest path (node ids, root first) of tree b that the continuation `tokens` confirms."""
+        return walks.walk(self, b, tokens)
+
+    def choices(self, b: int) -> list[tuple[int, ...]]:
+        """Tree b as a choice list: item i - 1 holds node i's ranks among siblings (best logp, then index)."""
+        return walks.choices(self, b)
