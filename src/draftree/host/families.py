@@ -8,7 +8,7 @@ lasts for one pass. Everything else in the library is free of family names.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,17 @@ from torch.nn import functional as F
 
 from draftree.host.masks import LayerKind, PassMasks
 from draftree.host.target import Target
+
+# Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Others are driven all the same, but
+# `check_trees` looks at them once before they are trusted.
+TESTED_FAMILIES = frozenset(
+    """
+    bart biogpt bloom codegen cohere cohere2 deepseek_v3 exaone4 falcon gemma gemma2 gemma3_text glm
+    glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite internlm3 llama llama4_text m2m_100
+    marian mbart mistral mixtral mpt mt5 nemotron olmo olmo2 olmo3 opt pegasus persimmon phi phi3
+    qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2 t5 umt5 xglm
+    """.split()
+)
 
 
 class Family:
@@ -42,8 +53,8 @@ class Family:
         return {}
 
     @contextmanager
-    def patched(self, positions: Tensor) -> Iterator[None]:
-        """State that must differ from the stock model's during a pass over rows at `positions` [B, N]."""
+    def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
+        """State that must differ from the stock model's during a pass; `masks()` are those of the present rows."""
         yield
 
 
@@ -109,9 +120,10 @@ class GptNeo(ViewsFinalRows):
     layer_arguments_needed = True
 
     @contextmanager
-    def patched(self, positions: Tensor) -> Iterator[None]:
+    def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
         """Make every layer's buffer all-visible for the pass."""
-        attentions: list[Any] = [layer.attn.attention for layer in self.target.layers]  # type: ignore[union-attr]
+        layers: list[Any] = self.target.layers
+        attentions = [layer.attn.attention for layer in layers]
         stock = [a.bias for a in attentions]
         try:
             for attention in attentions:
@@ -123,48 +135,90 @@ class GptNeo(ViewsFinalRows):
 
 
 class T5(Family):
-    """T5 and mT5: relative position bias from explicit positions, mask folded in."""
+    """T5 and mT5: the relative position bias from explicit positions."""
 
     layer_arguments_needed = True
 
     def layer_arguments(self, index: int, kind: LayerKind, masks: PassMasks) -> dict[str, Any]:
         """Replace `position_bias` [B, heads, n, K]; let the layer rebuild its cross bias for the rows at hand."""
-        attention: Any = self.target.layers[0].layer[0].SelfAttention  # type: ignore[union-attr,index]
-        if hasattr(self.target.layers[index].layer[0].SelfAttention, "relative_attention_bias"):  # type: ignore[union-attr,index]
-            attention = self.target.layers[index].layer[0].SelfAttention  # type: ignore[union-attr,index]
-        relative = masks.key_positions[:, None, :] - masks.segment.positions[:, :, None]
+        first: Any = self.target.layers[0]
+        attention = first.layer[0].SelfAttention
         bucket = attention._relative_position_bucket(
-            relative,
+            _relative_positions(masks),
             bidirectional=False,
             num_buckets=attention.relative_attention_num_buckets,
             max_distance=attention.relative_attention_max_distance,
         )
         bias = attention.relative_attention_bias(bucket).permute(0, 3, 1, 2)
-        mask = masks.additive(kind)
-        return {
-            "position_bias": bias if mask is None else bias + mask,
-            "attention_mask": None,
-            "encoder_decoder_position_bias": None,
-        }
+        return {"position_bias": bias, "encoder_decoder_position_bias": None}
+
+
+class Umt5(Family):
+    """umT5: every layer computes a relative bias of its own, counting rows and columns."""
+
+    layer_arguments_needed = True
+
+    @contextmanager
+    def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
+        """Answer each layer's `compute_bias` from explicit positions."""
+        layers: list[Any] = self.target.layers
+        attentions = [layer.layer[0].SelfAttention for layer in layers]
+
+        def by_position(attention: Any) -> Callable[..., Tensor]:
+            def compute_bias(*args: Any, **kwargs: Any) -> Tensor:
+                bucket = attention._relative_position_bucket(_relative_positions(masks()))
+                bias: Tensor = attention.relative_attention_bias(bucket)
+                return bias.permute(0, 3, 1, 2)
+
+            return compute_bias
+
+        try:
+            for attention in attentions:
+                attention.compute_bias = by_position(attention)
+            yield
+        finally:
+            for attention in attentions:
+                attention.__dict__.pop("compute_bias", None)
+
+
+def _relative_positions(masks: PassMasks) -> Tensor:
+    """LongTensor [B, n, K]: key position minus row position."""
+    return masks.key_positions[:, None, :] - masks.segment.positions[:, :, None]
 
 
 class LearnedByColumn(Family):
     """The bart family: decoder positions are counted by column, so look them up by the rows' own positions."""
 
     @contextmanager
-    def patched(self, positions: Tensor) -> Iterator[None]:
-        """Answer the positional embedding's forward from `positions`."""
+    def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
+        """Answer the positional embedding's forward from the rows' positions."""
         module = self.target.decoder.embed_positions
+        positions = masks().segment.positions
 
-        def look_up(mod: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor:
-            weight: Any = mod.weight if hasattr(mod, "weight") else mod.weights
-            return F.embedding(positions + getattr(mod, "offset", 0), weight).to(output.dtype)
+        def look_up(mod: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+            return self.look_up(mod, positions).to(output)
 
         handle = module.register_forward_hook(look_up, with_kwargs=True)
         try:
             yield
         finally:
             handle.remove()
+
+    def look_up(self, module: Any, positions: Tensor) -> Tensor:
+        """Positional embeddings [B, N, d]."""
+        return F.embedding(positions + getattr(module, "offset", 0), module.weight)
+
+
+class M2M100(LearnedByColumn):
+    """M2M-100: a sinusoidal table that starts behind its padding row and grows on demand."""
+
+    def look_up(self, module: Any, positions: Tensor) -> Tensor:
+        """Rows of the table, which the model counts from its padding index."""
+        index = positions + module.padding_idx + 1
+        longest = int(index.max()) + 1
+        if longest > module.weights.shape[0]:
+            module.make_weights(longest + module.offset, module.embedding_dim, module.padding_idx)
+        return F.embedding(index, module.weights)
 
 
 def family_of(target: Target) -> Family:
@@ -182,12 +236,12 @@ def family_of(target: Target) -> Family:
         "gpt_bigcode": ViewsFinalRows,
         "t5": T5,
         "mt5": T5,
-        "umt5": T5,
+        "umt5": Umt5,
         "bart": LearnedByColumn,
         "mbart": LearnedByColumn,
         "pegasus": LearnedByColumn,
         "marian": LearnedByColumn,
-        "m2m_100": LearnedByColumn,
+        "m2m_100": M2M100,
         "blenderbot": LearnedByColumn,
         "blenderbot-small": LearnedByColumn,
     }

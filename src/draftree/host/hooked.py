@@ -119,7 +119,7 @@ class _HookedPass:
 
     def _hook(self, stack: ExitStack) -> None:
         plan, target = self.plan, self.target
-        stack.enter_context(self.family.patched(plan.positions))
+        stack.enter_context(self.family.patched(lambda: self.masks))
         if plan.embeddings is not None:
             module = target.decoder.get_input_embeddings() or target.model.get_input_embeddings()
             self._add(stack, module.register_forward_hook(self._replace_embeddings))
@@ -213,6 +213,9 @@ class _HookedPass:
         for name in MASK_ARGUMENTS:
             if name in named or name in known:
                 named[name] = mask
+        cross = named.get("encoder_attention_mask")
+        if cross is not None:  # the same for every row, but spelt out for the entering ones
+            named["encoder_attention_mask"] = cross[:, :, :1].expand(-1, -1, segment.positions.shape[1], -1)
         named |= self.family.layer_arguments(index, kind, self.masks)
 
     def _angles(self, stock: Any, hidden: Tensor) -> Any:

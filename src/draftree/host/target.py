@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ class Target:
     """A model under draftree: checked once, never changed.
 
     Attributes:
-        model: the Hugging Face model as the user gave it.
+        reference: weak reference to the model, so that a host kept for later calls does not keep the model alive.
         decoder: the module that holds the decoder layers.
         layers: the decoder layers.
         config: the decoder's text config.
@@ -32,7 +33,7 @@ class Target:
         encoder_decoder: whether trees grow in the decoder of an encoder-decoder.
     """
 
-    model: Any
+    reference: weakref.ref[Any]
     decoder: Any
     layers: list[nn.Module]
     config: Any
@@ -41,6 +42,14 @@ class Target:
     hidden_size: int
     max_positions: int | None
     encoder_decoder: bool
+
+    @property
+    def model(self) -> Any:
+        """The Hugging Face model as the user gave it."""
+        model = self.reference()
+        if model is None:
+            raise RuntimeError("The model was deleted while draftree still drives it: keep a reference to it.")
+        return model
 
     @property
     def model_type(self) -> str:
@@ -104,10 +113,10 @@ def inspect_model(model: Any) -> Target:
         )
     decoder = model.get_decoder()
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    layers = _layers(decoder, config, encoder_decoder)
+    layers = _layers(decoder, model.config if encoder_decoder else config)
     kinds = tuple(_kind(config, layer, i) for i, layer in enumerate(layers))
     return Target(
-        model=model,
+        reference=weakref.ref(model),
         decoder=decoder,
         layers=layers,
         config=config,
@@ -119,9 +128,9 @@ def inspect_model(model: Any) -> Target:
     )
 
 
-def _layers(decoder: nn.Module, config: Any, encoder_decoder: bool) -> list[nn.Module]:
+def _layers(decoder: nn.Module, config: Any) -> list[nn.Module]:
     wanted = config.num_hidden_layers
-    if encoder_decoder:
+    if getattr(config, "is_encoder_decoder", False):
         wanted = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", wanted)
     for _, module in decoder.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == wanted:

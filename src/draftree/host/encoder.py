@@ -1,0 +1,172 @@
+"""The encoder's side of encoder-decoders: run once a request, its cross keys and values kept by slot.
+
+A request is admitted by one run of the encoder and one single-row run of the decoder, whose only purpose is that
+the stock model computes its own cross keys and values, whatever its family. Every later pass finds them ready; the
+encoder's hidden states themselves are not kept. Sources of different lengths share a pass behind a padding mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from draftree.host.cache import SlotCache
+from draftree.host.target import Target
+
+BLOCK = 64  # columns by which the store grows
+
+
+class EncoderState:
+    """Cross attention of the requests in a slot cache; `move` and `clear` go in step with the cache's.
+
+    Args:
+        target: an encoder-decoder.
+        slots: number of requests held at once.
+
+    Raises:
+        ValueError: the target is decoder-only.
+    """
+
+    def __init__(self, target: Target, slots: int) -> None:
+        if not target.encoder_decoder:
+            raise ValueError(f"'{target.model_type}' is decoder-only: it needs no EncoderState.")
+        self.target = target
+        self.lengths = [0] * slots
+        self._keys: list[Tensor] = []  # a layer: [slots, heads, columns, head dim]
+        self._values: list[Tensor] = []
+        self._mask: Tensor | None = None  # BoolTensor [slots, columns]
+
+    @torch.no_grad()
+    def admit(self, slot: int, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Encode one request's source and keep its cross keys and values in `slot`.
+
+        Args:
+            slot: slot of the request.
+            input_ids: LongTensor [L].
+            attention_mask: [L], nonzero where the source is real; None for everywhere.
+
+        Raises:
+            ValueError: an empty source.
+        """
+        if input_ids.dim() != 1 or input_ids.numel() == 0:
+            raise ValueError("The encoder needs a source: one sequence of at least one token.")
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        model = self.target.model
+        mask = attention_mask.to(self.target.device)[None]
+        hidden = model.get_encoder()(input_ids=input_ids.to(self.target.device)[None], attention_mask=mask)[0]
+        cross = _CrossLayers()
+        model(
+            decoder_input_ids=mask.new_zeros(1, 1, dtype=torch.long),
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            attention_mask=mask,
+            past_key_values=EncoderDecoderCache(DynamicCache(), cross),
+            use_cache=True,
+        )
+        self._store(slot, cross, mask[0] != 0)
+
+    def _store(self, slot: int, cross: _CrossLayers, mask: Tensor) -> None:
+        length = mask.shape[0]
+        if self._mask is None or length > self._mask.shape[1]:
+            self._grow(cross, length, mask.device)
+        assert self._mask is not None
+        for layer, keys, values in zip(cross.layers, self._keys, self._values, strict=True):
+            keys[slot, :, :length] = layer.keys[0]
+            values[slot, :, :length] = layer.values[0]
+        self._mask[slot] = False
+        self._mask[slot, :length] = mask
+        self.lengths[slot] = length
+
+    def _grow(self, cross: _CrossLayers, length: int, device: torch.device) -> None:
+        slots, columns = len(self.lengths), -(-length // BLOCK) * BLOCK
+
+        def grown(old: Tensor | None, like: Tensor) -> Tensor:
+            new = like.new_zeros(slots, like.shape[1], columns, like.shape[3])
+            if old is not None:
+                new[:, :, : old.shape[2]] = old
+            return new
+
+        held = list(zip(self._keys, self._values, strict=True)) or [(None, None)] * len(cross.layers)
+        self._keys = [grown(old, layer.keys) for (old, _), layer in zip(held, cross.layers, strict=True)]
+        self._values = [grown(old, layer.values) for (_, old), layer in zip(held, cross.layers, strict=True)]
+        mask = torch.zeros(slots, columns, dtype=torch.bool, device=device)
+        if self._mask is not None:
+            mask[:, : self._mask.shape[1]] = self._mask
+        self._mask = mask
+
+    def arguments(self, cache: SlotCache, first: int, batch: int) -> dict[str, Any]:
+        """Keyword arguments of the model's `forward` for the requests in slots [first, first + batch).
+
+        Raises:
+            ValueError: a slot that holds no admitted request.
+        """
+        lengths = self.lengths[first : first + batch]
+        if min(lengths) == 0:
+            raise ValueError(f"Slot {first + lengths.index(0)} has no source: call `admit` before its first pass.")
+        assert self._mask is not None
+        longest, stop = max(lengths), first + batch
+        cross = _CrossLayers(
+            [
+                _CrossLayer(keys[first:stop, :, :longest], values[first:stop, :, :longest])
+                for keys, values in zip(self._keys, self._values, strict=True)
+            ]
+        )
+        # Models ask the encoder's output for its shape only, once cross keys and values are there.
+        shape = (batch, longest, self.target.hidden_size)
+        hidden = torch.zeros((), dtype=self.target.dtype, device=self._mask.device).expand(shape)
+        return {
+            "encoder_outputs": BaseModelOutput(last_hidden_state=hidden),
+            "attention_mask": self._mask[first:stop, :longest].long(),
+            "past_key_values": EncoderDecoderCache(cache, cross),
+        }
+
+    def move(self, source: int, target: int) -> None:
+        """Copy slot `source` over slot `target`."""
+        for store in (*self._keys, *self._values):
+            store[target] = store[source]
+        if self._mask is not None:
+            self._mask[target] = self._mask[source]
+        self.lengths[target] = self.lengths[source]
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot's source."""
+        self.lengths[slot] = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by cross keys and values."""
+        return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
+
+
+class _CrossLayer:
+    """Keys and values [B, heads, L, head dim] of one layer, where stock models look for them."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+
+class _CrossLayers(Cache):
+    """A cross-attention cache over given layers, or an empty one that the model fills."""
+
+    def __init__(self, layers: list[_CrossLayer] | None = None) -> None:
+        # Hugging Face's Cache.__init__ wants layer objects; models only call what is overridden below.
+        self.layers: list[Any] = layers or []
+        self.layer_class_to_replicate = None
+        self.offloading = False
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert layer_idx == len(self.layers), "layers fill the cross cache in order"
+        self.layers.append(_CrossLayer(key_states, value_states))
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.layers[layer_idx].keys.shape[2] if layer_idx < len(self.layers) else 0
+
+    def __len__(self) -> int:
+        return len(self.layers)
