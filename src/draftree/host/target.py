@@ -16,6 +16,9 @@ MASK_4D = ("sdpa", "eager")  # attention implementations that take an explicit 4
 # Families whose `sliding_window` holds for every layer although they name no layer types.
 UNIFORM_WINDOW = ("mistral", "mixtral", "starcoder2", "phi3", "phimoe")
 
+# Attributes of modules that name a rate of dropout or noise applied in training mode.
+NOISE = ("dropout", "attention_dropout", "activation_dropout", "router_jitter_noise", "layerdrop")
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -61,6 +64,30 @@ class Target:
         """Where the input ids go."""
         return torch.device(self.model.get_input_embeddings().weight.device)
 
+    def refuse_training(self) -> None:
+        """Raise where the model is in a training mode that makes passes differ from each other.
+
+        Plain training mode changes nothing in models without dropout, and is left alone as Hugging Face's
+        `generate` leaves it.
+
+        Raises:
+            ValueError: dropout is active, or gradient checkpointing would drop the cache.
+        """
+        for module in self.model.modules():
+            if not module.training:
+                continue
+            if getattr(module, "gradient_checkpointing", False):
+                raise ValueError(
+                    "The model is training with gradient checkpointing, which drops the cache: call model.eval() "
+                    "before generating."
+                )
+            rates = [module.p] if isinstance(module, nn.Dropout) else [getattr(module, n, 0) for n in NOISE]
+            if any(isinstance(rate, float) and rate > 0 for rate in rates):
+                raise ValueError(
+                    "The model is in training mode and uses dropout, so no two passes agree: call model.eval() "
+                    "before generating."
+                )
+
     @property
     def dtype(self) -> torch.dtype:
         """Floating type of the weights."""
@@ -76,6 +103,7 @@ def inspect_model(model: Any) -> Target:
         TypeError: not a Hugging Face model with a decoder and a language-model head.
         ValueError: a model that cannot hold trees, or not in its present state; the message says what to do.
     """
+    model = _unwrap(model)
     if not isinstance(model, nn.Module) or not hasattr(model, "config") or not hasattr(model, "get_decoder"):
         raise TypeError(
             f"draftree drives Hugging Face models, not {type(model).__name__}: "
@@ -126,6 +154,20 @@ def inspect_model(model: Any) -> Target:
         max_positions=_max_positions(config),
         encoder_decoder=encoder_decoder,
     )
+
+
+def _unwrap(model: Any) -> Any:
+    """The Hugging Face model inside a torch.compile or PEFT wrapper, whose own `forward` hides the arguments."""
+    model = getattr(model, "_orig_mod", model)
+    if not hasattr(model, "peft_config"):
+        return model
+    for adapter in model.peft_config.values():
+        if getattr(adapter, "is_prompt_learning", False):
+            raise ValueError(
+                f"A {adapter.peft_type} adapter feeds virtual tokens around the model, which draftree does not "
+                "see: use an adapter that changes weights, such as LoRA."
+            )
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _layers(decoder: nn.Module, config: Any) -> list[nn.Module]:

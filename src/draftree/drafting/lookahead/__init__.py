@@ -1,5 +1,6 @@
 """Lookahead: drafts from a trie of what prompts and outputs said before (arXiv 2312.12728)."""
 
+from draftree.drafting.lookahead.drafter import Lookahead
 from draftree.drafting.lookahead.trie import Trie
 
-__all__ = ["Trie"]
+__all__ = ["Lookahead", "Trie"]

@@ -1,0 +1,7 @@
+"""Acceptance: from scored trees to tokens."""
+
+from draftree.acceptance.base import Walk, lazy_walk
+from draftree.acceptance.greedy import greedy_walks
+from draftree.acceptance.sampled import PrefixChooser
+
+__all__ = ["PrefixChooser", "Walk", "greedy_walks", "lazy_walk"]

@@ -1,0 +1,84 @@
+"""How a scored tree becomes new tokens: a rule chooses after each node, and the walk follows while guesses hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from draftree.tree import TokenTree
+
+
+@dataclass(slots=True)
+class Walk:
+    """The way through one request's tree.
+
+    Attributes:
+        nodes: node numbers whose following token has been chosen, root first.
+        tokens: the chosen tokens; tokens[i] follows nodes[i].
+        guesses: the node that guessed tokens[i], None where the tree did not.
+        tie: whether the walk stopped before a near-tie (strict mode), to be decided by a one-row pass.
+    """
+
+    nodes: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    guesses: list[int | None] = field(default_factory=list)
+    tie: bool = False
+
+    @property
+    def accepted(self) -> int:
+        """How many of the tokens the tree had guessed."""
+        return sum(guess is not None for guess in self.guesses)
+
+
+class Chooser(Protocol):
+    """Picks the token that follows a prefix; called once per emitted token, in order."""
+
+    def choose(self, logits: Tensor, tolerance: float | None = None) -> int | None:
+        """The next token given raw logits [V] at the true prefix; None where the best two are within `tolerance`."""
+
+    def push(self, token: int) -> None:
+        """The token became part of the prefix."""
+
+
+def lazy_walk(
+    tree: TokenTree,
+    b: int,
+    logits: Tensor,
+    rows: dict[int, int] | None,
+    chooser: Chooser,
+    tolerance: float | None = None,
+) -> Iterator[tuple[int, int | None, int | None]]:
+    """Walk tree `b` from its root, choosing at the current node only (all nodes would cost many times more).
+
+    Args:
+        tree: the batch of trees.
+        b: which tree.
+        logits: [N, V], one row per surviving node.
+        rows: node number -> row of `logits` where nodes were pruned inside the pass; None where all survived.
+        chooser: the request's rule; its prefix must be the request's tokens.
+        tolerance: stop before choices closer than this.
+
+    Yields:
+        (node, token, guess): the token chosen after that node and the child that guessed it, if any; a token of
+        None is a near-tie, and the last one. Stop iterating to stop the walk.
+    """
+    tokens = tree.tokens[b].tolist()
+    parents = tree.parents[b].tolist()
+    children: dict[int, list[int]] = {}
+    for node in range(1, tree.sizes[b]):
+        if rows is None or node in rows:
+            children.setdefault(parents[node], []).append(node)
+    frontier = [0]
+    while frontier:
+        node = frontier[0]
+        token = chooser.choose(logits[node if rows is None else rows[node]], tolerance)
+        if token is None:
+            yield node, None, None
+            return
+        # Several nodes may spell the same prefix (unshared branches); all of them stay in play.
+        frontier = [child for at in frontier for child in children.get(at, ()) if tokens[child] == token]
+        yield node, token, frontier[0] if frontier else None
+        chooser.push(token)

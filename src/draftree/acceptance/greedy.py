@@ -1,0 +1,65 @@
+"""Greedy acceptance, vectorised over the batch: the deepest node that the model's own choices lead to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftree.acceptance.base import Walk
+from draftree.tree import TokenTree
+
+
+def greedy_walks(
+    tree: TokenTree, logits: Tensor, rows: Tensor | None = None, tolerance: float | None = None
+) -> list[Walk]:
+    """The longest confirmed path of every tree under argmax.
+
+    Args:
+        tree: B trees of N nodes.
+        logits: [B, n, V]; one row per node, or per surviving node where `rows` is given.
+        rows: LongTensor [B, n], node number behind each row (-1 padding), where nodes were pruned in the pass.
+        tolerance: stop before the first choice whose two best logits are closer than this (strict mode).
+    """
+    best = logits.argmax(-1)
+    if rows is None:
+        best = best[:, : tree.width]
+        following = best
+    else:
+        # Pruned nodes get -1: no token equals it, and a pruned node's own guess is never reached because its
+        # place in `alive` is false.
+        real = rows >= 0
+        following = torch.full(tree.tokens.shape, -1, dtype=torch.long, device=best.device)
+        following.scatter_(1, rows.clamp(min=0), torch.where(real, best, following.gather(1, rows.clamp(min=0))))
+        tree = _without_pruned(tree, rows, real)
+    last = tree.longest_match(following)
+    paths, lengths = tree.path_nodes(last)
+    tokens = following.gather(1, paths.clamp(min=0))
+    packed = torch.stack([paths, tokens]).tolist()  # the one copy from the device
+    counts = lengths.tolist()
+    walks = []
+    for b, n in enumerate(counts):
+        nodes = packed[0][b][:n]
+        walks.append(Walk(nodes, packed[1][b][:n], [*nodes[1:], None]))
+    if tolerance is not None:
+        _cut_at_ties(walks, logits, rows, tolerance)
+    return walks
+
+
+def _without_pruned(tree: TokenTree, rows: Tensor, real: Tensor) -> TokenTree:
+    alive = torch.zeros(tree.tokens.shape, dtype=torch.bool, device=rows.device)
+    alive.scatter_(1, rows.clamp(min=0), real)
+    alive[:, 0] = True
+    tokens = tree.tokens.masked_fill(~alive, -2)  # equals neither a token nor the -1 of a pruned node's choice
+    return TokenTree(tokens, tree.parents, tree.logp, tree.source, tree.sizes)
+
+
+def _cut_at_ties(walks: list[Walk], logits: Tensor, rows: Tensor | None, tolerance: float) -> None:
+    two = logits.float().topk(2, -1).values
+    close = (two[..., 0] - two[..., 1] < tolerance).tolist()
+    for b, walk in enumerate(walks):
+        where = None if rows is None else {node: i for i, node in enumerate(rows[b].tolist())}
+        for i, node in enumerate(walk.nodes):
+            if close[b][node if where is None else where[node]]:
+                walk.nodes, walk.tokens, walk.guesses = walk.nodes[:i], walk.tokens[:i], walk.guesses[:i]
+                walk.tie = True
+                break

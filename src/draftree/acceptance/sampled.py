@@ -1,0 +1,67 @@
+"""Sampled acceptance that reproduces token-by-token sampling exactly.
+
+`torch.multinomial(p, 1)` is argmax(p / e) with e drawn from Exp(1), one draw of the whole vocabulary per emitted
+token. Drawing that noise once per *position*, in order, makes the outcome a function of seed, position and prefix
+alone: whether the prefix was reached by guesses or token by token changes nothing, and at batch 1 the result is
+that of Hugging Face's `generate(do_sample=True)`. Logits processors see each node's true prefix.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+
+class PrefixChooser:
+    """Applies logits processors to the true prefix, then takes the best token or samples one.
+
+    Args:
+        prefix: LongTensor [1, L], what processors see as the prompt (padding included, as in Hugging Face).
+        processors: Hugging Face logits processors, this request's own.
+        generator: source of noise; None with `sample` uses torch's default generator.
+        sample: draw a token instead of taking the best.
+        room: how many tokens may follow the prefix.
+    """
+
+    def __init__(
+        self,
+        prefix: Tensor,
+        processors: LogitsProcessorList,
+        generator: torch.Generator | None,
+        sample: bool,
+        room: int,
+    ) -> None:
+        self._length = prefix.shape[1]
+        self._ids = torch.nn.functional.pad(prefix, (0, room + 1))
+        self._processors = processors
+        self._generator = generator
+        self._sample = sample
+        self._noise: Tensor | None = None  # of the present position; survives a near-tie
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Processed scores [1, V] in float32 of raw `logits` [V] at the present prefix."""
+        raw = logits[None].to(dtype=torch.float32, copy=True)
+        return self._processors(self._ids[:, : self._length], raw)  # type: ignore[arg-type]
+
+    def choose(self, logits: Tensor, tolerance: float | None = None) -> int | None:
+        """See `Chooser.choose`."""
+        scores = self.scores(logits)
+        if self._sample:
+            if self._noise is None:
+                self._noise = torch.empty_like(scores).exponential_(1, generator=self._generator)
+            scores = scores.softmax(-1) / self._noise
+        if tolerance is not None and _near_tie(scores.log() if self._sample else scores, tolerance):
+            return None
+        return int(scores.argmax(-1))
+
+    def push(self, token: int) -> None:
+        """See `Chooser.push`."""
+        self._ids[0, self._length] = token
+        self._length += 1
+        self._noise = None
+
+
+def _near_tie(scores: Tensor, tolerance: float) -> bool:
+    best = scores.topk(min(2, scores.shape[-1]), -1).values[0]
+    return len(best) > 1 and bool(best[0] - best[1] < tolerance)

@@ -1,0 +1,84 @@
+"""`draftree generate`: answer one prompt, streaming, with accepted guesses in colour."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads it from standard input.")],
+    model: Annotated[str | None, typer.Option(help="Model folder or hub name [default: the embedded model].")] = None,
+    drafter: Annotated[str, typer.Option(help="none, lookahead or prompt-lookup.")] = "lookahead",
+    trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; the answer is added to it.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to emit.")] = 128,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the best.")] = False,
+    temperature: Annotated[float, typer.Option(help="Of the draw, with --sample.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k best only.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the nucleus of this mass.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template around the prompt.")] = False,
+    host: Annotated[str, typer.Option(help="auto, loop or hooked.")] = "auto",
+    strict: Annotated[bool, typer.Option("--strict", help="Decide near-ties again (16-bit models).")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print statistics afterwards.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Answer PROMPT. Accepted guesses are coloured; the text is what plain decoding would say."""
+    from rich.console import Console
+
+    from draftree.cli.common import LEGEND, ColouredText, encode_prompt, load_model, make_drafter
+    from draftree.engine import RunStats
+    from draftree.engine.engine import Engine
+    from draftree.engine.limits import check_prompt
+    from draftree.engine.options import read_options, rules_for
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    target, tokenizer = load_model(model)
+    chosen = make_drafter(drafter, tokenizer, trie=trie)
+    options = read_options(
+        target,
+        None,
+        None,
+        tokenizer,
+        {
+            "do_sample": sample,
+            "temperature": temperature if sample else None,
+            "top_k": top_k,
+            "top_p": top_p,
+        },
+    )
+    ids = encode_prompt(tokenizer, text, raw=raw)
+    engine = Engine(target, drafter=chosen, slots=1, host=host, strict=strict)
+    check_prompt(ids, max_new_tokens, engine.target.vocab_size, engine.target.max_positions)
+    rules = rules_for(target, options, max_new_tokens=max_new_tokens, padded_length=len(ids), seed=seed)
+    console = Console(highlight=False, soft_wrap=True)
+    coloured = ColouredText(tokenizer)
+    begin = time.perf_counter()
+    request = engine.add(ids, rules)
+    for emitted in engine.stream(request):
+        piece = coloured.add(emitted.token, emitted.source)
+        if not as_json:
+            console.print(piece, end="")
+    seconds = time.perf_counter() - begin
+    if trie is not None:
+        chosen.save(trie, tokenizer)
+    if as_json:
+        answer = {
+            "text": coloured.text.plain,
+            "token_ids": request.tokens,
+            "sources": [e.source for e in request.output],
+            "finish_reason": request.finish_reason,
+            "seconds": seconds,
+            "stats": request.stats.as_dict(),
+        }
+        print(json.dumps(answer))
+        return
+    console.print()
+    if stats:
+        console.print(LEGEND, style="dim")
+        RunStats([request.stats]).summary()

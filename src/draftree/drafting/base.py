@@ -1,0 +1,129 @@
+"""The drafter's contract: what the engine asks of a drafter and what it tells it.
+
+A drafter guesses a tree of next tokens for each request. Outside drafters (a trie, a small model) only draft and
+observe; drafters inside the model also attach rows to the coming pass and read their outputs afterwards. State of
+a request lives under the request's id, never on the model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from draftree.host.plan import PassResult, Surgery
+from draftree.host.target import Target
+from draftree.tree import TokenTree
+
+if TYPE_CHECKING:
+    from draftree.shaping.base import Shape
+
+
+@dataclass(slots=True)
+class Context:
+    """What a drafter may know of a request.
+
+    Attributes:
+        id: unique among all requests of the process.
+        tokens: certain token ids, prompt first; the last one is the root of the next tree.
+        prompt_length: how many of them are the prompt.
+        room: how many more tokens the request may emit; deeper guesses are wasted.
+    """
+
+    id: int
+    tokens: list[int]
+    prompt_length: int
+    room: int
+
+
+@dataclass(slots=True)
+class Attachment:
+    """Rows and wishes of a drafter for the coming pass; row numbers count from the tree's root as row 0.
+
+    Attributes:
+        embeddings: [B, M, d], extra rows that enter behind the N tree rows, or None.
+        positions: LongTensor [B, M], their offset from the root's position.
+        visible: BoolTensor [B, M, N + M], which tree and extra rows they see (the context always).
+        prefix_rows: BoolTensor [B, N + M], rows that see the deep prefix.
+        surgeries: changes mid-stack, in terms of these N + M rows.
+        taps: layers whose incoming hidden states the drafter wants.
+    """
+
+    embeddings: Tensor | None = None
+    positions: Tensor | None = None
+    visible: Tensor | None = None
+    prefix_rows: Tensor | None = None
+    surgeries: tuple[Surgery, ...] = ()
+    taps: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Step:
+    """What one pass brought, for the drafter to learn from.
+
+    Attributes:
+        requests: the requests of the pass.
+        trees: the verified trees.
+        result: logits (from row `offset` on), row layouts and tapped hidden states.
+        trunk: per request, how many prompt rows came before its tree (rows 0 .. trunk - 1).
+        offset: row at which the trees begin.
+        accepted: per request, the node numbers walked, root first.
+        emitted: per request, the new tokens; its `tokens` already end with them.
+    """
+
+    requests: Sequence[Context]
+    trees: TokenTree
+    result: PassResult
+    trunk: list[int]
+    offset: int
+    accepted: list[list[int]] = field(default_factory=list)
+    emitted: list[list[int]] = field(default_factory=list)
+
+
+class Drafter(ABC):
+    """Base of all drafters.
+
+    Attributes:
+        name: how statistics call it.
+        source: bit that marks its nodes in merged trees.
+        max_nodes: most guesses worth asking for per request and step.
+        deep_prefix: per-layer (keys, values), each [kv heads, P, head dim], for rows that ask for it.
+        shape: how its trees are sized; set by the engine where the user chose none, so that what was learned
+            about its guesses lasts from one call to the next.
+    """
+
+    name: ClassVar[str] = "drafter"
+    source: int = 1
+    max_nodes: int = 64
+    deep_prefix: list[tuple[Tensor, Tensor]] | None = None
+    shape: Shape | None = None
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """Meet the target: check shapes and vocabulary, load weights. Called once per engine, before any work.
+
+        Hints the engine gives: `eos_token_ids` (tuple of ints).
+        """
+
+    def source_name(self, source: int) -> str:
+        """What statistics call a node with these source bits."""
+        return self.name
+
+    def begin(self, request: Context) -> None:
+        """A prompt arrives."""
+
+    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
+        """Rows this drafter wants in the coming pass over `trees`; None for outside drafters."""
+        return None
+
+    @abstractmethod
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """Trees rooted at each request's newest token, with at most `budgets[b]` guesses each."""
+
+    def observe(self, step: Step) -> None:
+        """What was accepted, and the outputs of the drafter's own rows."""
+
+    def end(self, request: Context) -> None:
+        """The request is over, finished or not."""

@@ -1,0 +1,134 @@
+"""Lookahead: drafts retrieved from a trie of prompts and earlier outputs (Zhao et al., KDD '24).
+
+Every position of a prompt or an output is a key, what followed it a branch; the context's last tokens are looked up
+and the branches found are verified as one tree. Nothing is trained, and the trie gets better with use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from draftree.drafting.base import Context, Drafter, Step
+from draftree.drafting.lookahead.trie import Trie
+from draftree.host.target import Target
+from draftree.tree import TokenTree
+
+PROMPT, OUTPUT = 1, 2  # source bits of the trie
+NAMES = {PROMPT: "lookahead/prompt", OUTPUT: "lookahead/output", PROMPT | OUTPUT: "lookahead/both"}
+
+
+class Lookahead(Drafter):
+    """Drafts from a trie; one object may serve many calls and engines, and learns from all of them.
+
+    Args:
+        decoding_length: most nodes of a draft (paper: 64; how many are verified is the shape's choice).
+        branch_length: most tokens of a branch (paper: 12, in batches 8).
+        mode: "hierarchical" (branches merged into one tree), "parallel" (branches side by side under the same
+            budget) or "single" (the best branch, as in LLMA).
+        sources: "mix", "prompt" or "output".
+        trie_options: `max_query_length`, `prompt_weight`, `capacity`, `max_nodes`, `prune`, `eliminate` and
+            `backend`, see `Trie`.
+    """
+
+    name: ClassVar[str] = "lookahead"
+
+    def __init__(
+        self,
+        decoding_length: int = 64,
+        branch_length: int = 12,
+        *,
+        mode: str = "hierarchical",
+        sources: str = "mix",
+        **trie_options: Any,
+    ) -> None:
+        if mode not in ("hierarchical", "parallel", "single"):
+            raise ValueError(f"mode is {mode!r}: choose 'hierarchical', 'parallel' or 'single'.")
+        if sources not in ("mix", "prompt", "output"):
+            raise ValueError(f"sources is {sources!r}: choose 'mix', 'prompt' or 'output'.")
+        self.max_nodes = decoding_length
+        self.mode = mode
+        self.sources = sources
+        self._options = {"decoding_length": decoding_length, "branch_length": branch_length, **trie_options}
+        self._trie: Trie | None = None
+        if "eos_token_ids" in trie_options:
+            self._trie = Trie(**self._options)
+        else:
+            Trie(**self._options)  # a bad option speaks here, not in the first call
+
+    @property
+    def trie(self) -> Trie:
+        """The store; made when the first target tells its EOS ids, or on first use."""
+        if self._trie is None:
+            self._trie = Trie(**self._options)
+        return self._trie
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`."""
+        if self._trie is None:
+            self._trie = Trie(eos_token_ids=hints.get("eos_token_ids", ()), **self._options)
+
+    def source_name(self, source: int) -> str:
+        """See `Drafter.source_name`."""
+        return NAMES.get(source, self.name)
+
+    def begin(self, request: Context) -> None:
+        """See `Drafter.begin`."""
+        self.trie.begin(request.id, request.tokens)
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`."""
+        trees = []
+        for request, budget in zip(requests, budgets, strict=True):
+            depth = request.room - 1
+            if budget < 1 or depth < 1:
+                trees.append(TokenTree.from_arrays([], [], root=request.tokens[-1]))
+                continue
+            found = self.trie.retrieve(request.id, budget, depth=depth, mode=self.mode, sources=self.sources)
+            trees.append(
+                TokenTree.from_arrays(
+                    found.tokens, found.parents, found.logp, found.source, root=request.tokens[-1]
+                )
+            )
+        return TokenTree.stack(trees) if len(trees) > 1 else trees[0]
+
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`."""
+        for request, emitted in zip(step.requests, step.emitted, strict=True):
+            if emitted:
+                self.trie.extend(request.id, emitted)
+
+    def end(self, request: Context) -> None:
+        """See `Drafter.end`."""
+        self.trie.end(request.id)
+
+    def warm(self, answers: Sequence[Sequence[int]]) -> None:
+        """Insert finished answers (token ids), such as a development set's, before serving."""
+        for answer in answers:
+            self.trie.warm(answer)
+
+    def save(self, path: str | os.PathLike[str], tokenizer: Any) -> None:
+        """Write the trie's outputs to a flat file that names `tokenizer`."""
+        self.trie.save(path, tokenizer_fingerprint(tokenizer))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], tokenizer: Any, **options: Any) -> Lookahead:
+        """A drafter on a saved trie.
+
+        Raises:
+            ValueError: no trie file, a damaged one, or one of another tokenizer.
+        """
+        trie = Trie.load(path, tokenizer_fingerprint(tokenizer))
+        drafter = cls(trie.options["decoding_length"], trie.options["branch_length"], **options)
+        drafter._trie = trie
+        return drafter
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """A short name of a tokenizer's vocabulary: equal where equal ids mean equal text."""
+    import hashlib
+
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    digest = hashlib.sha256(repr(vocabulary).encode()).hexdigest()[:32]
+    return f"{type(tokenizer).__name__}-{len(vocabulary)}-{digest}"

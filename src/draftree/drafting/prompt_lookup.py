@@ -1,0 +1,83 @@
+"""Prompt lookup, the single-branch baseline (LLMA; Hugging Face's `prompt_lookup_num_tokens`).
+
+The last few tokens of the context are searched in the context itself; what followed them the first time is the
+guess, in one chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from draftree.drafting.base import Context, Drafter, Step
+from draftree.host.target import Target
+from draftree.tree import TokenTree
+
+CONFIDENCE = 0.7  # log-probability per token of a chain before calibration: any constant below 1 ranks depths
+
+
+class PromptLookup(Drafter):
+    """Copies what followed the longest matching n-gram of prompt and output.
+
+    Args:
+        num_draft_tokens: length of the chain.
+        max_ngram_size: longest suffix searched for; shorter ones follow, down to one token.
+    """
+
+    name: ClassVar[str] = "prompt_lookup"
+
+    def __init__(self, num_draft_tokens: int = 10, max_ngram_size: int = 2) -> None:
+        for option, value in (("num_draft_tokens", num_draft_tokens), ("max_ngram_size", max_ngram_size)):
+            if value < 1:
+                raise ValueError(f"{option} is {value}: give at least 1.")
+        self.max_nodes = num_draft_tokens
+        self.max_ngram_size = max_ngram_size
+        self._eos: tuple[int, ...] = ()
+        self._seen: dict[int, np.ndarray] = {}
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`."""
+        self._eos = hints.get("eos_token_ids", ())
+
+    def begin(self, request: Context) -> None:
+        """See `Drafter.begin`."""
+        buffer = np.empty(len(request.tokens) + request.room, dtype=np.int64)
+        buffer[: len(request.tokens)] = request.tokens
+        self._seen[request.id] = buffer
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`."""
+        trees = []
+        for request, budget in zip(requests, budgets, strict=True):
+            guess = self._continuation(request, min(budget, request.room - 1))
+            depth = np.arange(1, len(guess) + 1)
+            logp = (depth * np.log(CONFIDENCE)).astype(np.float32)
+            trees.append(TokenTree.from_arrays(guess, np.arange(-1, len(guess) - 1), logp, root=request.tokens[-1]))
+        return TokenTree.stack(trees)
+
+    def _continuation(self, request: Context, most: int) -> np.ndarray:
+        nothing = np.empty(0, dtype=np.int64)
+        tokens = self._seen[request.id][: len(request.tokens)]
+        if most < 1:
+            return nothing
+        for size in range(min(self.max_ngram_size, len(tokens) - 1), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)
+            hits = np.flatnonzero((windows == tokens[-size:]).all(1))
+            if len(hits):
+                start = int(hits[0]) + size
+                guess = tokens[start : start + most]
+                ends = np.flatnonzero(np.isin(guess, self._eos))
+                return guess[: int(ends[0]) + 1] if len(ends) else guess
+        return nothing
+
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`."""
+        for request, emitted in zip(step.requests, step.emitted, strict=True):
+            end = len(request.tokens)
+            self._seen[request.id][end - len(emitted) : end] = emitted
+
+    def end(self, request: Context) -> None:
+        """See `Drafter.end`."""
+        self._seen.pop(request.id, None)

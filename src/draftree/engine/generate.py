@@ -1,0 +1,246 @@
+"""`generate`: a batch of prompts through the engine, with Hugging Face's options and output format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from draftree.drafting.base import Drafter
+from draftree.engine.engine import Engine
+from draftree.engine.limits import check_prompt
+from draftree.engine.options import DEFAULT_NEW_TOKENS, Options, read_options, rules_for
+from draftree.engine.request import Emitted, Request
+from draftree.engine.stats import RunStats
+from draftree.shaping import Shape
+
+MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOutput:
+    """What `generate` returns.
+
+    Attributes:
+        sequences: LongTensor [batch, prompt + new]; prompts as given, short rows filled with the pad token.
+        stats: statistics per request, and their sum.
+    """
+
+    sequences: Tensor
+    stats: RunStats
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    drafter: Drafter | None = None,
+    pruner: Any = None,
+    shape: Shape | None = None,
+    max_new_tokens: int | None = None,
+    do_sample: bool | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float | None = None,
+    seed: int | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
+    stopping_criteria: StoppingCriteriaList | Sequence[StoppingCriteria] | None = None,
+    generation_config: GenerationConfig | None = None,
+    streamer: Any = None,
+    strict: bool = False,
+    host: str = "auto",
+    tokenizer: Any = None,
+    **options: Any,
+) -> GenerateOutput:
+    """Generate several tokens per forward pass, with the text that plain decoding would give.
+
+    Args:
+        model: a Hugging Face causal LM or encoder-decoder.
+        input_ids: LongTensor [batch, length]; padding is what `attention_mask` hides, on either side.
+        attention_mask: [batch, length] of 0 and 1; None where nothing is padding.
+        drafter: who guesses, such as `Lookahead()`; None decodes plainly.
+        pruner: prunes trees inside the pass.
+        shape: sizes the trees; by default by measured cost.
+        max_new_tokens: most tokens to emit (128 where neither this nor a config says).
+        do_sample: draw tokens (default False); with it `temperature`, `top_k`, `top_p` as in Hugging Face.
+        seed: of the noise; request b of a batch uses seed + b. With a seed, batch 1 equals Hugging Face's
+            `generate(do_sample=True)` after `torch.manual_seed(seed)`. None takes torch's default generator.
+        eos_token_id: ends a text; default from the model's generation config, [] for none.
+        stopping_criteria: asked after every token with its true prefix.
+        generation_config: Hugging Face's; explicit arguments win over it.
+        streamer: Hugging Face streamer (batch 1).
+        strict: decide near-ties again by a one-row pass (16-bit types).
+        host: "auto", "loop" or "hooked".
+        tokenizer: needed for `stop_strings`.
+        options: any other option of Hugging Face's GenerationConfig.
+
+    Raises:
+        TypeError, ValueError: what is wrong and what to do, before any work is done.
+    """
+    explicit = {
+        "max_new_tokens": max_new_tokens,
+        "do_sample": do_sample,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "repetition_penalty": repetition_penalty,
+        "eos_token_id": eos_token_id,
+    }
+    _check_ids(input_ids, attention_mask)
+    engine_options = {"drafter": drafter, "pruner": pruner, "shape": shape, "host": host, "strict": strict}
+    read = read_options(model, generation_config, stopping_criteria, tokenizer, explicit | options)
+    copies = int(read.config.num_return_sequences or 1)
+    if copies > 1:
+        input_ids = input_ids.repeat_interleave(copies, 0)
+        attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
+    if streamer is not None and input_ids.shape[0] > 1:
+        raise ValueError("A streamer follows one text: call generate with a batch of 1.")
+    run = decode_seq2seq if getattr(model.config, "is_encoder_decoder", False) else decode
+    return run(model, input_ids, attention_mask, read, seed, streamer, engine_options)
+
+
+def decode(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    options: Options,
+    seed: int | None,
+    streamer: Any,
+    engine_options: dict[str, Any],
+) -> GenerateOutput:
+    """Run a checked batch of a decoder-only model; arguments as in `generate`."""
+    prompts = _real_tokens(input_ids, attention_mask)
+    engine = _engine(model, prompts, options, engine_options)
+    new = _new_tokens(options, prompts, input_ids.shape[1], engine.target.max_positions)
+    for prompt in prompts:
+        check_prompt(prompt, new, engine.target.vocab_size, engine.target.max_positions)
+    requests = []
+    for b, (prompt, own_seed) in enumerate(zip(prompts, _seeds(options, seed, len(prompts)), strict=True)):
+        padded = input_ids[b : b + 1].to(engine.target.device)
+        rules = rules_for(
+            model, options, max_new_tokens=new, padded_length=input_ids.shape[1], seed=own_seed, encoder_ids=padded
+        )
+        requests.append(engine.add(prompt, rules, padded_prompt=padded, on_token=_feed(streamer, padded)))
+    return _finish(engine, requests, input_ids, options, streamer)
+
+
+def decode_seq2seq(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    options: Options,
+    seed: int | None,
+    streamer: Any,
+    engine_options: dict[str, Any],
+) -> GenerateOutput:
+    """Run a checked batch of an encoder-decoder: `input_ids` go to the encoder, sequences are the decoder's."""
+    config = options.config
+    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
+    if start is None:
+        raise ValueError("The model names no decoder_start_token_id: pass it as an option.")
+    starts = torch.full((input_ids.shape[0], 1), int(start), dtype=torch.long, device=input_ids.device)
+    sources = _real_tokens(input_ids, attention_mask)
+    engine = _engine(model, [[int(start)]] * len(sources), options, engine_options)
+    for source in sources:
+        check_prompt(source, 1, model.get_input_embeddings().weight.shape[0], None)
+    new = _new_tokens(options, [[int(start)]], 1, engine.target.max_positions)
+    requests = []
+    for b, (source, own_seed) in enumerate(zip(sources, _seeds(options, seed, len(sources)), strict=True)):
+        ids = torch.tensor(source, device=engine.target.device)
+        rules = rules_for(
+            model, options, max_new_tokens=new, padded_length=1, seed=own_seed, encoder_ids=ids[None]
+        )
+        padded = starts[b : b + 1].to(engine.target.device)
+        requests.append(
+            engine.add(
+                [int(start)],
+                rules,
+                padded_prompt=padded,
+                encoder_input=ids,
+                on_token=_feed(streamer, padded),
+            )
+        )
+    return _finish(engine, requests, starts, options, streamer)
+
+
+def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point():
+        raise ValueError("input_ids must be a LongTensor [batch, length]: tokenizer(..., return_tensors='pt').input_ids.")
+    if input_ids.shape[0] == 0 or input_ids.shape[1] == 0:
+        raise ValueError("The prompt is empty: give at least one token (the tokenizer's BOS, say).")
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}: "
+            "give one mask value per token."
+        )
+
+
+def _real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    if attention_mask is None:
+        prompts: list[list[int]] = input_ids.tolist()
+    else:
+        real = attention_mask.bool()
+        prompts = [row[keep].tolist() for row, keep in zip(input_ids, real, strict=True)]
+    if any(not prompt for prompt in prompts):
+        raise ValueError("A prompt of the batch is all padding: give every row at least one token.")
+    return prompts
+
+
+def _new_tokens(options: Options, prompts: list[list[int]], padded: int, limit: int | None) -> int:
+    new = options.max_new_tokens
+    if new is None:  # nobody asked for a length: as many as fit
+        room = DEFAULT_NEW_TOKENS if limit is None else limit - max(len(p) for p in prompts)
+        return max(1, min(DEFAULT_NEW_TOKENS, room))
+    if new < 0 and options.config.max_length == -new:
+        new = -new - padded
+        if new < 1:
+            raise ValueError(f"max_length={-options.max_new_tokens} leaves no room behind a prompt of {padded}: raise it.")  # type: ignore[operator]
+    return new
+
+
+def _seeds(options: Options, seed: int | None, count: int) -> list[int | None]:
+    if not options.config.do_sample or (seed is None and count == 1):
+        return [None] * count
+    if seed is None:
+        seed = int(torch.randint(0, 2**31, (1,)))
+    return [seed + b for b in range(count)]
+
+
+def _engine(model: Any, prompts: list[list[int]], options: Options, engine_options: dict[str, Any]) -> Engine:
+    new = abs(options.max_new_tokens or DEFAULT_NEW_TOKENS)
+    capacity = max(len(p) for p in prompts) + new + 64
+    return Engine(model, slots=min(len(prompts), MOST_SLOTS), capacity=min(capacity, 1 << 14), **engine_options)
+
+
+def _feed(streamer: Any, prompt: Tensor) -> Any:
+    if streamer is None:
+        return None
+    streamer.put(prompt.cpu())
+
+    def put(emitted: Emitted) -> None:
+        streamer.put(torch.tensor([emitted.token]))
+
+    return put
+
+
+def _finish(
+    engine: Engine, requests: list[Request], input_ids: Tensor, options: Options, streamer: Any
+) -> GenerateOutput:
+    engine.run()
+    if streamer is not None:
+        streamer.end()
+    for request in requests:
+        if request.error is not None:
+            raise request.error
+    longest = max(len(r.output) for r in requests)
+    new = torch.full((len(requests), longest), options.pad_token_id, dtype=torch.long)
+    for b, request in enumerate(requests):
+        new[b, : len(request.output)] = torch.tensor(request.tokens)
+    sequences = torch.cat([input_ids, new.to(input_ids.device)], 1)
+    return GenerateOutput(sequences, RunStats([r.stats for r in requests]))

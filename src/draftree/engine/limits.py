@@ -1,0 +1,58 @@
+"""What a request may be: checks that speak before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | None) -> None:
+    """Refuse a prompt that cannot be answered.
+
+    Args:
+        prompt: token ids.
+        new: tokens to be emitted.
+        vocabulary: number of token ids.
+        limit: context of the model in tokens, None for no limit.
+
+    Raises:
+        ValueError: one sentence, what is wrong and what to do.
+    """
+    if new < 1:
+        raise ValueError(f"max_new_tokens is {new}: give at least 1.")
+    if not len(prompt):
+        raise ValueError("The prompt is empty: give at least one token (the tokenizer's BOS, say).")
+    wrong = next((token for token in prompt if not 0 <= token < vocabulary), None)
+    if wrong is not None:
+        raise ValueError(
+            f"The prompt holds token id {wrong}, outside the model's vocabulary of {vocabulary}: "
+            "tokenize it with this model's own tokenizer."
+        )
+    if limit is not None and len(prompt) >= limit:
+        raise ValueError(
+            f"The prompt has {len(prompt)} tokens and the model's context is {limit}: shorten it to at most "
+            f"{limit - 1}."
+        )
+    if limit is not None and len(prompt) + new > limit:
+        raise ValueError(
+            f"A prompt of {len(prompt)} tokens leaves room for {limit - len(prompt)} new ones in the model's context "
+            f"of {limit}, not {new}: lower max_new_tokens."
+        )
+
+
+def eos_token_ids(model: Any) -> tuple[int, ...]:
+    """The EOS ids of a model's generation config, as a tuple."""
+    config = getattr(model, "generation_config", None)
+    ids = getattr(config, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.config, "eos_token_id", None)
+    return as_ids(ids)
+
+
+def as_ids(ids: int | Sequence[int] | None) -> tuple[int, ...]:
+    """None, one id or several as a tuple."""
+    if ids is None:
+        return ()
+    if isinstance(ids, int):
+        return (ids,)
+    return tuple(int(i) for i in ids)

@@ -1,0 +1,151 @@
+"""From requests and trees to one plan: prompt rows that are not in the cache yet, then tree rows, then attachments.
+
+A request's first pass carries its prompt (the trunk) in front of its tree; later passes carry the tree alone. Trunks
+of different lengths are padded behind, so that all trees of a pass begin at the same row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from draftree.drafting.base import Attachment
+from draftree.host.plan import PassResult, Plan, Surgery
+from draftree.tree import TokenTree
+
+
+@dataclass(slots=True)
+class TreePass:
+    """A plan and where things are in it.
+
+    Attributes:
+        plan: what the host runs.
+        trees: the trees in it.
+        trunk: per request, real prompt rows.
+        offset: row where trees begin.
+    """
+
+    plan: Plan
+    trees: TokenTree
+    trunk: list[int]
+    offset: int
+
+    def node_rows(self, result: PassResult) -> Tensor | None:
+        """Node number behind each row of the logits [B, n], -1 for other rows; None where it is row for row."""
+        rows = result.rows
+        if rows is None:
+            return None
+        nodes = rows[:, self.offset :] - self.offset
+        return nodes.masked_fill((nodes < 0) | (nodes >= self.trees.width), -1)
+
+    def committed(self, accepted: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Rows to keep per request: its prompt rows, then the walked nodes."""
+        return [
+            [*range(trunk), *(self.offset + node for node in nodes)]
+            for trunk, nodes in zip(self.trunk, accepted, strict=True)
+        ]
+
+
+def tree_pass(
+    trunks: Sequence[Sequence[int]],
+    trees: TokenTree,
+    starts: Sequence[int],
+    attachment: Attachment | None = None,
+    floors: Sequence[int] = (),
+) -> TreePass:
+    """Lay out one pass.
+
+    Args:
+        trunks: certain tokens before each root that are not in the cache yet (empty after the first pass).
+        trees: one tree per request.
+        starts: committed context length of each request.
+        attachment: a drafter's own rows.
+        floors: prompt lengths, for length-dependent rotary embeddings.
+    """
+    device = trees.tokens.device
+    trunk = [len(t) for t in trunks]
+    offset = max(trunk)
+    batch, width = trees.tokens.shape
+    begin = torch.tensor([s + t for s, t in zip(starts, trunk, strict=True)], device=device)[:, None]
+    if offset == 0:
+        plan = Plan(trees.tokens, begin + trees.depth, trees.ancestors)
+    else:
+        tokens = torch.zeros(batch, offset, dtype=torch.long, device=device)
+        for b, certain in enumerate(trunks):
+            tokens[b, : len(certain)] = torch.tensor(certain, dtype=torch.long, device=device)
+        start = torch.tensor(list(starts), device=device)[:, None]
+        positions = torch.minimum(start + torch.arange(offset, device=device), begin)
+        visible = torch.zeros(batch, offset + width, offset + width, dtype=torch.bool, device=device)
+        visible[:, :offset, :offset] = torch.ones(offset, offset, dtype=torch.bool, device=device).tril()
+        real = torch.arange(offset, device=device) < torch.tensor(trunk, device=device)[:, None]
+        visible[:, offset:, :offset] = real[:, None]
+        visible[:, offset:, offset:] = trees.ancestors
+        plan = Plan(
+            torch.cat([tokens, trees.tokens], 1),
+            torch.cat([positions, begin + trees.depth], 1),
+            visible,
+            first_logit_row=offset,
+        )
+    plan.rope_floor = tuple(floors)
+    if attachment is not None:
+        plan = _attach(plan, attachment, begin, offset, torch.tensor(trunk, device=device))
+    return TreePass(plan, trees, trunk, offset)
+
+
+def _attach(plan: Plan, attachment: Attachment, begin: Tensor, offset: int, trunk: Tensor) -> Plan:
+    tokens, positions, visible = plan.tokens, plan.positions, plan.visible
+    prefix_rows = attachment.prefix_rows
+    if attachment.embeddings is not None:
+        if attachment.positions is None or attachment.visible is None:
+            raise ValueError("An attachment with embeddings must give their `positions` and `visible`.")
+        count = attachment.embeddings.shape[1]
+        tokens = torch.nn.functional.pad(tokens, (0, count))
+        positions = torch.cat([positions, begin + attachment.positions], 1)
+        visible = torch.nn.functional.pad(visible, (0, count))
+        visible = torch.cat([visible, _see_trunk(attachment.visible, offset, trunk)], 1)
+    if prefix_rows is not None:
+        prefix_rows = torch.nn.functional.pad(prefix_rows, (offset, 0))
+    surgeries = tuple(_shift(s, begin, offset, trunk) for s in attachment.surgeries)
+    return replace(
+        plan,
+        tokens=tokens,
+        positions=positions,
+        visible=visible,
+        embeddings=attachment.embeddings,
+        prefix_rows=prefix_rows,
+        surgeries=surgeries,
+        taps=attachment.taps,
+    )
+
+
+def _see_trunk(visible: Tensor, offset: int, trunk: Tensor) -> Tensor:
+    """Put `offset` trunk columns in front of [B, m, n]; real ones are visible."""
+    real = torch.arange(offset, device=visible.device) < trunk[:, None]
+    return torch.cat([real[:, None].expand(-1, visible.shape[1], -1), visible], 2)
+
+
+def _shift(surgery: Surgery, begin: Tensor, offset: int, trunk: Tensor) -> Surgery:
+    """Express a surgery on tree rows as one on all rows: the trunk stays in front, untouched."""
+    keep, append, visible = surgery.keep, surgery.append, surgery.visible
+    positions = None if surgery.positions is None else begin + surgery.positions
+    if offset == 0:
+        return replace(surgery, positions=positions)
+
+    def with_trunk(rows: Tensor) -> Tensor:
+        front = torch.arange(offset, device=rows.device).expand(rows.shape[0], -1)
+        return torch.cat([front, torch.where(rows >= 0, rows + offset, rows)], 1)
+
+    if callable(keep):
+        choose = keep
+        keep = lambda hidden: with_trunk(choose(hidden[:, offset:]))  # noqa: E731
+    elif keep is not None:
+        keep = with_trunk(keep)
+    if append is not None:
+        make = append
+        append = lambda hidden: make(hidden[:, offset:])  # noqa: E731
+    if visible is not None:
+        visible = _see_trunk(visible, offset, trunk)
+    return Surgery(surgery.layer, keep, append, positions, visible)

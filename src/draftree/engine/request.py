@@ -1,0 +1,143 @@
+"""A request: its prompt, its rules, what it has said so far, and when it is over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, StoppingCriteriaList
+
+from draftree.acceptance.sampled import PrefixChooser
+from draftree.drafting.base import Context
+from draftree.engine.stats import RequestStats
+
+_ids = itertools.count()
+
+
+class State(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How tokens are chosen and when to stop.
+
+    Attributes:
+        max_new_tokens: most tokens to emit.
+        eos_token_ids: tokens that end the text (they are emitted).
+        sample: draw tokens instead of taking the best.
+        seed: of the noise; None takes torch's default generator, as Hugging Face does.
+        processors: Hugging Face logits processors, in order, belonging to this request alone.
+        criteria: custom stopping criteria, asked after every token.
+        drafting: False answers this request without guesses.
+    """
+
+    max_new_tokens: int = 128
+    eos_token_ids: tuple[int, ...] = ()
+    sample: bool = False
+    seed: int | None = None
+    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+    criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+    drafting: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """One new token: its id, and the name of the drafter that guessed it (None: the target's own)."""
+
+    token: int
+    source: str | None
+
+
+class Request:
+    """One text being generated; made by `Engine.add`.
+
+    Attributes:
+        id: unique in the process.
+        state: waiting, running or finished.
+        finish_reason: "eos", "length", "stop", "cancelled" or "error"; None while it lives.
+        error: the exception that ended it, if one did.
+        output: what was emitted, in order.
+        stats: its counts.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        rules: Rules,
+        *,
+        device: torch.device,
+        padded_prompt: Tensor | None = None,
+        encoder_input: Tensor | None = None,
+        encoder_states: Tensor | None = None,
+        on_token: Callable[[Emitted], None] | None = None,
+    ) -> None:
+        self.id = next(_ids)
+        self.rules = rules
+        self.state = State.WAITING
+        self.finish_reason: str | None = None
+        self.error: BaseException | None = None
+        self.output: list[Emitted] = []
+        self.stats = RequestStats()
+        self.context = Context(self.id, list(prompt), len(prompt), rules.max_new_tokens)
+        self.encoder_input = encoder_input
+        self.encoder_states = encoder_states
+        self.decide_alone = False  # strict mode: the next step has no guesses
+        self._on_token = on_token
+        prefix = padded_prompt if padded_prompt is not None else torch.tensor([list(prompt)], device=device)
+        self.chooser = self._make_chooser(prefix, device)
+        self._criteria_ids = self._criteria_buffer(prefix)
+
+    def _make_chooser(self, prefix: Tensor, device: torch.device) -> PrefixChooser | None:
+        rules = self.rules
+        if not rules.sample and not rules.processors:
+            return None
+        generator = None
+        if rules.sample and rules.seed is not None:
+            generator = torch.Generator(device).manual_seed(rules.seed)
+        return PrefixChooser(prefix, rules.processors, generator, rules.sample, rules.max_new_tokens)
+
+    def _criteria_buffer(self, prefix: Tensor) -> Tensor | None:
+        if not self.rules.criteria:
+            return None
+        return torch.nn.functional.pad(prefix, (0, self.rules.max_new_tokens))
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new token ids."""
+        return [e.token for e in self.output]
+
+    def emit(self, token: int, source: str | None) -> bool:
+        """Add a token; return whether the text ends with it."""
+        rules, context = self.rules, self.context
+        context.tokens.append(token)
+        context.room -= 1
+        emitted = Emitted(token, source)
+        self.output.append(emitted)
+        reason = None
+        if token in rules.eos_token_ids:
+            reason = "eos"
+        elif context.room <= 0:
+            reason = "length"
+        elif self._criteria_ids is not None and self._asks_to_stop(self._criteria_ids, token):
+            reason = "stop"
+        if self._on_token is not None:
+            self._on_token(emitted)
+        if reason is not None:
+            self.finish_reason = reason
+        return reason is not None
+
+    def _asks_to_stop(self, ids: Tensor, token: int) -> bool:
+        end = ids.shape[1] - self.rules.max_new_tokens + len(self.output)
+        ids[0, end - 1] = token
+        verdict: Any = self.rules.criteria(ids[:, :end], None)  # type: ignore[arg-type]
+        return bool(verdict.all()) if isinstance(verdict, Tensor) else bool(verdict)

@@ -1,0 +1,134 @@
+"""What a run did: per request and in all, in the field's own terms.
+
+Mean acceptance length is 1 + accepted / steps: a step's accepted guesses plus the token the target adds itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+STAGES = ("draft", "verify", "accept", "commit")
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Counts of one request.
+
+    Attributes:
+        steps: passes of the target that this request took part in.
+        drafted: guesses verified.
+        accepted: guesses confirmed and emitted.
+        emitted: new tokens.
+        accepted_by_depth: how often the guess at depth 1, 2, .. was accepted.
+        accepted_by_source: accepted guesses by drafter.
+        seconds: time by stage; a step shared by several requests counts in equal parts.
+        re_decided: positions decided again by a one-row pass (strict mode).
+    """
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    re_decided: int = 0
+
+    @property
+    def acceptance_length(self) -> float:
+        """1 + accepted / steps."""
+        return 1 + self.accepted / self.steps if self.steps else 0.0
+
+    @property
+    def total_seconds(self) -> float:
+        """All stages together."""
+        return sum(self.seconds.values())
+
+    def count(self, accepted: int, drafted: int, emitted: int) -> None:
+        """Add one step's counts."""
+        self.steps += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.emitted += emitted
+        by_depth = self.accepted_by_depth
+        by_depth.extend([0] * (accepted - len(by_depth)))
+        for depth in range(accepted):
+            by_depth[depth] += 1
+
+    def add(self, other: RequestStats) -> None:
+        """Add another request's counts to these."""
+        self.steps += other.steps
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.emitted += other.emitted
+        self.re_decided += other.re_decided
+        self.accepted_by_depth.extend([0] * (len(other.accepted_by_depth) - len(self.accepted_by_depth)))
+        for depth, hits in enumerate(other.accepted_by_depth):
+            self.accepted_by_depth[depth] += hits
+        self.accepted_by_source.update(other.accepted_by_source)
+        for stage, spent in other.seconds.items():
+            self.seconds[stage] += spent
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        return {
+            "steps": self.steps,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "emitted": self.emitted,
+            "acceptance_length": self.acceptance_length,
+            "accepted_by_depth": list(self.accepted_by_depth),
+            "accepted_by_source": dict(self.accepted_by_source),
+            "seconds": dict(self.seconds),
+            "re_decided": self.re_decided,
+        }
+
+
+@dataclass(slots=True)
+class RunStats:
+    """Statistics of several requests that were answered together."""
+
+    requests: list[RequestStats]
+
+    @property
+    def total(self) -> RequestStats:
+        """The sum over all requests."""
+        total = RequestStats()
+        for request in self.requests:
+            total.add(request)
+        return total
+
+    @property
+    def acceptance_length(self) -> float:
+        """1 + accepted / steps over all requests."""
+        return self.total.acceptance_length
+
+    def summary(self) -> str:
+        """Print a short table of the run and return it as text."""
+        from rich.console import Console
+        from rich.table import Table
+
+        total = self.total
+        table = Table(title=f"{len(self.requests)} request(s)", show_header=False, title_justify="left")
+        table.add_row("tokens emitted", str(total.emitted))
+        table.add_row("steps (target passes)", str(total.steps))
+        table.add_row("acceptance length (1 + accepted / steps)", f"{total.acceptance_length:.2f}")
+        table.add_row("guesses accepted / drafted", f"{total.accepted} / {total.drafted}")
+        depths = "  ".join(f"{depth + 1}: {hits}" for depth, hits in enumerate(total.accepted_by_depth))
+        table.add_row("accepted by depth", depths or "-")
+        sources = "  ".join(f"{name}: {hits}" for name, hits in sorted(total.accepted_by_source.items()))
+        table.add_row("accepted by source", sources or "-")
+        stages = "  ".join(f"{stage} {1000 * total.seconds[stage]:.1f}" for stage in STAGES)
+        table.add_row("milliseconds by stage", stages)
+        if total.total_seconds:
+            table.add_row("tokens a second", f"{total.emitted / total.total_seconds:.1f}")
+        if total.re_decided:
+            table.add_row("near-ties decided again", str(total.re_decided))
+        console = Console()
+        with console.capture() as captured:
+            console.print(table)
+        text = captured.get()
+        print(text, end="")
+        return text

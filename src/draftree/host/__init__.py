@@ -1,0 +1,37 @@
+"""Hosts: how rows of tokens get through a stock model."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from draftree.host.base import Host
+from draftree.host.hooked import HookedHost
+from draftree.host.loop import LoopHost
+from draftree.host.target import Target, inspect_model
+
+__all__ = ["HookedHost", "Host", "LoopHost", "Target", "inspect_model", "open_host"]
+
+# Building a host inspects and may fuse weights, so one serves all engines on a model; it holds no request's
+# state, and the model only weakly, so an entry goes with its model.
+_hosts: weakref.WeakKeyDictionary[Any, dict[str, Host]] = weakref.WeakKeyDictionary()
+
+
+def open_host(model: Any, choice: str = "auto") -> Host:
+    """The host for `model`: "loop" (fast, llama-shaped models), "hooked" (any model) or "auto".
+
+    Raises:
+        TypeError, ValueError: a model that cannot be driven, or a choice that does not exist or fit.
+    """
+    if choice not in ("auto", "loop", "hooked"):
+        raise ValueError(f"host is {choice!r}: choose 'auto', 'loop' or 'hooked'.")
+    target = inspect_model(model)
+    if choice == "auto":
+        choice = "loop" if LoopHost.qualifies(target) else "hooked"
+    held = _hosts.setdefault(model, {})
+    host = held.get(choice)
+    if isinstance(host, LoopHost) and not (host.fresh and LoopHost.qualifies(target)):
+        host = None
+    if host is None:
+        host = held[choice] = LoopHost(target) if choice == "loop" else HookedHost(target)
+    return host

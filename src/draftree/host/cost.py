@@ -1,0 +1,124 @@
+"""What a step costs by its number of rows, measured on this machine for this model.
+
+Rows are not cheap everywhere: a CPU is compute-bound from a dozen rows on, a GPU from some hundreds. The curve is
+measured once (a few hundred milliseconds), kept in memory and on disk by model shape, device, dtype and threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.host.base import Host
+from draftree.host.plan import Plan
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+CONTEXT = 128  # tokens of context while measuring
+SECONDS = 0.4  # time spent measuring, once the model has run once
+FORMAT = 1  # of the file on disk
+
+
+class StepCost:
+    """Seconds of a step against rows: linear between measured points and beyond the last two.
+
+    Args:
+        rows: ascending row counts.
+        seconds: time of a step with that many rows; made non-decreasing.
+    """
+
+    def __init__(self, rows: Any, seconds: Any) -> None:
+        self.rows = np.asarray(rows, dtype=float)
+        self.seconds = np.maximum.accumulate(np.asarray(seconds, dtype=float))
+        if len(self.rows) < 2 or len(self.rows) != len(self.seconds) or (np.diff(self.rows) <= 0).any():
+            raise ValueError("A step-cost curve needs two or more ascending row counts, each with its seconds.")
+
+    def of(self, rows: Any) -> np.ndarray:
+        """Seconds of a step with `rows` rows (array-like)."""
+        rows = np.asarray(rows, dtype=float)
+        inside = np.interp(rows, self.rows, self.seconds)
+        slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+        return np.where(rows > self.rows[-1], self.seconds[-1] + slope * (rows - self.rows[-1]), inside)
+
+
+def measure_cost(host: Host, seconds: float = SECONDS) -> StepCost:
+    """Time steps of 1 to 64 rows behind a short context, interleaved, and keep each one's fastest."""
+    device = host.target.device
+    limit = host.target.max_positions or CONTEXT + ROWS[-1]
+    context = max(1, min(CONTEXT, limit - ROWS[-1]))
+    rows = [n for n in ROWS if context + n <= limit]
+    cache = host.new_cache(1, context + rows[-1])
+
+    def run(count: int) -> float:
+        start = cache.lengths[0]
+        plan = Plan(
+            tokens=torch.zeros(1, count, dtype=torch.long, device=device),
+            positions=start + torch.arange(count, device=device)[None],
+            visible=torch.ones(1, count, count, dtype=torch.bool, device=device).tril(),
+            first_logit_row=count - 1 if start == 0 else 0,
+        )
+        begin = time.perf_counter()
+        result = host.run(plan, cache)
+        result.logits[0, -1, 0].item()  # waits for the device
+        elapsed = time.perf_counter() - begin
+        if start == 0:
+            cache.commit([list(range(count))], result.segments)
+        return elapsed
+
+    run(context)
+    fastest = {n: run(n) for n in rows}
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
+        for n in rows:
+            fastest[n] = min(fastest[n], run(n))
+    return StepCost(rows, [fastest[n] for n in rows])
+
+
+def cached_cost(host: Host) -> StepCost:
+    """The curve of `host`, from disk if this machine has measured it before."""
+    path = _cache_folder() / f"{_key(host)}.json"
+    try:
+        held = json.loads(path.read_text())
+        return StepCost(held["rows"], held["seconds"])
+    except (OSError, ValueError, KeyError):
+        pass
+    cost = measure_cost(host)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump({"rows": cost.rows.tolist(), "seconds": cost.seconds.tolist()}, file)
+        Path(file.name).replace(path)
+    except OSError:
+        pass  # a read-only home costs a measurement per process, nothing more
+    return cost
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("DRAFTREE_CACHE")
+    return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "draftree"
+
+
+def _key(host: Host) -> str:
+    target = host.target
+    device = target.device
+    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    shape = {k: v for k, v in sorted(target.config.to_dict().items()) if isinstance(v, int | float) or k == "model_type"}
+    facts = [FORMAT, host.name, shape, str(target.dtype), str(device), chip, torch.get_num_threads(), torch.__version__]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration, IndexError):
+        import platform
+
+        return platform.processor() or platform.machine()

@@ -1,0 +1,5 @@
+"""Ways into draftree from other libraries."""
+
+from draftree.integrations.custom_generate import custom_generate
+
+__all__ = ["custom_generate"]

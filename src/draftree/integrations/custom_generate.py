@@ -1,0 +1,130 @@
+"""`model.generate(..., custom_generate=draftree.custom_generate(drafter=...))`: Hugging Face's door, our loop.
+
+Hugging Face prepares ids, logits processors and stopping criteria as always; the decoding loop in the middle is
+draftree's engine. Beams are refused; `num_return_sequences` arrives as batch rows and works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+from draftree.drafting.base import Drafter
+from draftree.engine import Engine, Request, Rules, RunStats
+from draftree.engine.options import refuse_other_methods, split_criteria
+from draftree.shaping import Shape
+
+
+def custom_generate(
+    drafter: Drafter | None = None,
+    *,
+    shape: Shape | None = None,
+    seed: int | None = None,
+    strict: bool = False,
+    host: str = "auto",
+    streamer: Any = None,
+    on_stats: Callable[[RunStats], None] | None = None,
+) -> Callable[..., Any]:
+    """A decoding loop for Hugging Face's `generate`.
+
+    Args:
+        drafter: who guesses; None decodes plainly.
+        shape, strict, host: as in `draftree.generate`.
+        seed: of the noise when sampling; None takes torch's default generator (batch 1) or seeds drawn from it.
+        streamer: Hugging Face drops `generate(streamer=)` on the way to custom loops, so give it here.
+        on_stats: called with the run's statistics when it is done.
+
+    Returns:
+        A callable for `model.generate(input_ids, custom_generate=...)`.
+    """
+
+    def loop(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        refuse_other_methods(generation_config)
+        length, eos, criteria = split_criteria(stopping_criteria)
+        new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
+        count = input_ids.shape[0]
+        if streamer is not None and count > 1:
+            raise ValueError("A streamer follows one text: call generate with a batch of 1.")
+        sampling = bool(generation_config.do_sample)
+        first_seed = seed
+        if sampling and seed is None and count > 1:
+            first_seed = int(torch.randint(0, 2**31, (1,)))
+        engine = Engine(
+            model,
+            drafter=drafter,
+            shape=shape,
+            strict=strict,
+            host=host,
+            slots=count,
+            capacity=input_ids.shape[1] + new + 64,
+        )
+        requests = []
+        for b in range(count):
+            rules = Rules(
+                max_new_tokens=new,
+                eos_token_ids=eos,
+                sample=sampling,
+                seed=None if first_seed is None else first_seed + b,
+                processors=logits_processor,
+                criteria=criteria,
+            )
+            requests.append(_add(engine, input_ids[b : b + 1], b, rules, model_kwargs, streamer))
+        engine.run()
+        if streamer is not None:
+            streamer.end()
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+        if on_stats is not None:
+            on_stats(RunStats([r.stats for r in requests]))
+        return _output(requests, input_ids, generation_config, engine.target.encoder_decoder)
+
+    return loop
+
+
+def _add(
+    engine: Engine, ids: Tensor, b: int, rules: Rules, model_kwargs: dict[str, Any], streamer: Any
+) -> Request:
+    mask = model_kwargs.get("attention_mask")
+    prompt = ids[0]
+    encoder_states = None
+    if engine.target.encoder_decoder:
+        states = model_kwargs["encoder_outputs"][0][b]
+        encoder_states = states if mask is None else states[mask[b].bool()]
+    elif mask is not None:
+        prompt = prompt[mask[b].bool()]
+    on_token = None
+    if streamer is not None:
+        streamer.put(ids.cpu())
+        on_token = lambda emitted: streamer.put(torch.tensor([emitted.token]))  # noqa: E731
+    return engine.add(
+        prompt.tolist(), rules, padded_prompt=ids, encoder_states=encoder_states, on_token=on_token
+    )
+
+
+def _output(requests: list[Request], input_ids: Tensor, config: GenerationConfig, encoder_decoder: bool) -> Any:
+    longest = max(len(r.output) for r in requests)
+    pad = config.pad_token_id
+    if pad is None:
+        eos = config.eos_token_id
+        pad = eos[0] if isinstance(eos, list) else eos
+    new = torch.full((len(requests), longest), pad if pad is not None else 0, dtype=torch.long)
+    for b, request in enumerate(requests):
+        new[b, : len(request.output)] = torch.tensor(request.tokens)
+    sequences = torch.cat([input_ids, new.to(input_ids.device)], 1)
+    if not config.return_dict_in_generate:
+        return sequences
+    kind = GenerateEncoderDecoderOutput if encoder_decoder else GenerateDecoderOnlyOutput
+    return kind(sequences=sequences)

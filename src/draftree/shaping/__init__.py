@@ -1,0 +1,6 @@
+"""Shapes: how large the verified trees are."""
+
+from draftree.shaping.base import Fixed, Shape
+from draftree.shaping.dynamic import DynamicTree
+
+__all__ = ["DynamicTree", "Fixed", "Shape"]
