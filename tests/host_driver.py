@@ -171,7 +171,10 @@ class Run:
 
 @torch.no_grad()
 def stock_logits(
-    model: Any, sequences: Sequence[Tensor], source: Tensor | None = None, replace: Callable[..., Tensor] | None = None
+    model: Any,
+    sequences: Sequence[Tensor],
+    source: Tensor | None = None,
+    replace: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     """The stock model's logits [n, V] after each sequence; pads behind a sequence cannot reach it.
 

@@ -5,7 +5,9 @@ One test a family and check. `pytest -k zoo -rA` ends with a table of the larges
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +19,9 @@ from transformers import DynamicCache
 
 from draftree.host.base import Host
 from draftree.host.families import TESTED_FAMILIES, Family, ViewsFinalRows
-from draftree.host.plan import Plan, Surgery
+from draftree.host.loop import SHAPED_LIKE_LLAMA
+from draftree.host.plan import Surgery
+from draftree.host.target import inspect_model
 
 TOLERANCE = 1e-4
 KEPT = [0, 1, 2, 4, 7, 10]  # of the bushy tree; every kept node's parent is kept
@@ -112,7 +116,9 @@ def pruned_batch(host: Host, model: Any) -> float:
 
 def _stand_ins(hidden: Tensor, nodes: list[int], steps: list[int]) -> Tensor:
     """Rows that stand for the tokens `steps` behind `nodes`: any fixed function of their states will do."""
-    return torch.cat([hidden[:, [n]].roll(s, -1) * (1 + 0.25 * s) for n, s in zip(nodes, steps, strict=True)], 1)
+    return torch.cat(
+        [hidden[:, [n]].roll(s, -1) * (1 + 0.25 * s) for n, s in zip(nodes, steps, strict=True)], 1
+    )
 
 
 @check
@@ -163,7 +169,10 @@ def ragged_batch(host: Host, model: Any) -> float:
 def deep_prefix(host: Host, model: Any) -> float:
     """Chosen rows see keys and values that nobody else sees, whatever their siblings are."""
     probe = Run(host).prefill()
-    shapes = [(k.shape[1], k.shape[3], v.shape[3]) for k, v in zip(probe.cache._keys, probe.cache._values, strict=True)]
+    shapes = [
+        (k.shape[1], k.shape[3], v.shape[3])
+        for k, v in zip(probe.cache._keys, probe.cache._values, strict=True)
+    ]
     generator = torch.Generator().manual_seed(9)
     prefix = [
         (torch.randn(h, 3, dk, generator=generator), torch.randn(h, 3, dv, generator=generator))
@@ -233,17 +242,17 @@ def taps(host: Host, model: Any) -> float:
     run = Run(host).prefill()
     chain = Tree((-1, 0, 1, 2), 4)
     layers = len(host.target.layers)
+    model = copy.deepcopy(model)  # asked for hidden states, a stock model keeps hooks of its own
     with torch.no_grad():
         text = torch.cat([run.texts[0], chain.tokens])[None]
         last = []
-        handle = host.target.layers[-1].register_forward_hook(
+        inspect_model(model).layers[-1].register_forward_hook(
             lambda module, args, output: last.append(output[0] if isinstance(output, tuple) else output)
         )
         arguments = {"input_ids": text}
         if run.sources[0] is not None:
             arguments = {"input_ids": run.sources[0][None], "decoder_input_ids": text}
         out = model(**arguments, output_hidden_states=True, use_cache=False)
-        handle.remove()
     stock = out.decoder_hidden_states if run.sources[0] is not None else out.hidden_states
     wanted = [*stock[:layers], last[0]]
     result = run.step([chain], taps=tuple(range(layers + 1)))
@@ -252,6 +261,24 @@ def taps(host: Host, model: Any) -> float:
     worst = max(worst, difference(cut.hidden[1][0], wanted[1][0, -4:]))
     worst = max(worst, difference(cut.hidden[2][0], wanted[2][0, -4:-2]))
     return max(worst, difference(cut.hidden[layers][0], wanted[layers][0, -4:-2]))
+
+
+@check
+def control(host: Host, model: Any) -> float:
+    """The comparison notices wrong trees: a causal mask, positions by column, a window one too long."""
+    run, bushy = Run(host).prefill(), Tree(BUSHY, 2)
+    stock = run.stock(0, bushy)
+    causal, columns = run.plan([bushy]), run.plan([bushy])
+    causal.visible = torch.ones_like(causal.visible).tril()
+    columns.positions = 21 + torch.arange(bushy.size)[None]
+    for plan in (causal, columns):
+        wrong = host.run(plan, run.cache, 0, run.encoder)
+        assert difference(wrong.logits[0], stock) > 100 * TOLERANCE
+    if any(kind.window for kind in host.target.kinds):
+        kinds = tuple(replace(k, window=k.window and k.window + 1) for k in host.target.kinds)
+        wide = type(host)(replace(host.target, kinds=kinds))
+        assert difference(Run(wide).prefill().step([bushy]).logits[0], stock) > 10 * TOLERANCE
+    return run.error([bushy], run.step([bushy]))
 
 
 @check
@@ -293,7 +320,9 @@ def table() -> Iterator[None]:
     torch.set_num_threads(1)  # models this small only lose by handing work over
     yield
     torch.set_num_threads(threads)
-    rows = sorted({(member, host) for member, host, _ in RESULTS}, key=lambda row: (MEMBERS.index(row[0]), row[1]))
+    rows = sorted(
+        {(member, host) for member, host, _ in RESULTS}, key=lambda row: (MEMBERS.index(row[0]), row[1])
+    )
     print("\n" + " ".join(["zoo: largest difference from stock", *CHECKS]))
     for member, host in rows:
         figures = (RESULTS.get((member, host, name)) for name in CHECKS)
@@ -308,6 +337,12 @@ def test_zoo(member: str, name: str) -> None:
         error = CHECKS[name](host, model)
         RESULTS[member, host.name, name] = error
         assert error <= TOLERANCE, f"{host.name} host: {error:.1e}"
+
+
+def test_every_llama_shaped_member_has_both_hosts() -> None:
+    for member in zoo.CAUSAL:
+        hosts = [host.name for host in hosts_for(zoo.build(member.id))]
+        assert hosts == ["hooked"] + ["loop"] * (member.model_type in SHAPED_LIKE_LLAMA)
 
 
 def test_zoo_is_what_the_library_calls_tested() -> None:

@@ -112,23 +112,25 @@ class SlotCache(Cache):
         if cached is None:
             lengths = torch.tensor(self.lengths[self._first : self._first + self._count], device=device)
             column = self.prefix_length + lengths[:, None] + torch.arange(rows, device=device)
-            slot = torch.arange(self._first, self._first + self._count, device=device)[:, None].expand_as(column)
+            slot = torch.arange(self._first, self._first + self._count, device=device)[:, None].expand_as(
+                column
+            )
             cached = self._column_cache[rows] = (slot, column)
         return cached
 
-    # Asked by Hugging Face's mask helpers; unused where a 4D mask is given, but part of the interface.
+    # Models ask these for shapes and for positions of their own; the positions are replaced, the shapes must agree.
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Longest committed context of the slots in the current pass."""
-        return max(self.lengths[self._first : self._first + self._count])
+        """Columns before the rows of the current pass, deep prefix included, in its longest slot."""
+        return self.prefix_length + max(self.lengths[self._first : self._first + self._count])
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """Column at which the rows of the current pass start."""
-        return self.prefix_length + self.get_seq_length()
+        return self.get_seq_length()
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
         """(key length, key offset) of the current pass."""
         rows = query_length if isinstance(query_length, int) else query_length.shape[0]
-        return self.prefix_length + self.get_seq_length() + rows, 0
+        return self.get_seq_length() + rows, 0
 
     # ---------------------------------------------------------------- after a pass
 

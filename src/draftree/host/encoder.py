@@ -41,27 +41,40 @@ class EncoderState:
         self._mask: Tensor | None = None  # BoolTensor [slots, columns]
 
     @torch.no_grad()
-    def admit(self, slot: int, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
+    def admit(
+        self,
+        slot: int,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> None:
         """Encode one request's source and keep its cross keys and values in `slot`.
 
         Args:
             slot: slot of the request.
-            input_ids: LongTensor [L].
+            input_ids: LongTensor [L], the source; not looked at where `states` are given.
             attention_mask: [L], nonzero where the source is real; None for everywhere.
+            states: floating [L, d], the encoder's output where it is known already.
 
         Raises:
-            ValueError: an empty source.
+            ValueError: no source, or an empty one.
         """
-        if input_ids.dim() != 1 or input_ids.numel() == 0:
-            raise ValueError("The encoder needs a source: one sequence of at least one token.")
-        if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)
-        model = self.target.model
-        mask = attention_mask.to(self.target.device)[None]
-        hidden = model.get_encoder()(input_ids=input_ids.to(self.target.device)[None], attention_mask=mask)[0]
+        source = input_ids if states is None else states[:, 0]
+        if source is None or source.dim() != 1 or source.numel() == 0:
+            raise ValueError(
+                "The encoder needs a source: one sequence of at least one token, or its states [L, d]."
+            )
+        model, device = self.target.model, self.target.device
+        mask = torch.ones(1, source.shape[0], dtype=torch.long, device=device)
+        if attention_mask is not None:
+            mask = (attention_mask.to(device)[None] != 0).long()
+        if states is None:
+            hidden = model.get_encoder()(input_ids=source.to(device)[None], attention_mask=mask)[0]
+        else:
+            hidden = states.to(device=device, dtype=self.target.dtype)[None]
         cross = _CrossLayers()
         model(
-            decoder_input_ids=mask.new_zeros(1, 1, dtype=torch.long),
+            decoder_input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
             attention_mask=mask,
             past_key_values=EncoderDecoderCache(DynamicCache(), cross),
@@ -106,7 +119,9 @@ class EncoderState:
         """
         lengths = self.lengths[first : first + batch]
         if min(lengths) == 0:
-            raise ValueError(f"Slot {first + lengths.index(0)} has no source: call `admit` before its first pass.")
+            raise ValueError(
+                f"Slot {first + lengths.index(0)} has no source: call `admit` before its first pass."
+            )
         assert self._mask is not None
         longest, stop = max(lengths), first + batch
         cross = _CrossLayers(

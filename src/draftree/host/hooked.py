@@ -44,6 +44,12 @@ class HookedHost(Host):
     @torch.no_grad()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Host.run`."""
+        if self.target.model.training:
+            self.target.refuse_training()
+        if self.target.encoder_decoder and encoder is None:
+            raise ValueError(
+                f"'{self.target.model_type}' has an encoder: pass its EncoderState as `encoder`."
+            )
         appended = sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
         rows = plan.width + appended
         lengths = cache.lengths[first : first + plan.batch]
@@ -184,7 +190,9 @@ class _HookedPass:
 
         return hook
 
-    def _name_arguments(self, index: int, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _name_arguments(
+        self, index: int, module: nn.Module, args: Any, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
         signature = self.host._layer_signatures[index]
         named = dict(signature.bind(module, *args, **kwargs).arguments)
         named.pop("self")
@@ -205,7 +213,9 @@ class _HookedPass:
         segment = self.segments[-1]
         known = self.host._layer_signatures[index].parameters
         if len(self.segments) > 1 and named.get("position_embeddings") is not None:
-            named["position_embeddings"] = self._angles(named["position_embeddings"], next(iter(named.values())))
+            named["position_embeddings"] = self._angles(
+                named["position_embeddings"], next(iter(named.values()))
+            )
         if "position_ids" in named:
             named["position_ids"] = segment.positions
         kind = self.target.kinds[index]

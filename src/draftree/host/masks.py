@@ -15,6 +15,10 @@ from torch import Tensor
 from draftree.host.cache import SlotCache
 from draftree.host.plan import Segment
 
+# Rows may stand further ahead than they are many (pseudo rows whose forerunners were pruned); a window this close
+# to the context's end is applied, which is never wrong.
+AHEAD = 64
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
@@ -101,7 +105,11 @@ class PassMasks:
         if kind.window is None and kind.chunk is None:
             return seen
         query, key = self.segment.positions[:, :, None], self.key_positions[:, None, :]
-        near = (query - key) < kind.window if kind.window is not None else query // kind.chunk == key // kind.chunk
+        near = (
+            (query - key) < kind.window
+            if kind.window is not None
+            else query // kind.chunk == key // kind.chunk
+        )
         return seen & (near | (key < 0))
 
     def additive(self, kind: LayerKind) -> Tensor | None:
@@ -114,8 +122,9 @@ class PassMasks:
         visible = self.segment.visible
         batch, rows, _ = visible.shape
         longest = max(self.lengths)
-        limited = kind.window is not None and kind.window <= longest + rows
-        limited = limited or (kind.chunk is not None and kind.chunk <= longest + rows)
+        reach = longest + rows + AHEAD
+        limited = kind.window is not None and kind.window <= reach
+        limited = limited or (kind.chunk is not None and kind.chunk <= reach)
         low = torch.finfo(self.dtype).min
         if not limited and not self.ragged and not self.prefix:
             if rows == 1 and self._plain_row:

@@ -22,7 +22,9 @@ def is_length_dependent(module: nn.Module) -> bool:
     return getattr(module, "rope_type", None) in LENGTH_DEPENDENT
 
 
-def per_row_angles(module: Any, positions: Tensor, floor: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def per_row_angles(
+    module: Any, positions: Tensor, floor: tuple[int, ...], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines [B, N, rotary dim] of a length-dependent rotary `module`, row by row.
 
     Args:

@@ -12,6 +12,7 @@ from torch import nn
 from draftree.host.masks import LayerKind
 
 KINDS = ("full_attention", "sliding_attention", "chunked_attention")
+RECURRENT = ("linear", "conv", "mamba", "recurrent")  # in the names of layer types that keep a state
 MASK_4D = ("sdpa", "eager")  # attention implementations that take an explicit 4D mask
 # Families whose `sliding_window` holds for every layer although they name no layer types.
 UNIFORM_WINDOW = ("mistral", "mixtral", "starcoder2", "phi3", "phimoe")
@@ -51,7 +52,9 @@ class Target:
         """The Hugging Face model as the user gave it."""
         model = self.reference()
         if model is None:
-            raise RuntimeError("The model was deleted while draftree still drives it: keep a reference to it.")
+            raise RuntimeError(
+                "The model was deleted while draftree still drives it: keep a reference to it."
+            )
         return model
 
     @property
@@ -110,9 +113,9 @@ def inspect_model(model: Any) -> Target:
             "pass what AutoModelForCausalLM.from_pretrained or AutoModelForSeq2SeqLM.from_pretrained returns."
         )
     head = model.get_output_embeddings()
-    if head is None:
+    if head is None or not model.can_generate():
         raise TypeError(
-            f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM or "
+            f"{type(model).__name__} has no head that writes text: load it with AutoModelForCausalLM or "
             "AutoModelForSeq2SeqLM."
         )
     config = model.config.get_text_config(decoder=True)
@@ -122,11 +125,16 @@ def inspect_model(model: Any) -> Target:
             "The model is on the meta device and has no weights: load them (from_pretrained without "
             "device_map='meta') before generating."
         )
-    types = getattr(config, "layer_types", None) or ()
-    if getattr(model, "_is_stateful", False) or any(t not in KINDS for t in types):
+    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - set(KINDS))
+    if getattr(model, "_is_stateful", False) or any(word in kind for kind in unknown for word in RECURRENT):
         raise ValueError(
             f"'{name}' models carry a recurrent state, which cannot branch into a tree: use a model with "
             "attention in every layer, or Hugging Face's own generate."
+        )
+    if unknown:
+        raise ValueError(
+            f"'{name}' has layers of type '{unknown[0]}', whose mask draftree does not know: use Hugging Face's own "
+            "generate, and please report this architecture."
         )
     if any("quantized.dynamic" in type(m).__module__ for m in model.modules()):
         raise ValueError(
@@ -203,8 +211,13 @@ def _kind(config: Any, layer: nn.Module, index: int) -> LayerKind:
 
 
 def _max_positions(config: Any) -> int | None:
-    if config.model_type in ("bloom", "t5", "mt5", "umt5", "xglm"):  # relative, alibi or generated positions
-        return None
+    if config.model_type in ("bloom", "t5", "mt5", "umt5", "xglm", "m2m_100") or getattr(
+        config, "alibi", False
+    ):
+        return None  # relative, alibi or generated positions
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "dynamic":  # the config names the length before stretching
+        return int(config.max_position_embeddings * rope["factor"])
     for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
