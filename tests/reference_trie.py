@@ -29,6 +29,7 @@ class Node:
 class ReferenceTrie:
     def __init__(self, branch_length, min_nodes, capacity, max_query_length, prompt_weight, eos):
         self.root = Node()
+        self.nodes = 0
         self.branch_length, self.min_nodes, self.capacity = branch_length, min_nodes, capacity
         self.max_query_length, self.prompt_weight, self.eos = max_query_length, prompt_weight, eos
 
@@ -39,15 +40,22 @@ class ReferenceTrie:
                 branch = branch[: branch.index(self.eos) + 1]
             yield branch
 
+    def step(self, node, token):
+        if token not in node.children:
+            node.children[token] = Node()
+            self.nodes += 1
+        return node.children[token]
+
     def insert_prompt(self, prompt, hits=1):
         """Branch inserting; with hits=-1, branch eliminating."""
         for branch in self.branches(prompt):
             node = self.root
             for token in branch:
-                node = node.children.setdefault(token, Node())
+                node = self.step(node, token)
                 node.prompt += hits
         if hits < 0:
-            self.drop(self.root)
+            for key in set(prompt) & self.root.children.keys():
+                self.drop(self.root.children[key])
 
     def insert_output_token(self, output):
         """The newest output token, put on the end of each branch that reaches it."""
@@ -57,9 +65,9 @@ class ReferenceTrie:
                 continue
             node = self.root
             for token in branch:
-                node = node.children.setdefault(token, Node())
+                node = self.step(node, token)
             node.output += 1
-        if len(self.root.below()) > self.capacity:
+        if self.nodes > self.capacity:
             for _, node in self.root.below():
                 node.output /= 2
             self.drop(self.root)
@@ -69,6 +77,7 @@ class ReferenceTrie:
             self.drop(child)
             if child.output < 1 and child.prompt < 1 and not child.children:
                 del node.children[token]
+                self.nodes -= 1
 
     def retrieve(self, context, decoding_length):
         """The paths of the draft, as a set of tuples of tokens."""

@@ -33,6 +33,7 @@ class Settings:
 
     branch_length: int
     max_query_length: int
+    min_nodes: int
     prompt_weight: float
     smoothing: float
     scan: int

@@ -13,9 +13,14 @@ node is refused: that one branch ends there. With `prune=False` only `max_nodes`
 refused from then on.
 
 How a draft is made (multi-stage retrieval). The longest suffix of the context is looked up in both forests;
-the paths below it are taken best first by hits (prompt hits times `prompt_weight`), newest first among
-equals. While fewer than `branch_length` nodes were found the suffix is shortened, and what it adds comes
-after. Of a very wide node only the `SCAN` most recently touched children are looked at.
+the paths below it are taken best first by hits (prompt hits times `prompt_weight`), among equals
+the shallower and then the newer. While fewer than `min_nodes` nodes were found the suffix is shortened, and
+what it adds comes after. Of a very wide node only the `SCAN` most recently touched children are looked at.
+
+What `logp` says. Each edge has the share (hits of the child) / (hits of the parent + `SMOOTHING`), a path the
+product. What a shorter suffix adds is first multiplied by the share that the longer one left open,
+`SMOOTHING` / (hits of its match + `SMOOTHING`), as in PPM. In replay of real answers these are near the
+measured acceptance; nodes in the long tail are accepted about half as often as told.
 """
 
 from __future__ import annotations
@@ -69,6 +74,7 @@ class Trie:
     decoding_length: nodes a draft usually asks for; only scales `capacity`.
     max_query_length: longest context suffix that is looked up, in tokens.
     prompt_weight: hits that one prompt hit is worth (the paper's branch weighting).
+    min_nodes: fewer found nodes than this shorten the suffix (N_m of Algorithm 1; default: `branch_length`).
     capacity: nodes per live key, in units of `decoding_length` (paper, table 4: 16).
     max_nodes: absolute bound of a forest; 38 bytes a node in the C twin once it is full.
     prune, eliminate: the paper's table 3 switches; without eliminating, prompts share a forest that stays.
@@ -85,6 +91,7 @@ class Trie:
         decoding_length: int = 64,
         max_query_length: int = 4,
         prompt_weight: float = 4.0,
+        min_nodes: int | None = None,
         capacity: int = 16,
         max_nodes: int = 2**20,
         prune: bool = True,
@@ -96,6 +103,7 @@ class Trie:
             ("branch_length", branch_length),
             ("decoding_length", decoding_length),
             ("max_query_length", max_query_length),
+            ("min_nodes", branch_length if min_nodes is None else min_nodes),
             ("capacity", capacity),
             ("max_nodes", max_nodes),
         ):
@@ -111,6 +119,7 @@ class Trie:
             "decoding_length": decoding_length,
             "max_query_length": max_query_length,
             "prompt_weight": float(prompt_weight),
+            "min_nodes": branch_length if min_nodes is None else min_nodes,
             "capacity": capacity,
             "max_nodes": max_nodes,
             "prune": bool(prune),
@@ -119,6 +128,7 @@ class Trie:
         }
         settings = Settings(
             branch_length=branch_length,
+            min_nodes=self.options["min_nodes"],
             max_query_length=max_query_length,
             prompt_weight=float(prompt_weight),
             smoothing=SMOOTHING,
@@ -141,11 +151,11 @@ class Trie:
         tokens = _checked(prompt, "prompt")
         with self._lock:
             if request in self._slots:
-                raise ValueError(f"request {request} has begun already: end it first or number it otherwise.")
+                raise ValueError(f"request {request} has begun already: end it first or number it anew.")
             self._slots[request] = self._backend.begin(tokens)
 
     def extend(self, request: int, tokens: Sequence[int]) -> None:
-        """Tokens were committed: they enter the output forest at once, stitched to the prompt's last branches.
+        """Tokens were committed: they enter the output forest, stitched to the prompt's last branches.
 
         After an end-of-sequence token nothing more of this request is stored; its context still moves on.
         """
@@ -176,9 +186,7 @@ class Trie:
         mode_id, source_id = _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
         with self._lock:
             slot = self._slot(request)
-            arrays = self._backend.retrieve(
-                slot, budget, min(depth, branch_length), mode_id, source_id, branch_length
-            )
+            arrays = self._backend.retrieve(slot, budget, min(depth, branch_length), mode_id, source_id)
         return Draft(*arrays)
 
     def end(self, request: int) -> None:
@@ -241,7 +249,9 @@ class Trie:
         try:
             return self._slots[request]
         except KeyError:
-            raise ValueError(f"request {request} is not live: call begin({request}, prompt) first.") from None
+            raise ValueError(
+                f"request {request} is not live: begin({request}, prompt) comes first."
+            ) from None
 
 
 def _make(settings: Settings, backend: str) -> Backend:
@@ -252,8 +262,8 @@ def _make(settings: Settings, backend: str) -> Backend:
     except OSError as error:
         if backend == "c":
             raise ValueError(
-                f'backend="c" needs the compiled trie ({error}): install a C compiler and reinstall draftree, '
-                'or use backend="python".'
+                f'backend="c" needs the compiled trie ({error}): install a C compiler and reinstall '
+                'draftree, or use backend="python".'
             ) from error
         warnings.warn(
             "draftree uses the slower Python trie because its compiled twin is missing: "

@@ -1,0 +1,84 @@
+"""A saved trie drafts the same, whichever twin reads it, and a file that is not right is refused with a sentence."""
+
+import numpy as np
+import pytest
+
+from draftree.drafting.lookahead import Trie
+from draftree.drafting.lookahead.c_trie import load_library
+
+try:
+    load_library()
+    BACKENDS = ["c", "python"]
+except OSError:
+    BACKENDS = ["python"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A trie that was pruned and decayed, and its file."""
+    trie = Trie(branch_length=5, max_nodes=400, eos_token_ids=[3], backend=BACKENDS[0])
+    rng = np.random.default_rng(1)
+    for request in range(30):
+        trie.begin(request, rng.integers(0, 9, 12))
+        for _ in range(5):
+            trie.extend(request, rng.integers(0, 9, 4))
+        trie.end(request)
+    path = tmp_path / "outputs.trie"
+    trie.save(path, "tokenizer-a")
+    return trie, path
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_round_trip_drafts_the_same(saved, backend):
+    trie, path = saved
+    again = Trie.load(path, "tokenizer-a", backend=backend)
+    assert (again.options, again.nodes) == (trie.options, trie.nodes)
+    for key in range(9):
+        for mode in ("hierarchical", "parallel", "single"):
+            drafts = []
+            for each in (trie, again):
+                each.begin(key, [1, key])
+                drafts.append(each.retrieve(key, 32, mode=mode))
+                each.end(key)
+            for left, right in zip(*drafts, strict=True):
+                np.testing.assert_array_equal(left, right)
+    assert len(drafts[0].tokens) > 0
+
+
+def test_an_empty_trie_can_be_saved(tmp_path):
+    Trie(backend="python").save(tmp_path / "empty", "t")
+    assert Trie.load(tmp_path / "empty", "t", backend="python").nodes == 0
+
+
+def test_saving_leaves_nothing_else_behind(saved):
+    _, path = saved
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_another_tokenizer_is_refused(saved):
+    with pytest.raises(ValueError, match="tokenizer-a.*not 'tokenizer-b'"):
+        Trie.load(saved[1], "tokenizer-b")
+
+
+def test_damage_is_refused(saved):
+    _, path = saved
+    data = path.read_bytes()
+    for cut in (len(data) // 2, len(data) - 1, 20):
+        path.write_bytes(data[:cut])
+        with pytest.raises(ValueError, match="damaged or cut"):
+            Trie.load(path, "tokenizer-a")
+    path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    with pytest.raises(ValueError, match="damaged or cut"):
+        Trie.load(path, "tokenizer-a")
+
+
+def test_newer_versions_and_other_files_are_refused(saved):
+    _, path = saved
+    data = path.read_bytes()
+    path.write_bytes(data[:8] + (99).to_bytes(4, "little") + data[12:])
+    with pytest.raises(ValueError, match="format 99.*update"):
+        Trie.load(path, "tokenizer-a")
+    for other in (b"", b"DRAFT", b"PK\x03\x04" + data):
+        path.write_bytes(other)
+        with pytest.raises(ValueError, match="not a draftree trie"):
+            Trie.load(path, "tokenizer-a")
