@@ -1,7 +1,7 @@
 """What host tests share: trees, a run of several requests through a host, and stock Hugging Face references.
 
-References never go through draftree: they call the stock model's `forward` on whole sequences, at most with a plain
-hook where a check replaces hidden states mid-stack.
+References never go through draftree: they call the stock model's `forward` on whole sequences, at most with a
+plain hook where a check replaces hidden states mid-stack.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Run:
                 self.encoder.admit(first + b, source)
 
     def prefill(self, chunks: Sequence[int] = (1000,), *, together: bool = False) -> Run:
-        """Commit the prompts, in pieces of the given sizes: one request after another, or padded `together`."""
+        """Commit the prompts in pieces of the given sizes: request by request, or padded `together`."""
         begin = 0
         for size in chunks:
             pieces = [p[begin : begin + size] for p in self.prompts]

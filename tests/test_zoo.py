@@ -200,7 +200,7 @@ def deep_prefix(host: Host, model: Any) -> float:
 
 
 def _prefix_reference(host: Host) -> bool:
-    """Whether the stock model can be given a prefix: full attention, explicit positions, no bias by column."""
+    """Whether stock can be given a prefix: full attention, explicit positions, no bias by column."""
     family = getattr(host, "family", None)
     plain = family is None or type(family) in (Family, ViewsFinalRows)
     full = all(kind.window is None and kind.chunk is None for kind in host.target.kinds)
@@ -238,7 +238,7 @@ def embeddings(host: Host, model: Any) -> float:
 
 @check
 def taps(host: Host, model: Any) -> float:
-    """Tapped states are those that the stock model reports, also of rows that leave and rows that join later."""
+    """Tapped states are those that the stock model reports, also of rows that leave later."""
     run = Run(host).prefill()
     chain = Tree((-1, 0, 1, 2), 4)
     layers = len(host.target.layers)

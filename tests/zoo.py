@@ -1,7 +1,8 @@
 """Tiny random models of every family draftree is tested on: four layers, vocabulary 97, no network.
 
-Weights are drawn again after construction, wide enough that logits are far from flat: a model whose logits hardly
-move would pass any comparison. `build` keeps one model a name for the whole test run; tests must leave it as it is.
+Weights are drawn again after construction, wide enough that logits are far from flat: a model whose logits
+hardly move would pass any comparison. `build` keeps one model a name for the whole test run; tests must leave
+it as it is.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ BART_LIKE = IDS | {
 
 @dataclass(frozen=True)
 class Member:
-    """One tiny model: the id used in tests, Hugging Face's family name, its settings, what is special about it."""
+    """One tiny model: its id, Hugging Face's family name, its settings, what is special about it."""
 
     id: str
     model_type: str
@@ -362,7 +363,8 @@ def _draw_weights(model: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     head = model.get_output_embeddings()
-    # A tied table is also the head: at scale 1 rows would merely predict themselves (T5 scales its tied head down).
+    # A tied table is also the head: at scale 1 rows would merely predict themselves (T5 scales its tied head
+    # down).
     small = head is not None and id(head.weight) in tables and model.config.model_type not in ("t5", "umt5")
     for name, weight in model.named_parameters():
         if weight.dim() >= 2:

@@ -1,9 +1,10 @@
 """The slot cache: preallocated keys and values, written in place, one slot a request, lengths ragged.
 
-Layout of a slot in every layer, along the sequence axis: [deep prefix | committed context | rows of this pass].
-A pass writes its rows behind the context; `commit` keeps the walked ones. Layers before a pruning hold other rows
-than layers after it, so a commit maps row numbers through each layer's segment. Window limits are a matter of
-positions in the mask, so sliding layers keep full length (a trimmed cache is silently wrong for trees).
+Layout of a slot in every layer, along the sequence axis: [deep prefix | committed context | rows of this
+pass]. A pass writes its rows behind the context; `commit` keeps the walked ones. Layers before a pruning hold
+other rows than layers after it, so a commit maps row numbers through each layer's segment. Window limits are
+a matter of positions in the mask, so sliding layers keep full length (a trimmed cache is silently wrong for
+trees).
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write rows [count, heads, n, dim] behind each slot's context; return views up to the longest end."""
+        """Write rows [count, heads, n, dim] behind each slot's context; give views up to the longest end."""
         keys = self._keys[layer_idx]
         if keys is None:
             keys = self._allocate(layer_idx, key_states, self._keys, 0)
@@ -118,7 +119,8 @@ class SlotCache(Cache):
             cached = self._column_cache[rows] = (slot, column)
         return cached
 
-    # Models ask these for shapes and for positions of their own; the positions are replaced, the shapes must agree.
+    # Models ask these for shapes and for positions of their own; the positions are replaced, the shapes must
+    # agree.
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before the rows of the current pass, deep prefix included, in its longest slot."""
         return self.prefix_length + max(self.lengths[self._first : self._first + self._count])

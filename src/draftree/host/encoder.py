@@ -1,8 +1,9 @@
 """The encoder's side of encoder-decoders: run once a request, its cross keys and values kept by slot.
 
-A request is admitted by one run of the encoder and one single-row run of the decoder, whose only purpose is that
-the stock model computes its own cross keys and values, whatever its family. Every later pass finds them ready; the
-encoder's hidden states themselves are not kept. Sources of different lengths share a pass behind a padding mask.
+A request is admitted by one run of the encoder and one single-row run of the decoder, whose only purpose is
+that the stock model computes its own cross keys and values, whatever its family. Every later pass finds them
+ready; the encoder's hidden states themselves are not kept. Sources of different lengths share a pass behind a
+padding mask.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ class EncoderState:
                 new[:, :, : old.shape[2]] = old
             return new
 
-        held = list(zip(self._keys, self._values, strict=True)) or [(None, None)] * len(cross.layers)
+        held: list[Any] = list(zip(self._keys, self._values, strict=True))
+        held = held or [(None, None)] * len(cross.layers)
         self._keys = [grown(old, layer.keys) for (old, _), layer in zip(held, cross.layers, strict=True)]
         self._values = [grown(old, layer.values) for (_, old), layer in zip(held, cross.layers, strict=True)]
         mask = torch.zeros(slots, columns, dtype=torch.bool, device=device)

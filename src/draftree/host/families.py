@@ -1,8 +1,8 @@
 """The few families whose position information does not come from `position_ids` or the 4D mask alone.
 
-Each provider derives what its family needs (alibi, relative bias, learned positions, a local window baked into a
-buffer) from the positions of rows and cache columns, as keyword arguments for the decoder layers or as a patch that
-lasts for one pass. Everything else in the library is free of family names.
+Each provider derives what its family needs (alibi, relative bias, learned positions, a local window baked
+into a buffer) from the positions of rows and cache columns, as keyword arguments for the decoder layers or as
+a patch that lasts for one pass. Everything else in the library is free of family names.
 """
 
 from __future__ import annotations
@@ -19,15 +19,62 @@ from torch.nn import functional as F
 from draftree.host.masks import LayerKind, PassMasks
 from draftree.host.target import Target
 
-# Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Others are driven all the same, but
-# `check_trees` looks at them once before they are trusted.
+# Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Others are driven all the
+# same, but `check_trees` looks at them once before they are trusted.
 TESTED_FAMILIES = frozenset(
-    """
-    bart biogpt bloom codegen cohere cohere2 deepseek_v3 exaone4 falcon gemma gemma2 gemma3_text glm
-    glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite internlm3 llama llama4_text m2m_100
-    marian mbart mistral mixtral mpt mt5 nemotron olmo olmo2 olmo3 opt pegasus persimmon phi phi3
-    qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2 t5 umt5 xglm
-    """.split()
+    {
+        "bart",
+        "biogpt",
+        "bloom",
+        "codegen",
+        "cohere",
+        "cohere2",
+        "deepseek_v3",
+        "exaone4",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neo",
+        "gpt_neox",
+        "gpt_oss",
+        "gptj",
+        "granite",
+        "internlm3",
+        "llama",
+        "llama4_text",
+        "m2m_100",
+        "marian",
+        "mbart",
+        "mistral",
+        "mixtral",
+        "mpt",
+        "mt5",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "opt",
+        "pegasus",
+        "persimmon",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+        "t5",
+        "umt5",
+        "xglm",
+    }
 )
 
 
@@ -37,7 +84,7 @@ class Family:
     Attributes:
         layer_arguments_needed: whether `layer_arguments` must be applied on every layer of every pass.
         ragged_batches: whether one forward can hold requests of different lengths.
-        views_final_rows: whether the model reshapes its final hidden states to the *entering* row count, so that
+        views_final_rows: whether the model reshapes its final hidden states to the *entering* row count:
             a pass with surgery has to hand it that many and compute the logits itself.
     """
 
@@ -54,7 +101,7 @@ class Family:
 
     @contextmanager
     def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
-        """State that must differ from the stock model's during a pass; `masks()` are those of the present rows."""
+        """State that a pass needs otherwise than stock; `masks()` are those of the present rows."""
         yield
 
 
@@ -80,7 +127,7 @@ class Bloom(Family):
 
 
 class FalconAlibi(Family):
-    """Falcon with `alibi=True`: the bias goes into both `alibi` and the mask, scaled as the model scales it."""
+    """Falcon with `alibi=True`: the bias goes into `alibi` and the mask, scaled as the model scales it."""
 
     layer_arguments_needed = True
 
@@ -140,7 +187,7 @@ class T5(Family):
     layer_arguments_needed = True
 
     def layer_arguments(self, index: int, kind: LayerKind, masks: PassMasks) -> dict[str, Any]:
-        """Replace `position_bias` [B, heads, n, K]; let the layer rebuild its cross bias for the rows at hand."""
+        """Replace `position_bias` [B, heads, n, K]; let the layer rebuild its cross bias for its rows."""
         first: Any = self.target.layers[0]
         attention = first.layer[0].SelfAttention
         bucket = attention._relative_position_bucket(
@@ -187,7 +234,7 @@ def _relative_positions(masks: PassMasks) -> Tensor:
 
 
 class LearnedByColumn(Family):
-    """The bart family: decoder positions are counted by column, so look them up by the rows' own positions."""
+    """The bart family: decoder positions are counted by column; look them up by the rows' own positions."""
 
     @contextmanager
     def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:

@@ -247,8 +247,8 @@ class _HookedPass:
                     self.recomputing = False
             return self.rotary_again[id(output)]
         raise RuntimeError(
-            f"Cannot re-position rows inside {self.target.model_type}: its position embeddings come from no rotary "
-            "module that draftree knows; please report this architecture."
+            f"Cannot re-position rows inside {self.target.model_type}: its position embeddings come from no "
+            "rotary module that draftree knows; please report this architecture."
         )
 
     @staticmethod

@@ -1,8 +1,8 @@
 """Attention masks of a pass: who sees whom, per kind of layer, as additive floats.
 
 Windows and chunks are limits on *positions*, never on columns: tree siblings share a position, and slots of a
-batch end at different columns. Additive float masks are what every attention implementation accepts, and on CPU
-they beat boolean ones by a tenth.
+batch end at different columns. Additive float masks are what every attention implementation accepts, and on
+CPU they beat boolean ones by a tenth.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from draftree.host.cache import SlotCache
 from draftree.host.plan import Segment
 
-# Rows may stand further ahead than they are many (pseudo rows whose forerunners were pruned); a window this close
-# to the context's end is applied, which is never wrong.
+# Rows may stand further ahead than they are many (pseudo rows whose forerunners were pruned); a window this
+# close to the context's end is applied, which is never wrong.
 AHEAD = 64
 
 
@@ -105,15 +105,15 @@ class PassMasks:
         if kind.window is None and kind.chunk is None:
             return seen
         query, key = self.segment.positions[:, :, None], self.key_positions[:, None, :]
-        near = (
-            (query - key) < kind.window
-            if kind.window is not None
-            else query // kind.chunk == key // kind.chunk
-        )
+        near = torch.ones_like(seen)
+        if kind.window is not None:
+            near = (query - key) < kind.window
+        if kind.chunk is not None:
+            near = near & (query // kind.chunk == key // kind.chunk)
         return seen & (near | (key < 0))
 
     def additive(self, kind: LayerKind) -> Tensor | None:
-        """[B, 1, n, K] of 0 and the dtype's minimum; None where one row sees everything and may go unmasked."""
+        """[B, 1, n, K] of 0 and the dtype's minimum; None where one row may go unmasked."""
         if kind not in self._cached:
             self._cached[kind] = self._additive(kind)
         return self._cached[kind]

@@ -48,7 +48,7 @@ class Plan:
         embeddings: floating [B, M, d]; the last M rows enter with these embeddings, not their tokens'.
         prefix_rows: BoolTensor [B, N]; rows that see the cache's deep prefix (none by default).
         surgeries: changes of rows mid-stack, ascending by layer.
-        taps: layers whose incoming hidden states are wanted; `layers` itself taps what the last layer returns.
+        taps: layers whose incoming hidden states are wanted; `layers` itself taps what the last one returns.
         first_logit_row: rows before this one get no logits (a prompt's rows need none).
         rope_floor: length [B] (host-side) below which length-dependent rotary embeddings do not choose their
             frequencies: the prompt's length, as in Hugging Face's own prefill.

@@ -1,9 +1,10 @@
 """Rotary angles of rows whose positions are no simple range.
 
-Most rotary modules are pure functions of the positions given. Two kinds ('dynamic' NTK and 'longrope') pick their
-frequencies from the largest position of the *call*, so a tree row's angles would depend on its neighbours. Here they
-are computed per row, from the row's own position (never below the prompt's length, which is what Hugging Face's
-prefill uses), so that every row gets what token-by-token decoding would have given it.
+Most rotary modules are pure functions of the positions given. Two kinds ('dynamic' NTK and 'longrope') pick
+their frequencies from the largest position of the *call*, so a tree row's angles would depend on its
+neighbours. Here they are computed per row, from the row's own position (never below the prompt's length,
+which is what Hugging Face's prefill uses), so that every row gets what token-by-token decoding would have
+given it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model is, as far as driving it goes: its decoder stack, sizes and limits, and why some are refused."""
+"""What a model is, as far as driving it goes: its decoder stack, sizes, limits, and why some are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Target:
     """A model under draftree: checked once, never changed.
 
     Attributes:
-        reference: weak reference to the model, so that a host kept for later calls does not keep the model alive.
+        reference: weak, so that a host kept for later calls does not keep the model alive.
         decoder: the module that holds the decoder layers.
         layers: the decoder layers.
         config: the decoder's text config.
@@ -81,14 +81,14 @@ class Target:
                 continue
             if getattr(module, "gradient_checkpointing", False):
                 raise ValueError(
-                    "The model is training with gradient checkpointing, which drops the cache: call model.eval() "
-                    "before generating."
+                    "The model is training with gradient checkpointing, which drops the cache: call "
+                    "model.eval() before generating."
                 )
             rates = [module.p] if isinstance(module, nn.Dropout) else [getattr(module, n, 0) for n in NOISE]
             if any(isinstance(rate, float) and rate > 0 for rate in rates):
                 raise ValueError(
-                    "The model is in training mode and uses dropout, so no two passes agree: call model.eval() "
-                    "before generating."
+                    "The model is in training mode and uses dropout, so no two passes agree: call "
+                    "model.eval() before generating."
                 )
 
     @property
@@ -107,7 +107,9 @@ def inspect_model(model: Any) -> Target:
         ValueError: a model that cannot hold trees, or not in its present state; the message says what to do.
     """
     model = _unwrap(model)
-    if not isinstance(model, nn.Module) or not hasattr(model, "config") or not hasattr(model, "get_decoder"):
+    needed = ("config", "get_decoder", "can_generate")
+    known = isinstance(model, nn.Module) and all(hasattr(model, name) for name in needed)
+    if not known:
         raise TypeError(
             f"draftree drives Hugging Face models, not {type(model).__name__}: "
             "pass what AutoModelForCausalLM.from_pretrained or AutoModelForSeq2SeqLM.from_pretrained returns."
@@ -133,13 +135,13 @@ def inspect_model(model: Any) -> Target:
         )
     if unknown:
         raise ValueError(
-            f"'{name}' has layers of type '{unknown[0]}', whose mask draftree does not know: use Hugging Face's own "
-            "generate, and please report this architecture."
+            f"'{name}' has layers of type '{unknown[0]}', whose mask draftree does not know: use Hugging "
+            "Face's own generate, and please report this architecture."
         )
     if any("quantized.dynamic" in type(m).__module__ for m in model.modules()):
         raise ValueError(
-            "The model quantises activations per tensor, so a row's output depends on its neighbours and no draft "
-            "can be lossless: use weight-only quantisation."
+            "The model quantises activations per tensor, so a row's output depends on its neighbours and "
+            "no draft can be lossless: use weight-only quantisation."
         )
     attention = getattr(config, "_attn_implementation", "eager")
     if attention not in MASK_4D:
@@ -165,15 +167,15 @@ def inspect_model(model: Any) -> Target:
 
 
 def _unwrap(model: Any) -> Any:
-    """The Hugging Face model inside a torch.compile or PEFT wrapper, whose own `forward` hides the arguments."""
+    """The model inside a torch.compile or PEFT wrapper, whose own `forward` hides the arguments."""
     model = getattr(model, "_orig_mod", model)
     if not hasattr(model, "peft_config"):
         return model
     for adapter in model.peft_config.values():
         if getattr(adapter, "is_prompt_learning", False):
             raise ValueError(
-                f"A {adapter.peft_type} adapter feeds virtual tokens around the model, which draftree does not "
-                "see: use an adapter that changes weights, such as LoRA."
+                f"A {adapter.peft_type} adapter feeds virtual tokens around the model, which draftree does "
+                "not see: use an adapter that changes weights, such as LoRA."
             )
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
