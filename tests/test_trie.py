@@ -1,4 +1,6 @@
-"""What the trie promises, told with short texts, for both twins: what is stored, drafted, forgotten and refused."""
+"""What the trie promises, told with short texts, for both twins: what is stored, drafted, forgotten and
+refused.
+"""
 
 import threading
 

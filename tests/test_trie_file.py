@@ -1,4 +1,6 @@
-"""A saved trie drafts the same, whichever twin reads it, and a file that is not right is refused with a sentence."""
+"""A saved trie drafts the same, whichever twin reads it, and a file that is not right is refused with a
+sentence.
+"""
 
 import numpy as np
 import pytest
@@ -56,7 +58,7 @@ def test_saving_leaves_nothing_else_behind(saved):
 
 
 def test_another_tokenizer_is_refused(saved):
-    with pytest.raises(ValueError, match="tokenizer-a.*not 'tokenizer-b'"):
+    with pytest.raises(ValueError, match=r"tokenizer-a.*not 'tokenizer-b'"):
         Trie.load(saved[1], "tokenizer-b")
 
 
@@ -76,7 +78,7 @@ def test_newer_versions_and_other_files_are_refused(saved):
     _, path = saved
     data = path.read_bytes()
     path.write_bytes(data[:8] + (99).to_bytes(4, "little") + data[12:])
-    with pytest.raises(ValueError, match="format 99.*update"):
+    with pytest.raises(ValueError, match=r"format 99.*update"):
         Trie.load(path, "tokenizer-a")
     for other in (b"", b"DRAFT", b"PK\x03\x04" + data):
         path.write_bytes(other)

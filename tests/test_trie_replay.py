@@ -1,7 +1,8 @@
-"""Replay of real answers: the library's trie must be accepted at least as often as a straight reading of the paper.
+"""Replay of real answers: the library's trie must be accepted at least as often as a straight reading of
+the paper.
 
-Text of four shippable sets (tests/data/README.md) is cut into words and signs; requests come one after the other and
-each answer is committed as a greedy engine would: the accepted guesses and one token more.
+Text of four shippable sets (tests/data/README.md) is cut into words and signs; requests come one after the
+other and each answer is committed as a greedy engine would: the accepted guesses and one token more.
 """
 
 import json

@@ -36,6 +36,7 @@ OPTIONS = st.fixed_dictionaries(
         "branch_length": st.integers(1, 6),
         "decoding_length": st.integers(1, 6),
         "max_query_length": st.integers(1, 8),
+        "min_nodes": st.sampled_from([None, 1, 30]),
         "prompt_weight": st.sampled_from([0.3, 1.0, 2.0, 7.5]),
         "capacity": st.sampled_from([1, 2, 16]),
         "max_nodes": st.sampled_from([1, 2, 17, 40, 100, 5000]),

@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#define ABI 1 /* raised when a signature changes; c_trie.py refuses a library of another number */
+#define ABI 2 /* raised when a signature changes; c_trie.py refuses a library of another number */
 #define FROM_PROMPT 1
 #define FROM_OUTPUT 2
 #define HIERARCHICAL 0
@@ -33,7 +33,7 @@ typedef struct {
 } Paths;
 
 typedef struct {
-    int32_t branch_length, max_query, n_context, scan;
+    int32_t branch_length, max_query, min_nodes, n_context, scan;
     double prompt_weight, smoothing;
     int eliminate;
     int32_t n_eos, *eos;
@@ -61,12 +61,13 @@ static int is_eos(const Trie *t, int32_t token) {
 
 int32_t trie_abi(void) { return ABI; }
 
-Trie *trie_new(int32_t branch_length, int32_t max_query, int32_t scan, double prompt_weight, double smoothing,
+Trie *trie_new(int32_t branch_length, int32_t max_query, int32_t min_nodes, int32_t scan, double prompt_weight, double smoothing,
                int64_t per_key, int64_t max_nodes, int prune, int eliminate, const int32_t *eos, int32_t n_eos) {
     Trie *t = calloc(1, sizeof *t);
     if (!t) return NULL;
     t->branch_length = branch_length;
     t->max_query = max_query;
+    t->min_nodes = min_nodes;
     t->n_context = branch_length > max_query ? branch_length : max_query;
     t->scan = scan;
     t->prompt_weight = prompt_weight;
@@ -363,7 +364,7 @@ static int32_t locate(const Forest *f, const int32_t *suffix, int32_t n) {
 }
 
 /* Multi-stage retrieval (section 4.3.2): the longest suffix first, shorter ones while too little was found. */
-int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int mode, int sources, int32_t enough,
+int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int mode, int sources,
                       int32_t *tokens, int32_t *parents, float *logp, uint8_t *source) {
     const Request *r = &t->requests[slot];
     const Forest *pf = t->eliminate ? &r->prompt : &t->shared;
@@ -372,7 +373,7 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
     if (!branch) return 0;
     double escape = 0; /* log-probability that no longer suffix knew the next token, as in PPM */
     int32_t q = r->n_context < t->max_query ? r->n_context : t->max_query;
-    for (int32_t seen = 0; q > 0 && seen < enough && d.n < budget; q--) {
+    for (int32_t seen = 0; q > 0 && seen < t->min_nodes && d.n < budget; q--) {
         const int32_t *suffix = r->context + r->n_context - q;
         Path match = {0, escape, 0, 0, 0, 0, NONE, NONE, NONE};
         if (sources & FROM_PROMPT) match.p = locate(pf, suffix, q);

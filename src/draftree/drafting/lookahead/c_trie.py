@@ -18,14 +18,27 @@ from numpy.typing import NDArray
 from draftree.drafting.lookahead._backend import Arrays, Dump, Settings
 
 LIBRARY = Path(__file__).with_name("_trie.so")
-ABI = 1
+ABI = 2
 
 _INTS = POINTER(c_int32)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "trie_abi": (c_int32, []),
     "trie_new": (
         c_void_p,
-        [c_int32, c_int32, c_int32, c_double, c_double, c_int64, c_int64, c_int, c_int, _INTS, c_int32],
+        [
+            c_int32,
+            c_int32,
+            c_int32,
+            c_int32,
+            c_double,
+            c_double,
+            c_int64,
+            c_int64,
+            c_int,
+            c_int,
+            _INTS,
+            c_int32,
+        ],
     ),
     "trie_free": (None, [c_void_p]),
     "trie_clear": (None, [c_void_p]),
@@ -38,7 +51,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "trie_warm": (None, [c_void_p, _INTS, c_int64, c_void_p]),
     "trie_retrieve": (
         c_int32,
-        [c_void_p, c_int32, c_int32, c_int32, c_int, c_int, c_int32, c_void_p, c_void_p, c_void_p, c_void_p],
+        [c_void_p, c_int32, c_int32, c_int32, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
     "trie_dump": (None, [c_void_p] * 6),
     "trie_restore": (c_int, [c_void_p, c_int32, *[c_void_p] * 4, c_uint32]),
@@ -69,6 +82,7 @@ class CTrie:
         self._trie = self._lib.trie_new(
             s.branch_length,
             s.max_query_length,
+            s.min_nodes,
             s.scan,
             s.prompt_weight,
             s.smoothing,
@@ -107,9 +121,9 @@ class CTrie:
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
         self._lib.trie_extend(self._trie, slot, _ints(tokens), len(tokens))
 
-    def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int, enough: int) -> Arrays:
+    def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int) -> Arrays:
         self._make_room(budget)
-        n = self._lib.trie_retrieve(self._trie, slot, budget, depth, mode, sources, enough, *self._out_at)
+        n = self._lib.trie_retrieve(self._trie, slot, budget, depth, mode, sources, *self._out_at)
         tokens, parents, logp, source = (column[:n].copy() for column in self._out)
         return tokens, parents, logp, source
 

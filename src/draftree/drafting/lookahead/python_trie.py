@@ -255,14 +255,14 @@ class PythonTrie:
             kids.append(Path(score, logp, path.depth + 1, p, o, token, at, path))
         return kids
 
-    def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int, enough: int) -> Arrays:
+    def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int) -> Arrays:
         r = self.requests[slot]
         prompt = r.prompt if self.settings.eliminate else self.shared
         rows: list[tuple[Path, int]] = []
         seen = 0
         escape = 0.0  # log-probability that no longer suffix knew the next token, as in PPM
         for q in range(min(len(r.context), self.settings.max_query_length), 0, -1):
-            if seen >= enough or len(rows) >= budget:
+            if seen >= self.settings.min_nodes or len(rows) >= budget:
                 break
             suffix = r.context[-q:]
             p = prompt.locate(suffix) if sources & FROM_PROMPT else None
