@@ -4,9 +4,49 @@ This is the public face. What it names must import quickly: torch and transforme
 used, so that a command which only prints its help does not wait for them.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 # `demo_model` is also the name of its module: imported here, once, so that the function is what stays bound.
 from draftree.demo_model import demo_model
 
+if TYPE_CHECKING:
+    from draftree.drafting import Lookahead, PromptLookup
+    from draftree.engine import Engine, generate
+    from draftree.integrations import custom_generate
+    from draftree.shaping import DynamicTree, Fixed
+
 __version__ = "0.1.0.dev0"
 
-__all__ = ["demo_model"]
+__all__ = [
+    "DynamicTree",
+    "Engine",
+    "Fixed",
+    "Lookahead",
+    "PromptLookup",
+    "custom_generate",
+    "demo_model",
+    "generate",
+]
+
+_HOMES = {
+    "DynamicTree": "draftree.shaping",
+    "Engine": "draftree.engine",
+    "Fixed": "draftree.shaping",
+    "Lookahead": "draftree.drafting",
+    "PromptLookup": "draftree.drafting",
+    "custom_generate": "draftree.integrations",
+    "generate": "draftree.engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'draftree' has no attribute {name!r}; it has {', '.join(__all__)}.")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

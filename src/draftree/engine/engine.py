@@ -19,8 +19,8 @@ from torch import Tensor
 from draftree.acceptance.base import Walk, lazy_walk
 from draftree.acceptance.greedy import greedy_walks
 from draftree.drafting.base import Drafter, Step
-from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.limits import check_prompt, eos_token_ids
+from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.engine.stats import STAGES
 from draftree.host import Host, open_host
@@ -68,7 +68,9 @@ class Engine:
         if slots < 1:
             raise ValueError(f"slots is {slots}: give at least 1.")
         if drafter is not None and not isinstance(drafter, Drafter):
-            raise TypeError(f"drafter is a {type(drafter).__name__}: pass a drafter object such as draftree.Lookahead().")
+            raise TypeError(
+                f"drafter is a {type(drafter).__name__}: pass a drafter object such as draftree.Lookahead()."
+            )
         if shape is not None and not isinstance(shape, Shape):
             raise TypeError(f"shape is a {type(shape).__name__}: pass a shape object such as draftree.DynamicTree().")
         self.model = model  # hosts hold it weakly
@@ -143,7 +145,8 @@ class Engine:
             request.state, request.finish_reason = State.FINISHED, "cancelled"
         elif request.state is State.RUNNING:
             request.finish_reason = "cancelled"
-            self._leave(request)
+            with self.host.guard():
+                self._leave(request)
 
     @property
     def busy(self) -> bool:
@@ -174,9 +177,12 @@ class Engine:
 
     # ---------------------------------------------------------------- the loop
 
-    @torch.no_grad()
     def step(self) -> None:
         """Advance every running request by one pass; first let waiting ones join (their prompts go in one pass)."""
+        with self.host.guard():
+            self._step()
+
+    def _step(self) -> None:
         joined = len(self.running)
         while self.waiting and len(self.running) < self.slots:
             self._join(self.waiting.popleft())

@@ -124,7 +124,12 @@ def decode(
     for b, (prompt, own_seed) in enumerate(zip(prompts, _seeds(options, seed, len(prompts)), strict=True)):
         padded = input_ids[b : b + 1].to(engine.target.device)
         rules = rules_for(
-            model, options, max_new_tokens=new, padded_length=input_ids.shape[1], seed=own_seed, encoder_ids=padded
+            model,
+            options,
+            max_new_tokens=new,
+            padded_length=input_ids.shape[1],
+            seed=own_seed,
+            encoder_ids=padded,
         )
         requests.append(engine.add(prompt, rules, padded_prompt=padded, on_token=_feed(streamer, padded)))
     return _finish(engine, requests, input_ids, options, streamer)
@@ -153,9 +158,7 @@ def decode_seq2seq(
     requests = []
     for b, (source, own_seed) in enumerate(zip(sources, _seeds(options, seed, len(sources)), strict=True)):
         ids = torch.tensor(source, device=engine.target.device)
-        rules = rules_for(
-            model, options, max_new_tokens=new, padded_length=1, seed=own_seed, encoder_ids=ids[None]
-        )
+        rules = rules_for(model, options, max_new_tokens=new, padded_length=1, seed=own_seed, encoder_ids=ids[None])
         padded = starts[b : b + 1].to(engine.target.device)
         requests.append(
             engine.add(
@@ -171,7 +174,9 @@ def decode_seq2seq(
 
 def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point():
-        raise ValueError("input_ids must be a LongTensor [batch, length]: tokenizer(..., return_tensors='pt').input_ids.")
+        raise ValueError(
+            "input_ids must be a LongTensor [batch, length]: tokenizer(..., return_tensors='pt').input_ids."
+        )
     if input_ids.shape[0] == 0 or input_ids.shape[1] == 0:
         raise ValueError("The prompt is empty: give at least one token (the tokenizer's BOS, say).")
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
@@ -197,10 +202,10 @@ def _new_tokens(options: Options, prompts: list[list[int]], padded: int, limit: 
     if new is None:  # nobody asked for a length: as many as fit
         room = DEFAULT_NEW_TOKENS if limit is None else limit - max(len(p) for p in prompts)
         return max(1, min(DEFAULT_NEW_TOKENS, room))
-    if new < 0 and options.config.max_length == -new:
-        new = -new - padded
-        if new < 1:
-            raise ValueError(f"max_length={-options.max_new_tokens} leaves no room behind a prompt of {padded}: raise it.")  # type: ignore[operator]
+    if new < 0 and options.config.max_length == -new:  # asked for as a total, counted with the padding as HF does
+        if -new <= padded:
+            raise ValueError(f"max_length={-new} leaves no room behind a prompt of {padded} tokens: raise it.")
+        return -new - padded
     return new
 
 

@@ -102,7 +102,7 @@ def read_options(
     config_for_criteria = copy.copy(config)
     config_for_criteria.max_length = None
     merged = model._get_stopping_criteria(config_for_criteria, criteria, tokenizer=tokenizer)
-    length, ids, custom = split_criteria(merged)
+    _, ids, custom = split_criteria(merged)
     new = given.get("max_new_tokens")
     if new is None and generation_config is not None:
         new = generation_config.max_new_tokens

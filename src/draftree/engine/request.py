@@ -139,5 +139,5 @@ class Request:
     def _asks_to_stop(self, ids: Tensor, token: int) -> bool:
         end = ids.shape[1] - self.rules.max_new_tokens + len(self.output)
         ids[0, end - 1] = token
-        verdict: Any = self.rules.criteria(ids[:, :end], None)  # type: ignore[arg-type]
+        verdict: Any = self.rules.criteria(ids[:, :end], None)
         return bool(verdict.all()) if isinstance(verdict, Tensor) else bool(verdict)

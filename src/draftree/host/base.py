@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from draftree.host.cache import BLOCK, SlotCache
@@ -16,6 +17,9 @@ class Host(ABC):
     """Gets rows through a stock model; knows nothing of drafters or requests."""
 
     name: ClassVar[str]
+    # What a step runs under: passes, commits and acceptance all together, since tensors made in inference mode can
+    # be changed only there. Never held across steps (a generator that does so disturbs other threads).
+    guard: ClassVar[type[torch.no_grad | torch.inference_mode]] = torch.no_grad
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -50,6 +50,11 @@ class StepCost:
 
 def measure_cost(host: Host, seconds: float = SECONDS) -> StepCost:
     """Time steps of 1 to 64 rows behind a short context, interleaved, and keep each one's fastest."""
+    with host.guard():
+        return _measure(host, seconds)
+
+
+def _measure(host: Host, seconds: float) -> StepCost:
     device = host.target.device
     limit = host.target.max_positions or CONTEXT + ROWS[-1]
     context = max(1, min(CONTEXT, limit - ROWS[-1]))
@@ -109,8 +114,19 @@ def _key(host: Host) -> str:
     target = host.target
     device = target.device
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    shape = {k: v for k, v in sorted(target.config.to_dict().items()) if isinstance(v, int | float) or k == "model_type"}
-    facts = [FORMAT, host.name, shape, str(target.dtype), str(device), chip, torch.get_num_threads(), torch.__version__]
+    shape = {
+        k: v for k, v in sorted(target.config.to_dict().items()) if isinstance(v, int | float) or k == "model_type"
+    }
+    facts = [
+        FORMAT,
+        host.name,
+        shape,
+        str(target.dtype),
+        str(device),
+        chip,
+        torch.get_num_threads(),
+        torch.__version__,
+    ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 

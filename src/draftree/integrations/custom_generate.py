@@ -94,9 +94,7 @@ def custom_generate(
     return loop
 
 
-def _add(
-    engine: Engine, ids: Tensor, b: int, rules: Rules, model_kwargs: dict[str, Any], streamer: Any
-) -> Request:
+def _add(engine: Engine, ids: Tensor, b: int, rules: Rules, model_kwargs: dict[str, Any], streamer: Any) -> Request:
     mask = model_kwargs.get("attention_mask")
     prompt = ids[0]
     encoder_states = None
@@ -109,9 +107,7 @@ def _add(
     if streamer is not None:
         streamer.put(ids.cpu())
         on_token = lambda emitted: streamer.put(torch.tensor([emitted.token]))  # noqa: E731
-    return engine.add(
-        prompt.tolist(), rules, padded_prompt=ids, encoder_states=encoder_states, on_token=on_token
-    )
+    return engine.add(prompt.tolist(), rules, padded_prompt=ids, encoder_states=encoder_states, on_token=on_token)
 
 
 def _output(requests: list[Request], input_ids: Tensor, config: GenerationConfig, encoder_decoder: bool) -> Any:
@@ -127,4 +123,4 @@ def _output(requests: list[Request], input_ids: Tensor, config: GenerationConfig
     if not config.return_dict_in_generate:
         return sequences
     kind = GenerateEncoderDecoderOutput if encoder_decoder else GenerateDecoderOnlyOutput
-    return kind(sequences=sequences)
+    return kind(sequences=sequences)  # type: ignore[arg-type]  # Hugging Face annotates LongTensor

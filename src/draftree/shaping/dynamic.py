@@ -115,4 +115,3 @@ class DynamicTree(Shape):
 def _bins(logp: np.ndarray) -> np.ndarray:
     finite = np.where(np.isfinite(logp), logp, -float(BINS))
     return np.clip((-2 * finite).astype(np.int64), 0, BINS - 1)
-

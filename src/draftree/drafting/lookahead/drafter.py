@@ -87,9 +87,7 @@ class Lookahead(Drafter):
                 continue
             found = self.trie.retrieve(request.id, budget, depth=depth, mode=self.mode, sources=self.sources)
             trees.append(
-                TokenTree.from_arrays(
-                    found.tokens, found.parents, found.logp, found.source, root=request.tokens[-1]
-                )
+                TokenTree.from_arrays(found.tokens, found.parents, found.logp, found.source, root=request.tokens[-1])
             )
         return TokenTree.stack(trees) if len(trees) > 1 else trees[0]
 
