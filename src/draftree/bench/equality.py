@@ -1,0 +1,57 @@
+"""Where two answers part, and how near the two best tokens were there.
+
+"Not equal" alone cannot tell a bug from a near-tie; the position and the gap can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two answers that are not equal.
+
+    Attributes:
+        position: of the first new token that differs, from 0; the length of the shorter answer where one is
+            the beginning of the other.
+        expected: the reference's token id there, None behind its end.
+        found: the other's.
+        gap: best minus second-best logit of the model there, after the tokens both agree on.
+    """
+
+    position: int
+    expected: int | None
+    found: int | None
+    gap: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"first differs at new token {self.position} (expected id {self.expected}, found {self.found}; "
+            f"top-2 logit gap there {self.gap:.3g})"
+        )
+
+
+@torch.no_grad()
+def difference(model: Any, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> Difference | None:
+    """None where both answers to `prompt` (all token ids) are equal; else where they part."""
+    if list(expected) == list(found):
+        return None
+    shorter = min(len(expected), len(found))
+    position = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
+    prefix = torch.tensor([[*prompt, *expected[:position]]], device=model.device)
+    best = model(prefix).logits[0, -1].float().topk(2).values
+    return Difference(
+        position,
+        expected[position] if position < len(expected) else None,
+        found[position] if position < len(found) else None,
+        float(best[0] - best[1]),
+    )

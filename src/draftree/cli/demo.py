@@ -1,0 +1,77 @@
+"""`draftree demo`: the embedded model answers seven kinds of prompt, plainly and with drafting, side by side."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+WARM_PER_SET = 12
+
+
+def demo(
+    drafter: Annotated[str, typer.Option(help="lookahead, prompt-lookup or none.")] = "lookahead",
+    max_new_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Most tokens of an answer.")] = 96,
+    cold: Annotated[bool, typer.Option("--cold", help="Start with an empty trie.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Show what drafting does on the embedded model, and prove that it changes no token."""
+    from draftree import __version__, demo_model
+    from draftree.bench.showcase import KINDS, Scene, Showcase, figures
+    from draftree.cli.common import encode_prompt, make_drafter
+    from draftree.cli.demo_view import View
+
+    begin = time.perf_counter()
+    model, tokenizer = demo_model()
+    chosen = make_drafter(drafter, tokenizer)
+    showcase = Showcase(model, lambda text: encode_prompt(tokenizer, text), chosen, max_new_tokens)
+    view = View(tokenizer, drafter, quiet=as_json)
+    view.opening(model)
+    if drafter == "lookahead" and not cold:
+        view.warming(showcase.warm(WARM_PER_SET), WARM_PER_SET * len(KINDS))
+    scenes: list[Scene] = []
+    view.next(0)
+    for scene in showcase.run(view.watch):
+        scenes.append(scene)
+        view.finish(scene)
+        view.next(len(scenes))
+    rows = [figures(scene.kind, [scene]) for scene in scenes]
+    total = figures("total", scenes)
+    seconds = time.perf_counter() - begin
+    if as_json:
+        print(json.dumps(_as_dict(scenes, rows, total, seconds, drafter, cold, __version__), ensure_ascii=False))
+    else:
+        view.closing(rows, total, seconds)
+    if not total.equal:
+        for scene in scenes:
+            for way, where in scene.parted.items():
+                typer.echo(f"{scene.kind}: the {way} answer {where}", err=True)
+        raise typer.Exit(1)
+
+
+def _as_dict(
+    scenes: list[Any], rows: list[Any], total: Any, seconds: float, drafter: str, cold: bool, version: str
+) -> dict[str, Any]:
+    prompts = []
+    for scene, row in zip(scenes, rows, strict=True):
+        prompts.append(
+            row.as_dict()
+            | {
+                "set": scene.prompt.set,
+                "id": scene.prompt.id,
+                "prompt": scene.prompt.text,
+                "token_ids": scene.drafted.ids,
+                "differences": {way: where.as_dict() for way, where in scene.parted.items()},
+                "stats": scene.drafted.stats.as_dict(),
+            }
+        )
+    return {
+        "version": version,
+        "drafter": drafter,
+        "cold": cold,
+        "prompts": prompts,
+        "total": total.as_dict(),
+        "seconds": seconds,
+    }

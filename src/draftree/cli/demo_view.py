@@ -1,0 +1,182 @@
+"""How the demo looks: live on a terminal, plain lines where output is piped, nothing with --json."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from draftree.bench.showcase import KINDS, Figures, Scene, figures
+from draftree.cli.common import ColouredText
+from draftree.engine import Request
+
+REFRESH = 1 / 15  # seconds between pictures; each costs the run nothing but its own time
+PIPED_WIDTH = 120
+WIDEST = 120
+PROMPT_LINES = 4
+TABLE_TITLE = "acceptance length = 1 + accepted / steps; overhead efficiency = speed-up / acceptance length"
+
+
+class View:
+    """Shows a showcase as it runs.
+
+    Args:
+        tokenizer: turns tokens into text.
+        drafter: name of the drafter, as typed.
+        quiet: show nothing at all.
+    """
+
+    def __init__(self, tokenizer: Any, drafter: str, *, quiet: bool) -> None:
+        self.console = Console(highlight=False, quiet=quiet)
+        self.console.width = min(self.console.width, WIDEST) if self.console.is_terminal else PIPED_WIDTH
+        self._live_wanted = self.console.is_terminal and not quiet
+        self._tokenizer = tokenizer
+        self._drafter = drafter
+        self._kinds = list(KINDS.values())
+        self._live: Live | None = None
+        self._kind = ""
+        self._texts: dict[str, ColouredText] = {}
+        self._told: dict[str, int] = {}
+        self._drawn = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._texts = {way: ColouredText(self._tokenizer) for way in ("plain", "drafted")}
+        self._told = dict.fromkeys(self._texts, 0)
+
+    def opening(self, model: Any) -> None:
+        """Say what is about to run."""
+        size = sum(p.numel() for p in model.parameters()) / 1e6
+        self.console.print(
+            Text.assemble(
+                ("draftree demo", "bold"),
+                f": the embedded {size:.0f}M-parameter model answers {len(self._kinds)} kinds of prompt, plainly and "
+                f"with drafter {self._drafter}.",
+            )
+        )
+
+    def warming(self, steps: Iterator[int], total: int) -> None:
+        """A progress bar over the warm-up."""
+        begin = time.perf_counter()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, console=self.console, transient=True, disable=not self._live_wanted) as progress:
+            task = progress.add_task("The trie learns from answers to other prompts", total=total)
+            for done in steps:
+                progress.update(task, completed=done)
+        seconds = time.perf_counter() - begin
+        self.console.print(f"The trie has seen the answers to {total} other prompts of these kinds ({seconds:.1f} s).")
+
+    def next(self, number: int) -> None:
+        """Make room for scene `number`, if there is one."""
+        if number >= len(self._kinds):
+            return
+        self._begin()
+        self._kind = self._kinds[number]
+        if self._live_wanted:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def watch(self, way: str, request: Request) -> None:
+        """Take up the tokens of a step and draw, at most some times a second."""
+        text, told = self._texts[way], self._told[way]
+        for emitted in request.output[told:]:
+            text.add(emitted.token, emitted.source)
+        self._told[way] = len(request.output)
+        now = time.perf_counter()
+        if self._live is not None and now - self._drawn > REFRESH:
+            self._live.update(self._picture(self._kind, None, None), refresh=True)
+            self._drawn = now
+
+    def finish(self, scene: Scene) -> None:
+        """Print the finished scene where its live picture stood."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        row = figures(scene.kind, [scene])
+        if self.console.is_terminal:
+            self.console.print(self._picture(scene.kind, scene.prompt.text, row))
+            return
+        self.console.print(f"\n{scene.kind}: {_shortened(scene.prompt.text, 300)}", markup=False)
+        self.console.print(f"> {self._texts['drafted'].text.plain.strip()}", markup=False)
+        self.console.print(
+            f"{row.tokens} tokens; plain {row.plain:.0f} tok/s, {self._drafter} {row.drafted:.0f} tok/s "
+            f"({row.speed_up:.2f}x); {'equal' if row.equal else 'NOT equal'}"
+        )
+
+    def _picture(self, kind: str, prompt: str | None, row: Figures | None) -> Group:
+        grid = Table.grid(expand=True, padding=(0, 1))
+        grid.add_column(ratio=1)
+        grid.add_column(ratio=1)
+        panels = []
+        for way, name, speed in (
+            ("plain", "plain", row and row.plain),
+            ("drafted", self._drafter, row and row.drafted),
+        ):
+            title = f"{name}: {speed:.0f} tok/s" if speed else name
+            if way == "drafted" and row is not None:
+                title += f", {row.speed_up:.2f}x, {row.acceptance_length:.2f} tokens a step"
+            style = "green" if way == "drafted" else "dim"
+            panels.append(Panel(self._texts[way].text, title=title, title_align="left", border_style=style))
+        grid.add_row(*panels)
+        head = Text.assemble((kind, "bold"))
+        if prompt is not None:
+            head.append(f"  {_shortened(prompt, PROMPT_LINES * 70)}", style="dim")
+        return Group(head, grid)
+
+    def closing(self, rows: list[Figures], total: Figures, seconds: float) -> None:
+        """The table, what it means, and what to try next."""
+        self.console.print()
+        self.console.print(speed_table(rows, total, self._drafter))
+        verdict = "Every answer is equal, token for token" if total.equal else "ANSWERS DIFFER (see below)"
+        self.console.print(f"{verdict}: plain, {self._drafter} and Hugging Face's generate. {seconds:.0f} s in all.")
+        self.console.print(
+            'Next: draftree generate --stats "Write a shell command using git: Undo the last commit."', markup=False
+        )
+        self.console.print("      draftree bench quick     (all methods, 13 sets, with intervals and a plot)")
+
+
+def speed_table(rows: list[Figures], total: Figures, drafter: str) -> Table:
+    """One row a kind and one for all together."""
+    table = Table(caption=TABLE_TITLE, caption_justify="left", show_footer=False)
+    table.add_column("kind")
+    for column in (
+        "tokens",
+        "plain\ntok/s",
+        f"{drafter}\ntok/s",
+        "speed-up",
+        "acceptance\nlength",
+        "overhead\nefficiency",
+        "HF generate\ntok/s",
+        "over HF\ngenerate",
+        "equal",
+    ):
+        table.add_column(column, justify="right")
+    for row in [*rows, total]:
+        if row is total:
+            table.add_section()
+        table.add_row(
+            row.kind,
+            str(row.tokens),
+            f"{row.plain:.0f}",
+            f"{row.drafted:.0f}",
+            f"{row.speed_up:.2f}x",
+            f"{row.acceptance_length:.2f}",
+            f"{row.overhead_efficiency:.2f}",
+            f"{row.reference:.0f}",
+            f"{row.over_reference:.2f}x",
+            "yes" if row.equal else "NO",
+            style="bold" if row is total else "",
+        )
+    return table
+
+
+def _shortened(text: str, length: int) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= length else flat[: length - 1] + "…"
