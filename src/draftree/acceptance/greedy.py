@@ -27,12 +27,13 @@ def greedy_walks(
         best = best[:, : tree.width]
         following = best
     else:
-        # Pruned nodes get -1: no token equals it, and a pruned node's own guess is never reached because its
-        # place in `alive` is false.
+        # Pruned nodes say -1, which equals no token. Rows that are no nodes (padding, a drafter's own) go to a
+        # column behind the nodes: a scatter to a place that is also a node's would be a race.
         real = rows >= 0
-        following = torch.full(tree.tokens.shape, -1, dtype=torch.long, device=best.device)
-        following.scatter_(1, rows.clamp(min=0), torch.where(real, best, following.gather(1, rows.clamp(min=0))))
-        tree = _without_pruned(tree, rows, real)
+        place = torch.where(real, rows, tree.width)
+        following = torch.full((tree.batch, tree.width + 1), -1, dtype=torch.long, device=best.device)
+        following = following.scatter(1, place, best)[:, : tree.width]
+        tree = _without_pruned(tree, place)
     last = tree.longest_match(following)
     paths, lengths = tree.path_nodes(last)
     tokens = following.gather(1, paths.clamp(min=0))
@@ -47,11 +48,11 @@ def greedy_walks(
     return walks
 
 
-def _without_pruned(tree: TokenTree, rows: Tensor, real: Tensor) -> TokenTree:
-    alive = torch.zeros(tree.tokens.shape, dtype=torch.bool, device=rows.device)
-    alive.scatter_(1, rows.clamp(min=0), real)
-    alive[:, 0] = True
-    tokens = tree.tokens.masked_fill(~alive, -2)  # equals neither a token nor the -1 of a pruned node's choice
+def _without_pruned(tree: TokenTree, place: Tensor) -> TokenTree:
+    """The same trees, where the nodes that no row stands for guess -2, which is neither a token nor -1."""
+    alive = torch.zeros(tree.batch, tree.width + 1, dtype=torch.bool, device=place.device)
+    alive = alive.scatter(1, place, True)[:, : tree.width]
+    tokens = tree.tokens.masked_fill(~alive, -2)
     return TokenTree(tokens, tree.parents, tree.logp, tree.source, tree.sizes)
 
 

@@ -26,11 +26,12 @@ def open_host(model: Any, choice: str = "auto") -> Host:
     if choice not in ("auto", "loop", "hooked"):
         raise ValueError(f"host is {choice!r}: choose 'auto', 'loop' or 'hooked'.")
     target = inspect_model(model)
+    qualifies = choice != "hooked" and LoopHost.qualifies(target)
     if choice == "auto":
-        choice = "loop" if LoopHost.qualifies(target) else "hooked"
+        choice = "loop" if qualifies else "hooked"
     held = _hosts.setdefault(model, {})
     host = held.get(choice)
-    if isinstance(host, LoopHost) and not (host.fresh and LoopHost.qualifies(target)):
+    if isinstance(host, LoopHost) and not (qualifies and host.fresh):
         host = None
     if host is None:
         host = held[choice] = LoopHost(target) if choice == "loop" else HookedHost(target)

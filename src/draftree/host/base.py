@@ -23,6 +23,7 @@ class Host(ABC):
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
 
     def new_cache(
         self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None

@@ -87,7 +87,14 @@ def _measure(host: Host, seconds: float) -> StepCost:
 
 
 def cached_cost(host: Host) -> StepCost:
-    """The curve of `host`, from disk if this machine has measured it before."""
+    """The curve of `host`, from memory or disk if this machine has measured it before."""
+    threads = torch.get_num_threads()
+    if threads not in host.costs:
+        host.costs[threads] = _from_disk(host)
+    return host.costs[threads]
+
+
+def _from_disk(host: Host) -> StepCost:
     path = _cache_folder() / f"{_key(host)}.json"
     try:
         held = json.loads(path.read_text())

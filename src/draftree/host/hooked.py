@@ -80,7 +80,7 @@ class _HookedPass:
         self.dtype = self.target.dtype
         self.surgeries = {s.layer: s for s in plan.surgeries}
         self.segments = [Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)]
-        self.masks = PassMasks(self.segments[0], cache, first, self.dtype)
+        self.masks = PassMasks(self.segments[0], cache, first, self.dtype, plain_row=self._may_go_unmasked())
         self.hidden: dict[int, Tensor] = {}
         self.final: Tensor | None = None
         self.rotary_calls: list[tuple[nn.Module, Any, Any, Any]] = []
@@ -120,6 +120,10 @@ class _HookedPass:
         if self.host._one_kind:
             return self.masks.additive(self.target.kinds[0])
         return {kind.name: self.masks.additive(kind) for kind in set(self.target.kinds)}
+
+    def _may_go_unmasked(self) -> bool:
+        """One row that sees everything needs no mask; then `forward` takes its own quick way, as in plain decoding."""
+        return not self.target.encoder_decoder and not self.family.layer_arguments_needed
 
     # ---------------------------------------------------------------- hooks
 
