@@ -123,7 +123,7 @@ def _segment(start: int, rows: Any) -> Segment:
 
 
 class TestSlotCache(SlotCacheMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=40, stateful_step_count=10, deadline=None)
+    settings = settings(max_examples=100, stateful_step_count=10, deadline=None, derandomize=True)
 
 
 def test_a_pass_not_committed_leaves_no_trace() -> None:
