@@ -3,8 +3,9 @@
 l(n) is the expected number of tokens of a step, 1 plus the path probabilities of the best n guesses; T(n) is the
 measured time of a step with that many rows (ProPD, section 4.2). Drafters' own probabilities are over-confident, so
 they are calibrated: guesses are binned by the drafter's path probability, and a bin's worth is how often its guesses
-were in fact walked, recent steps counting more. Where nothing pays the tree is the root alone, and a small tree is
-tried now and then to notice when that changes.
+were in fact walked, recent steps counting more. Where no guess of a step pays, its tree is the root alone; where guesses
+keep failing, the drafter is not even asked for a while (asking costs too), and a small tree is tried ever more
+rarely to notice when that changes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ BINS = 24  # bins of path probability, two to a factor of e
 FORGET = 0.98  # weight of a bin's past at each step that adds to it
 PRIOR = 2.0  # how many observations the drafter's own probability counts for
 PROBE_NODES = 4
-PROBE_FIRST, PROBE_LAST = 8, 256  # steps between probes: doubling from the first to the last
+FRUITLESS = 8  # steps in a row without an accepted guess after which the drafter rests
+REST_FIRST, REST_LAST = 4, 32  # steps of rest, doubling from the first to the last
 
 
 class DynamicTree(Shape):
@@ -41,8 +43,10 @@ class DynamicTree(Shape):
         centre = np.exp(-(np.arange(BINS) + 0.5) / 2)
         self._walked = PRIOR * centre
         self._seen = np.full(BINS, PRIOR)
-        self._idle = 0  # steps since guesses were last tried
-        self._patience = PROBE_FIRST
+        self._fruitless = 0  # steps in a row that brought no accepted guess
+        self._rest = 0  # steps still to go without asking the drafter
+        self._next_rest = REST_FIRST
+        self._probing = False
 
     def bind(self, cost: StepCost) -> None:
         """See `Shape.bind`."""
@@ -51,26 +55,34 @@ class DynamicTree(Shape):
 
     def budgets(self, count: int, most: int) -> list[int]:
         """See `Shape.budgets`."""
+        if self._rest > 0:
+            self._rest -= 1
+            return [0] * count
         return [min(self.max_nodes, most)] * count
 
     def trim(self, trees: TokenTree) -> TokenTree:
         """See `Shape.trim`."""
         if trees.width == 1:
+            self._count_failure()
             return trees
-        worth = self.path_probability(trees)
-        sizes = self._choose(worth)
+        sizes = self._choose(self.path_probability(trees))
         if max(sizes) == 0:
-            self._idle += 1
-            if self._idle < self._patience:
+            if not self._probing:
+                self._count_failure()
                 return trees.best(0)
-            self._patience = min(2 * self._patience, PROBE_LAST)
             sizes = [PROBE_NODES] * trees.batch
-        else:
-            self._patience = PROBE_FIRST
-        self._idle = 0
+        self._probing = False
         if all(n >= size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
             return trees
         return trees.best(sizes)
+
+    def _count_failure(self) -> None:
+        self._fruitless += 1
+        if self._fruitless >= FRUITLESS:
+            self._rest = self._next_rest
+            self._next_rest = min(2 * self._next_rest, REST_LAST)
+            self._probing = True
+            self._fruitless = FRUITLESS - 1  # one failed probe is enough to rest again
 
     def path_probability(self, trees: TokenTree) -> np.ndarray:
         """Calibrated probability [B, N] that each node is walked; padding and roots get 0."""
@@ -102,6 +114,10 @@ class DynamicTree(Shape):
         walked = np.zeros(logp.shape, bool)
         for b, nodes in enumerate(accepted):
             walked[b, list(nodes)] = True
+        if any(len(nodes) > 1 for nodes in accepted):
+            self._fruitless, self._next_rest = 0, REST_FIRST
+        else:
+            self._count_failure()
         real = np.isfinite(logp)
         real[:, 0] = False
         bins = _bins(logp[real])
