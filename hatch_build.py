@@ -62,6 +62,8 @@ if BuildHookInterface is not None:
                 return
             problem = compile_trie(Path(self.root))
             if problem:
+                # A library of an older build would be packed, under a tag that promises pure Python.
+                (Path(self.root) / FOLDER / "_trie.so").unlink(missing_ok=True)
                 self.app.display_warning(f"draftree: building without the compiled trie, {problem}")
                 return
             from packaging.tags import platform_tags

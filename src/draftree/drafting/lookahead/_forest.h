@@ -199,7 +199,7 @@ static int forest_make_room(Forest *f, int new_key) {
         if (f->hand >= f->top) f->hand = 0;
         Node *n = &f->nodes[f->hand];
         if (n->parent != FREE) {
-            n->count /= 2;
+            if (n->count > 1) n->count /= 2; /* a share of nothing has no logarithm */
             forest_remove(f, f->hand);
         }
         f->hand++;

@@ -114,7 +114,7 @@ class Forest:
                 self.hand = 0
             node = self.nodes[self.hand]
             if node is not None:
-                node.count //= 2
+                node.count = max(1, node.count // 2)  # a share of nothing has no logarithm
                 self.remove(node)
             self.hand += 1
         return False
@@ -272,9 +272,7 @@ class PythonTrie:
                 continue
             escape += math.log(self.settings.smoothing / (match.score + self.settings.smoothing))
             if mode == MODES["single"]:
-                while (
-                    len(rows) < budget and match.depth < depth and (kids := self.expand(match, len(rows) - 1))
-                ):
+                while len(rows) < budget and match.depth < depth and (kids := self.expand(match, len(rows) - 1)):
                     match = min(kids)
                     rows.append((match, match.at))
                 break
@@ -286,9 +284,7 @@ class PythonTrie:
             np.array([path.token for path, _ in rows], dtype=np.int32),
             np.array([parent for _, parent in rows], dtype=np.int32),
             np.array([path.logp for path, _ in rows], dtype=np.float32),
-            np.array(
-                [FROM_PROMPT * bool(path.p) + FROM_OUTPUT * bool(path.o) for path, _ in rows], dtype=np.uint8
-            ),
+            np.array([FROM_PROMPT * bool(path.p) + FROM_OUTPUT * bool(path.o) for path, _ in rows], dtype=np.uint8),
         )
 
     def take_tree(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> int:
