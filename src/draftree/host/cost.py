@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from draftree.host.base import Host
+from draftree.host.encoder import EncoderState
 from draftree.host.plan import Plan
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -60,6 +61,10 @@ def _measure(host: Host, seconds: float) -> StepCost:
     context = max(1, min(CONTEXT, limit - ROWS[-1]))
     rows = [n for n in ROWS if context + n <= limit]
     cache = host.new_cache(1, context + rows[-1])
+    encoder = None
+    if host.target.encoder_decoder:
+        encoder = EncoderState(host.target, 1)
+        encoder.admit(0, torch.zeros(context, dtype=torch.long, device=device))
 
     def run(count: int) -> float:
         start = cache.lengths[0]
@@ -70,7 +75,7 @@ def _measure(host: Host, seconds: float) -> StepCost:
             first_logit_row=count - 1 if start == 0 else 0,
         )
         begin = time.perf_counter()
-        result = host.run(plan, cache)
+        result = host.run(plan, cache, encoder=encoder)
         result.logits[0, -1, 0].item()  # waits for the device
         elapsed = time.perf_counter() - begin
         if start == 0:
@@ -99,8 +104,8 @@ def _from_disk(host: Host) -> StepCost:
     try:
         held = json.loads(path.read_text())
         return StepCost(held["rows"], held["seconds"])
-    except (OSError, ValueError, KeyError):
-        pass
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # none yet, or a damaged one: measured again and written over
     cost = measure_cost(host)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,9 +3,9 @@
 l(n) is the expected number of tokens of a step, 1 plus the path probabilities of the best n guesses; T(n) is the
 measured time of a step with that many rows (ProPD, section 4.2). Drafters' own probabilities are over-confident, so
 they are calibrated: guesses are binned by the drafter's path probability, and a bin's worth is how often its guesses
-were in fact walked, recent steps counting more. Where no guess of a step pays, its tree is the root alone; where guesses
-keep failing, the drafter is not even asked for a while (asking costs too), and a small tree is tried ever more
-rarely to notice when that changes.
+were in fact walked, recent steps counting more. Where no guess of a step pays, its tree is the root alone; where
+guesses keep failing, the drafter is not even asked for a while (asking costs too), and a small tree is tried ever
+more rarely to notice when that changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from draftree.shaping.base import Shape
 from draftree.tree import TokenTree
 
 BINS = 24  # bins of path probability, two to a factor of e
-FORGET = 0.98  # weight of a bin's past at each step that adds to it
+FORGET = 0.98  # weight of a bin's past at each guess that adds to it
 PRIOR = 2.0  # how many observations the drafter's own probability counts for
 PROBE_NODES = 4
 FRUITLESS = 8  # steps in a row without an accepted guess after which the drafter rests
@@ -87,10 +87,15 @@ class DynamicTree(Shape):
     def path_probability(self, trees: TokenTree) -> np.ndarray:
         """Calibrated probability [B, N] that each node is walked; padding and roots get 0."""
         logp = trees.logp.numpy(force=True)
-        worth = (self._walked / self._seen)[_bins(logp)]
+        worth = self._rates()[_bins(logp)]
         worth[:, 0] = 0.0
         worth[~np.isfinite(logp)] = 0.0
         return worth
+
+    def _rates(self) -> np.ndarray:
+        """How often a bin's guesses are walked, never rising from bin to bin: trees are cut in the drafter's order."""
+        rates = self._walked / self._seen
+        return (np.minimum.accumulate(rates) + np.maximum.accumulate(rates[::-1])[::-1]) / 2
 
     def _choose(self, worth: np.ndarray) -> list[int]:
         """Guesses per request: the best n of the whole batch by worth, n where l(n) / T(n) is largest."""
@@ -104,7 +109,10 @@ class DynamicTree(Shape):
         best = int(rate.argmax())
         if best == 0:
             return [0] * batch
-        return (order >= flat[best - 1]).sum(1).tolist()
+        least = flat[best - 1]
+        sizes, ties = (order > least).sum(1), (order == least).sum(1)
+        left = best - int(sizes.sum())  # of equals, which binning makes many, the first requests' are taken
+        return (sizes + np.clip(left - (ties.cumsum() - ties), 0, ties)).tolist()
 
     def learn(self, trees: TokenTree, accepted: Sequence[Sequence[int]]) -> None:
         """See `Shape.learn`."""
