@@ -16,7 +16,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from draftree.drafting.base import Drafter
 from draftree.engine import Engine, Request, Rules, RunStats
+from draftree.engine.limits import check_prompt
 from draftree.engine.options import refuse_other_methods, split_criteria
+from draftree.host import Target, open_host
+from draftree.integrations.batched_processors import processors_by_request
 from draftree.shaping import Shape
 
 
@@ -52,15 +55,20 @@ def custom_generate(
         **model_kwargs: Any,
     ) -> Any:
         refuse_other_methods(generation_config)
+        target = open_host(model, host).target
         length, eos, criteria = split_criteria(stopping_criteria)
         new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
         count = input_ids.shape[0]
+        prompts = _prompts(target, input_ids, model_kwargs)
+        for prompt in prompts:
+            check_prompt(prompt, new, target.vocab_size, target.max_positions)
         if streamer is not None and count > 1:
             raise ValueError("A streamer follows one text: call generate with a batch of 1.")
         sampling = bool(generation_config.do_sample)
         first_seed = seed
         if sampling and seed is None and count > 1:
             first_seed = int(torch.randint(0, 2**31, (1,)))
+        processors = processors_by_request(logits_processor, count)
         engine = Engine(
             model,
             drafter=drafter,
@@ -71,16 +79,16 @@ def custom_generate(
             capacity=input_ids.shape[1] + new + 64,
         )
         requests = []
-        for b in range(count):
+        for b, prompt in enumerate(prompts):
             rules = Rules(
                 max_new_tokens=new,
                 eos_token_ids=eos,
                 sample=sampling,
                 seed=None if first_seed is None else first_seed + b,
-                processors=logits_processor,
+                processors=processors[b],
                 criteria=criteria,
             )
-            requests.append(_add(engine, input_ids[b : b + 1], b, rules, model_kwargs, streamer))
+            requests.append(_add(engine, prompt, input_ids[b : b + 1], b, rules, model_kwargs, streamer))
         engine.run()
         if streamer is not None:
             streamer.end()
@@ -94,20 +102,33 @@ def custom_generate(
     return loop
 
 
-def _add(engine: Engine, ids: Tensor, b: int, rules: Rules, model_kwargs: dict[str, Any], streamer: Any) -> Request:
+def _prompts(target: Target, input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[list[int]]:
     mask = model_kwargs.get("attention_mask")
-    prompt = ids[0]
+    if target.encoder_decoder or mask is None:  # an encoder's mask is about its own source
+        prompts: list[list[int]] = input_ids.tolist()
+        return prompts
+    return [row[keep].tolist() for row, keep in zip(input_ids, mask.bool(), strict=True)]
+
+
+def _add(
+    engine: Engine,
+    prompt: list[int],
+    padded: Tensor,
+    b: int,
+    rules: Rules,
+    model_kwargs: dict[str, Any],
+    streamer: Any,
+) -> Request:
     encoder_states = None
     if engine.target.encoder_decoder:
+        mask = model_kwargs.get("attention_mask")
         states = model_kwargs["encoder_outputs"][0][b]
         encoder_states = states if mask is None else states[mask[b].bool()]
-    elif mask is not None:
-        prompt = prompt[mask[b].bool()]
     on_token = None
     if streamer is not None:
-        streamer.put(ids.cpu())
+        streamer.put(padded.cpu())
         on_token = lambda emitted: streamer.put(torch.tensor([emitted.token]))  # noqa: E731
-    return engine.add(prompt.tolist(), rules, padded_prompt=ids, encoder_states=encoder_states, on_token=on_token)
+    return engine.add(prompt, rules, padded_prompt=padded, encoder_states=encoder_states, on_token=on_token)
 
 
 def _output(requests: list[Request], input_ids: Tensor, config: GenerationConfig, encoder_decoder: bool) -> Any:
