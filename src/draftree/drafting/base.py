@@ -71,7 +71,10 @@ class Step:
         trunk: per request, how many prompt rows came before its tree (rows 0 .. trunk - 1).
         offset: row at which the trees begin.
         accepted: per request, the node numbers walked, root first.
-        emitted: per request, the new tokens; its `tokens` already end with them.
+        emitted: per request, the new tokens; its `tokens` already end with them. Empty for a part of a prompt, and
+            where strict mode put off a near-tie.
+        own_rows: whether the rows and surgeries that `plan` asked for were in the pass. Strict mode leaves them out
+            of passes that must be the plain engine's; taps are always there.
     """
 
     requests: Sequence[Context]
@@ -81,6 +84,7 @@ class Step:
     offset: int
     accepted: list[list[int]] = field(default_factory=list)
     emitted: list[list[int]] = field(default_factory=list)
+    own_rows: bool = True
 
 
 class Drafter(ABC):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draftree.acceptance.base import Walk, lazy_walk
 from draftree.acceptance.greedy import greedy_walks
-from draftree.drafting.base import Drafter, Step
+from draftree.drafting.base import Attachment, Drafter, Step
 from draftree.engine.limits import check_prompt, eos_token_ids
 from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.request import Emitted, Request, Rules, State
@@ -42,9 +42,10 @@ class Engine:
         drafter: makes guesses; None decodes plainly.
         slots: requests decoded together; more wait.
         shape: sizes the trees; by default by measured cost and calibrated probability (`DynamicTree`).
-        pruner: prunes trees inside the pass.
+        pruner: prunes trees inside the pass; not there yet, must be None.
         host: "auto" (loop where the model qualifies, else hooked), "loop" or "hooked".
-        strict: decide near-ties again by a one-row pass (for 16-bit types).
+        strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
+            that does and does not promise.
         capacity: cache columns to allocate at first, where the need is known.
         reject_drafts: verify guesses but accept none; the worst case, for measurements.
 
@@ -65,21 +66,22 @@ class Engine:
         capacity: int = 256,
         reject_drafts: bool = False,
     ) -> None:
-        if slots < 1:
-            raise ValueError(f"slots is {slots}: give at least 1.")
+        if not isinstance(slots, int) or slots < 1:
+            raise ValueError(f"slots is {slots}: give a whole number of at least 1.")
         if drafter is not None and not isinstance(drafter, Drafter):
             raise TypeError(
                 f"drafter is a {type(drafter).__name__}: pass a drafter object such as draftree.Lookahead()."
             )
         if shape is not None and not isinstance(shape, Shape):
             raise TypeError(f"shape is a {type(shape).__name__}: pass a shape object such as draftree.DynamicTree().")
+        if pruner is not None:
+            raise ValueError("Pruning inside the pass is not built yet: leave pruner=None.")
         self.model = model  # hosts hold it weakly
         self.host: Host = open_host(model, host)
         self.target = self.host.target
         self.slots = slots
         self.drafter = drafter
         self.shape = shape
-        self.pruner = pruner
         self.reject_drafts = reject_drafts
         self.tolerance: float | None = None
         if strict:
@@ -98,6 +100,7 @@ class Engine:
         self.encoder = EncoderState(self.target, slots) if self.target.encoder_decoder else None
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i lives in slot i
+        self._stepping = False
 
     # ---------------------------------------------------------------- requests come and go
 
@@ -124,6 +127,7 @@ class Engine:
         Raises:
             ValueError: an empty prompt, ids outside the vocabulary, or a request beyond the model's context.
         """
+        prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         rules = rules or Rules(eos_token_ids=eos_token_ids(self.target.model))
         check_prompt(prompt, rules.max_new_tokens, self.target.vocab_size, self.target.max_positions)
         request = Request(
@@ -145,8 +149,9 @@ class Engine:
             request.state, request.finish_reason = State.FINISHED, "cancelled"
         elif request.state is State.RUNNING:
             request.finish_reason = "cancelled"
-            with self.host.guard():
-                self._leave(request)
+            if not self._stepping:  # a step lets it go when it is done: slots must not move under it
+                with self.host.guard():
+                    self._leave(request)
 
     @property
     def busy(self) -> bool:
@@ -178,9 +183,20 @@ class Engine:
     # ---------------------------------------------------------------- the loop
 
     def step(self) -> None:
-        """Advance every running request by one pass; first let waiting ones join (their prompts go in one pass)."""
-        with self.host.guard():
-            self._step()
+        """Advance every running request by one pass; first let waiting ones join (their prompts go in one pass).
+
+        Raises:
+            RuntimeError: called while a step runs (from a callback, or from another thread).
+            Exception: whatever the drafter or the model raised; all running requests have failed with it.
+        """
+        if self._stepping:
+            raise RuntimeError("The engine is in a step already: call step() from one thread and from no callback.")
+        self._stepping = True
+        try:
+            with self.host.guard():
+                self._step()
+        finally:
+            self._stepping = False
 
     def _step(self) -> None:
         joined = len(self.running)
@@ -192,33 +208,35 @@ class Engine:
             if joined:
                 self._advance(0, self.running[:joined])
         except BaseException as error:
-            for request in list(self.running):
-                self._fail(request, error)
+            for request in self.running:
+                if request.finish_reason is None:
+                    request.error, request.finish_reason = error, "error"
             raise
         finally:
-            for request in list(self.running):
-                if request.finish_reason is not None:
-                    self._leave(request)
+            for request in [r for r in self.running if r.finish_reason is not None]:
+                self._leave(request)
 
     def _advance(self, first: int, requests: list[Request]) -> None:
         """One pass of the target over requests in slots [first, first + len(requests))."""
+        # Strict mode: a prompt, and what follows a near-tie, pass as the plain engine passes them.
+        alone = self.tolerance is not None and any(r.decide_alone or not r.output for r in requests)
         marks = [time.perf_counter()]
-        trees = self._draft(requests)
+        trees = self._draft(requests, alone)
         marks.append(time.perf_counter())
-        turn, result = self._verify(first, requests, trees)
+        turn, result = self._verify(first, requests, trees, alone)
         marks.append(time.perf_counter())
-        walks = self._accept(requests, turn, result)
+        walks = self._accept(requests, turn, result, None if alone or turn.bare else self.tolerance)
         marks.append(time.perf_counter())
         self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
         marks.append(time.perf_counter())
-        self._observe(requests, turn, result, walks)
+        self._observe(requests, turn, result, walks, own_rows=not alone)
         self._account(requests, trees, walks, marks)
 
-    def _draft(self, requests: list[Request]) -> TokenTree:
+    def _draft(self, requests: list[Request], alone: bool) -> TokenTree:
         device = self.target.device
         roots = TokenTree.roots(torch.tensor([r.context.tokens[-1] for r in requests], device=device))
         drafter, shape = self.drafter, self.shape
-        if drafter is None or shape is None or any(r.decide_alone for r in requests):
+        if drafter is None or shape is None or alone:
             return roots
         budgets = shape.budgets(len(requests), drafter.max_nodes)
         for b, request in enumerate(requests):
@@ -229,39 +247,56 @@ class Engine:
         trees = shape.trim(drafter.draft([r.context for r in requests], budgets))
         return trees if trees.tokens.device == device else trees.to(device)
 
-    def _verify(self, first: int, requests: list[Request], trees: TokenTree) -> tuple[TreePass, PassResult]:
+    def _verify(
+        self, first: int, requests: list[Request], trees: TokenTree, alone: bool
+    ) -> tuple[TreePass, PassResult]:
         starts = self.cache.lengths[first : first + len(requests)]
         trunks = [r.context.tokens[start:-1] for r, start in zip(requests, starts, strict=True)]
         floors = [r.context.prompt_length for r in requests]
         while max(len(t) for t in trunks) > PREFILL_CHUNK:
-            self._prefill(first, requests, [t[:PREFILL_CHUNK] for t in trunks], floors)
+            self._prefill(first, requests, [t[:PREFILL_CHUNK] for t in trunks], floors, alone)
             trunks = [t[PREFILL_CHUNK:] for t in trunks]
-        contexts = [r.context for r in requests]
-        attachment = self.drafter.plan(contexts, trees) if self.drafter is not None else None
-        starts = self.cache.lengths[first : first + len(requests)]
-        turn = tree_pass(trunks, trees, starts, attachment, floors)
-        return turn, self.host.run(turn.plan, self.cache, first, self.encoder)
+        return self._pass(first, requests, trunks, trees, floors, alone)
 
-    def _prefill(self, first: int, requests: list[Request], chunks: list[list[int]], floors: list[int]) -> None:
-        """Commit a part of long prompts; the drafter sees its hidden states, nothing is emitted."""
+    def _pass(
+        self,
+        first: int,
+        requests: list[Request],
+        trunks: list[list[int]],
+        trees: TokenTree,
+        floors: list[int],
+        alone: bool,
+    ) -> tuple[TreePass, PassResult]:
+        attachment = self.drafter.plan([r.context for r in requests], trees) if self.drafter is not None else None
+        if alone and attachment is not None:
+            attachment = Attachment(taps=attachment.taps)
         starts = self.cache.lengths[first : first + len(requests)]
+        turn = tree_pass(trunks, trees, starts, attachment, floors, self.target.max_positions)
+        with self.host.lock:
+            return turn, self.host.run(turn.plan, self.cache, first, self.encoder)
+
+    def _prefill(
+        self, first: int, requests: list[Request], chunks: list[list[int]], floors: list[int], alone: bool
+    ) -> None:
+        """Commit a part of long prompts; the drafter sees its hidden states, nothing is emitted."""
         # The chunk's last token plays the root; requests whose prompt is already in give an empty chunk.
         roots = TokenTree.roots(
             torch.tensor([c[-1] if c else 0 for c in chunks], dtype=torch.long, device=self.target.device)
         )
-        contexts = [r.context for r in requests]
-        attachment = self.drafter.plan(contexts, roots) if self.drafter is not None else None
-        turn = tree_pass([c[:-1] for c in chunks], roots, starts, attachment, floors)
-        result = self.host.run(turn.plan, self.cache, first, self.encoder)
+        turn, result = self._pass(first, requests, [c[:-1] for c in chunks], roots, floors, alone)
         walked = [[0] if chunk else [] for chunk in chunks]
         self.cache.commit(turn.committed(walked), result.segments)
         if self.drafter is not None:
-            step = Step(contexts, roots, result, turn.trunk, turn.offset, walked, [[] for _ in requests])
-            self.drafter.observe(step)
+            contexts = [r.context for r in requests]
+            nothing: list[list[int]] = [[] for _ in requests]
+            self.drafter.observe(
+                Step(contexts, roots, result, turn.trunk, turn.offset, walked, nothing, own_rows=not alone)
+            )
 
-    def _accept(self, requests: list[Request], turn: TreePass, result: PassResult) -> list[Walk]:
+    def _accept(
+        self, requests: list[Request], turn: TreePass, result: PassResult, tolerance: float | None
+    ) -> list[Walk]:
         trees = turn.trees
-        tolerance = self.tolerance if trees.width > 1 else None  # a pass of roots alone is the plain engine's
         if self.reject_drafts:
             trees = replace(trees, tokens=torch.where(trees.parents < 0, trees.tokens, -1))
         rows = turn.node_rows(result)
@@ -271,23 +306,25 @@ class Engine:
             walks = greedy_walks(trees, logits, rows, tolerance)
         for b, request in enumerate(requests):
             request.decide_alone = False
-            where = None if rows is None else {n: i for i, n in enumerate(rows[b].tolist()) if n >= 0}
+            if request.chooser is not None:
+                where = None if rows is None else {n: i for i, n in enumerate(rows[b].tolist()) if n >= 0}
+                choices = lazy_walk(trees, b, logits[b], where, request.chooser, tolerance)
+                walk = Walk()
+            else:
+                whole = walks[b]
+                choices = zip(whole.nodes, whole.tokens, whole.guesses, strict=True)
+                walk = Walk(tie=whole.tie)
+            walks[b] = walk
             try:
-                if request.chooser is not None:
-                    choices = lazy_walk(trees, b, logits[b], where, request.chooser, tolerance)
-                    walks[b] = self._emit(request, trees.source[b], choices)
-                else:
-                    walk = walks[b]
-                    choices = zip(walk.nodes, walk.tokens, walk.guesses, strict=True)
-                    walks[b] = self._emit(request, trees.source[b], choices, tie=walk.tie)
+                self._emit(request, trees.source[b], choices, walk)
             except Exception as error:  # one request's criteria or callback must not stop the others
                 request.error, request.finish_reason = error, "error"
-                walks[b] = Walk()
         return walks
 
-    def _emit(self, request: Request, sources: Tensor, choices: Iterable[Choice], tie: bool = False) -> Walk:
-        """Emit choices up to where the text ends; whatever lies behind is cut off."""
-        walk = Walk(tie=tie)
+    def _emit(self, request: Request, sources: Tensor, choices: Iterable[Choice], walk: Walk) -> None:
+        """Emit choices into `walk` up to where the text ends; whatever lies behind is cut off."""
+        if request.finish_reason is not None:  # cancelled by another request's callback
+            return
         for node, token, guess in choices:
             if token is None:
                 walk.tie = True
@@ -300,13 +337,14 @@ class Engine:
             walk.tokens.append(token)
             walk.guesses.append(guess)
             if request.emit(token, source):
-                return walk
+                return
         if walk.tie:
             request.decide_alone = True
             request.stats.re_decided += 1
-        return walk
 
-    def _observe(self, requests: list[Request], turn: TreePass, result: PassResult, walks: list[Walk]) -> None:
+    def _observe(
+        self, requests: list[Request], turn: TreePass, result: PassResult, walks: list[Walk], *, own_rows: bool
+    ) -> None:
         if self.drafter is None:
             return
         accepted = [walk.nodes + [g for g in walk.guesses[-1:] if g is not None] for walk in walks]
@@ -315,7 +353,9 @@ class Engine:
         contexts = [r.context for r in requests]
         emitted = [walk.tokens for walk in walks]
         nodes = [walk.nodes for walk in walks]
-        self.drafter.observe(Step(contexts, turn.trees, result, turn.trunk, turn.offset, nodes, emitted))
+        self.drafter.observe(
+            Step(contexts, turn.trees, result, turn.trunk, turn.offset, nodes, emitted, own_rows=own_rows)
+        )
 
     def _account(self, requests: list[Request], trees: TokenTree, walks: list[Walk], marks: list[float]) -> None:
         share = 1 / len(requests)
@@ -334,11 +374,13 @@ class Engine:
         request.state = State.RUNNING
         try:
             if self.encoder is not None:
-                self.encoder.admit(slot, request.encoder_input, states=request.encoder_states)
+                with self.host.lock:
+                    self.encoder.admit(slot, request.encoder_input, states=request.encoder_states)
             if self.drafter is not None:
                 self.drafter.begin(request.context)
         except Exception as error:
-            self._fail(request, error)
+            request.error, request.finish_reason = error, "error"
+            self._leave(request)
 
     def _leave(self, request: Request) -> None:
         """Free a request's slot; the last running request moves into it, so live slots stay contiguous."""
@@ -355,8 +397,7 @@ class Engine:
             self.encoder.clear(last)
         request.state = State.FINISHED
         if self.drafter is not None:
-            self.drafter.end(request.context)
-
-    def _fail(self, request: Request, error: BaseException) -> None:
-        request.error, request.finish_reason = error, "error"
-        self._leave(request)
+            try:
+                self.drafter.end(request.context)
+            except Exception as error:  # the slot is free by now; the first error of a request is the one to tell
+                request.error = request.error or error

@@ -12,10 +12,11 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from draftree.drafting.base import Drafter
 from draftree.engine.engine import Engine
-from draftree.engine.limits import check_prompt
-from draftree.engine.options import DEFAULT_NEW_TOKENS, Options, read_options, rules_for
+from draftree.engine.limits import check_prompt, check_source
+from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.request import Emitted, Request
 from draftree.engine.stats import RunStats
+from draftree.host import Target, open_host
 from draftree.shaping import Shape
 
 MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
@@ -65,7 +66,7 @@ def generate(
         input_ids: LongTensor [batch, length]; padding is what `attention_mask` hides, on either side.
         attention_mask: [batch, length] of 0 and 1; None where nothing is padding.
         drafter: who guesses, such as `Lookahead()`; None decodes plainly.
-        pruner: prunes trees inside the pass.
+        pruner: prunes trees inside the pass; not there yet, must be None.
         shape: sizes the trees; by default by measured cost.
         max_new_tokens: most tokens to emit (128 where neither this nor a config says).
         do_sample: draw tokens (default False); with it `temperature`, `top_k`, `top_p` as in Hugging Face.
@@ -92,21 +93,30 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "eos_token_id": eos_token_id,
     }
+    target = open_host(model, host).target
     _check_ids(input_ids, attention_mask)
-    engine_options = {"drafter": drafter, "pruner": pruner, "shape": shape, "host": host, "strict": strict}
-    read = read_options(model, generation_config, stopping_criteria, tokenizer, explicit | options)
+    input_ids = input_ids.long()
+    engine_options = {
+        "model": model,
+        "drafter": drafter,
+        "pruner": pruner,
+        "shape": shape,
+        "host": host,
+        "strict": strict,
+    }
+    read = read_options(target.model, generation_config, stopping_criteria, tokenizer, explicit | options)
     copies = int(read.config.num_return_sequences or 1)
     if copies > 1:
         input_ids = input_ids.repeat_interleave(copies, 0)
         attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
     if streamer is not None and input_ids.shape[0] > 1:
         raise ValueError("A streamer follows one text: call generate with a batch of 1.")
-    run = decode_seq2seq if getattr(model.config, "is_encoder_decoder", False) else decode
-    return run(model, input_ids, attention_mask, read, seed, streamer, engine_options)
+    run = decode_seq2seq if target.encoder_decoder else decode
+    return run(target, input_ids, attention_mask, read, seed, streamer, engine_options)
 
 
 def decode(
-    model: Any,
+    target: Target,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     options: Options,
@@ -116,27 +126,36 @@ def decode(
 ) -> GenerateOutput:
     """Run a checked batch of a decoder-only model; arguments as in `generate`."""
     prompts = _real_tokens(input_ids, attention_mask)
-    engine = _engine(model, prompts, options, engine_options)
-    new = _new_tokens(options, prompts, input_ids.shape[1], engine.target.max_positions)
+    longest = max(len(prompt) for prompt in prompts)
+    new = options.new_tokens(input_ids.shape[1], longest, target.max_positions)
     for prompt in prompts:
-        check_prompt(prompt, new, engine.target.vocab_size, engine.target.max_positions)
-    requests = []
-    for b, (prompt, own_seed) in enumerate(zip(prompts, _seeds(options, seed, len(prompts)), strict=True)):
-        padded = input_ids[b : b + 1].to(engine.target.device)
-        rules = rules_for(
-            model,
+        check_prompt(prompt, new, target.vocab_size, target.max_positions)
+    padded = input_ids.to(target.device)
+    mask = None
+    if attention_mask is not None and not bool(attention_mask.bool().all()):
+        mask = attention_mask.to(target.device)
+    rules = [
+        rules_for(
+            target.model,
             options,
             max_new_tokens=new,
             padded_length=input_ids.shape[1],
             seed=own_seed,
-            encoder_ids=padded,
+            encoder_ids=padded[b : b + 1],
+            mask=None if mask is None else mask[b : b + 1],
         )
-        requests.append(engine.add(prompt, rules, padded_prompt=padded, on_token=_feed(streamer, padded)))
+        for b, own_seed in enumerate(_seeds(options, seed, len(prompts)))
+    ]
+    engine = _engine(len(prompts), longest + new, engine_options)
+    requests = [
+        engine.add(prompt, rules[b], padded_prompt=padded[b : b + 1], on_token=_feed(streamer, padded[b : b + 1]))
+        for b, prompt in enumerate(prompts)
+    ]
     return _finish(engine, requests, input_ids, options, streamer)
 
 
 def decode_seq2seq(
-    model: Any,
+    target: Target,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     options: Options,
@@ -151,39 +170,54 @@ def decode_seq2seq(
         raise ValueError("The model names no decoder_start_token_id: pass it as an option.")
     starts = torch.full((input_ids.shape[0], 1), int(start), dtype=torch.long, device=input_ids.device)
     sources = _real_tokens(input_ids, attention_mask)
-    engine = _engine(model, [[int(start)]] * len(sources), options, engine_options)
     for source in sources:
-        check_prompt(source, 1, model.get_input_embeddings().weight.shape[0], None)
-    new = _new_tokens(options, [[int(start)]], 1, engine.target.max_positions)
-    requests = []
-    for b, (source, own_seed) in enumerate(zip(sources, _seeds(options, seed, len(sources)), strict=True)):
-        ids = torch.tensor(source, device=engine.target.device)
-        rules = rules_for(model, options, max_new_tokens=new, padded_length=1, seed=own_seed, encoder_ids=ids[None])
-        padded = starts[b : b + 1].to(engine.target.device)
-        requests.append(
-            engine.add(
-                [int(start)],
-                rules,
-                padded_prompt=padded,
-                encoder_input=ids,
-                on_token=_feed(streamer, padded),
-            )
+        check_source(source, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
+    new = options.new_tokens(1, 1, target.max_positions)
+    check_prompt([int(start)], new, target.vocab_size, target.max_positions)
+    rules = [
+        rules_for(
+            target.model,
+            options,
+            max_new_tokens=new,
+            padded_length=1,
+            seed=own_seed,
+            encoder_ids=input_ids[b : b + 1].to(target.device),
         )
+        for b, own_seed in enumerate(_seeds(options, seed, len(sources)))
+    ]
+    engine = _engine(len(sources), 1 + new, engine_options)
+    requests = []
+    for b, source in enumerate(sources):
+        padded = starts[b : b + 1].to(target.device)
+        encoder_input = torch.tensor(source, device=target.device)
+        feed = _feed(streamer, padded)
+        request = engine.add([int(start)], rules[b], padded_prompt=padded, encoder_input=encoder_input, on_token=feed)
+        requests.append(request)
     return _finish(engine, requests, starts, options, streamer)
 
 
 def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:
-    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point():
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or not _integral(input_ids):
         raise ValueError(
             "input_ids must be a LongTensor [batch, length]: tokenizer(..., return_tensors='pt').input_ids."
         )
     if input_ids.shape[0] == 0 or input_ids.shape[1] == 0:
         raise ValueError("The prompt is empty: give at least one token (the tokenizer's BOS, say).")
-    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+    if attention_mask is None:
+        return
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(
+            f"attention_mask is a {type(attention_mask).__name__}: give a tensor [batch, length] of 0 and 1."
+        )
+    if attention_mask.shape != input_ids.shape:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}: "
             "give one mask value per token."
         )
+
+
+def _integral(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
 def _real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
@@ -197,18 +231,6 @@ def _real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[
     return prompts
 
 
-def _new_tokens(options: Options, prompts: list[list[int]], padded: int, limit: int | None) -> int:
-    new = options.max_new_tokens
-    if new is None:  # nobody asked for a length: as many as fit
-        room = DEFAULT_NEW_TOKENS if limit is None else limit - max(len(p) for p in prompts)
-        return max(1, min(DEFAULT_NEW_TOKENS, room))
-    if new < 0 and options.config.max_length == -new:  # asked for as a total, counted with the padding as HF does
-        if -new <= padded:
-            raise ValueError(f"max_length={-new} leaves no room behind a prompt of {padded} tokens: raise it.")
-        return -new - padded
-    return new
-
-
 def _seeds(options: Options, seed: int | None, count: int) -> list[int | None]:
     if not options.config.do_sample or (seed is None and count == 1):
         return [None] * count
@@ -217,10 +239,8 @@ def _seeds(options: Options, seed: int | None, count: int) -> list[int | None]:
     return [seed + b for b in range(count)]
 
 
-def _engine(model: Any, prompts: list[list[int]], options: Options, engine_options: dict[str, Any]) -> Engine:
-    new = abs(options.max_new_tokens or DEFAULT_NEW_TOKENS)
-    capacity = max(len(p) for p in prompts) + new + 64
-    return Engine(model, slots=min(len(prompts), MOST_SLOTS), capacity=min(capacity, 1 << 14), **engine_options)
+def _engine(count: int, length: int, engine_options: dict[str, Any]) -> Engine:
+    return Engine(slots=min(count, MOST_SLOTS), capacity=min(length + 64, 1 << 14), **engine_options)
 
 
 def _feed(streamer: Any, prompt: Tensor) -> Any:

@@ -22,12 +22,7 @@ def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | 
         raise ValueError(f"max_new_tokens is {new}: give at least 1.")
     if not len(prompt):
         raise ValueError("The prompt is empty: give at least one token (the tokenizer's BOS, say).")
-    wrong = next((token for token in prompt if not 0 <= token < vocabulary), None)
-    if wrong is not None:
-        raise ValueError(
-            f"The prompt holds token id {wrong}, outside the model's vocabulary of {vocabulary}: "
-            "tokenize it with this model's own tokenizer."
-        )
+    _check_ids(prompt, vocabulary)
     if limit is not None and len(prompt) >= limit:
         raise ValueError(
             f"The prompt has {len(prompt)} tokens and the model's context is {limit}: shorten it to at most "
@@ -38,6 +33,30 @@ def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | 
             f"A prompt of {len(prompt)} tokens leaves room for {limit - len(prompt)} new ones in the model's context "
             f"of {limit}, not {new}: lower max_new_tokens."
         )
+
+
+def check_source(source: Sequence[int], vocabulary: int, limit: int | None) -> None:
+    """Refuse what an encoder cannot read; arguments as of `check_prompt`.
+
+    Raises:
+        ValueError: one sentence, what is wrong and what to do.
+    """
+    _check_ids(source, vocabulary)
+    if limit is not None and len(source) > limit:
+        raise ValueError(
+            f"The prompt has {len(source)} tokens and the model's encoder reads {limit}: shorten it to at most {limit}."
+        )
+
+
+def _check_ids(prompt: Sequence[int], vocabulary: int) -> None:
+    for token in prompt:
+        if not isinstance(token, int):
+            raise ValueError(f"The prompt holds {token!r}: give a flat sequence of token ids (whole numbers).")
+        if not 0 <= token < vocabulary:
+            raise ValueError(
+                f"The prompt holds token id {token}, outside the model's vocabulary of {vocabulary}: "
+                "tokenize it with this model's own tokenizer."
+            )
 
 
 def eos_token_ids(model: Any) -> tuple[int, ...]:

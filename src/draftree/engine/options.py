@@ -21,20 +21,56 @@ from draftree.engine.limits import as_ids
 from draftree.engine.request import Rules
 
 DEFAULT_NEW_TOKENS = 128
+IDS_ONLY = "draftree returns ids and statistics only"
 OTHER_METHODS = {
     "num_beams": "draftree decodes greedily or by sampling: leave num_beams at 1",
     "penalty_alpha": "draftree has no contrastive search: leave penalty_alpha out",
     "dola_layers": "draftree has no DoLa decoding: leave dola_layers out",
+    "constraints": "draftree has no constrained beam search: leave constraints out",
+    "force_words_ids": "draftree has no constrained beam search: leave force_words_ids out",
     "prompt_lookup_num_tokens": "pass drafter=draftree.PromptLookup() instead of prompt_lookup_num_tokens",
     "assistant_early_exit": "pass a drafter instead of assistant_early_exit",
+    "use_mtp": "pass a drafter instead of use_mtp",
     "token_healing": "draftree does no token healing: leave token_healing out",
-    "output_attentions": "draftree returns ids and statistics only: leave output_attentions out",
-    "output_hidden_states": "draftree returns ids and statistics only: leave output_hidden_states out",
-    "output_scores": "draftree returns ids and statistics only: leave output_scores out",
-    "output_logits": "draftree returns ids and statistics only: leave output_logits out",
+    "output_attentions": f"{IDS_ONLY}: leave output_attentions out",
+    "output_hidden_states": f"{IDS_ONLY}: leave output_hidden_states out",
+    "output_scores": f"{IDS_ONLY}: leave output_scores out",
+    "output_logits": f"{IDS_ONLY}: leave output_logits out",
+}
+# Options that do nothing without one of the above. A config may carry them; whoever passes one expects an effect.
+PARTS_OF_OTHER_METHODS = {
+    **dict.fromkeys(
+        ("early_stopping", "length_penalty", "num_beam_groups", "diversity_penalty", "low_memory"),
+        "it belongs to beam search, which draftree does not do: leave it out",
+    ),
+    **dict.fromkeys(
+        (
+            "num_assistant_tokens",
+            "num_assistant_tokens_schedule",
+            "assistant_confidence_threshold",
+            "assistant_lookbehind",
+            "target_lookbehind",
+            "assistant_ensemble_weight",
+            "max_matching_ngram_size",
+            "speculation_type",
+            "is_assistant",
+        ),
+        "it belongs to Hugging Face's assisted generation: set the drafter's own options instead",
+    ),
+    "continuous_batching_config": "draftree batches by slots: leave it out, or use draftree.Engine(slots=...)",
+    "return_dict_in_generate": "draftree.generate always returns an object: leave it out",
 }
 # Options of Hugging Face that say how its own loop runs; they do not change the text, and our loop has its own.
-OF_THE_LOOP = {"use_cache", "cache_implementation", "cache_config", "compile_config", "disable_compile"}
+OF_THE_LOOP = (
+    "use_cache",
+    "cache_implementation",
+    "cache_config",
+    "max_cache_len",
+    "compile_config",
+    "disable_compile",
+    "prefill_chunk_size",
+)
+OURS = ("attention_mask", "drafter", "pruner", "shape", "seed", "stopping_criteria", "streamer", "strict", "host")
 
 
 @dataclass(slots=True)
@@ -44,6 +80,7 @@ class Options:
     Attributes:
         config: Hugging Face's config with its special tokens prepared.
         max_new_tokens: most tokens to emit; None where neither caller nor config says.
+        max_length: the same as a total with the (padded) prompt; `max_new_tokens` wins over it.
         pad_token_id: what fills short rows.
         criteria: custom stopping criteria, EOS and length taken out.
         eos_token_ids: tokens that end a text.
@@ -51,9 +88,28 @@ class Options:
 
     config: GenerationConfig
     max_new_tokens: int | None
+    max_length: int | None
     pad_token_id: int
     criteria: StoppingCriteriaList
     eos_token_ids: tuple[int, ...]
+
+    def new_tokens(self, padded: int, longest: int, limit: int | None) -> int:
+        """Tokens to emit behind prompts of `padded` tokens, `longest` of them real, in a context of `limit`.
+
+        Raises:
+            ValueError: a `max_length` that the prompt fills.
+        """
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        if self.max_length is not None:
+            if self.max_length <= padded:
+                raise ValueError(
+                    f"max_length={self.max_length} leaves no room behind a prompt of {padded} tokens: raise it, or "
+                    "set max_new_tokens."
+                )
+            return self.max_length - padded
+        # Nobody asked for a length: as many as fit.
+        return DEFAULT_NEW_TOKENS if limit is None else max(1, min(DEFAULT_NEW_TOKENS, limit - longest))
 
 
 def read_options(
@@ -77,18 +133,16 @@ def read_options(
         ValueError: one that asks for what draftree does not do, or a value out of range.
     """
     given = {name: value for name, value in given.items() if value is not None}
-    known = set(GenerationConfig().to_dict()) | set(OTHER_METHODS) | {"stop_strings"}
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"Unknown option {name!r}.{hint}")
+    _refuse_unknown(given)
     eos = given.pop("eos_token_id", None)
     if isinstance(eos, Sequence) and not eos:
         eos = ()
     if generation_config is None:
         given.setdefault("do_sample", False)
-    config, left = model._prepare_generation_config(copy.deepcopy(generation_config), **given)
+    temperature = given.pop("temperature", None)  # Hugging Face refuses 0 in a paragraph, we in a sentence
+    config, left = model._prepare_generation_config(generation_config, **given)
+    if temperature is not None:
+        config.temperature = temperature
     if left:
         raise TypeError(f"Unknown option {next(iter(left))!r}.")
     refuse_other_methods(config)
@@ -103,12 +157,22 @@ def read_options(
     config_for_criteria.max_length = None
     merged = model._get_stopping_criteria(config_for_criteria, criteria, tokenizer=tokenizer)
     _, ids, custom = split_criteria(merged)
-    new = given.get("max_new_tokens")
-    if new is None and generation_config is not None:
-        new = generation_config.max_new_tokens
-    if new is None and "max_length" in given:
-        new = -int(given["max_length"])  # resolved against the prompt by the caller
-    return Options(config, new, _pad(config, ids), custom, ids)
+    # The merged config holds a max_length of 20 where nobody set one; whoever did is asked here.
+    asked = [given.get("max_length"), getattr(generation_config, "max_length", None)]
+    asked.append(model.generation_config.max_length)
+    max_length = next((int(n) for n in asked if n is not None), None)
+    return Options(config, config.max_new_tokens, max_length, _pad(config, ids), custom, ids)
+
+
+def _refuse_unknown(given: dict[str, Any]) -> None:
+    known = {name for name in GenerationConfig().to_dict() if not name.startswith("_")} - {"transformers_version"}
+    for name in given:
+        if name in PARTS_OF_OTHER_METHODS:
+            raise ValueError(f"{name} has no effect here: {PARTS_OF_OTHER_METHODS[name]}.")
+        if name not in known | set(OTHER_METHODS) | set(OF_THE_LOOP):
+            near = difflib.get_close_matches(name, sorted(known | set(OURS)), 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"Unknown option {name!r}.{hint}")
 
 
 def _pad(config: GenerationConfig, eos: tuple[int, ...]) -> int:
@@ -143,6 +207,9 @@ def refuse_other_methods(config: GenerationConfig) -> None:
 
 
 def _check_ranges(config: GenerationConfig) -> None:
+    length = config.max_new_tokens
+    if length is not None and length < 1:
+        raise ValueError(f"max_new_tokens is {length}: give at least 1.")
     temperature = config.temperature
     if config.do_sample and temperature is not None and not temperature > 0:
         raise ValueError(f"temperature is {temperature}: give a number over 0, or do_sample=False for greedy decoding.")
@@ -158,16 +225,28 @@ def rules_for(
     padded_length: int,
     seed: int | None,
     encoder_ids: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Rules:
-    """The rules of one request; its logits processors are its own (some keep state)."""
-    config = options.config
+    """The rules of one request; its logits processors are its own (some keep state).
+
+    Args:
+        model: the model.
+        options: of the call.
+        max_new_tokens: most tokens to emit.
+        padded_length: length of what processors see as the prompt.
+        seed: of the noise.
+        encoder_ids: LongTensor [1, L], what the encoder (or else the decoder) is asked.
+        mask: [1, padded_length], which of a padded prompt's tokens are real; None where all are.
+    """
+    config = copy.copy(options.config)
+    config.max_length = padded_length + max_new_tokens  # some processors count from the end
     processors = model._get_logits_processor(
         generation_config=config,
         input_ids_seq_length=padded_length,
         encoder_input_ids=encoder_ids,
         logits_processor=LogitsProcessorList(),
         device=str(model.device),
-        model_kwargs={},
+        model_kwargs={} if mask is None else {"attention_mask": mask},
     )
     return Rules(
         max_new_tokens=max_new_tokens,

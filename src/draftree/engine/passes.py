@@ -16,6 +16,8 @@ from draftree.drafting.base import Attachment
 from draftree.host.plan import PassResult, Plan, Surgery
 from draftree.tree import TokenTree
 
+REACH = 256  # rows further ahead of their root than this do not exist
+
 
 @dataclass(slots=True)
 class TreePass:
@@ -32,6 +34,11 @@ class TreePass:
     trees: TokenTree
     trunk: list[int]
     offset: int
+
+    @property
+    def bare(self) -> bool:
+        """Whether only roots pass, as they do without a drafter."""
+        return self.plan.width == self.offset + 1 and not self.plan.surgeries
 
     def node_rows(self, result: PassResult) -> Tensor | None:
         """Node number behind each row of the logits [B, n], -1 for other rows; None where it is row for row."""
@@ -55,6 +62,7 @@ def tree_pass(
     starts: Sequence[int],
     attachment: Attachment | None = None,
     floors: Sequence[int] = (),
+    limit: int | None = None,
 ) -> TreePass:
     """Lay out one pass.
 
@@ -64,6 +72,7 @@ def tree_pass(
         starts: committed context length of each request.
         attachment: a drafter's own rows.
         floors: prompt lengths, for length-dependent rotary embeddings.
+        limit: the model's context; guesses beyond it are moved back to its last position.
     """
     device = trees.tokens.device
     trunk = [len(t) for t in trunks]
@@ -92,7 +101,17 @@ def tree_pass(
     plan.rope_floor = tuple(floors)
     if attachment is not None:
         plan = _attach(plan, attachment, begin, offset, torch.tensor(trunk, device=device))
+    if limit is not None and max(s + t for s, t in zip(starts, trunk, strict=True)) + REACH >= limit:
+        plan = _clamp(plan, limit - 1)
     return TreePass(plan, trees, trunk, offset)
+
+
+def _clamp(plan: Plan, last: int) -> Plan:
+    """No request emits tokens past the context, so rows beyond it cannot matter; only their look-up must not fail."""
+    surgeries = tuple(
+        s if s.positions is None else replace(s, positions=s.positions.clamp(max=last)) for s in plan.surgeries
+    )
+    return replace(plan, positions=plan.positions.clamp(max=last), surgeries=surgeries)
 
 
 def _attach(plan: Plan, attachment: Attachment, begin: Tensor, offset: int, trunk: Tensor) -> Plan:

@@ -123,18 +123,17 @@ class Request:
         context.room -= 1
         emitted = Emitted(token, source)
         self.output.append(emitted)
-        reason = None
-        if token in rules.eos_token_ids:
-            reason = "eos"
-        elif context.room <= 0:
-            reason = "length"
-        elif self._criteria_ids is not None and self._asks_to_stop(self._criteria_ids, token):
-            reason = "stop"
         if self._on_token is not None:
             self._on_token(emitted)
-        if reason is not None:
-            self.finish_reason = reason
-        return reason is not None
+        # Criteria may count calls: they are asked about every token, also where EOS or the length ends the text.
+        stop = self._criteria_ids is not None and self._asks_to_stop(self._criteria_ids, token)
+        if token in rules.eos_token_ids:
+            self.finish_reason = "eos"
+        elif context.room <= 0:
+            self.finish_reason = "length"
+        elif stop:
+            self.finish_reason = "stop"
+        return self.finish_reason is not None
 
     def _asks_to_stop(self, ids: Tensor, token: int) -> bool:
         end = ids.shape[1] - self.rules.max_new_tokens + len(self.output)

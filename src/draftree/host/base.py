@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,8 @@ class Host(ABC):
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        # Held around a pass where passes of several threads would meet on the model.
+        self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
 
     def new_cache(
