@@ -44,11 +44,21 @@ class Method(ABC):
     Attributes:
         name: key in result files.
         label: what tables print.
+        optional: whether a benchmark goes on without it where it fails to get ready.
+        note: what a table should say about it besides its figures.
     """
+
+    optional = False
+    note = ""
 
     def __init__(self, name: str, label: str) -> None:
         self.name = name
         self.label = label
+
+    def ready(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Pay what only first calls pay. A drafter that learns here is replaced when a round starts."""
+        for ids in prompts:
+            self.answer(ids)
 
     def start(self) -> None:
         """A round begins: forget what the round before it taught, and be ready to answer."""
@@ -73,6 +83,31 @@ class HuggingFace(Method):
         sequence = self._model.generate(prompt, attention_mask=torch.ones_like(prompt), **self._options)
         new: list[int] = sequence[0, len(ids) :].tolist()  # waits for the device
         return Answer(new, time.perf_counter() - begin)
+
+
+class CompiledHuggingFace(HuggingFace):
+    """Hugging Face's `generate` with its static cache and its own torch.compile of the decoding step.
+
+    Compiling is paid in `ready` and told in `note`, not in the speed. The static cache is as long as the longest
+    prompt wants it, for every prompt: another length would compile again.
+    """
+
+    optional = True
+
+    def __init__(self, name: str, label: str, model: Any, max_new_tokens: int) -> None:
+        from transformers import CompileConfig
+
+        config = CompileConfig()
+        # Hugging Face compiles on a CPU only where this is set.
+        config._compile_all_devices = True  # type: ignore[assignment]
+        super().__init__(name, label, model, max_new_tokens, cache_implementation="static", compile_config=config)
+
+    def ready(self, prompts: Sequence[Sequence[int]]) -> None:
+        """See `Method.ready`."""
+        begin = time.perf_counter()
+        for ids in sorted(prompts, key=len, reverse=True):
+            self.answer(ids)
+        self.note = f"compiling took {time.perf_counter() - begin:.0f} s, not counted"
 
 
 class Draftree(Method):

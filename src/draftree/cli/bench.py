@@ -3,11 +3,59 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 app = typer.Typer(name="bench", help="Measure speed, acceptance and cost on this machine.", no_args_is_help=True)
+
+
+@app.command("quick")
+def quick(
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with a 'prompt' each, or a folder of such files [default: ours].")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder or hub name [default: the embedded model].")] = None,
+    per_set: Annotated[int, typer.Option(min=1, help="Prompts of every set to measure on.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads [default: torch's own choice].")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every prompt is answered.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder for bench-quick.json and bench-quick.png.")] = Path("bench-results"),
+    drafter_warm: Annotated[int, typer.Option(min=0, help="Prompts of every set that warm the trie.")] = 23,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Measure HF with static cache and torch.compile.")
+    ] = True,
+) -> None:
+    """Hugging Face's ways of decoding and ours, interleaved in one process: speed, acceptance, equality, memory."""
+    import torch
+    from rich.console import Console
+
+    from draftree.bench.models import load_model
+    from draftree.bench.plot import has_matplotlib, write_png
+    from draftree.bench.prompts import embedded_prompts, read_prompts
+    from draftree.bench.quick import Settings, run_quick
+    from draftree.bench.report import render, write_json
+    from draftree.cli.common import PIPED_WIDTH, StageBar
+
+    found = embedded_prompts() if prompts is None else read_prompts(prompts)
+    out.mkdir(parents=True, exist_ok=True)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    loaded, tokenizer = load_model(model)
+    with StageBar(console) as bar:
+        result = run_quick(loaded, tokenizer, found, settings, name=model, watcher=bar)
+    console.print(render(result))
+    written = [write_json(result, out)]
+    if has_matplotlib():
+        written.append(write_png(result, out))
+    else:
+        console.print("No plot: it needs matplotlib, which pip install 'draftree\\[bench]' brings.")
+    console.print("Written: " + ", ".join(str(path) for path in written), markup=False)
 
 
 @app.command("trie")

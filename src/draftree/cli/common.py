@@ -1,12 +1,20 @@
-"""What several verbs share: loading a model, choosing a drafter, colouring text by who guessed it."""
+"""What several verbs share: choosing a drafter, colouring text by who guessed it."""
 
 from __future__ import annotations
 
 import difflib
+import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from draftree.bench.harness import Watcher
+
+PIPED_WIDTH = 120  # columns of tables in a file or pipe
+REFRESH = 0.2  # seconds between drawings of a progress bar
 
 GUESS_STYLES = {
     "prompt_lookup": "green",
@@ -17,29 +25,6 @@ GUESS_STYLES = {
 }
 LEGEND = "plain: the model's own token; green: guessed from earlier answers; cyan: guessed from the prompt"
 DRAFTERS = ("none", "lookahead", "prompt-lookup")
-
-
-def load_model(name: str | None) -> tuple[Any, Any]:
-    """(model, tokenizer) of a folder or hub name; the embedded model where there is none.
-
-    Raises:
-        ValueError: a folder that does not exist or cannot be loaded.
-    """
-    if name is None:
-        from draftree import demo_model
-
-        return demo_model()
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
-
-    if (name.startswith((".", "/", "~")) or "\\" in name) and not Path(name).expanduser().is_dir():
-        raise ValueError(f"There is no model folder {name!r}: give a folder with a config.json, or a hub name.")
-    folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder)
-    except ValueError:
-        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    return model.eval(), tokenizer
 
 
 def make_drafter(name: str, tokenizer: Any, *, trie: Path | None = None) -> Any:
@@ -63,17 +48,6 @@ def make_drafter(name: str, tokenizer: Any, *, trie: Path | None = None) -> Any:
     return PromptLookup() if name == "prompt-lookup" else None
 
 
-def encode_prompt(tokenizer: Any, prompt: str, *, raw: bool = False) -> list[int]:
-    """Token ids of a prompt: through the chat template where the tokenizer has one (and `raw` is false)."""
-    if not raw and getattr(tokenizer, "chat_template", None):
-        messages = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-        return ids
-    ids = tokenizer(prompt).input_ids
-    return ids
-
-
 class ColouredText:
     """Grows a rich Text token by token; bytes of unfinished characters wait for the rest of theirs."""
 
@@ -92,3 +66,49 @@ class ColouredText:
         coloured = Text(piece, style=GUESS_STYLES.get(source or "", "") if source else "")
         self.text.append_text(coloured)
         return coloured
+
+
+class StageBar(Watcher):
+    """Shows the stages of a measurement: a bar on a terminal, one line a stage where output is piped."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            # Drawn from step(), between measurements: a drawing thread would take time from what is measured.
+            auto_refresh=False,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._drawn = 0.0
+
+    def __enter__(self) -> StageBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def stage(self, name: str, total: int | None) -> None:
+        """See `Watcher.stage`."""
+        if not self._console.is_terminal:
+            self._console.print(f"{name} ..." if total is None else f"{name}: {total} ...")
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(name, total=total)
+        self._progress.refresh()
+
+    def step(self) -> None:
+        """See `Watcher.step`."""
+        if self._task is None:
+            return
+        self._progress.advance(self._task)
+        now = time.monotonic()
+        if now - self._drawn > REFRESH:
+            self._progress.refresh()
+            self._drawn = now

@@ -19,8 +19,9 @@ def demo(
 ) -> None:
     """Show what drafting does on the embedded model, and prove that it changes no token."""
     from draftree import __version__, demo_model
+    from draftree.bench.models import encode_prompt
     from draftree.bench.showcase import KINDS, Scene, Showcase, figures
-    from draftree.cli.common import encode_prompt, make_drafter
+    from draftree.cli.common import make_drafter
     from draftree.cli.demo_view import View
 
     begin = time.perf_counter()

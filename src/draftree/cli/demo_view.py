@@ -14,11 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from draftree.bench.showcase import KINDS, Figures, Scene, figures
-from draftree.cli.common import ColouredText
+from draftree.cli.common import PIPED_WIDTH, ColouredText
 from draftree.engine import Request
 
 REFRESH = 1 / 15  # seconds between pictures; each costs the run nothing but its own time
-PIPED_WIDTH = 120
 WIDEST = 120
 PROMPT_LINES = 4
 TABLE_TITLE = "acceptance length = 1 + accepted / steps; overhead efficiency = speed-up / acceptance length"

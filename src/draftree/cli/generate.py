@@ -31,7 +31,8 @@ def generate(
     """Answer PROMPT. Accepted guesses are coloured; the text is what plain decoding would say."""
     from rich.console import Console
 
-    from draftree.cli.common import LEGEND, ColouredText, encode_prompt, load_model, make_drafter
+    from draftree.bench.models import encode_prompt, load_model
+    from draftree.cli.common import LEGEND, ColouredText, make_drafter
     from draftree.engine import RunStats
     from draftree.engine.engine import Engine
     from draftree.engine.limits import check_prompt

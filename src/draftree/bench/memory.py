@@ -1,0 +1,104 @@
+"""Peak memory of plain and of drafted decoding, each in a process of its own.
+
+Memory that a process once held tells nothing about what came after, so the two ways need two processes; both load
+the same model and answer the same prompts. `python -m draftree.bench.memory` is such a process: it reads a job on
+standard input and prints its peak.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+DECODING_LENGTH = 64
+PROMPTS = 8  # enough for the caches to have grown; each way answers them in a second or two
+TIMEOUT = 300  # seconds
+
+
+def peak_bytes() -> int:
+    """Most memory this process has had resident."""
+    try:
+        # The kernel's own mark of this address space. getrusage, the portable way, also counts what the parent
+        # held before exec.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def compare_memory(
+    prompts: Sequence[Sequence[int]], max_new_tokens: int, threads: int, model: str | None
+) -> dict[str, Any]:
+    """Peak bytes of plain and drafted decoding of `prompts` (token ids), Lookahead at decoding length 64.
+
+    Returns
+    -------
+    `plain_bytes`, `drafted_bytes` and `overhead` (drafted / plain - 1); or `why`, where it could not be measured.
+    """
+    job = {
+        "prompts": [list(ids) for ids in prompts[:PROMPTS]],
+        "max_new_tokens": max_new_tokens,
+        "threads": threads,
+        "model": model,
+    }
+    peaks = {}
+    for way in ("plain", "drafted"):
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "draftree.bench.memory"],
+                input=json.dumps(job | {"drafted": way == "drafted"}),
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                check=True,
+            )
+            peaks[way] = int(done.stdout.strip().splitlines()[-1])
+        except subprocess.CalledProcessError as error:
+            lines = error.stderr.strip().splitlines()
+            return {"why": lines[-1] if lines else f"exit status {error.returncode}"}
+        except (subprocess.TimeoutExpired, OSError) as error:
+            return {"why": str(error)}
+    return {
+        "decoding_length": DECODING_LENGTH,
+        "prompts": len(job["prompts"]),  # type: ignore[arg-type]
+        "plain_bytes": peaks["plain"],
+        "drafted_bytes": peaks["drafted"],
+        "overhead": peaks["drafted"] / peaks["plain"] - 1,
+    }
+
+
+def _run(job: dict[str, Any]) -> int:
+    import torch
+
+    from draftree.bench.methods import Draftree
+    from draftree.bench.models import load_model
+    from draftree.drafting import Lookahead
+    from draftree.shaping import Fixed
+
+    torch.set_num_threads(job["threads"])
+    model, _ = load_model(job["model"])
+    drafted = job["drafted"]
+    method = Draftree(
+        "memory",
+        "memory",
+        model,
+        job["max_new_tokens"],
+        (lambda: Lookahead(DECODING_LENGTH)) if drafted else (lambda: None),
+        (lambda: Fixed(DECODING_LENGTH)) if drafted else (lambda: None),
+    )
+    for ids in job["prompts"]:
+        method.answer(ids)
+    return peak_bytes()
+
+
+if __name__ == "__main__":
+    print(_run(json.load(sys.stdin)))

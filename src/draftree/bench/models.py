@@ -1,0 +1,40 @@
+"""Loading a model by name, and putting a prompt into its tokens, as the command line and measurements do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def load_model(name: str | None) -> tuple[Any, Any]:
+    """(model, tokenizer) of a folder or hub name; the embedded model where there is none.
+
+    Raises:
+        ValueError: a folder that does not exist or cannot be loaded.
+    """
+    if name is None:
+        from draftree import demo_model
+
+        return demo_model()
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+    if (name.startswith((".", "/", "~")) or "\\" in name) and not Path(name).expanduser().is_dir():
+        raise ValueError(f"There is no model folder {name!r}: give a folder with a config.json, or a hub name.")
+    folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder)
+    except ValueError:
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    return model.eval(), tokenizer
+
+
+def encode_prompt(tokenizer: Any, prompt: str, *, raw: bool = False) -> list[int]:
+    """Token ids of a prompt: through the chat template where the tokenizer has one (and `raw` is false)."""
+    if not raw and getattr(tokenizer, "chat_template", None):
+        messages = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+    ids = tokenizer(prompt).input_ids
+    return ids

@@ -1,0 +1,121 @@
+"""What a quick benchmark leaves behind: tables on the terminal, a JSON file, and a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from draftree.bench.quick import LABELS, REFERENCE, WARM, Result
+from draftree.bench.summary import Estimate
+
+SHOWN_DIFFERENCES = 5
+LONGEST_REASON = 60  # characters; the JSON file has the rest
+FIRST_OF_OURS = "draftree_hooked"
+SPEED_CAPTION = (
+    "Total tokens / total time \\[95 % bootstrap over prompts]. Acceptance length: 1 + accepted / steps. Overhead "
+    "efficiency: speed over (*) / acceptance length. Differing: prompts whose ids are not HF generate's."
+)
+
+
+def render(result: Result) -> Group:
+    """All tables, for a rich console."""
+    tables = [_speed(result)]
+    if WARM in result.rows:
+        tables.append(_by_set(result))
+    return Group(*tables, *_remarks(result))
+
+
+def _speed(result: Result) -> Table:
+    about = result.about
+    title = (
+        f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}: {about['prompts']} "
+        f"prompts of {len(about['sets'])} sets, {about['settings']['rounds']} rounds"
+    )
+    table = Table(title=title, title_justify="left", caption=SPEED_CAPTION, caption_justify="left")
+    table.add_column("method", no_wrap=True)
+    for heading in ("tokens/s", "over\nHF generate", f"over {LABELS[result.plain].split(',')[0]}\n(*)"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("acceptance\nlength", "overhead\nefficiency", "differing\nprompts"):
+        table.add_column(heading, justify="right")
+    for name, label in LABELS.items():
+        if name == FIRST_OF_OURS:
+            table.add_section()
+        shown = f"{label} (*)" if name == result.plain else label
+        if name not in result.rows:
+            table.add_row(f"{shown}\n[dim]not measured: {escape(_why(result, name))}[/dim]")
+            continue
+        row = result.rows[name]
+        efficiency = row.efficiency(result.plain)
+        drafts = row.stats is not None and row.stats.drafted > 0
+        table.add_row(
+            shown,
+            _interval(row.speed, "{:.0f}"),
+            _interval(row.over[REFERENCE], "{:.2f}"),
+            _interval(row.over[result.plain], "{:.2f}"),
+            f"{row.stats.acceptance_length:.2f}" if drafts and row.stats else "-",
+            f"{efficiency:.2f}" if drafts and efficiency is not None else "-",
+            str(len(row.parted)),
+            style="bold" if name == WARM else "",
+        )
+    return table
+
+
+def _why(result: Result, name: str) -> str:
+    why = result.unmeasured.get(name, "")
+    return why if len(why) <= LONGEST_REASON else f"{why[: LONGEST_REASON - 1]}…"
+
+
+def _by_set(result: Result) -> Table:
+    table = Table(title=f"{LABELS[WARM]}, by set", title_justify="left")
+    table.add_column("set")
+    for heading in ("tokens", "HF generate\ntokens/s", "warm\ntokens/s", "over HF generate", "acceptance\nlength"):
+        table.add_column(heading, justify="right")
+    for name, row in result.rows[WARM].by_set.items():
+        table.add_row(
+            name,
+            str(row.tokens),
+            f"{result.rows[REFERENCE].by_set[name].speed.value:.0f}",
+            f"{row.speed.value:.0f}",
+            _interval(row.over[REFERENCE], "{:.2f}"),
+            f"{row.stats.acceptance_length:.2f}" if row.stats else "-",
+        )
+    return table
+
+
+def _remarks(result: Result) -> list[str]:
+    remarks = []
+    memory = result.memory
+    if "why" in memory:
+        remarks.append(f"Peak memory: not measured: {memory['why']}")
+    else:
+        remarks.append(
+            f"Peak memory at decoding length {memory['decoding_length']}: drafted "
+            f"{memory['drafted_bytes'] / 2**20:.1f} MiB, plain {memory['plain_bytes'] / 2**20:.1f} MiB: "
+            f"{100 * memory['overhead']:+.1f} %."
+        )
+    for name, note in result.notes.items():
+        remarks.append(f"{LABELS[name]}: {note}.")
+    for name, row in result.rows.items():
+        for task, where in row.parted[:SHOWN_DIFFERENCES]:
+            remarks.append(f"{LABELS[name]}, prompt {task.prompt.id}: {where}")
+        if len(row.parted) > SHOWN_DIFFERENCES:
+            remarks.append(f"{LABELS[name]}: {len(row.parted) - SHOWN_DIFFERENCES} more differ, see the JSON file.")
+    return remarks
+
+
+def _interval(estimate: Estimate, number: str) -> str:
+    shown = number.format(estimate.value)
+    if estimate.low is None or estimate.high is None:
+        return shown
+    return f"{shown} \\[{number.format(estimate.low)}, {number.format(estimate.high)}]"
+
+
+def write_json(result: Result, folder: Path) -> Path:
+    """Write bench-quick.json into `folder`; returns its path."""
+    path = folder / "bench-quick.json"
+    path.write_text(json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path

@@ -1,0 +1,161 @@
+"""From samples to figures: total tokens over total time, with intervals, and where answers differ.
+
+Averages of per-prompt ratios favour short answers and hide how uncertain they are; totals with a bootstrap over
+prompts do neither. Ratios resample both methods by the same prompts, since both answered the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftree.bench.equality import Difference, difference
+from draftree.bench.harness import Sample, Task
+from draftree.engine import RequestStats
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its 95 % bootstrap interval; None where a single prompt gives nothing to resample."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Plain numbers, for JSON."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Figures of one method.
+
+    Attributes:
+        method: its name.
+        tokens, seconds: of all its answers.
+        speed: tokens a second.
+        over: by name of a reference method, this one's speed over that one's.
+        stats: its counts over all answers; None where it is not ours.
+        parted: (task, difference) of each prompt whose answer in any round is not the reference's.
+        by_set: by set, the row of that set's prompts alone.
+    """
+
+    method: str
+    tokens: int
+    seconds: float
+    speed: Estimate
+    over: dict[str, Estimate]
+    stats: RequestStats | None
+    parted: list[tuple[Task, Difference]] = field(default_factory=list)
+    by_set: dict[str, Row] = field(default_factory=dict)
+
+    def efficiency(self, plain: str) -> float | None:
+        """Overhead efficiency, (speed-up over `plain`) / (acceptance length); None for methods not ours."""
+        if self.stats is None or plain not in self.over:
+            return None
+        return self.over[plain].value / self.stats.acceptance_length
+
+    def as_dict(self, plain: str) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        entry: dict[str, Any] = {
+            "method": self.method,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.speed.as_dict(),
+            "speed_over": {name: ratio.as_dict() for name, ratio in self.over.items()},
+            "overhead_efficiency": self.efficiency(plain),
+            "stats": None if self.stats is None else self.stats.as_dict(),
+            "differing_prompts": [
+                {"id": task.prompt.id, "set": task.prompt.set} | where.as_dict() for task, where in self.parted
+            ],
+        }
+        if self.by_set:
+            entry["by_set"] = {name: row.as_dict(plain) for name, row in self.by_set.items()}
+        return entry
+
+
+def summarise(
+    samples: Sequence[Sample], tasks: Sequence[Task], references: Sequence[str], seed: int = 0
+) -> dict[str, Row]:
+    """A row for every method in `samples`, by name, with those of every set inside.
+
+    Args:
+        samples: every method's answers to every task.
+        tasks: what they answered.
+        references: names of the methods to give ratios against.
+        seed: of the bootstrap.
+    """
+    rows = _rows(samples, range(len(tasks)), references, seed)
+    for name in dict.fromkeys(task.prompt.set for task in tasks):
+        chosen = [i for i, task in enumerate(tasks) if task.prompt.set == name]
+        for method, row in _rows(samples, chosen, references, seed).items():
+            rows[method].by_set[name] = row
+    return rows
+
+
+def _rows(samples: Sequence[Sample], chosen: Sequence[int], references: Sequence[str], seed: int) -> dict[str, Row]:
+    methods = list(dict.fromkeys(sample.method for sample in samples))
+    place = {task: column for column, task in enumerate(chosen)}
+    tokens = np.zeros((len(methods), len(chosen)))
+    seconds = np.zeros_like(tokens)
+    counts: dict[str, RequestStats] = {}
+    for sample in samples:
+        if sample.task not in place:
+            continue
+        at = methods.index(sample.method), place[sample.task]
+        tokens[at] += len(sample.answer.ids)
+        seconds[at] += sample.answer.seconds
+        if sample.answer.stats is not None:
+            counts.setdefault(sample.method, RequestStats()).add(sample.answer.stats)
+    drawn = np.random.default_rng(seed).integers(0, len(chosen), (RESAMPLES, len(chosen)))
+    speed = tokens.sum(1) / seconds.sum(1)
+    resampled = tokens[:, drawn].sum(2) / seconds[:, drawn].sum(2)
+    rows = {}
+    for m, name in enumerate(methods):
+        over = {}
+        for reference in references:
+            if reference in methods:
+                r = methods.index(reference)
+                over[reference] = _estimate(speed[m] / speed[r], resampled[m] / resampled[r], len(chosen))
+        rows[name] = Row(
+            name,
+            tokens=int(tokens[m].sum()),
+            seconds=float(seconds[m].sum()),
+            speed=_estimate(speed[m], resampled[m], len(chosen)),
+            over=over,
+            stats=counts.get(name),
+        )
+    return rows
+
+
+def _estimate(value: float, resampled: NDArray[Any], prompts: int) -> Estimate:
+    if prompts < 2:
+        return Estimate(float(value), None, None)
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(resampled, [tail, 1 - tail])
+    return Estimate(float(value), float(low), float(high))
+
+
+def find_differences(
+    rows: dict[str, Row], samples: Sequence[Sample], tasks: Sequence[Task], reference: str, model: Any
+) -> None:
+    """Fill `parted` of every row: each prompt once, however many rounds differ."""
+    expected = {s.task: s.answer.ids for s in samples if s.method == reference and s.round == 0}
+    done = set()
+    for sample in samples:
+        key = sample.method, sample.task
+        if key in done or sample.answer.ids == expected[sample.task]:
+            continue
+        task = tasks[sample.task]
+        where = difference(model, task.ids, expected[sample.task], sample.answer.ids)
+        if where is not None:
+            rows[sample.method].parted.append((task, where))
+            done.add(key)
