@@ -7,9 +7,10 @@ plain hook where a check replaces hidden states mid-stack.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from zoo import VOCABULARY
@@ -18,6 +19,15 @@ from draftree.host.base import Host
 from draftree.host.hooked import HookedHost
 from draftree.host.plan import PassResult, Plan, Surgery
 from draftree.host.target import inspect_model
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small only lose by handing work over; a module that imports this runs on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Tree:
@@ -76,6 +86,8 @@ class Run:
         seed: of the prompts (and of the encoder's inputs, which are ragged too).
         first: slot of the first request; lower slots stay empty.
         prefix: deep prefix for the cache.
+        capacity: first size of the cache.
+        floor: whether plans say how long the prompts are, which length-dependent RoPE needs.
     """
 
     def __init__(
@@ -87,9 +99,10 @@ class Run:
         first: int = 0,
         prefix: list[tuple[Tensor, Tensor]] | None = None,
         capacity: int = 64,
+        floor: bool = True,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.host, self.first = host, first
+        self.host, self.first, self.floor = host, first, floor
         self.prompts = [random_ids(n, generator) for n in lengths]
         self.texts = [torch.empty(0, dtype=torch.long) for _ in lengths]
         self.cache = host.new_cache(first + len(lengths), capacity, prefix)
@@ -126,7 +139,7 @@ class Run:
             (begin + torch.arange(width)).expand(len(pieces), -1),
             causal.expand(len(pieces), -1, -1),
             first_logit_row=width - 1,
-            rope_floor=tuple(len(p) for p in self.prompts[b : b + len(pieces)]),
+            rope_floor=self._floor(b, len(pieces)),
         )
         result = self.host.run(plan, self.cache, self.first + b, self.encoder)
         assert result.logits.shape == (len(pieces), 1, VOCABULARY)
@@ -135,6 +148,9 @@ class Run:
         self.cache.commit([list(range(len(p))) for p in pieces], result.segments)
         for i, piece in enumerate(pieces):
             self.texts[b + i] = torch.cat([self.texts[b + i], piece])
+
+    def _floor(self, b: int, count: int) -> tuple[int, ...]:
+        return tuple(len(p) for p in self.prompts[b : b + count]) if self.floor else ()
 
     def plan(self, trees: Sequence[Tree], **extra: Any) -> Plan:
         """The pass over one tree a request, padded to the widest."""
@@ -145,7 +161,7 @@ class Run:
             tokens[b, : tree.size] = tree.tokens
             positions[b, : tree.size] = len(self.texts[b]) + torch.tensor(tree.depths)
         visible = torch.stack([tree.visible(width) for tree in trees])
-        return Plan(tokens, positions, visible, rope_floor=tuple(len(p) for p in self.prompts), **extra)
+        return Plan(tokens, positions, visible, rope_floor=self._floor(0, len(trees)), **extra)
 
     def step(self, trees: Sequence[Tree], **extra: Any) -> PassResult:
         """Run `plan(trees, **extra)`."""
@@ -164,9 +180,7 @@ class Run:
 
     def error(self, trees: Sequence[Tree], result: PassResult) -> float:
         """Largest difference of an unpruned pass from stock, over all requests and nodes."""
-        return max(
-            difference(result.logits[b, : tree.size], self.stock(b, tree)) for b, tree in enumerate(trees)
-        )
+        return max(difference(result.logits[b, : tree.size], self.stock(b, tree)) for b, tree in enumerate(trees))
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from host_driver import hosts_for
+from host_driver import hosts_for, one_thread  # noqa: F401
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
 from draftree.host.check import check_trees

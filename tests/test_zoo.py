@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from host_driver import BUSHY, Run, Tree, difference, hosts_for, prune, stock_logits
+from host_driver import BUSHY, Run, Tree, difference, hosts_for, one_thread, prune, stock_logits  # noqa: F401
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -106,9 +106,7 @@ def pruned_batch(host: Host, model: Any) -> float:
     result = run.step(trees, surgeries=prune(2, keep))
     assert result.rows is not None
     assert result.rows.tolist() == keep.tolist()
-    worst = max(
-        difference(result.logits[b, : len(rows)], run.stock(b, trees[b])[rows]) for b, rows in enumerate(kept)
-    )
+    worst = max(difference(result.logits[b, : len(rows)], run.stock(b, trees[b])[rows]) for b, rows in enumerate(kept))
     run.commit(trees, [trees[0].branches[9], trees[1].branches[8], trees[2].branches[5]], result)
     after = [Tree.random(5, 7), Tree.random(7, 8), Tree.random(3, 9)]
     return max(worst, run.error(after, run.step(after)))
@@ -116,9 +114,7 @@ def pruned_batch(host: Host, model: Any) -> float:
 
 def _stand_ins(hidden: Tensor, nodes: list[int], steps: list[int]) -> Tensor:
     """Rows that stand for the tokens `steps` behind `nodes`: any fixed function of their states will do."""
-    return torch.cat(
-        [hidden[:, [n]].roll(s, -1) * (1 + 0.25 * s) for n, s in zip(nodes, steps, strict=True)], 1
-    )
+    return torch.cat([hidden[:, [n]].roll(s, -1) * (1 + 0.25 * s) for n, s in zip(nodes, steps, strict=True)], 1)
 
 
 @check
@@ -169,14 +165,10 @@ def ragged_batch(host: Host, model: Any) -> float:
 def deep_prefix(host: Host, model: Any) -> float:
     """Chosen rows see keys and values that nobody else sees, whatever their siblings are."""
     probe = Run(host).prefill()
-    shapes = [
-        (k.shape[1], k.shape[3], v.shape[3])
-        for k, v in zip(probe.cache._keys, probe.cache._values, strict=True)
-    ]
+    shapes = [(k.shape[1], k.shape[3], v.shape[3]) for k, v in zip(probe.cache._keys, probe.cache._values, strict=True)]
     generator = torch.Generator().manual_seed(9)
     prefix = [
-        (torch.randn(h, 3, dk, generator=generator), torch.randn(h, 3, dv, generator=generator))
-        for h, dk, dv in shapes
+        (torch.randn(h, 3, dk, generator=generator), torch.randn(h, 3, dv, generator=generator)) for h, dk, dv in shapes
     ]
     run, bushy = Run(host, prefix=prefix).prefill(), Tree(BUSHY, 2)
     on = torch.zeros(1, bushy.size, dtype=torch.bool)
@@ -316,13 +308,8 @@ RESULTS: dict[tuple[str, str, str], float] = {}
 @pytest.fixture(scope="module", autouse=True)
 def table() -> Iterator[None]:
     """Print the table of largest differences when the matrix is done."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small only lose by handing work over
     yield
-    torch.set_num_threads(threads)
-    rows = sorted(
-        {(member, host) for member, host, _ in RESULTS}, key=lambda row: (MEMBERS.index(row[0]), row[1])
-    )
+    rows = sorted({(member, host) for member, host, _ in RESULTS}, key=lambda row: (MEMBERS.index(row[0]), row[1]))
     print("\n" + " ".join(["zoo: largest difference from stock", *CHECKS]))
     for member, host in rows:
         figures = (RESULTS.get((member, host, name)) for name in CHECKS)

@@ -83,9 +83,7 @@ def _gpt(name: str, note: str = "", attention: str = "sdpa", **settings: Any) ->
     return Member(name, name, GPT_LIKE | settings, note, attention)
 
 
-def _seq2seq(
-    name: str, like: dict[str, Any], model_type: str | None = None, note: str = "", **settings: Any
-) -> Member:
+def _seq2seq(name: str, like: dict[str, Any], model_type: str | None = None, note: str = "", **settings: Any) -> Member:
     return Member(name, model_type or name, like | settings, note, "sdpa", encoder_decoder=True)
 
 
@@ -119,9 +117,7 @@ CAUSAL: tuple[Member, ...] = (
     _llama("llama"),
     _llama("llama-tied", "llama", "tied embeddings", tie_word_embeddings=True),
     _llama("llama-yarn", "llama", "yarn RoPE", rope_parameters=_YARN),
-    _llama(
-        "llama-dynamic", "llama", "dynamic NTK RoPE", max_position_embeddings=64, rope_parameters=_DYNAMIC
-    ),
+    _llama("llama-dynamic", "llama", "dynamic NTK RoPE", max_position_embeddings=64, rope_parameters=_DYNAMIC),
     _llama("mistral", sliding_window=None),
     _llama("mistral-window", "mistral", "sliding window", sliding_window=WINDOW),
     _llama("qwen2"),
@@ -280,9 +276,7 @@ CAUSAL: tuple[Member, ...] = (
 
 ENCODER_DECODER: tuple[Member, ...] = (
     _seq2seq("t5", T5_LIKE),
-    _seq2seq(
-        "t5-gated", T5_LIKE, "t5", "gated, untied", feed_forward_proj="gated-gelu", tie_word_embeddings=False
-    ),
+    _seq2seq("t5-gated", T5_LIKE, "t5", "gated, untied", feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     _seq2seq("mt5", T5_LIKE),
     _seq2seq("umt5", T5_LIKE, note="a relative bias in every layer"),
     _seq2seq("bart", BART_LIKE),

@@ -67,6 +67,8 @@ class SlotCache(Cache):
         if need > self.capacity:
             self._grow(self._round(max(need, self.capacity + self.capacity // 2)))
 
+    # Tensors born in inference mode could not be written outside it, and passes may run either way.
+    @torch.inference_mode(False)
     def _grow(self, capacity: int) -> None:
         used = self.prefix_length + max(self.lengths)
         for store in (self._keys, self._values):
@@ -77,6 +79,7 @@ class SlotCache(Cache):
                     store[i] = new
         self.capacity = capacity
 
+    @torch.inference_mode(False)
     def _allocate(self, layer: int, like: Tensor, store: list[Tensor | None], which: int) -> Tensor:
         new = like.new_zeros(self.slots, like.shape[1], self.capacity, like.shape[3])
         if self.prefix is not None:
@@ -113,9 +116,7 @@ class SlotCache(Cache):
         if cached is None:
             lengths = torch.tensor(self.lengths[self._first : self._first + self._count], device=device)
             column = self.prefix_length + lengths[:, None] + torch.arange(rows, device=device)
-            slot = torch.arange(self._first, self._first + self._count, device=device)[:, None].expand_as(
-                column
-            )
+            slot = torch.arange(self._first, self._first + self._count, device=device)[:, None].expand_as(column)
             cached = self._column_cache[rows] = (slot, column)
         return cached
 

@@ -62,9 +62,7 @@ class EncoderState:
         """
         source = input_ids if states is None else states[:, 0]
         if source is None or source.dim() != 1 or source.numel() == 0:
-            raise ValueError(
-                "The encoder needs a source: one sequence of at least one token, or its states [L, d]."
-            )
+            raise ValueError("The encoder needs a source: one sequence of at least one token, or its states [L, d].")
         model, device = self.target.model, self.target.device
         mask = torch.ones(1, source.shape[0], dtype=torch.long, device=device)
         if attention_mask is not None:
@@ -95,6 +93,8 @@ class EncoderState:
         self._mask[slot, :length] = mask
         self.lengths[slot] = length
 
+    # Tensors born in inference mode could not be written outside it, and requests may be admitted either way.
+    @torch.inference_mode(False)
     def _grow(self, cross: _CrossLayers, length: int, device: torch.device) -> None:
         slots, columns = len(self.lengths), -(-length // BLOCK) * BLOCK
 
@@ -121,9 +121,7 @@ class EncoderState:
         """
         lengths = self.lengths[first : first + batch]
         if min(lengths) == 0:
-            raise ValueError(
-                f"Slot {first + lengths.index(0)} has no source: call `admit` before its first pass."
-            )
+            raise ValueError(f"Slot {first + lengths.index(0)} has no source: call `admit` before its first pass.")
         assert self._mask is not None
         longest, stop = max(lengths), first + batch
         cross = _CrossLayers(

@@ -8,6 +8,7 @@ however it ends. The layers' arguments are bound by signature, so no family's ar
 from __future__ import annotations
 
 import inspect
+import threading
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,7 +20,7 @@ from draftree.host.cache import SlotCache
 from draftree.host.families import family_of
 from draftree.host.masks import PassMasks
 from draftree.host.plan import PassResult, Plan, Segment, Surgery, operate
-from draftree.host.positions import is_length_dependent, per_row_angles
+from draftree.host.positions import is_length_dependent, per_row_angles, unchanged
 from draftree.host.target import Target
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
@@ -32,6 +33,7 @@ class HookedHost(Host):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
+        self.lock = threading.RLock()  # hooks are on the modules, which all threads share
         self.family = family_of(target)
         parameters = inspect.signature(type(target.model).forward).parameters
         self._takes_positions = "position_ids" in parameters and not target.encoder_decoder
@@ -47,9 +49,7 @@ class HookedHost(Host):
         if self.target.model.training:
             self.target.refuse_training()
         if self.target.encoder_decoder and encoder is None:
-            raise ValueError(
-                f"'{self.target.model_type}' has an encoder: pass its EncoderState as `encoder`."
-            )
+            raise ValueError(f"'{self.target.model_type}' has an encoder: pass its EncoderState as `encoder`.")
         appended = sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
         rows = plan.width + appended
         lengths = cache.lengths[first : first + plan.batch]
@@ -135,6 +135,8 @@ class _HookedPass:
             self._add(stack, module.register_forward_hook(self._replace_embeddings))
         if self.host._length_dependent or plan.surgeries:
             for module in self.host._rotary:
+                if is_length_dependent(module):
+                    stack.enter_context(unchanged(module))
                 self._add(stack, module.register_forward_hook(self._after_rotary, with_kwargs=True))
         needed = range(len(target.layers))
         if not self.family.layer_arguments_needed:
@@ -194,9 +196,7 @@ class _HookedPass:
 
         return hook
 
-    def _name_arguments(
-        self, index: int, module: nn.Module, args: Any, kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _name_arguments(self, index: int, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         signature = self.host._layer_signatures[index]
         named = dict(signature.bind(module, *args, **kwargs).arguments)
         named.pop("self")
@@ -217,9 +217,7 @@ class _HookedPass:
         segment = self.segments[-1]
         known = self.host._layer_signatures[index].parameters
         if len(self.segments) > 1 and named.get("position_embeddings") is not None:
-            named["position_embeddings"] = self._angles(
-                named["position_embeddings"], next(iter(named.values()))
-            )
+            named["position_embeddings"] = self._angles(named["position_embeddings"], next(iter(named.values())))
         if "position_ids" in named:
             named["position_ids"] = segment.positions
         kind = self.target.kinds[index]
@@ -235,9 +233,7 @@ class _HookedPass:
     def _angles(self, stock: Any, hidden: Tensor) -> Any:
         """Call the rotary module that made `stock` again, for the present rows."""
         for module, args, kwargs, output in self.rotary_calls:
-            same = output is stock or (
-                isinstance(output, tuple) and isinstance(stock, tuple) and output[0] is stock[0]
-            )
+            same = output is stock or (isinstance(output, tuple) and isinstance(stock, tuple) and output[0] is stock[0])
             if not same:
                 continue
             if id(output) not in self.rotary_again:
