@@ -20,9 +20,7 @@ except OSError:
 
 @pytest.fixture(params=BACKENDS)
 def make(request):
-    return lambda **options: Trie(
-        **{"branch_length": 4, "eos_token_ids": [EOS], **options}, backend=request.param
-    )
+    return lambda **options: Trie(**{"branch_length": 4, "eos_token_ids": [EOS], **options}, backend=request.param)
 
 
 def paths(draft):

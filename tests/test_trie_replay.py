@@ -102,9 +102,7 @@ def test_accepted_as_often_as_the_straight_reading(requests, decoding_length):
 
 def test_merged_trees_beat_branches_beat_one_branch(requests):
     """Section 4.2: under the same number of tokens."""
-    hierarchical, parallel, single = (
-        ours(requests, 16, mode=mode) for mode in ("hierarchical", "parallel", "single")
-    )
+    hierarchical, parallel, single = (ours(requests, 16, mode=mode) for mode in ("hierarchical", "parallel", "single"))
     assert hierarchical > parallel > single > 1
 
 

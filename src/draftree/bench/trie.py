@@ -68,18 +68,14 @@ def measure_trie(
     each as {"median", "p99", "max"}; with `drafted` (nodes a retrieval gave), `nodes`, `bytes_per_node`,
     `backend`, and `bytes_grown`, what the store took on in the second half of the requests.
     """
-    trie = Trie(
-        branch_length=branch_length, decoding_length=decoding_length, max_nodes=max_nodes, backend=backend
-    )
+    trie = Trie(branch_length=branch_length, decoding_length=decoding_length, max_nodes=max_nodes, backend=backend)
     for _, answer in made_text(warm_answers, 0, answer_tokens, vocabulary, seed + 1):
         trie.warm(answer)
     rng = np.random.default_rng(seed)
     times: dict[str, list[float]] = {"begin": [], "extend": [], "retrieve": [], "end": []}
     drafted = 0
     bytes_at_half = 0
-    for request, (prompt, answer) in enumerate(
-        made_text(prompts, prompt_tokens, answer_tokens, vocabulary, seed)
-    ):
+    for request, (prompt, answer) in enumerate(made_text(prompts, prompt_tokens, answer_tokens, vocabulary, seed)):
         start = perf_counter()
         trie.begin(request, prompt)
         times["begin"].append(perf_counter() - start)

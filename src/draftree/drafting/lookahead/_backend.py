@@ -21,9 +21,7 @@ NO_PARENT = -1
 Arrays = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]
 """tokens, parents, logp, source of a draft."""
 
-Dump = tuple[
-    NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32], NDArray[np.uint32], int
-]
+Dump = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32], NDArray[np.uint32], int]
 """index, token, parent, count, stamp of every output node, and the clock."""
 
 

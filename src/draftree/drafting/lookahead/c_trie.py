@@ -113,9 +113,7 @@ class CTrie:
     def begin(self, tokens: Sequence[int]) -> int:
         slot: int = self._lib.trie_begin(self._trie, _ints(tokens), len(tokens))
         if slot < 0:
-            raise MemoryError(
-                "there is no memory left for this prompt; end other requests or lower max_nodes"
-            )
+            raise MemoryError("there is no memory left for this prompt; end other requests or lower max_nodes")
         return slot
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
@@ -148,9 +146,7 @@ class CTrie:
         n = self._lib.trie_nodes(self._trie, 1)
         at, tokens, parents = (np.empty(n, np.int32) for _ in range(3))
         counts, stamps = (np.empty(n, np.uint32) for _ in range(2))
-        self._lib.trie_dump(
-            self._trie, *(column.ctypes.data for column in (at, tokens, parents, counts, stamps))
-        )
+        self._lib.trie_dump(self._trie, *(column.ctypes.data for column in (at, tokens, parents, counts, stamps)))
         return at, tokens, parents, counts, stamps, int(self._lib.trie_tick(self._trie))
 
     def restore(self, dump: Dump) -> None:

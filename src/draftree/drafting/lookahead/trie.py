@@ -111,9 +111,7 @@ class Trie:
         if max_nodes > 2**30:
             raise ValueError(f"max_nodes={max_nodes} is more than a trie can index: give at most 2**30.")
         if not 0 < prompt_weight <= 1e6:
-            raise ValueError(
-                f"prompt_weight={prompt_weight} must be over 0 and at most 1e6; 1 means no weighting."
-            )
+            raise ValueError(f"prompt_weight={prompt_weight} must be over 0 and at most 1e6; 1 means no weighting.")
         self.options: dict[str, Any] = {
             "branch_length": branch_length,
             "decoding_length": decoding_length,
@@ -249,9 +247,7 @@ class Trie:
         try:
             return self._slots[request]
         except KeyError:
-            raise ValueError(
-                f"request {request} is not live: begin({request}, prompt) comes first."
-            ) from None
+            raise ValueError(f"request {request} is not live: begin({request}, prompt) comes first.") from None
 
 
 def _make(settings: Settings, backend: str) -> Backend:
@@ -295,7 +291,5 @@ def _checked(tokens: Sequence[int], name: str) -> list[int]:
     except TypeError:
         raise ValueError(f"{name} must be one flat sequence of token ids (whole numbers).") from None
     if checked and (min(checked) < 0 or max(checked) > MAX_TOKEN):
-        raise ValueError(
-            f"{name} holds an id outside 0..{MAX_TOKEN}: give ids as the tokenizer numbers them."
-        )
+        raise ValueError(f"{name} holds an id outside 0..{MAX_TOKEN}: give ids as the tokenizer numbers them.")
     return checked

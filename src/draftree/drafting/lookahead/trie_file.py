@@ -28,9 +28,7 @@ _DIGEST = hashlib.sha256().digest_size
 _COLUMNS = ("<i4", "<i4", "<u4", "<u4")  # token, parent, count, stamp
 
 
-def write(
-    path: str | os.PathLike[str], tokenizer_fingerprint: str, options: dict[str, Any], dump: Dump
-) -> None:
+def write(path: str | os.PathLike[str], tokenizer_fingerprint: str, options: dict[str, Any], dump: Dump) -> None:
     """Writes beside `path` and renames, so a reader sees the old file or the whole new one."""
     at, *rest, tick = dump
     columns = _in_file_order(at, *rest)
@@ -59,9 +57,7 @@ def read(path: str | os.PathLike[str], tokenizer_fingerprint: str) -> tuple[dict
         raise ValueError(f"{path} is not a draftree trie file: give one that Trie.save wrote.")
     _, version, header_length = _START.unpack_from(data)
     if version > VERSION:
-        raise ValueError(
-            f"{path} has trie format {version}, this draftree reads up to {VERSION}: update draftree."
-        )
+        raise ValueError(f"{path} has trie format {version}, this draftree reads up to {VERSION}: update draftree.")
     body, digest = data[:-_DIGEST], data[-_DIGEST:]
     if hashlib.sha256(body).digest() != digest:
         raise ValueError(f"{path} is damaged or cut short: save the trie again.")
