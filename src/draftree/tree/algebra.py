@@ -41,8 +41,8 @@ def merge(trees: Sequence[TokenTree], weights: Sequence[float] | None) -> Fields
     row = np.arange(0, total, starts[-1])[:, None]
     parents, kept = np.full(tokens.shape, -1), np.zeros(tokens.shape, dtype=bool)
     for tree, start, stop in zip(trees, starts, starts[1:], strict=False):
-        above = tree.parents.cpu().numpy()
-        np.copyto(parents[:, start:stop], above + start + row, where=above >= 0)
+        local = tree.parents.cpu().numpy()
+        np.copyto(parents[:, start:stop], local + start + row, where=local >= 0)
         kept[:, start:stop] = np.arange(tree.width) < np.array(tree.sizes)[:, None]
     alive = np.flatnonzero(kept)
     names = _path_names(tokens, parents)[alive]
@@ -63,16 +63,22 @@ def merge(trees: Sequence[TokenTree], weights: Sequence[float] | None) -> Fields
     new_id = np.full(total + 1, -1)
     new_id[alive] = column[group]
     shape = (first.batch, int(counts.max(initial=1)))
-    out = (np.zeros(shape, np.int64), np.full(shape, -1), np.full(shape, NOTHING, np.float32), np.zeros(shape, np.int64))
-    values = (tokens.reshape(-1)[firsts], new_id[parents.reshape(-1)[firsts]], scores, masks)
-    for array, value in zip(out, values, strict=True):
-        array[request, column] = value
-    sizes = tuple(counts.tolist())
-    a, b, c, d = (torch.from_numpy(array) for array in out)
-    if first.device.type == "cpu":
-        return a, b, c, d, sizes, None
-    moved = (t.to(first.device) for t in (a, b, c, d))
-    return (*moved, sizes, structure_of(b, first.device))  # type: ignore[return-value]
+
+    def laid_out(values: np.ndarray, fill: float) -> Tensor:
+        array = np.full(shape, fill, dtype=values.dtype)
+        array[request, column] = values
+        return torch.from_numpy(array)
+
+    above = laid_out(new_id[parents.reshape(-1)[firsts]], -1)
+    to = first.device
+    return (
+        laid_out(tokens.reshape(-1)[firsts], 0).to(to),
+        above.to(to),
+        laid_out(scores, NOTHING).to(to),
+        laid_out(masks, 0).to(to),
+        tuple(counts.tolist()),
+        None if to.type == "cpu" else structure_of(above, to),
+    )
 
 
 def _path_names(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
@@ -84,12 +90,12 @@ def _path_names(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
     total = tokens.size
     jump = np.append(parents.reshape(-1), -1)
     jump[jump < 0] = total
-    names = np.unique(tokens, return_inverse=True)[1].reshape(tokens.shape)
+    kinds = np.unique(tokens, return_inverse=True)[1].reshape(tokens.shape)
     # Roots are told apart by request, which keeps equal paths of two requests apart all the way down.
-    names = np.where(parents < 0, total + np.arange(len(tokens))[:, None], names)
-    names = np.append(names.reshape(-1), 2 * total)
+    kinds = np.where(parents < 0, total + np.arange(len(tokens))[:, None], kinds)
+    names = np.append(kinds.reshape(-1), 2 * total)
     while jump.min() != total:
-        names = np.unique(names * (2 * total + 1) + names[jump], return_inverse=True)[1].reshape(-1)
+        names = np.unique(names * (2 * total + 1) + names[jump], return_inverse=True)[1]
         jump = jump[jump]
     return names[:total]
 
@@ -109,7 +115,7 @@ def best(tree: TokenTree, n: int | Sequence[int]) -> Fields:
 
 def prune(tree: TokenTree, keep: Tensor) -> tuple[Fields, Tensor]:
     if keep.shape != tree.tokens.shape:
-        raise ValueError(f"keep {list(keep.shape)} must have the shape of the tree {list(tree.tokens.shape)}.")
+        raise ValueError(f"keep {list(keep.shape)} must have the tree's shape {list(tree.tokens.shape)}.")
     structure = tree.structure
     dropped = ~keep
     dropped[:, 0] = False

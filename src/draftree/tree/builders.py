@@ -28,7 +28,7 @@ NOTHING = float("-inf")
 
 def roots(tokens: Tensor) -> Fields:
     if tokens.ndim != 1:
-        raise ValueError(f"Root tokens must have shape [batch], not {list(tokens.shape)}: pass one token a request.")
+        raise ValueError(f"Root tokens must be [batch], not {list(tokens.shape)}: pass one token a request.")
     tokens = tokens.long()[:, None]
     return (
         tokens,
@@ -52,11 +52,11 @@ def from_arrays(
     n = guesses.shape[0] if guesses.ndim == 1 else -1
     if n < 0 or above.shape != guesses.shape:
         raise ValueError(
-            f"tokens {list(guesses.shape)} and parents {list(above.shape)} must be flat arrays of one length: "
+            f"tokens {list(guesses.shape)} and parents {list(above.shape)} must be flat and of one length: "
             "pass one tree without its root."
         )
     if n and (above.min() < -1 or (above >= np.arange(n)).any()):
-        raise ValueError("Each parent must be -1 (the root) or the index of an earlier node: order nodes parents first.")
+        raise ValueError("A parent must be -1 (the root) or the index of an earlier node: put parents first.")
     token_row = np.empty((1, n + 1), dtype=np.int64)
     parent_row = np.empty((1, n + 1), dtype=np.int64)
     logp_row = np.zeros((1, n + 1), dtype=np.float32)
@@ -66,7 +66,10 @@ def from_arrays(
     np.add(above, 1, out=parent_row[0, 1:], casting="unsafe")
     if logp is not None:
         logp_row[0, 1:] = _like(logp, n, "logp")
-    source_row[0, 1:] = 1 if source is None else source if isinstance(source, int) else _like(source, n, "source")
+    if source is None or isinstance(source, int):
+        source_row[0, 1:] = 1 if source is None else source
+    else:
+        source_row[0, 1:] = _like(source, n, "source")
     rows = [torch.from_numpy(row) for row in (token_row, parent_row, logp_row, source_row)]
     if device is None or device.type == "cpu":
         return rows[0], rows[1], rows[2], rows[3], (n + 1,), None
@@ -81,7 +84,9 @@ def from_paths(
 ) -> Fields:
     sources = [source] * len(paths) if isinstance(source, int) else list(source)
     if len(sources) != len(paths) or (logp is not None and [len(p) for p in logp] != [len(p) for p in paths]):
-        raise ValueError("logp needs one number a token and source one mask a path: give them the shape of paths.")
+        raise ValueError(
+            "logp takes one number a token and source one mask a path: give both the paths' shape."
+        )
     ids: dict[tuple[int, int], int] = {}
     tokens, parents, scores, masks = [int(root)], [-1], [0.0], [0]
     for p, path in enumerate(paths):
@@ -115,13 +120,18 @@ def _choice_structure(
     place = {(): 0} | {choice: i for i, choice in enumerate(order, 1)}
     for choice in order:
         if not choice or min(choice) < 0:
-            raise ValueError(f"{choice} is not a choice: name each node by its ranks (>= 0) from the root, e.g. (0, 2).")
+            raise ValueError(
+                f"{choice} is no choice: name a node by its ranks (>= 0) from the root, as (0, 2)."
+            )
         if choice[:-1] not in place:
-            raise ValueError(f"The choice list holds {choice} but not its prefix {choice[:-1]}: add the prefix.")
+            raise ValueError(
+                f"The choice list has {choice} but not its prefix {choice[:-1]}: add the prefix."
+            )
     depths = torch.tensor([len(c) - 1 for c in order], dtype=torch.long, device=device)
     ranks = torch.tensor([c[-1] for c in order], dtype=torch.long, device=device)
     parents = torch.tensor([[-1, *(place[c[:-1]] for c in order)]], dtype=torch.long)
-    return depths, ranks, parents.to(device), structure_of(parents, device), max((c[-1] for c in order), default=-1)
+    last = max((c[-1] for c in order), default=-1)
+    return depths, ranks, parents.to(device), structure_of(parents, device), last
 
 
 def from_choices(
@@ -279,7 +289,7 @@ def _check_candidates(roots: Tensor, candidates: Tensor, logp: Tensor | None) ->
             f"not {list(roots.shape)}: check the drafter's output."
         )
     if logp is not None and logp.shape != candidates.shape:
-        raise ValueError(f"logp {list(logp.shape)} must have the shape of candidates {list(candidates.shape)}.")
+        raise ValueError(f"logp {list(logp.shape)} must have the candidates' shape {list(candidates.shape)}.")
 
 
 def _host(values: ArrayLike | Tensor) -> np.ndarray:

@@ -67,10 +67,10 @@ _cache = _Cache(CACHE_BYTES)
 
 
 def structure_of(parents: Tensor, device: torch.device | None = None) -> Structure:
-    """The structure of `parents` (LongTensor [B, N], -1 for roots and padding) on `device` (default: its own).
+    """The structure of `parents` (LongTensor [B, N], -1 for roots and padding) on `device`.
 
-    Parents in host memory go through the cache; parents on another device are worked out there, without
-    a synchronisation.
+    None means where the parents are. Parents in host memory go through the cache; elsewhere the work is
+    done on the device, without a synchronisation.
     """
     if not parents.is_cpu:
         found = on_device(parents)

@@ -95,8 +95,14 @@ class TokenTree:
         device = torch.device(device)
         if device.type == self.device.type and device.index in (None, self.device.index):
             return self
-        arrays = (t.to(device) for t in (self.tokens, self.parents, self.logp, self.source))
-        return TokenTree(*arrays, self.sizes, structure_of(self.parents, device))
+        return TokenTree(
+            self.tokens.to(device),
+            self.parents.to(device),
+            self.logp.to(device),
+            self.source.to(device),
+            self.sizes,
+            structure_of(self.parents, device),
+        )
 
     def select(self, requests: Sequence[int]) -> TokenTree:
         """The trees of some requests, in the order given, cut to the largest of them."""
