@@ -316,7 +316,7 @@ RECURRENT: tuple[Member, ...] = (
         linear_value_head_dim=8,
         **_MOE,
     ),
-    _llama("lfm2"),
+    _llama("lfm2", full_attn_idxs=[1]),
 )
 
 MEMBERS: dict[str, Member] = {m.id: m for m in CAUSAL + ENCODER_DECODER + RECURRENT}

@@ -22,6 +22,8 @@ from draftree.host.positions import is_length_dependent, per_row_angles
 from draftree.host.target import Target
 
 SHAPED_LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
+STOCK_MODULES = ("torch.nn.", "transformers.")
+OUTPUT_HOOKS = ("transformers.utils.output_capturing",)
 COPY_LIMIT = 2 * 1024**3  # bytes; above it a second copy of the weights costs more than it gains
 ANGLE_BLOCK = 1024  # positions by which the table of rotary angles grows
 
@@ -45,7 +47,13 @@ class LoopHost(Host):
         if getattr(target.config, "hidden_act", None) != "silu":
             return False
         for module in target.model.modules():
-            if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+            hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+            # A model once asked for hidden states keeps hooks of transformers, which only look.
+            if hasattr(module, "_hf_hook") or any(
+                getattr(hook, "__module__", None) not in OUTPUT_HOOKS for hook in hooks
+            ):
+                return False
+            if not type(module).__module__.startswith(STOCK_MODULES):
                 return False
             if "Linear" in type(module).__name__ and type(module) is not nn.Linear:
                 return False
@@ -70,8 +78,9 @@ class LoopHost(Host):
         self._cosines = self._sines = torch.empty(0)
         self._versions = self._weight_versions()
 
-    def _weight_versions(self) -> tuple[int, ...]:
-        return tuple(p._version for p in self.target.model.parameters())
+    def _weight_versions(self) -> tuple[tuple[int, int], ...]:
+        # Moving or casting a model gives its parameters other memory without a new version.
+        return tuple((p._version, p.data_ptr()) for p in self.target.model.parameters())
 
     @property
     def fresh(self) -> bool:

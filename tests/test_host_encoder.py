@@ -1,0 +1,155 @@
+"""The encoder's side: sources padded against each other, requests that join, move and leave, one run a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from host_driver import Tree, difference, hosts_for, one_thread, random_ids, stock_logits  # noqa: F401
+from torch import Tensor
+
+from draftree.host.base import Host
+from draftree.host.encoder import EncoderState
+from draftree.host.plan import Plan
+from draftree.host.target import inspect_model
+
+FAMILIES = ("t5", "umt5", "bart", "m2m_100")
+
+
+class Slots:
+    """Requests in slots, each with a source, as the engine keeps them: live slots are contiguous."""
+
+    def __init__(self, host: Host, slots: int) -> None:
+        self.host, self.cache = host, host.new_cache(slots)
+        self.encoder = EncoderState(host.target, slots)
+        self.texts: list[Tensor] = []
+        self.sources: list[Tensor] = []
+
+    def join(self, source: Tensor, text: Tensor, mask: Tensor | None = None) -> None:
+        slot = len(self.texts)
+        self.encoder.admit(slot, source, mask)
+        self.texts.append(text)
+        self.sources.append(source if mask is None else source[mask != 0])
+        causal = torch.ones(1, len(text), len(text), dtype=torch.bool).tril()
+        result = self.host.run(Plan(text[None], torch.arange(len(text))[None], causal), self.cache, slot, self.encoder)
+        self.cache.commit([list(range(len(text)))], result.segments)
+
+    def leave(self, slot: int) -> None:
+        last = len(self.texts) - 1
+        if slot != last:
+            self.cache.move(last, slot)
+            self.encoder.move(last, slot)
+            self.texts[slot], self.sources[slot] = self.texts[last], self.sources[last]
+        self.cache.clear(last)
+        self.encoder.clear(last)
+        self.texts.pop(), self.sources.pop()
+
+    def step(self, trees: list[Tree]) -> float:
+        """One pass over all requests; commits each one's deepest branch; returns the largest difference."""
+        width = max(t.size for t in trees)
+        tokens = torch.stack([torch.nn.functional.pad(t.tokens, (0, width - t.size)) for t in trees])
+        depths = torch.tensor([t.depths + [0] * (width - t.size) for t in trees])
+        positions = depths + torch.tensor([len(t) for t in self.texts])[:, None]
+        seen = torch.stack([t.visible(width) for t in trees])
+        result = self.host.run(Plan(tokens, positions, seen), self.cache, 0, self.encoder)
+        worst, rows = 0.0, [max(t.branches, key=len) for t in trees]
+        for b, tree in enumerate(trees):
+            sequences = [torch.cat([self.texts[b], tree.tokens[branch]]) for branch in tree.branches]
+            stock = stock_logits(self.host.target.model, sequences, self.sources[b])
+            worst = max(worst, difference(result.logits[b, : tree.size], stock))
+        self.cache.commit(rows, result.segments)
+        self.texts = [torch.cat([x, t.tokens[r]]) for x, t, r in zip(self.texts, trees, rows, strict=True)]
+        return worst
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_requests_join_move_and_leave(name: str) -> None:
+    (host,) = hosts_for(zoo.build(name))
+    generator = torch.Generator().manual_seed(4)
+    slots = Slots(host, 3)
+    slots.join(random_ids(5, generator), random_ids(4, generator))
+    assert slots.step([Tree.random(6, 1)]) < 1e-4
+    slots.join(random_ids(90, generator), random_ids(1, generator))  # a longer source: the store grows
+    slots.join(random_ids(9, generator), random_ids(7, generator))
+    assert slots.step([Tree.random(6, 2), Tree.random(4, 3), Tree.random(7, 4)]) < 1e-4
+    slots.leave(0)
+    assert slots.step([Tree.random(5, 5), Tree.random(5, 6)]) < 1e-4
+    slots.leave(1)
+    slots.join(random_ids(3, generator), random_ids(2, generator))  # in a slot that held more
+    assert slots.step([Tree.random(5, 7), Tree.random(6, 8)]) < 1e-4
+
+
+def test_a_padded_source_is_its_real_part() -> None:
+    (host,) = hosts_for(zoo.build("t5"))  # no positions in the encoder that pads on the left would shift
+    source = torch.tensor([0, 0, 5, 6, 7, 8])
+    slots = Slots(host, 1)
+    slots.join(source, torch.tensor([3, 4]), mask=torch.tensor([0, 0, 1, 1, 1, 1]))
+    assert slots.step([Tree.random(6, 2)]) < 1e-4
+
+
+def test_the_source_matters() -> None:
+    """Another request's source gives other logits, so the comparisons above could fail."""
+    for name in FAMILIES:
+        (host,) = hosts_for(zoo.build(name))
+        generator = torch.Generator().manual_seed(4)
+        slots = Slots(host, 1)
+        slots.join(random_ids(6, generator), random_ids(4, generator))
+        slots.sources[0] = random_ids(6, generator)
+        assert slots.step([Tree.random(6, 2)]) > 1e-3
+
+
+def test_known_encoder_states_take_the_encoders_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = zoo.build("bart")
+    (host,) = hosts_for(model)
+    source = torch.tensor([5, 9, 11, 12])
+    with torch.no_grad():
+        states = model.get_encoder()(input_ids=source[None])[0][0]
+    given, ran = EncoderState(host.target, 1), EncoderState(host.target, 1)
+    ran.admit(0, source)
+    monkeypatch.setattr(type(model.get_encoder()), "forward", None)  # it must not run again
+    given.admit(0, None, states=states)
+    for ours, theirs in zip(given._keys + given._values, ran._keys + ran._values, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_encoder_and_cross_projections_run_once_a_request() -> None:
+    model = zoo.build("t5")
+    (host,) = hosts_for(model)
+    calls: list[str] = []
+    cross: Any = model.decoder.block[1].layer[1].EncDecAttention.k
+    handles = [
+        model.encoder.register_forward_hook(lambda *_: calls.append("encoder")),
+        cross.register_forward_hook(lambda *_: calls.append("cross")),
+    ]
+    try:
+        run = Slots(host, 1)
+        run.join(torch.tensor([5, 6, 7]), torch.tensor([3, 4]))
+        assert calls == ["encoder", "cross"]
+        text = torch.tensor([[8]])
+        for _ in range(3):
+            host.run(Plan(text, text * 0 + 2, torch.ones(1, 1, 1, dtype=torch.bool)), run.cache, 0, run.encoder)
+        assert calls == ["encoder", "cross"]
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_misuse_is_told() -> None:
+    model = zoo.build("t5")
+    (host,) = hosts_for(model)
+    state = EncoderState(host.target, 2)
+    state.admit(0, torch.tensor([5]))
+    with pytest.raises(ValueError, match="Slot 1 has no source"):
+        state.arguments(host.new_cache(2), 0, 2)
+    state.clear(0)
+    with pytest.raises(ValueError, match="Slot 0 has no source"):
+        state.arguments(host.new_cache(2), 0, 1)
+    with pytest.raises(ValueError, match="at least one token"):
+        state.admit(0, torch.tensor([], dtype=torch.long))
+    with pytest.raises(ValueError, match="needs no EncoderState"):
+        EncoderState(inspect_model(zoo.build("llama")), 1)
+    plan = Plan(torch.tensor([[3]]), torch.tensor([[0]]), torch.ones(1, 1, 1, dtype=torch.bool))
+    with pytest.raises(ValueError, match="pass its EncoderState"):
+        host.run(plan, host.new_cache(1))
