@@ -6,6 +6,8 @@ import weakref
 from typing import Any
 
 from draftree.host.base import Host
+from draftree.host.check import check_trees
+from draftree.host.families import TESTED_FAMILIES
 from draftree.host.hooked import HookedHost
 from draftree.host.loop import LoopHost
 from draftree.host.target import Target, inspect_model
@@ -19,6 +21,8 @@ _hosts: weakref.WeakKeyDictionary[Any, dict[str, Host]] = weakref.WeakKeyDiction
 
 def open_host(model: Any, choice: str = "auto") -> Host:
     """The host for `model`: "loop" (fast, llama-shaped models), "hooked" (any model) or "auto".
+
+    A family that is not in the tests is looked at once: its tree logits must be those of its branches.
 
     Raises:
         TypeError, ValueError: a model that cannot be driven, or a choice that does not exist or fit.
@@ -34,5 +38,8 @@ def open_host(model: Any, choice: str = "auto") -> Host:
     if isinstance(host, LoopHost) and not (qualifies and host.fresh):
         host = None
     if host is None:
-        host = held[choice] = LoopHost(target) if choice == "loop" else HookedHost(target)
+        host = LoopHost(target) if choice == "loop" else HookedHost(target)
+        if target.model_type not in TESTED_FAMILIES:
+            check_trees(host)
+        held[choice] = host
     return host
