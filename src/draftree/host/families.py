@@ -83,7 +83,7 @@ class Family:
 
     Attributes:
         layer_arguments_needed: whether `layer_arguments` must be applied on every layer of every pass.
-        ragged_batches: whether one forward can hold requests of different lengths.
+        ragged_batches: whether one forward can hold requests whose rows stand at different positions.
         views_final_rows: whether the model reshapes its final hidden states to the *entering* row count:
             a pass with surgery has to hand it that many and compute the logits itself.
     """

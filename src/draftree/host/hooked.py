@@ -52,9 +52,9 @@ class HookedHost(Host):
             raise ValueError(f"'{self.target.model_type}' has an encoder: pass its EncoderState as `encoder`.")
         appended = sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
         rows = plan.width + appended
-        lengths = cache.lengths[first : first + plan.batch]
         cache.open(first, plan.batch, rows)
-        if self.family.ragged_batches or min(lengths) == max(lengths):
+        # Requests of equal length still differ where their prompts or trees do: only one alone has one set.
+        if self.family.ragged_batches or plan.batch == 1:
             return _HookedPass(self, plan, cache, first, encoder).run()
         results = []
         for b in range(plan.batch):
