@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import draftree
 
 # The results of fp32 sums depend on the number of threads; two is what small CI machines have.
-torch.set_num_threads(2)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 
 class Demo(NamedTuple):

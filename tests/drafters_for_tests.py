@@ -1,0 +1,219 @@
+"""Drafters that only tests use: random trees half made of the truth, one with rows inside the model, one that raises.
+
+They are the proof that the drafter's contract is enough: nothing of them is known to the engine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from draftree.drafting import Attachment, Context, Drafter, Step
+from draftree.host import HookedHost, Target
+from draftree.host.plan import Plan, Surgery
+from draftree.tree import TokenTree
+
+References = Mapping[tuple[int, ...], Sequence[int]]  # prompt -> what the target says after it
+
+
+class RandomTree(Drafter):
+    """Random trees of ragged sizes, duplicates among siblings, EOS and id 0 in them, partly the true continuation.
+
+    Args:
+        references: the true continuations, so that acceptance and rejection both happen at every depth.
+        seed: of the trees.
+        vocabulary: ids are drawn below it.
+        eos: an id that is put into drafts often.
+    """
+
+    name: ClassVar[str] = "random"
+    max_nodes = 24
+
+    def __init__(self, references: References, seed: int = 0, vocabulary: int = 97, eos: int = 2) -> None:
+        self.references, self.seed, self.vocabulary, self.eos = references, seed, vocabulary, eos
+        self.live: dict[int, list[int]] = {}
+        self.ended = 0
+
+    def source_name(self, source: int) -> str:
+        return f"random/{source}"
+
+    def begin(self, request: Context) -> None:
+        assert request.id not in self.live
+        self.live[request.id] = list(request.tokens)
+
+    def observe(self, step: Step) -> None:
+        for request, emitted in zip(step.requests, step.emitted, strict=True):
+            self.live[request.id] += emitted
+            assert self.live[request.id] == request.tokens
+
+    def end(self, request: Context) -> None:
+        del self.live[request.id]
+        self.ended += 1
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        return TokenTree.stack([self._tree(r, n) for r, n in zip(requests, budgets, strict=True)])
+
+    def truth(self, request: Context) -> list[int]:
+        """What the target says next, as far as the references know."""
+        prompt, done = request.tokens[: request.prompt_length], request.tokens[request.prompt_length :]
+        known = list(self.references.get(tuple(prompt), ()))
+        return known[len(done) :] if known[: len(done)] == done else []
+
+    def _tree(self, request: Context, budget: int) -> TokenTree:
+        rng = random.Random(f"{self.seed} {request.tokens}")
+        truth = self.truth(request)
+        tokens: list[int] = []
+        parents: list[int] = []
+        logp: list[float] = []
+        held: list[int] = []  # how many tokens of the truth the path to a node holds, -1 off the truth
+        for node in range(rng.choice([0, budget // 2, budget, budget])):
+            true_nodes = [i for i in range(node) if held[i] >= 0]
+            parent = true_nodes[-1] if true_nodes and rng.random() < 0.5 else rng.randrange(-1, node)
+            at = 0 if parent < 0 else held[parent]
+            roll = rng.random()
+            token = rng.randrange(self.vocabulary) if roll > 0.2 else self.eos if roll > 0.1 else 0
+            if 0 <= at < len(truth) and rng.random() < 0.6:
+                token = truth[at]
+            held.append(at + 1 if 0 <= at < len(truth) and truth[at] == token else -1)
+            tokens.append(token)
+            parents.append(parent)
+            logp.append((logp[parent] if parent >= 0 else 0.0) - rng.random())
+        source = [rng.choice([1, 2]) for _ in tokens]
+        return TokenTree.from_arrays(tokens, parents, logp, source, root=request.tokens[-1])
+
+
+class InModel(RandomTree):
+    """Rows inside the model, in the manner of BiTA and Hidden Transfer; its trees are those of `RandomTree`.
+
+    Two mask rows per tree enter with embeddings of their own and see a deep prefix; before layer 2 the second one
+    is dropped and a pseudo row, made of the root's hidden state, is appended. The hidden states of layers 1 and
+    2 are kept for every committed row, the prompt's included.
+    """
+
+    name: ClassVar[str] = "in_model"
+    taps = (1, 2)
+    masks = 2
+    prefix_length = 3
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.embeddings = torch.randn(self.masks, target.hidden_size, generator=generator)
+        self.transfer = torch.randn(target.hidden_size, target.hidden_size, generator=generator) / 8
+        host = HookedHost(target)
+        cache = host.new_cache(1)
+        one = torch.ones(1, 1, 1, dtype=torch.bool)
+        host.run(Plan(torch.tensor([[3]]), torch.tensor([[0]]), one), cache)
+        self.deep_prefix = []
+        for keys, values in zip(cache._keys, cache._values, strict=True):
+            assert keys is not None
+            assert values is not None
+            pair = [
+                torch.randn(s.shape[1], self.prefix_length, s.shape[3], generator=generator) for s in (keys, values)
+            ]
+            self.deep_prefix.append((pair[0], pair[1]))
+        self.hidden: dict[int, dict[int, list[Tensor]]] = {}  # request -> layer -> states of committed rows
+        self.kept: list[tuple[list[int], dict[int, Tensor]]] = []  # of ended requests: tokens, states
+        self.own_guesses: dict[int, list[int]] = {}
+        self.passes: Counter[bool] = Counter()
+
+    def begin(self, request: Context) -> None:
+        super().begin(request)
+        self.hidden[request.id] = {layer: [] for layer in self.taps}
+
+    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment:
+        batch, n, m = trees.batch, trees.width, self.masks
+        visible = torch.zeros(batch, m, n + m, dtype=torch.bool)
+        visible[:, :, 0] = True
+        visible[:, :, n:] = torch.ones(m, m).tril().bool()
+        prefix_rows = torch.zeros(batch, n + m, dtype=torch.bool)
+        prefix_rows[:, n:] = True
+        pseudo = torch.zeros(batch, 1, n + m, dtype=torch.bool)  # n nodes, one mask, the pseudo row itself
+        pseudo[:, :, 0] = pseudo[:, :, -1] = True
+        surgery = Surgery(
+            2,
+            keep=torch.arange(n + m - 1).expand(batch, -1),
+            append=lambda hidden: hidden[:, :1] @ self.transfer,
+            positions=torch.ones(batch, 1, dtype=torch.long),
+            visible=pseudo,
+        )
+        return Attachment(
+            self.embeddings.expand(batch, -1, -1),
+            torch.arange(1, m + 1).expand(batch, -1),
+            visible,
+            prefix_rows,
+            (surgery,),
+            self.taps,
+        )
+
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        self.passes[step.own_rows] += 1
+        for b, request in enumerate(step.requests):
+            rows = [*range(step.trunk[b]), *(step.offset + node for node in step.accepted[b])]
+            for layer in self.taps:
+                self.hidden[request.id][layer].append(step.result.hidden[layer][b, rows].clone())
+            if step.own_rows:
+                assert step.result.rows is not None
+                final = step.result.rows[b, step.offset :].tolist()
+                own = [final.index(step.offset + step.trees.width + i) for i in (0, self.masks)]
+                logits = step.result.logits[b, own]
+                assert logits.isfinite().all()
+                self.own_guesses[request.id] = logits.argmax(-1).tolist()
+
+    def _tree(self, request: Context, budget: int) -> TokenTree:
+        tree = super()._tree(request, max(budget - 2, 0))
+        own = self.own_guesses.get(request.id, [])
+        if budget < 2 or not own:
+            return tree
+        return tree.merge(TokenTree.from_paths(request.tokens[-1], [own], source=2))
+
+    def end(self, request: Context) -> None:
+        super().end(request)
+        states = {layer: torch.cat(parts) for layer, parts in self.hidden.pop(request.id).items() if parts}
+        self.kept.append((list(request.tokens), states))
+        self.own_guesses.pop(request.id, None)
+
+
+class Raising(RandomTree):
+    """Raises in one of its methods, at the n-th call of it.
+
+    Args:
+        stage: name of the method.
+        call: which call, from 1.
+    """
+
+    name: ClassVar[str] = "raising"
+
+    def __init__(self, references: References, stage: str, call: int = 1) -> None:
+        super().__init__(references)
+        self.stage, self.call, self.calls = stage, call, Counter[str]()
+
+    def _count(self, stage: str) -> None:
+        self.calls[stage] += 1
+        if stage == self.stage and self.calls[stage] == self.call:
+            raise ArithmeticError(f"{stage} went wrong")
+
+    def begin(self, request: Context) -> None:
+        super().begin(request)
+        self._count("begin")
+
+    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
+        self._count("plan")
+        return None
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        self._count("draft")
+        return super().draft(requests, budgets)
+
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        self._count("observe")
+
+    def end(self, request: Context) -> None:
+        super().end(request)
+        self._count("end")

@@ -1,0 +1,97 @@
+"""What tests of generation share: ragged prompts, Hugging Face's own answers, and a comparison that speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import InModel, RandomTree, References
+from torch import Tensor
+
+from draftree.drafting import Drafter, Lookahead, PromptLookup
+from draftree.host.cost import StepCost
+from draftree.shaping import DynamicTree, Fixed, Shape
+
+NEW = 24
+LENGTHS = (19, 7, 12)  # of prompts in a batch
+GAP = 1e-4  # two best scores closer than this could change places by rounding: such a test proves nothing
+SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2}
+CHEAP_ROWS = StepCost((1, 16, 64), (1.0, 1.02, 1.3))
+
+
+def prompts(lengths: Sequence[int] = LENGTHS, seed: int = 3) -> list[list[int]]:
+    """Random prompts of tiny models, no special tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 97, (n,), generator=generator).tolist() for n in lengths]
+
+
+def left_pad(rows: Sequence[Sequence[int]], pad: int = 0) -> tuple[Tensor, Tensor]:
+    """(ids, mask), as a tokenizer with padding_side='left' makes them."""
+    width = max(len(row) for row in rows)
+    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return ids, mask
+
+
+def hf(model: Any, ids: Tensor, mask: Tensor | None = None, *, seed: int | None = None, **options: Any) -> Tensor:
+    """Hugging Face's own answer; fails where its greedy choice was a near-tie."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    mask = torch.ones_like(ids) if mask is None else mask
+    options = {"do_sample": False, "max_new_tokens": NEW} | options
+    out = model.generate(ids, attention_mask=mask, output_scores=True, return_dict_in_generate=True, **options)
+    if not options["do_sample"]:
+        best = torch.stack(out.scores).float().topk(2, -1).values
+        gap = (best[..., 0] - best[..., 1]).min()
+        if not gap > GAP:
+            pytest.fail(f"{type(model).__name__} is too flat for this test: its two best scores are {gap:.1e} apart.")
+    return out.sequences
+
+
+def same(ours: Tensor, theirs: Tensor, what: str = "") -> None:
+    """Fail with the first difference."""
+    assert ours.shape == theirs.shape, f"{what}: shapes {tuple(ours.shape)} and {tuple(theirs.shape)}"
+    if not torch.equal(ours, theirs):
+        row, column = (ours != theirs).nonzero()[0].tolist()
+        pytest.fail(f"{what}: row {row} differs at {column}: {ours[row].tolist()} and {theirs[row].tolist()}")
+
+
+def references_of(rows: Sequence[Sequence[int]], sequences: Tensor) -> References:
+    """Continuations by prompt, from generated sequences of left-padded prompts."""
+    width = max(len(row) for row in rows)
+    return {tuple(row): sequences[b, width:].tolist() for b, row in enumerate(rows)}
+
+
+def drafters(references: References, *, in_model: bool = True) -> dict[str, Callable[[], Drafter]]:
+    """Every kind of drafter; tries know parts of the answers, so that their guesses sometimes hold."""
+
+    def trie(**options: Any) -> Callable[[], Drafter]:
+        def make() -> Lookahead:
+            drafter = Lookahead(decoding_length=24, branch_length=6, **options)
+            for prompt, answer in references.items():
+                drafter.warm([[*prompt[-2:], *answer[: NEW // 2]], answer[::2]])
+            return drafter
+
+        return make
+
+    made: dict[str, Callable[[], Drafter]] = {
+        "random": lambda: RandomTree(references, seed=1),
+        "lookahead": trie(),
+        "lookahead-parallel": trie(mode="parallel"),
+        "lookahead-single": trie(mode="single"),
+        "lookahead-prompt": trie(sources="prompt"),
+        "lookahead-output": trie(sources="output"),
+        "prompt-lookup": lambda: PromptLookup(6),
+    }
+    if in_model:
+        made["in-model"] = lambda: InModel(references, seed=2)
+    return made
+
+
+SHAPES: dict[str, Callable[[], Shape]] = {
+    "fixed-16": lambda: Fixed(16),
+    "dynamic": lambda: DynamicTree(cost=CHEAP_ROWS),
+    "fixed-1": lambda: Fixed(1),
+}

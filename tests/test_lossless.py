@@ -1,0 +1,133 @@
+"""The one law: whatever drafter, shape, host and batch, the token ids are those of plain decoding and of Hugging Face.
+
+Models are tiny and random; trees are partly true and partly wrong, so that guesses hold and fail at every depth.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
+from torch import Tensor
+from zoo import CAUSAL, build
+
+from draftree.engine import generate
+from draftree.host import LoopHost, inspect_model
+
+DEFAULT = ("llama", "qwen3", "gpt2", "gemma3", "bloom", "mpt", "opt", "deepseek_v3")
+FAMILIES = [pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL]
+SEED = 11
+
+
+def hosts(name: str) -> list[str]:
+    return ["loop", "hooked"] if LoopHost.qualifies(inspect_model(build(name))) else ["hooked"]
+
+
+def check_all(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, every: bool, **options: object) -> None:
+    """Every drafter on every host, each in every shape or (not `every`) in turn, against `wanted`."""
+    rows = prompts(LENGTHS if len(ids) > 1 else LENGTHS[:1])
+    references = references_of(rows, wanted)
+    accepted = 0
+    for host in hosts(name):
+        for number, (kind, make) in enumerate(drafters(references).items()):
+            shapes = list(SHAPES) if every or kind == "random" else [list(SHAPES)[number % len(SHAPES)]]
+            for shape in shapes:
+                out = generate(
+                    build(name),
+                    ids,
+                    mask,
+                    drafter=make(),
+                    shape=SHAPES[shape](),
+                    host=host,
+                    max_new_tokens=NEW,
+                    **options,
+                )
+                same(out.sequences, wanted, f"{name} on {host} with {kind}, {shape}")
+                total = out.stats.total
+                assert total.emitted <= total.steps + total.accepted
+                accepted += total.accepted
+    assert accepted > 2 * NEW  # or nothing was shown
+
+
+def greedy_batch(name: str, every: bool) -> None:
+    ids, mask = left_pad(prompts())
+    wanted = hf(build(name), ids, mask)
+    plain = generate(build(name), ids, mask, max_new_tokens=NEW)
+    same(plain.sequences, wanted, f"{name} without a drafter")
+    check_all(name, ids, mask, wanted, every)
+
+
+def sampled_batch(name: str, every: bool) -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    wanted = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    for b, row in enumerate(rows):  # request b draws from seed + b, so each row is Hugging Face's answer to it alone
+        alone = hf(build(name), torch.tensor([row]), seed=SEED + b, **SAMPLED)[0, len(row) :]
+        ours = wanted[b, ids.shape[1] :]
+        same(ours[None, : len(alone)], alone[None], f"{name}, row {b} without a drafter")
+        assert (ours[len(alone) :] == 0).all()
+    check_all(name, ids, mask, wanted, every, seed=SEED, **SAMPLED)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_alone(name: str) -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    check_all(name, ids, None, hf(build(name), ids), every=False)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sampled_alone(name: str) -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    wanted = hf(build(name), ids, seed=SEED, **SAMPLED)
+    same(generate(build(name), ids, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences, wanted, "plain")
+    check_all(name, ids, None, wanted, every=False, seed=SEED, **SAMPLED)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_in_a_ragged_batch(name: str) -> None:
+    greedy_batch(name, every=False)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sampled_in_a_ragged_batch(name: str) -> None:
+    sampled_batch(name, every=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEFAULT)
+def test_every_drafter_in_every_shape(name: str) -> None:
+    greedy_batch(name, every=True)
+    sampled_batch(name, every=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_no_seed_draws_from_torch(name: str) -> None:
+    """seed=None takes torch's default generator, as Hugging Face does, drafts or none."""
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    wanted = hf(build(name), ids, seed=5, **SAMPLED)
+    references = references_of(prompts(LENGTHS[:1]), wanted)
+    for make in drafters(references).values():
+        torch.manual_seed(5)
+        out = generate(build(name), ids, drafter=make(), shape=SHAPES["fixed-16"](), max_new_tokens=NEW, **SAMPLED)
+        same(out.sequences, wanted, name)
+
+
+def test_right_padding_is_padding_too() -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    wanted = generate(build("llama"), ids, mask, max_new_tokens=NEW).sequences[:, ids.shape[1] :]
+    width = ids.shape[1]
+    right = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    out = generate(build("llama"), right, mask.flip(1), max_new_tokens=NEW)
+    same(out.sequences[:, width:], wanted)
+
+
+def test_up_to_the_last_position_of_the_context() -> None:
+    """Guesses reach beyond the context's end; what is emitted does not."""
+    model = build("gpt2")  # learned positions: one past the end cannot even be looked up
+    rows = prompts((240,), seed=8)
+    ids = torch.tensor(rows)
+    wanted = hf(model, ids, max_new_tokens=16)
+    for kind, make in drafters(references_of(rows, wanted)).items():
+        out = generate(model, ids, drafter=make(), shape=SHAPES["fixed-16"](), max_new_tokens=16)
+        same(out.sequences, wanted, kind)
