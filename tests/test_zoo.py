@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -334,3 +335,10 @@ def test_every_llama_shaped_member_has_both_hosts() -> None:
 
 def test_zoo_is_what_the_library_calls_tested() -> None:
     assert zoo.families() == TESTED_FAMILIES
+
+
+def test_the_docs_show_the_zoo() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "hosts.md").read_text()
+    assert zoo.table() in page, "docs/hosts.md: replace the table by what `python tests/zoo.py` prints"
+    for family in zoo.families(recurrent=True):
+        assert family in page

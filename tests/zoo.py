@@ -39,7 +39,7 @@ T5_LIKE = {
     "d_model": 64,
     "d_kv": 16,
     "d_ff": 112,
-    "num_layers": 2,
+    "num_layers": 4,  # Hugging Face's own generate fails where encoder and decoder differ
     "num_decoder_layers": 4,
     "num_heads": 4,
     "pad_token_id": 0,
@@ -373,3 +373,24 @@ def _draw_weights(model: Any) -> None:
 def families(*, recurrent: bool = False) -> set[str]:
     """Hugging Face family names in the zoo: those that can hold trees, or the recurrent ones."""
     return {m.model_type for m in (RECURRENT if recurrent else CAUSAL + ENCODER_DECODER)}
+
+
+def table() -> str:
+    """The table of families in docs/hosts.md, one line a member; `python tests/zoo.py` prints it."""
+    from draftree.host.families import family_of
+    from draftree.host.loop import LoopHost
+    from draftree.host.target import inspect_model
+
+    lines = ["| family | tested as | hosts | what is special | provider |", "|---|---|---|---|---|"]
+    for member in CAUSAL + ENCODER_DECODER:
+        target = inspect_model(build(member.id))
+        hosts = "hooked, loop" if LoopHost.qualifies(target) else "hooked"
+        provider = type(family_of(target)).__name__
+        provider = "" if provider == "Family" else f"`{provider}`"
+        cells = [f"`{member.model_type}`", member.id, hosts, member.note, provider]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
