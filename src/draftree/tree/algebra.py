@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.tree.builders import NOTHING, Fields, per_request, real_mask
-from draftree.tree.structure import Structure, structure_of
+from draftree.tree.builders import NOTHING, Fields, per_request
+from draftree.tree.structure import Structure, any_above, moved, structure_of
 
 if TYPE_CHECKING:
     from draftree.tree.token_tree import TokenTree
@@ -105,12 +105,17 @@ def best(tree: TokenTree, n: int | Sequence[int]) -> Fields:
     sizes = tuple(min(limit + 1, size) for limit, size in zip(limits, tree.sizes, strict=True))
     structure = tree.structure
     capped = tree.logp[:, None, :].masked_fill(~structure.ancestors, float("inf")).amin(-1)
+    if sizes == tree.sizes:
+        return tree.tokens, tree.parents, capped, tree.source, sizes, structure
     # Stable, so that a parent precedes a child that ties with it, and real nodes precede padding.
     order = capped.sort(dim=1, descending=True, stable=True).indices
-    keep = torch.zeros_like(structure.depth, dtype=torch.bool)
-    keep.scatter_(1, order, real_mask(sizes, tree.width, tree.device))
-    fields, _ = _compact(tree, capped, keep, sizes, None)
-    return fields
+    ranks = torch.arange(tree.width, device=tree.device)
+    if len(set(limits)) == 1:
+        chosen = (ranks <= limits[0]).expand(tree.batch, -1)
+    else:
+        chosen = ranks <= moved(torch.tensor(limits), tree.device)[:, None]
+    keep = torch.zeros_like(structure.ancestors[:, 0]).scatter_(1, order, chosen) & tree.real
+    return _compact(tree, capped, keep, sizes, None)[0]
 
 
 def prune(tree: TokenTree, keep: Tensor) -> tuple[Fields, Tensor]:
@@ -119,7 +124,7 @@ def prune(tree: TokenTree, keep: Tensor) -> tuple[Fields, Tensor]:
     structure = tree.structure
     dropped = ~keep
     dropped[:, 0] = False
-    keep = ~(structure.ancestors & dropped[:, None, :]).any(-1) & tree.real
+    keep = tree.real & ~any_above(structure, dropped)
     # Sizes and height in one copy: the only synchronisation.
     counts, heights = torch.stack([keep.sum(1), (structure.depth * keep).amax(1)]).tolist()
     return _compact(tree, tree.logp, keep, tuple(counts), max(heights, default=0))

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from draftree.tree import algebra, builders, walks
-from draftree.tree.builders import Choices
-from draftree.tree.structure import Structure, structure_of
+from draftree.tree import candidates as fills
+from draftree.tree.candidates import Choices
+from draftree.tree.structure import Structure, moved, structure_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,21 +89,20 @@ class TokenTree:
     @property
     def real(self) -> Tensor:
         """BoolTensor [B, N], False in padding."""
-        return builders.real_mask(self.sizes, self.width, self.device)
+        # From the parents, as the sizes are on the host and would have to be copied over.
+        real = self.parents >= 0
+        real[:, 0] = True
+        return real
 
     def to(self, device: torch.device | str) -> TokenTree:
         """The same trees on `device`; the structure goes along through the cache (no rebuild there)."""
-        device = torch.device(device)
-        if device.type == self.device.type and device.index in (None, self.device.index):
+        # An index makes "cuda" mean one device also in the cache, whatever becomes current later.
+        device = torch.empty(0, device=device).device
+        if device == self.device:
             return self
-        return TokenTree(
-            self.tokens.to(device),
-            self.parents.to(device),
-            self.logp.to(device),
-            self.source.to(device),
-            self.sizes,
-            structure_of(self.parents, device),
-        )
+        tokens, parents, source = moved(torch.stack([self.tokens, self.parents, self.source]), device)
+        structure = structure_of(self.parents, device)
+        return TokenTree(tokens, parents, moved(self.logp, device), source, self.sizes, structure)
 
     def select(self, requests: Sequence[int]) -> TokenTree:
         """The trees of some requests, in the order given, cut to the largest of them."""
@@ -172,8 +172,8 @@ class TokenTree:
         differ, as `topk` gives them; else equal ones are looked for (one device sync) and merged.
         ValueError when a prefix is missing from the list or a rank or depth is beyond the candidates.
         """
-        tree = cls(*builders.from_choices(roots, candidates, choices, logp, source))
-        return tree if distinct or builders.all_distinct(candidates) else tree.merge()
+        tree = cls(*fills.from_choices(roots, candidates, choices, logp, source))
+        return tree if distinct or fills.all_distinct(candidates) else tree.merge()
 
     @classmethod
     def from_candidates(
@@ -190,7 +190,7 @@ class TokenTree:
         independent of the path and capped at 0; node_budget: nodes besides the root, one number or one a
         request. Candidates of log-probability -inf are never used. ValueError on shapes or NaN.
         """
-        return cls(*builders.from_candidates(roots, candidates, logp, node_budget, source))
+        return cls(*fills.from_candidates(roots, candidates, logp, node_budget, source))
 
     @classmethod
     def stack(cls, trees: Sequence[TokenTree]) -> TokenTree:

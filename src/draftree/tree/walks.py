@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from draftree.tree.structure import any_above
+
 if TYPE_CHECKING:
     from draftree.tree.token_tree import TokenTree
 
@@ -21,7 +23,7 @@ def longest_match(tree: TokenTree, next_tokens: Tensor) -> Tensor:
     # Padding has no parent either, so a live token 0 cannot confirm it.
     missed = (next_tokens.gather(1, above) != tree.tokens) | (tree.parents < 0)
     missed[:, 0] = False
-    refused = (tree.ancestors & missed[:, None, :]).any(-1)
+    refused = any_above(tree.structure, missed)
     return tree.depth.masked_fill(refused, -1).argmax(1)
 
 

@@ -1,0 +1,153 @@
+"""Trees from per-depth candidates: a choice list filled in, or the best nodes of the full product tree.
+
+A static list costs one gather, as its shape is worked out once; the best-first tree is grown with a heap
+on the host. As in `builders`, each function returns the plain fields of a `TokenTree`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.tree.builders import NOTHING, Fields, per_request, to_numpy
+from draftree.tree.structure import Structure, moved, structure_of
+
+Choices = Sequence[Sequence[int]]
+
+
+@lru_cache(maxsize=256)
+def _choice_structure(
+    choices: tuple[tuple[int, ...], ...], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Structure, int]:
+    """Depth index, rank and parent of each node of a choice list, with its structure and largest rank."""
+    order = sorted(set(choices), key=lambda c: (len(c), c))
+    place = {(): 0} | {choice: i for i, choice in enumerate(order, 1)}
+    for choice in order:
+        if not choice or min(choice) < 0:
+            raise ValueError(
+                f"{choice} is no choice: name a node by its ranks (>= 0) from the root, as (0, 2)."
+            )
+        if choice[:-1] not in place:
+            raise ValueError(
+                f"The choice list has {choice} but not its prefix {choice[:-1]}: add the prefix."
+            )
+    depths = torch.tensor([len(c) - 1 for c in order], dtype=torch.long, device=device)
+    ranks = torch.tensor([c[-1] for c in order], dtype=torch.long, device=device)
+    parents = torch.tensor([[-1, *(place[c[:-1]] for c in order)]], dtype=torch.long)
+    last = max((c[-1] for c in order), default=-1)
+    return depths, ranks, parents.to(device), structure_of(parents, device), last
+
+
+def from_choices(
+    roots: Tensor, candidates: Tensor, choices: Choices, logp: Tensor | None, source: int
+) -> Fields:
+    _check_candidates(roots, candidates, logp)
+    batch, depth, count = candidates.shape
+    depths, ranks, parents, structure, last = _choice_structure(tuple(map(tuple, choices)), candidates.device)
+    if (structure.height or 0) > depth or last >= count:
+        raise ValueError(
+            f"The choice list needs {structure.height} depths of {last + 1} candidates but there are "
+            f"{depth} of {count}: draft more candidates or shorten the list."
+        )
+    nodes = parents.shape[1]
+    tokens = torch.cat([roots[:, None].long(), candidates[:, depths, ranks].long()], 1)
+    scores = torch.zeros(tokens.shape, device=tokens.device)
+    if logp is not None:
+        # A masked sum, since a product with the mask would turn -inf into NaN.
+        scores[:, 1:] = logp[:, depths, ranks]
+        scores = scores[:, None, :].masked_fill(~structure.ancestors, 0.0).sum(-1)
+    masks = torch.full_like(tokens, source)
+    masks[:, 0] = 0
+    spread = Structure(
+        structure.depth.expand(batch, -1), structure.ancestors.expand(batch, -1, -1), structure.height
+    )
+    return tokens, parents.expand(batch, -1), scores, masks, (nodes,) * batch, spread
+
+
+def from_candidates(
+    roots: Tensor, candidates: Tensor, logp: Tensor, node_budget: int | Sequence[int], source: int
+) -> Fields:
+    _check_candidates(roots, candidates, logp)
+    budgets = per_request(node_budget, len(roots), "node_budget")
+    scores = np.minimum(to_numpy(logp).astype(np.float64), 0.0)
+    if np.isnan(scores).any():
+        raise ValueError("Candidate log-probabilities hold NaN: check the drafter's logits.")
+    ids = to_numpy(candidates)
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    ids, scores = np.take_along_axis(ids, order, -1).tolist(), np.take_along_axis(scores, order, -1).tolist()
+    firsts = to_numpy(roots).tolist()
+    trees = [_best_first(*request) for request in zip(firsts, ids, scores, budgets, strict=True)]
+    width = max((len(tree[0]) for tree in trees), default=1)
+    tokens = torch.zeros(len(trees), width, dtype=torch.long)
+    parents = torch.full((len(trees), width), -1)
+    logps = torch.full((len(trees), width), NOTHING)
+    masks = torch.zeros(len(trees), width, dtype=torch.long)
+    for b, (token, parent, score) in enumerate(trees):
+        n = len(token)
+        tokens[b, :n] = torch.tensor(token)
+        parents[b, :n] = torch.tensor(parent)
+        logps[b, :n] = torch.tensor(score)
+        masks[b, 1:n] = source
+    sizes = tuple(len(tree[0]) for tree in trees)
+    device = candidates.device
+    structure = None if device.type == "cpu" else structure_of(parents, device)
+    return (
+        moved(tokens, device),
+        moved(parents, device),
+        moved(logps, device),
+        moved(masks, device),
+        sizes,
+        structure,
+    )
+
+
+def _best_first(
+    root: int, ids: list[list[int]], scores: list[list[float]], budget: int
+) -> tuple[list[int], list[int], list[float]]:
+    """A heap of the best node not yet taken below each taken parent: n nodes cost n pops and 2 n pushes."""
+    levels = []
+    for row_ids, row_scores in zip(ids, scores, strict=True):
+        # dict keeps the first, hence best, of equal tokens.
+        best: dict[int, float] = {}
+        for token, score in zip(row_ids, row_scores, strict=True):
+            if score > NOTHING:
+                best.setdefault(token, score)
+        levels.append(list(best.items()))
+    levels.append([])
+    tokens, parents, paths = [root], [-1], [0.0]
+    heap: list[tuple[float, int, int, int]] = []
+    if levels[0] and budget:
+        heap.append((-levels[0][0][1], 0, 0, 0))
+    while heap and len(tokens) <= budget:
+        cost, depth, parent, rank = heapq.heappop(heap)
+        tokens.append(levels[depth][rank][0])
+        parents.append(parent)
+        paths.append(-cost)
+        if rank + 1 < len(levels[depth]):
+            heapq.heappush(heap, (-paths[parent] - levels[depth][rank + 1][1], depth, parent, rank + 1))
+        if levels[depth + 1]:
+            heapq.heappush(heap, (cost - levels[depth + 1][0][1], depth + 1, len(tokens) - 1, 0))
+    return tokens, parents, paths
+
+
+def all_distinct(candidates: Tensor) -> bool:
+    """Whether the candidates [B, D, K] of each depth differ; one device sync."""
+    if candidates.shape[-1] < 2:
+        return True
+    ordered = candidates.sort(-1).values
+    return not bool((ordered[..., 1:] == ordered[..., :-1]).any())
+
+
+def _check_candidates(roots: Tensor, candidates: Tensor, logp: Tensor | None) -> None:
+    if candidates.ndim != 3 or roots.shape != candidates.shape[:1]:
+        raise ValueError(
+            f"candidates {list(candidates.shape)} must be [batch, depth, k] with one root a request, "
+            f"not {list(roots.shape)}: check the drafter's output."
+        )
+    if logp is not None and logp.shape != candidates.shape:
+        raise ValueError(f"logp {list(logp.shape)} must have the candidates' shape {list(candidates.shape)}.")

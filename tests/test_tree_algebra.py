@@ -1,0 +1,124 @@
+"""Union, best n and pruning of token trees, held to the slow model."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tree_model import batches, merged, models, nearly, read
+
+from draftree.tree import TokenTree
+
+WEIGHTS = st.sampled_from([0.25, 0.5, 1.0, 2.0])
+
+
+@st.composite
+def drafts(draw):
+    """Batches of several drafters for the same requests: [drafter][request]."""
+    roots = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3))
+    count = draw(st.integers(1, 3))
+    return [[draw(models(max_nodes=8, root=st.just(root))) for root in roots] for _ in range(count)]
+
+
+def stacked(batch):
+    return TokenTree.stack([model.tree() for model in batch])
+
+
+@given(drafts(), st.data())
+def test_merge_is_the_union_of_paths(several, data):
+    trees = [stacked(batch) for batch in several]
+    weights = data.draw(st.none() | st.lists(WEIGHTS, min_size=len(trees), max_size=len(trees)))
+    union = trees[0].merge(*trees[1:], weights=weights)
+    for b in range(union.batch):
+        models_ = [batch[b] for batch in several]
+        found = read(union, b)
+        assert nearly(found.named(), merged(models_, weights))
+        appearance = dict.fromkeys(model.path(i) for model in models_ for i in range(len(model)))
+        assert [found.path(i) for i in range(len(found))] == list(appearance), "own nodes first"
+    assert union.width == max(union.sizes)
+
+
+def test_merge_ors_sources_and_takes_the_better_guess():
+    one = TokenTree.from_paths(1, [[5, 6]], [[-1.0, -1.0]], source=1)
+    two = TokenTree.from_paths(1, [[5, 0]], [[-0.5, -0.25]], source=4)
+    union = one.merge(two)
+    assert union.tokens.tolist() == [[1, 5, 6, 0]]
+    assert union.source.tolist() == [[0, 5, 1, 4]]
+    assert union.logp.tolist() == [[0.0, -0.5, -2.0, -0.75]]
+
+
+def test_merge_refuses():
+    one, other = TokenTree.roots(torch.tensor([1])), TokenTree.roots(torch.tensor([2]))
+    with pytest.raises(ValueError, match="same root"):
+        one.merge(other)
+    with pytest.raises(ValueError, match="one batch size"):
+        one.merge(TokenTree.roots(torch.tensor([1, 1])))
+    for weights in ([1.0], [1.0, 0.0], [1.0, float("nan")]):
+        with pytest.raises(ValueError, match="weights"):
+            one.merge(one, weights=weights)
+
+
+@given(batches(), st.data())
+def test_best_takes_the_most_probable_and_stays_connected(batch, data):
+    tree = stacked(batch)
+    one = st.integers(0, 16)
+    n = data.draw(one | st.lists(one, min_size=len(batch), max_size=len(batch)))
+    found = tree.best(n)
+    for b, model in enumerate(batch):
+        limit = n if isinstance(n, int) else n[b]
+        ranked = sorted(range(1, len(model)), key=lambda i: (-model.capped(i), i))[:limit]
+        expected, ids = model.keep(ranked)
+        assert len(ids) == len(ranked) + 1, "the model's own choice is connected"
+        expected.logp = [model.capped(i) for i in ids]
+        assert read(found, b) == expected
+    again = tree.best(n)
+    assert all(
+        torch.equal(getattr(again, name), getattr(found, name)) for name in ("tokens", "parents", "logp")
+    )
+
+
+def test_best_counts_real_nodes_of_no_probability_before_padding():
+    short = TokenTree.from_arrays([3, 4], [-1, -1], [-1.0, -math.inf], root=1)
+    long = TokenTree.from_arrays([3, 4, 5, 6], [-1, 0, 1, 2], root=1)
+    found = TokenTree.stack([short, long]).best(2)
+    assert found.sizes == (3, 3)
+    assert found.tokens.tolist() == [[1, 3, 4], [1, 3, 4]]
+
+
+def test_best_refuses():
+    tree = TokenTree.roots(torch.tensor([1, 1]))
+    for n in (-1, [1], [1, -1]):
+        with pytest.raises(ValueError, match="n must be"):
+            tree.best(n)
+
+
+@given(batches(), st.data())
+def test_prune_drops_nodes_with_all_below_them(batch, data):
+    tree = stacked(batch)
+    row = st.lists(st.sampled_from([True, True, False]), min_size=tree.width, max_size=tree.width)
+    keep = [data.draw(row) for _ in batch]
+    given_ = torch.tensor(keep)
+    found, index = tree.prune(given_)
+    assert given_.tolist() == keep, "the argument is left as it was"
+    width = 0
+    for b, model in enumerate(batch):
+        expected, ids = model.keep({i for i in range(len(model)) if keep[b][i]})
+        assert read(found, b) == expected
+        assert index[b].tolist() == ids + [-1] * (index.shape[1] - len(ids))
+        width = max(width, len(ids))
+    assert found.width == index.shape[1] == width
+    assert found.height == max(
+        read(found, b).depth(i) for b in range(found.batch) for i in range(found.sizes[b])
+    )
+
+
+def test_prune_of_everything_leaves_the_root():
+    tree = TokenTree.from_arrays([0, 0], [-1, 0], root=0)
+    found, index = tree.prune(torch.zeros(1, 3, dtype=torch.bool))
+    assert (found.tokens.tolist(), index.tolist(), found.sizes) == ([[0]], [[0]], (1,))
+
+
+def test_prune_refuses_another_shape():
+    with pytest.raises(ValueError, match="tree's shape"):
+        TokenTree.from_arrays([0, 0], [-1, 0], root=0).prune(torch.zeros(1, 2, dtype=torch.bool))

@@ -1,0 +1,251 @@
+"""Every way to build a tree, held to the slow model; what users get wrong is named in one sentence."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tree_model import QUARTERS, TOKENS, Model, batches, merged, models, nearly, product, read
+
+from draftree.tree import TokenTree
+
+ROOTS = st.lists(TOKENS, min_size=1, max_size=3)
+
+
+@given(models(), st.sampled_from([list, np.array, torch.tensor, lambda x: np.array(x, dtype=np.int32)]))
+def test_from_arrays_keeps_what_it_is_given(model, kind):
+    tree = TokenTree.from_arrays(
+        kind(model.tokens[1:]),
+        kind([p - 1 for p in model.parents[1:]]),
+        np.array(model.logp[1:], dtype=np.float64),
+        kind(model.source[1:]),
+        root=model.tokens[0],
+    )
+    assert read(tree) == model
+
+
+def test_from_arrays_defaults_and_one_source_for_all():
+    plain = TokenTree.from_arrays([4, 5], [-1, 0], root=3)
+    assert plain.logp.tolist() == [[0.0, 0.0, 0.0]]
+    assert plain.source.tolist() == [[0, 1, 1]]
+    assert TokenTree.from_arrays([4, 5], [-1, 0], source=6, root=3).source.tolist() == [[0, 6, 6]]
+    halves = torch.tensor([-0.5, -1.0], dtype=torch.bfloat16)
+    assert TokenTree.from_arrays([4, 5], [-1, 0], halves, root=3).logp.tolist() == [[0.0, -0.5, -1.0]]
+
+
+def test_from_arrays_copies():
+    tokens, parents = np.array([4, 5]), np.array([-1, 0])
+    tree = TokenTree.from_arrays(tokens, parents, root=3)
+    tokens[:], parents[:] = 9, -1
+    assert (tree.tokens.tolist(), tree.parents.tolist()) == ([[3, 4, 5]], [[-1, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2], [-1, 1]), "parents first"),
+        (([1, 2], [-1, 2]), "parents first"),
+        (([1], [-2]), "parents first"),
+        (([1, 2], [-1]), "one length"),
+        (([[1]], [[-1]]), "flat"),
+        ((3, -1), "flat"),
+        (([1, 2], [-1, 0], [0.0]), "logp"),
+        (([1, 2], [-1, 0], None, [1]), "source"),
+    ],
+)
+def test_from_arrays_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TokenTree.from_arrays(*arguments, root=0)
+
+
+@given(ROOTS)
+def test_roots_are_trees_of_one(tokens):
+    tree = TokenTree.roots(torch.tensor(tokens))
+    assert [read(tree, b) for b in range(tree.batch)] == [Model([t], [-1], [0.0], [0]) for t in tokens]
+    assert tree.height == 0
+    assert tree.longest_match(torch.zeros(len(tokens), 1, dtype=torch.long)).tolist() == [0] * len(tokens)
+    assert tree.best(4).sizes == tree.sizes
+
+
+def test_roots_refuses_a_matrix():
+    with pytest.raises(ValueError, match="one token a request"):
+        TokenTree.roots(torch.zeros(2, 2, dtype=torch.long))
+
+
+def chain(root, path, logp, source):
+    """A path as a model of its own."""
+    sums = [0.0, *itertools.accumulate(logp)]
+    return Model([root, *path], [-1, *range(len(path))], sums, [0] + [source] * len(path))
+
+
+@given(TOKENS, st.lists(st.lists(st.tuples(TOKENS, QUARTERS), max_size=5), max_size=6), st.booleans())
+def test_from_paths_merges_prefixes(root, drawn, several):
+    paths = [[token for token, _ in path] for path in drawn]
+    logp = [[score for _, score in path] for path in drawn]
+    sources = [1 << i for i in range(len(paths))] if several else [2] * len(paths)
+    tree = TokenTree.from_paths(root, paths, logp, sources if several else 2)
+    model = read(tree)
+    union = merged([Model([root], [-1], [0.0], [0]), *map(chain, [root] * len(paths), paths, logp, sources)])
+    assert model.named() == union
+    appearance = dict.fromkeys([(root,), *((root, *p[:d]) for p in paths for d in range(1, len(p) + 1))])
+    assert [model.path(i) for i in range(len(model))] == list(appearance)
+    assert set(TokenTree.from_paths(root, paths).logp[0].tolist()) == {0.0}
+
+
+def test_from_paths_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match="shape"):
+        TokenTree.from_paths(0, [[1, 2]], [[-1.0]])
+    with pytest.raises(ValueError, match="shape"):
+        TokenTree.from_paths(0, [[1, 2]], source=[1, 2])
+
+
+@st.composite
+def choice_lists(draw, depth, count):
+    """A list closed under prefixes, in any order, perhaps with repeats."""
+    ends = draw(st.lists(st.lists(st.integers(0, count - 1), min_size=1, max_size=depth), max_size=6))
+    closed = [tuple(end[:d]) for end in ends for d in range(1, len(end) + 1)]
+    return draw(st.permutations(closed))
+
+
+@given(ROOTS, st.data())
+def test_from_choices_names_nodes_by_rank(roots, data):
+    depth, count = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    choices = data.draw(choice_lists(depth, count))
+    rows = st.permutations(range(4)).map(lambda order: order[:count])
+    scores = st.lists(QUARTERS, min_size=count, max_size=count)
+    candidates = [[data.draw(rows) for _ in range(depth)] for _ in roots]
+    logp = [[data.draw(scores) for _ in range(depth)] for _ in roots]
+    given_ = (torch.tensor(roots), torch.tensor(candidates), choices)
+    tree = TokenTree.from_choices(*given_, torch.tensor(logp), source=4, distinct=True)
+    order = sorted(set(choices), key=lambda c: (len(c), c))
+    for b, root in enumerate(roots):
+        model = read(tree, b)
+        for i, choice in enumerate(order, 1):
+            assert model.path(i) == (root, *(candidates[b][d][rank] for d, rank in enumerate(choice)))
+            assert model.logp[i] == sum(logp[b][d][rank] for d, rank in enumerate(choice))
+            assert model.source[i] == 4
+            assert tree.depth[b, i] == len(choice)
+        assert len(model) == len(order) + 1
+    # With distinct candidates the check changes nothing; without logp there is no opinion.
+    for other in (TokenTree.from_choices(*given_, torch.tensor(logp), source=4), tree):
+        assert torch.equal(other.tokens, tree.tokens)
+        assert torch.equal(other.parents, tree.parents)
+        assert torch.equal(other.ancestors, tree.ancestors)
+    assert not TokenTree.from_choices(*given_).logp.any()
+
+
+@given(models(connected=True))
+def test_choices_survive_a_round_trip(model):
+    tree = model.tree()
+    listed = tree.choices(0)
+    depth, count = max(tree.height, 1), max((max(c) for c in listed), default=0) + 1
+    candidates = torch.arange(count).repeat(1, depth, 1)
+    # Falling log-probabilities make rank the order of siblings again.
+    logp = -torch.arange(count, dtype=torch.float32).repeat(1, depth, 1)
+    again = TokenTree.from_choices(torch.tensor([0]), candidates, listed, logp)
+    assert set(again.choices(0)) == set(listed)
+    assert again.sizes == tree.sizes
+
+
+def test_from_choices_merges_equal_candidates():
+    candidates = torch.tensor([[[5, 5], [6, 7]], [[5, 6], [6, 7]]])
+    tree = TokenTree.from_choices(torch.tensor([1, 1]), candidates, [(0,), (1,), (0, 0), (1, 0), (1, 1)])
+    assert tree.sizes == (4, 6)
+    assert {read(tree, 0).path(i) for i in range(4)} == {(1,), (1, 5), (1, 5, 6), (1, 5, 7)}
+
+
+def test_from_choices_carries_impossible_candidates_without_nan():
+    logp = torch.tensor([[[-1.0, -math.inf], [-0.5, -1.0]]])
+    tree = TokenTree.from_choices(
+        torch.tensor([1]), torch.tensor([[[5, 6], [7, 8]]]), [(0,), (1,), (0, 0), (1, 0)], logp
+    )
+    assert tree.logp.tolist() == [[0.0, -1.0, -math.inf, -1.5, -math.inf]]
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ([(0,), (1, 0)], "prefix"),
+        ([(0, 0)], "prefix"),
+        ([(0,), (0, -1)], "rank"),
+        ([()], "rank"),
+        ([(2,)], "draft more candidates"),
+        ([(0,), (0, 0), (0, 0, 0)], "draft more candidates"),
+    ],
+)
+def test_from_choices_refuses(choices, message):
+    with pytest.raises(ValueError, match=message):
+        TokenTree.from_choices(torch.tensor([1]), torch.tensor([[[5, 6], [7, 8]]]), choices)
+
+
+@given(ROOTS, st.data())
+def test_from_candidates_takes_the_best_of_the_full_product(roots, data):
+    depth, count = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 3))
+    odd = st.one_of(QUARTERS, st.just(-math.inf), st.just(0.25))
+    rows = st.lists(TOKENS, min_size=count, max_size=count)
+    scores = st.lists(odd, min_size=count, max_size=count)
+    candidates = [[data.draw(rows) for _ in range(depth)] for _ in roots]
+    logp = [[data.draw(scores) for _ in range(depth)] for _ in roots]
+    budgets = [data.draw(st.integers(0, 12)) for _ in roots]
+    shape = (len(roots), depth, count)
+    arguments = (
+        torch.tensor(roots),
+        torch.tensor(candidates).long().reshape(shape),
+        torch.tensor(logp).reshape(shape),
+    )
+    tree = TokenTree.from_candidates(*arguments, budgets, source=2)
+    for b, root in enumerate(roots):
+        model, full = read(tree, b), product(candidates[b], logp[b])
+        found = {path[1:]: value for path, value in model.named().items() if len(path) > 1}
+        assert found == {path: (full[path], 2) for path in found}, "each with its own probability"
+        best = sorted(full.values(), reverse=True)[: budgets[b]]
+        assert model.logp[1:] == best, "the best, in order"
+        assert model.tokens[0] == root
+    again = TokenTree.from_candidates(*arguments, budgets, source=2)
+    assert torch.equal(again.tokens, tree.tokens)
+    assert torch.equal(again.parents, tree.parents)
+    everything = TokenTree.from_candidates(*arguments, 10**6)
+    assert everything.sizes == tuple(len(product(*pair)) + 1 for pair in zip(candidates, logp, strict=True))
+
+
+def test_from_candidates_refuses():
+    roots, candidates, logp = torch.tensor([1]), torch.tensor([[[5, 6]]]), torch.tensor([[[-1.0, -2.0]]])
+    with pytest.raises(ValueError, match="one root a request"):
+        TokenTree.from_candidates(torch.tensor([1, 2]), candidates, logp, 2)
+    with pytest.raises(ValueError, match="candidates' shape"):
+        TokenTree.from_candidates(roots, candidates, logp[..., :1], 2)
+    with pytest.raises(ValueError, match="NaN"):
+        TokenTree.from_candidates(roots, candidates, logp * float("nan"), 2)
+    with pytest.raises(ValueError, match="node_budget"):
+        TokenTree.from_candidates(roots, candidates, logp, [1, 2])
+    with pytest.raises(ValueError, match="node_budget"):
+        TokenTree.from_candidates(roots, candidates, logp, -1)
+
+
+@given(batches(), batches())
+def test_stack_keeps_each_tree(first, second):
+    tree = TokenTree.stack(
+        [TokenTree.stack([m.tree() for m in first]), TokenTree.stack([m.tree() for m in second])]
+    )
+    assert [read(tree, b) for b in range(tree.batch)] == first + second
+
+
+def test_stack_of_nothing():
+    with pytest.raises(ValueError, match="at least one"):
+        TokenTree.stack([])
+
+
+@given(models(connected=True))
+def test_paths_rebuild_a_tree_without_equal_siblings(model):
+    tree = model.tree().merge()
+    slim = read(tree)
+    ends = [i for i in range(len(slim)) if not slim.children(i)]
+    paths = [list(slim.path(i)[1:]) for i in ends]
+    steps = [[slim.logp[i] - slim.logp[slim.parents[i]] for i in slim.above(end)[1:]] for end in ends]
+    again = read(TokenTree.from_paths(slim.tokens[0], paths, steps))
+    assert nearly(
+        {p: (s, 0) for p, (s, _) in again.named().items()}, {p: (s, 0) for p, (s, _) in slim.named().items()}
+    )
