@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.tree.builders import NOTHING, Fields, per_request
-from draftree.tree.structure import Structure, any_above, moved, structure_of
+from draftree.tree.structure import any_above, moved, on_device, structure_of
 
 if TYPE_CHECKING:
     from draftree.tree.token_tree import TokenTree
@@ -153,9 +153,7 @@ def _compact(
         sizes,
     )
     structure = None
-    if tree.device.type != "cpu" and height is not None:
-        rows = torch.arange(tree.batch, device=tree.device)[:, None, None]
-        seen = tree.ancestors[rows, old[:, :, None], old[:, None, :]] & ~(gap[:, :, None] | gap[:, None, :])
-        seen |= torch.eye(width, dtype=torch.bool, device=tree.device)
-        structure = Structure(tree.depth.gather(1, old).masked_fill_(gap, 0), seen, height)
+    if height is not None and tree.device.type != "cpu":
+        # Asked for later, the height would cost a synchronisation of its own.
+        structure = on_device(parents)._replace(height=height)
     return (*fields, structure), index
