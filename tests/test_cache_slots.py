@@ -30,27 +30,19 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def _states(numbers: list[list[int]], dim: int) -> torch.Tensor:
     """[count, HEADS, rows, dim], each row filled with its number (and the head's, as a fraction)."""
     rows = torch.tensor(numbers, dtype=torch.float64)[:, None, :, None]
-    return (
-        (rows + torch.arange(HEADS, dtype=torch.float64)[:, None, None] / 4).expand(-1, -1, -1, dim).clone()
-    )
+    return (rows + torch.arange(HEADS, dtype=torch.float64)[:, None, None] / 4).expand(-1, -1, -1, dim).clone()
 
 
 class SlotCacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.written = 0
-        self.texts: list[list[list[int]]] = [
-            [[] for _ in range(SLOTS)] for _ in range(LAYERS)
-        ]  # [layer][slot]
+        self.texts: list[list[list[int]]] = [[[] for _ in range(SLOTS)] for _ in range(LAYERS)]  # [layer][slot]
 
     @initialize(prefix=st.integers(0, 3), capacity=st.integers(1, 6))
     def make(self, prefix: int, capacity: int) -> None:
         self.prefix = [[-1 - p - 10 * layer for p in range(prefix)] for layer in range(LAYERS)]
-        given = (
-            [(_states([row], KEY_DIM)[0], _states([row], VALUE_DIM)[0]) for row in self.prefix]
-            if prefix
-            else None
-        )
+        given = [(_states([row], KEY_DIM)[0], _states([row], VALUE_DIM)[0]) for row in self.prefix] if prefix else None
         self.cache = SlotCache(LAYERS, SLOTS, capacity, given)
 
     def _fresh(self, count: int, rows: int) -> list[list[int]]:

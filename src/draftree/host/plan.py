@@ -191,9 +191,7 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
         positions = positions.gather(1, index)
         rows = rows.gather(1, index).masked_fill(~real, -1)
         visible = visible.gather(1, index[..., None].expand(-1, -1, count))
-        visible = (
-            visible.gather(2, index[:, None, :].expand(-1, kept, -1)) & real[:, None, :] & real[..., None]
-        )
+        visible = visible.gather(2, index[:, None, :].expand(-1, kept, -1)) & real[:, None, :] & real[..., None]
         visible = visible | torch.eye(kept, dtype=torch.bool, device=device)
         if prefix_rows is not None:
             prefix_rows = prefix_rows.gather(1, index)

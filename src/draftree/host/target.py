@@ -52,9 +52,7 @@ class Target:
         """The Hugging Face model as the user gave it."""
         model = self.reference()
         if model is None:
-            raise RuntimeError(
-                "The model was deleted while draftree still drives it: keep a reference to it."
-            )
+            raise RuntimeError("The model was deleted while draftree still drives it: keep a reference to it.")
         return model
 
     @property
@@ -213,9 +211,7 @@ def _kind(config: Any, layer: nn.Module, index: int) -> LayerKind:
 
 
 def _max_positions(config: Any) -> int | None:
-    if config.model_type in ("bloom", "t5", "mt5", "umt5", "xglm", "m2m_100") or getattr(
-        config, "alibi", False
-    ):
+    if config.model_type in ("bloom", "t5", "mt5", "umt5", "xglm", "m2m_100") or getattr(config, "alibi", False):
         return None  # relative, alibi or generated positions
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":  # the config names the length before stretching
