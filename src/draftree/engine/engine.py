@@ -230,6 +230,8 @@ class Engine:
         self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
         marks.append(time.perf_counter())
         self._observe(requests, turn, result, walks, own_rows=not alone)
+        if self.shape is not None and turn.offset == 0:  # reading the choices waits for the device, so it counts
+            self.shape.clock(trees.batch * trees.width, marks[3] - marks[1])
         self._account(requests, trees, walks, marks)
 
     def _draft(self, requests: list[Request], alone: bool) -> TokenTree:
@@ -238,13 +240,17 @@ class Engine:
         drafter, shape = self.drafter, self.shape
         if drafter is None or shape is None or alone:
             return roots
-        budgets = shape.budgets(len(requests), drafter.max_nodes)
+        contexts = [r.context for r in requests]
+        budgets = shape.budgets(contexts, drafter.max_nodes)
         for b, request in enumerate(requests):
             if not request.rules.drafting or request.context.room <= 1:
                 budgets[b] = 0
         if not any(budgets):
             return roots
-        trees = shape.trim(drafter.draft([r.context for r in requests], budgets))
+        drafted = drafter.draft(contexts, budgets)
+        if self.reject_drafts:  # -1 is no token, so no text confirms it
+            drafted = replace(drafted, tokens=torch.where(drafted.depth > 0, -1, drafted.tokens))
+        trees = shape.trim(contexts, drafted)
         return trees if trees.tokens.device == device else trees.to(device)
 
     def _verify(
@@ -297,8 +303,6 @@ class Engine:
         self, requests: list[Request], turn: TreePass, result: PassResult, tolerance: float | None
     ) -> list[Walk]:
         trees = turn.trees
-        if self.reject_drafts:
-            trees = replace(trees, tokens=torch.where(trees.parents < 0, trees.tokens, -1))
         rows = turn.node_rows(result)
         logits = result.logits if rows is not None else result.logits[:, : trees.width]
         walks = [Walk() for _ in requests]
@@ -347,10 +351,9 @@ class Engine:
     ) -> None:
         if self.drafter is None:
             return
-        accepted = [walk.nodes + [g for g in walk.guesses[-1:] if g is not None] for walk in walks]
-        if self.shape is not None and not any(r.decide_alone for r in requests):
-            self.shape.learn(turn.trees, accepted)
         contexts = [r.context for r in requests]
+        if self.shape is not None:
+            self.shape.learn(contexts)
         emitted = [walk.tokens for walk in walks]
         nodes = [walk.nodes for walk in walks]
         self.drafter.observe(
@@ -396,6 +399,8 @@ class Engine:
         if self.encoder is not None:
             self.encoder.clear(last)
         request.state = State.FINISHED
+        if self.shape is not None:
+            self.shape.end(request.context)
         if self.drafter is not None:
             try:
                 self.drafter.end(request.context)

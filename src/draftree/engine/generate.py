@@ -84,7 +84,7 @@ def generate(
     Raises:
         TypeError, ValueError: what is wrong and what to do, before any work is done.
     """
-    explicit = {
+    named = {
         "max_new_tokens": max_new_tokens,
         "do_sample": do_sample,
         "temperature": temperature,
@@ -104,7 +104,9 @@ def generate(
         "host": host,
         "strict": strict,
     }
-    read = read_options(target.model, generation_config, stopping_criteria, tokenizer, explicit | options)
+    # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the model's own.
+    given = {name: value for name, value in named.items() if value is not None} | options
+    read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)
     copies = int(read.config.num_return_sequences or 1)
     if copies > 1:
         input_ids = input_ids.repeat_interleave(copies, 0)

@@ -126,13 +126,12 @@ def read_options(
         generation_config: the caller's config, or None.
         stopping_criteria: custom criteria, asked after every token.
         tokenizer: needed for `stop_strings`.
-        given: options by name; None means 'not given'.
+        given: options by name.
 
     Raises:
         TypeError: an option that does not exist.
         ValueError: one that asks for what draftree does not do, or a value out of range.
     """
-    given = {name: value for name, value in given.items() if value is not None}
     _refuse_unknown(given)
     eos = given.pop("eos_token_id", None)
     if isinstance(eos, Sequence) and not eos:
@@ -213,6 +212,8 @@ def _check_ranges(config: GenerationConfig) -> None:
     temperature = config.temperature
     if config.do_sample and temperature is not None and not temperature > 0:
         raise ValueError(f"temperature is {temperature}: give a number over 0, or do_sample=False for greedy decoding.")
+    if config.do_sample and config.top_p is not None and not 0 < config.top_p <= 1:
+        raise ValueError(f"top_p is {config.top_p}: give a probability over 0 and at most 1.")
     if config.num_return_sequences is not None and config.num_return_sequences < 1:
         raise ValueError(f"num_return_sequences is {config.num_return_sequences}: give at least 1.")
 

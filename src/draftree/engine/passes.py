@@ -77,10 +77,11 @@ def tree_pass(
     device = trees.tokens.device
     trunk = [len(t) for t in trunks]
     offset = max(trunk)
-    batch, width = trees.tokens.shape
+    guesses = trees.tokens.clamp(min=0)  # a rejected draft's -1 needs an embedding all the same
+    batch, width = guesses.shape
     begin = torch.tensor([s + t for s, t in zip(starts, trunk, strict=True)], device=device)[:, None]
     if offset == 0:
-        plan = Plan(trees.tokens, begin + trees.depth, trees.ancestors)
+        plan = Plan(guesses, begin + trees.depth, trees.ancestors)
     else:
         tokens = torch.zeros(batch, offset, dtype=torch.long, device=device)
         for b, certain in enumerate(trunks):
@@ -93,7 +94,7 @@ def tree_pass(
         visible[:, offset:, :offset] = real[:, None]
         visible[:, offset:, offset:] = trees.ancestors
         plan = Plan(
-            torch.cat([tokens, trees.tokens], 1),
+            torch.cat([tokens, guesses], 1),
             torch.cat([positions, begin + trees.depth], 1),
             visible,
             first_logit_row=offset,
