@@ -46,7 +46,7 @@ def check_all(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, every
                 total = out.stats.total
                 assert total.emitted <= total.steps + total.accepted
                 accepted += total.accepted
-    assert accepted > 2 * NEW  # or nothing was shown
+    assert accepted > wanted.shape[1] - ids.shape[1]  # or nothing was shown
 
 
 def greedy_batch(name: str, every: bool) -> None:

@@ -1,0 +1,186 @@
+"""Bad input: one sentence that says what to do, before any work, and nothing is left changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import RandomTree
+from generate_driver import prompts
+from torch import Tensor, nn
+from transformers import GenerationConfig, TextStreamer
+from zoo import MEMBERS, build, construct
+
+from draftree.drafting import Lookahead
+from draftree.engine import Engine, Rules, generate
+from draftree.integrations import custom_generate
+from draftree.shaping import DynamicTree, Fixed
+
+IDS = torch.tensor(prompts((9,)))
+BATCH = torch.tensor(prompts((9, 9)))
+
+
+class Quiet(TextStreamer):
+    def __init__(self) -> None:
+        pass
+
+
+def ids(*values: int) -> Tensor:
+    return torch.tensor([values])
+
+
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "no tokens": ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, ValueError, "prompt is empty"),
+    "no rows": ({"input_ids": torch.zeros(0, 4, dtype=torch.long)}, ValueError, "prompt is empty"),
+    "one dimension": ({"input_ids": IDS[0]}, ValueError, "[batch, length]"),
+    "a list": ({"input_ids": IDS.tolist()}, ValueError, "[batch, length]"),
+    "floats": ({"input_ids": IDS.float()}, ValueError, "[batch, length]"),
+    "booleans": ({"input_ids": IDS.bool()}, ValueError, "[batch, length]"),
+    "beyond the vocabulary": ({"input_ids": ids(5, 97)}, ValueError, "token id 97, outside"),
+    "negative id": ({"input_ids": ids(5, -1)}, ValueError, "token id -1, outside"),
+    "prompt beyond the context": ({"input_ids": torch.full((1, 300), 5)}, ValueError, "shorten it to at most 255"),
+    "prompt fills the context": ({"input_ids": torch.full((1, 256), 5)}, ValueError, "shorten it to at most 255"),
+    "text beyond the context": ({"max_new_tokens": 250}, ValueError, "leaves room for 247"),
+    "no new tokens": ({"max_new_tokens": 0}, ValueError, "max_new_tokens"),
+    "negative length": ({"max_new_tokens": -4}, ValueError, "max_new_tokens"),
+    "max_length within the prompt": ({"max_length": 9}, ValueError, "leaves no room behind a prompt of 9"),
+    "negative max_length": ({"max_length": -9}, ValueError, "leaves no room"),
+    "beams": ({"num_beams": 4}, ValueError, "leave num_beams at 1"),
+    "beams in a config": ({"generation_config": GenerationConfig(num_beams=3)}, ValueError, "num_beams"),
+    "contrastive search": ({"penalty_alpha": 0.6, "top_k": 4}, ValueError, "penalty_alpha"),
+    "constrained beams": ({"force_words_ids": [[5]]}, ValueError, "force_words_ids"),
+    "assisted": ({"prompt_lookup_num_tokens": 5}, ValueError, "draftree.PromptLookup()"),
+    "part of another method": ({"num_assistant_tokens": 5}, ValueError, "no effect here"),
+    "scores": ({"output_scores": True}, ValueError, "output_scores"),
+    "unknown option": ({"max_new_token": 5}, TypeError, "Did you mean 'max_new_tokens'?"),
+    "unknown option of ours": ({"drafer": None}, TypeError, "Did you mean 'drafter'?"),
+    "nothing like it": ({"zzzzzz": 5}, TypeError, "Unknown option 'zzzzzz'."),
+    "drafter of another type": ({"drafter": "lookahead"}, TypeError, "drafter is a str"),
+    "drafter class": ({"drafter": Lookahead}, TypeError, "pass a drafter object"),
+    "shape of another type": ({"shape": 16}, TypeError, "shape is a int"),
+    "unknown host": ({"host": "fast"}, ValueError, "choose 'auto', 'loop' or 'hooked'"),
+    "host that does not fit": ({"model": "gpt2", "host": "loop"}, ValueError, "host='hooked'"),
+    "temperature 0": ({"do_sample": True, "temperature": 0.0}, ValueError, "do_sample=False"),
+    "negative temperature": ({"do_sample": True, "temperature": -1.0}, ValueError, "over 0"),
+    "top_p beyond 1": ({"do_sample": True, "top_p": 1.5}, ValueError, "top_p"),
+    "negative top_k": ({"do_sample": True, "top_k": -3}, ValueError, "top_k"),
+    "no copies": ({"do_sample": True, "num_return_sequences": 0}, ValueError, "num_return_sequences"),
+    "all padding": (
+        {"input_ids": BATCH, "attention_mask": torch.tensor([[1] * 9, [0] * 9])},
+        ValueError,
+        "all padding",
+    ),
+    "mask of another shape": ({"attention_mask": torch.ones(1, 8)}, ValueError, "(1, 8)"),
+    "mask of another type": ({"attention_mask": [[1] * 9]}, TypeError, "attention_mask is a list"),
+    "streamer with a batch": ({"input_ids": BATCH, "streamer": Quiet()}, ValueError, "batch of 1"),
+    "stop strings alone": ({"stop_strings": ["x"]}, ValueError, "tokenizer"),
+    "pruner": ({"pruner": object()}, ValueError, "leave pruner=None"),
+    "strict with an encoder": ({"model": "t5", "strict": True}, ValueError, "decoder-only"),
+    "source beyond the encoder": ({"model": "bart", "input_ids": torch.full((1, 300), 5)}, ValueError, "reads 256"),
+    "source outside the vocabulary": ({"model": "t5", "input_ids": ids(5, 97)}, ValueError, "token id 97"),
+    "not a model": ({"model": "a name"}, TypeError, "AutoModelForCausalLM"),
+    "no language model": ({"model": nn.Linear(2, 2)}, TypeError, "AutoModelForCausalLM"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "kind", "words"), BAD.values(), ids=BAD.keys())
+def test_one_sentence_before_any_work(arguments: dict[str, Any], kind: type[Exception], words: str) -> None:
+    drafter = Lookahead()
+    arguments = {"model": "llama", "input_ids": IDS, "drafter": drafter, "max_new_tokens": 4} | arguments
+    if "max_length" in arguments:
+        arguments["max_new_tokens"] = None
+    model = arguments.pop("model")
+    if model in MEMBERS:
+        model = build(model)
+        calls: list[int] = []
+        handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
+        try:
+            with pytest.raises(kind) as raised:
+                generate(model, **arguments)
+        finally:
+            handle.remove()
+        assert not calls
+    else:
+        with pytest.raises(kind) as raised:
+            generate("nothing" if model == "a name" else model, **arguments)
+    message = str(raised.value)
+    assert words in message
+    assert "\n" not in message.strip()
+    assert drafter.shape is None
+    assert drafter._trie is None  # not even made: no target was bound
+
+
+def test_meta_device() -> None:
+    with torch.device("meta"):
+        model = construct(MEMBERS["llama"])
+    with pytest.raises(ValueError, match="meta device"):
+        generate(model, IDS)
+
+
+def test_recurrent_models() -> None:
+    with pytest.raises(ValueError, match="recurrent state"):
+        generate(build("mamba"), IDS)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"slots": 0}, ValueError, "slots is 0"),
+        ({"slots": 2.5}, ValueError, "slots is 2.5"),
+        ({"drafter": 3}, TypeError, "drafter is a int"),
+        ({"shape": "dynamic"}, TypeError, "shape is a str"),
+        ({"pruner": "early"}, ValueError, "pruner=None"),
+        ({"host": None}, ValueError, "host is None"),
+    ],
+)
+def test_engine_options(options: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        Engine(build("llama"), **options)
+
+
+def test_an_engine_that_refuses_a_prompt_goes_on() -> None:
+    drafter = RandomTree({})
+    engine = Engine(build("llama"), drafter=drafter, shape=Fixed(4))
+    good = engine.add([5, 6, 7], Rules(max_new_tokens=5))
+    engine.step()
+    for prompt, rules in (
+        ([], Rules()),
+        ([97], Rules()),
+        ([5, -2], Rules()),
+        ([5.5], Rules()),
+        ([[5, 6]], Rules()),
+        ([5] * 256, Rules()),
+        ([5] * 200, Rules(max_new_tokens=57)),
+        ([5], Rules(max_new_tokens=0)),
+    ):
+        with pytest.raises(ValueError, match=r"prompt|max_new_tokens"):
+            engine.add(prompt, rules)
+    assert list(drafter.live) == [good.context.id]
+    engine.run()
+    assert good.finish_reason == "length"
+    plain = generate(build("llama"), ids(5, 6, 7), max_new_tokens=5, eos_token_id=[])
+    assert good.tokens == plain.sequences[0, 3:].tolist()
+
+
+def test_shapes_and_budgets() -> None:
+    with pytest.raises(ValueError, match="node_budget is -1"):
+        Fixed(-1)
+    with pytest.raises(ValueError, match="max_nodes is 0"):
+        DynamicTree(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"num_beams": 2}, ValueError, "leave num_beams at 1"),
+        ({"max_new_tokens": 250}, ValueError, "leaves room for 247"),
+        ({"inputs_embeds": torch.zeros(1, 4, 64), "input_ids": None}, ValueError, "prompt is empty"),
+    ],
+)
+def test_through_hugging_faces_door(options: dict[str, Any], kind: type[Exception], words: str) -> None:
+    drafter = Lookahead()
+    arguments = {"input_ids": IDS, "max_new_tokens": 4} | options
+    with pytest.raises(kind, match=words):
+        build("llama").generate(**arguments, custom_generate=custom_generate(drafter))
+    assert drafter._trie is None

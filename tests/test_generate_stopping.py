@@ -1,0 +1,182 @@
+"""Where texts end: EOS, stop strings, lengths, criteria and time cut inside accepted runs, as Hugging Face cuts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import RandomTree, References
+from generate_driver import LENGTHS, NEW, hf, left_pad, prompts, references_of, same
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from zoo import build
+
+from draftree.engine import Engine, Rules, generate
+from draftree.shaping import Fixed
+
+MODEL = "llama"
+
+
+def ours(ids: Tensor, mask: Tensor | None, references: References, trees: int = 0, **options: Any) -> Any:
+    """With trees that know the text far beyond its end."""
+    options = {"max_new_tokens": NEW} | options
+    return generate(build(MODEL), ids, mask, drafter=RandomTree(references, trees), shape=Fixed(20), **options)
+
+
+def alone() -> tuple[Tensor, list[int], References]:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    wanted = hf(build(MODEL), ids, max_new_tokens=2 * NEW)
+    return ids, wanted[0, ids.shape[1] :].tolist(), references_of(rows, wanted)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 5, 9, 16])
+@pytest.mark.parametrize("sample", [False, True])
+def test_eos_inside_an_accepted_run(at: int, sample: bool) -> None:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    options: dict[str, Any] = {"do_sample": sample}
+    seed = {"seed": 9} if sample else {}
+    free = hf(build(MODEL), ids, **seed, **options)
+    eos = [int(free[0, ids.shape[1] + at]), 96]
+    wanted = hf(build(MODEL), ids, eos_token_id=eos, **seed, **options)
+    assert wanted.shape[1] <= ids.shape[1] + at + 1
+    for tree_seed in range(4):
+        out = ours(ids, None, references_of(rows, free), tree_seed, eos_token_id=eos, **seed, **options)
+        same(out.sequences, wanted, f"trees {tree_seed}")
+        total = out.stats.total
+        assert total.emitted == wanted.shape[1] - ids.shape[1]
+        assert total.emitted <= total.steps + total.accepted
+
+
+@pytest.mark.parametrize("pad", [None, 7])
+def test_rows_of_a_batch_end_at_their_own_eos(pad: int | None) -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    free = hf(build(MODEL), ids, mask)
+    eos = [int(free[0, ids.shape[1] + 9]), int(free[1, ids.shape[1] + 3])]
+    wanted = hf(build(MODEL), ids, mask, eos_token_id=eos, pad_token_id=pad)
+    ends = {int(torch.isin(row, torch.tensor(eos)).float().argmax()) for row in wanted[:, ids.shape[1] :]}
+    assert len(ends) > 1
+    for seed in range(4):
+        out = ours(ids, mask, references_of(rows, free), seed, eos_token_id=eos, pad_token_id=pad)
+        same(out.sequences, wanted, f"trees {seed}")
+
+
+def test_no_eos_at_all() -> None:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    free = hf(build(MODEL), ids, eos_token_id=None, max_new_tokens=60)
+    out = ours(ids, None, references_of(rows, free), eos_token_id=[], max_new_tokens=60)
+    assert out.sequences.shape[1] == ids.shape[1] + 60
+    assert 2 in free[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 7])
+def test_the_length_cuts_an_accepted_run(new: int) -> None:
+    ids, answer, references = alone()
+    for seed in range(4):
+        out = ours(ids, None, references, seed, max_new_tokens=new)
+        assert out.sequences[0, ids.shape[1] :].tolist() == answer[:new]
+        length = ids.shape[1] + new
+        out = ours(ids, None, references, seed, max_new_tokens=None, max_length=length)
+        assert out.sequences[0, ids.shape[1] :].tolist() == answer[:new]
+
+
+def test_lengths_from_configs() -> None:
+    ids, answer, references = alone()
+    length = ids.shape[1] + 6
+    for config in (GenerationConfig(max_new_tokens=6), GenerationConfig(max_length=length)):
+        out = ours(ids, None, references, max_new_tokens=None, generation_config=config)
+        assert out.sequences[0, ids.shape[1] :].tolist() == answer[:6]
+    out = ours(ids, None, references, max_new_tokens=4, generation_config=GenerationConfig(max_new_tokens=6))
+    assert out.sequences[0, ids.shape[1] :].tolist() == answer[:4]
+    out = ours(ids, None, references, max_new_tokens=4, max_length=length)  # as in Hugging Face
+    assert out.sequences[0, ids.shape[1] :].tolist() == answer[:4]
+
+
+def test_a_padded_batch_counts_padding_into_max_length() -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    wanted = hf(build(MODEL), ids, mask, max_new_tokens=None, max_length=25)
+    out = ours(ids, mask, references_of(rows, wanted), max_new_tokens=None, max_length=25)
+    same(out.sequences, wanted)
+
+
+class Noted(StoppingCriteria):
+    """Stops each row whose last two ids add up to a multiple of `n`; notes every prefix it is shown."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.seen: list[list[int]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.seen += input_ids.tolist()
+        return input_ids[:, -2:].sum(1) % self.n == 0
+
+
+@pytest.mark.parametrize("n", [5, 9, 1000])
+def test_criteria_are_asked_once_a_token_with_the_true_prefix(n: int) -> None:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    free = hf(build(MODEL), ids)
+    theirs = Noted(n)
+    wanted = hf(build(MODEL), ids, stopping_criteria=StoppingCriteriaList([theirs]))
+    for seed in range(4):
+        mine = Noted(n)
+        out = ours(ids, None, references_of(rows, free), seed, stopping_criteria=[mine])
+        same(out.sequences, wanted, f"trees {seed}")
+        assert mine.seen == theirs.seen
+
+
+def test_criteria_in_a_batch() -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    free = hf(build(MODEL), ids, mask)
+    wanted = hf(build(MODEL), ids, mask, stopping_criteria=StoppingCriteriaList([Noted(6)]))
+    assert not torch.equal(free, wanted)
+    out = ours(ids, mask, references_of(rows, free), stopping_criteria=StoppingCriteriaList([Noted(6)]))
+    same(out.sequences, wanted)
+
+
+def test_max_time_ends_after_the_first_token() -> None:
+    ids, answer, references = alone()
+    out = ours(ids, None, references, max_time=1e-9)
+    assert out.sequences[0, ids.shape[1] :].tolist() == answer[:1]
+
+
+@pytest.mark.parametrize("stops", [["the"], [" of", "."], "e", ["zzzz"]])
+def test_stop_strings(demo: Any, stops: Any) -> None:
+    ids = demo.tokenizer("The restaurant serves", return_tensors="pt").input_ids
+    free = hf(demo.model, ids, max_new_tokens=40)
+    wanted = hf(demo.model, ids, max_new_tokens=40, stop_strings=stops, tokenizer=demo.tokenizer)
+    references = {tuple(ids[0].tolist()): free[0, ids.shape[1] :].tolist()}
+    for seed in range(2):
+        out = generate(
+            demo.model,
+            ids,
+            drafter=RandomTree(references, seed),
+            shape=Fixed(16),
+            max_new_tokens=40,
+            stop_strings=stops,
+            tokenizer=demo.tokenizer,
+        )
+        same(out.sequences, wanted, f"trees {seed}")
+
+
+def test_finish_reasons() -> None:
+    ids, answer, references = alone()
+    engine = Engine(build(MODEL), drafter=RandomTree(references), shape=Fixed(8))
+    prompt = ids[0].tolist()
+    reasons = []
+    for rules in (
+        Rules(max_new_tokens=8),
+        Rules(max_new_tokens=30, eos_token_ids=(answer[3],)),
+        Rules(max_new_tokens=30, criteria=StoppingCriteriaList([Noted(1)])),
+        Rules(max_new_tokens=1, eos_token_ids=(answer[0],)),
+    ):
+        request = engine.add(prompt, rules)
+        engine.run()
+        reasons.append(request.finish_reason)
+    assert reasons == ["length", "eos", "stop", "eos"]

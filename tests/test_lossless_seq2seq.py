@@ -1,0 +1,104 @@
+"""The one law for encoder-decoders: trees grow in the decoder, ids are Hugging Face's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from drafters_for_tests import RandomTree
+from generate_driver import NEW, SHAPES, drafters, hf, left_pad, prompts, same
+from torch import Tensor
+from zoo import ENCODER_DECODER, build
+
+from draftree.drafting import Drafter, Lookahead
+from draftree.engine import generate
+
+FAMILIES = [
+    pytest.param(m.id, marks=() if m.id in ("t5", "bart") else pytest.mark.slow, id=m.id) for m in ENCODER_DECODER
+]
+SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 30, "repetition_penalty": 1.1}
+VARIED = {"no_repeat_ngram_size": 3}  # greedy answers of these tiny models are one token over and over
+SEED = 4
+
+
+def makers(name: str, wanted: Tensor) -> dict[str, Drafter]:
+    """Random trees know row 0's answer; all requests share the decoder's start, so for others it is mostly wrong."""
+    start = int(wanted[0, 0])
+    answer = wanted[0, 1:].tolist()
+    trie = Lookahead(decoding_length=24, branch_length=6)
+    for row in wanted:
+        trie.warm([row[2:14].tolist()])
+    return {"random": RandomTree({(start,): answer}, seed=3), "lookahead": trie} | {
+        kind: make() for kind, make in drafters({}, in_model=False).items() if kind == "prompt-lookup"
+    }
+
+
+def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: object) -> None:
+    accepted = 0
+    for shape in SHAPES:
+        for kind, drafter in makers(name, wanted).items():
+            out = generate(
+                build(name), ids, mask, drafter=drafter, shape=SHAPES[shape](), max_new_tokens=NEW, **options
+            )
+            same(out.sequences, wanted, f"{name} with {kind}, {shape}")
+            accepted += out.stats.total.accepted
+    assert accepted > NEW
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy(name: str) -> None:
+    ids = torch.tensor(prompts((13,)))
+    for options in ({}, VARIED):
+        wanted = hf(build(name), ids, **options)
+        same(generate(build(name), ids, max_new_tokens=NEW, **options).sequences, wanted, "plain")
+        check(name, ids, None, wanted, **options)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sampled(name: str) -> None:
+    ids = torch.tensor(prompts((13,)))
+    wanted = hf(build(name), ids, seed=SEED, **SAMPLED)
+    same(generate(build(name), ids, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences, wanted, "plain")
+    check(name, ids, None, wanted, seed=SEED, **SAMPLED)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_with_ragged_encoders(name: str) -> None:
+    ids, mask = left_pad(prompts())
+    ids, mask = ids.flip(1), mask.flip(1)  # encoders are padded on the right
+    wanted = hf(build(name), ids, mask, **VARIED)
+    same(generate(build(name), ids, mask, max_new_tokens=NEW, **VARIED).sequences, wanted, "plain")
+    check(name, ids, mask, wanted, **VARIED)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sampled_with_ragged_encoders(name: str) -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    ids, mask = ids.flip(1), mask.flip(1)
+    wanted = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    for b, row in enumerate(rows):
+        alone = hf(build(name), torch.tensor([row]).flip(1), seed=SEED + b, **SAMPLED)[0]
+        same(wanted[b : b + 1, : len(alone)], alone[None], f"{name}, row {b}")
+    check(name, ids, mask, wanted, seed=SEED, **SAMPLED)
+
+
+def test_the_shape_of_every_day_measures_the_decoder() -> None:
+    """No shape given: the cost of a step is measured with an encoder's output in place."""
+    ids = torch.tensor(prompts((13,)))
+    wanted = hf(build("t5"), ids)
+    out = generate(build("t5"), ids, drafter=makers("t5", wanted)["random"], max_new_tokens=NEW)
+    same(out.sequences, wanted)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"encoder_repetition_penalty": 1.5}, {"encoder_no_repeat_ngram_size": 1}, {"forced_bos_token_id": 9}],
+    ids=lambda options: next(iter(options)),
+)
+def test_processors_of_the_encoder(options: dict[str, object]) -> None:
+    ids, mask = left_pad(prompts())
+    ids, mask = ids.flip(1), mask.flip(1)
+    options |= VARIED
+    wanted = hf(build("bart"), ids, mask, **options)
+    assert not torch.equal(wanted, hf(build("bart"), ids, mask, **VARIED))
+    check("bart", ids, mask, wanted, **options)
