@@ -25,28 +25,48 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 128  # tokens of context while measuring
 SECONDS = 0.4  # time spent measuring, once the model has run once
 FORMAT = 1  # of the file on disk
+PACE = 0.02  # weight of one real step against the curve as it stands; the shape matters, and single steps are noisy
+SHARED = 0.3  # part of a step's news that concerns all row counts alike
+MOST_FACTOR = 2.0  # a step counts as no more than this much slower or faster than expected
 
 
 class StepCost:
     """Seconds of a step against rows: linear between measured points and beyond the last two.
 
+    The measured curve is where it starts; `observe` keeps it true while contexts grow and the machine's load changes.
+
     Args:
         rows: ascending row counts.
-        seconds: time of a step with that many rows; made non-decreasing.
+        seconds: time of a step with that many rows; read as non-decreasing.
     """
 
     def __init__(self, rows: Any, seconds: Any) -> None:
         self.rows = np.asarray(rows, dtype=float)
-        self.seconds = np.maximum.accumulate(np.asarray(seconds, dtype=float))
-        if len(self.rows) < 2 or len(self.rows) != len(self.seconds) or (np.diff(self.rows) <= 0).any():
+        self._points = np.array(seconds, dtype=float)
+        if len(self.rows) < 2 or len(self.rows) != len(self._points) or (np.diff(self.rows) <= 0).any():
             raise ValueError("A step-cost curve needs two or more ascending row counts, each with its seconds.")
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """The curve at `rows`."""
+        return np.maximum.accumulate(self._points)
 
     def of(self, rows: Any) -> np.ndarray:
         """Seconds of a step with `rows` rows (array-like)."""
         rows = np.asarray(rows, dtype=float)
-        inside = np.interp(rows, self.rows, self.seconds)
-        slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
-        return np.where(rows > self.rows[-1], self.seconds[-1] + slope * (rows - self.rows[-1]), inside)
+        seconds = self.seconds
+        inside = np.interp(rows, self.rows, seconds)
+        slope = (seconds[-1] - seconds[-2]) / (self.rows[-1] - self.rows[-2])
+        return np.where(rows > self.rows[-1], seconds[-1] + slope * (rows - self.rows[-1]), inside)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A real step had `rows` rows and took `seconds`: bend the curve there, and shift the rest a little.
+
+        A factor, not a sum, is averaged over time, so that one stalled step weighs no more than a slow one.
+        """
+        factor = float(np.clip(seconds / self.of(rows), 1 / MOST_FACTOR, MOST_FACTOR))
+        octaves = np.abs(np.log2(self.rows / rows))
+        self._points *= factor ** (PACE * (SHARED + (1 - SHARED) * np.exp(-octaves)))
 
 
 def measure_cost(host: Host, seconds: float = SECONDS) -> StepCost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from draftree.drafting.base import Context
 from draftree.host.cost import StepCost
 from draftree.tree import TokenTree
 
@@ -16,15 +17,21 @@ class Shape(ABC):
         """Meet the machine: what a step costs by its number of rows."""
 
     @abstractmethod
-    def budgets(self, count: int, most: int) -> list[int]:
-        """Guesses to ask for, for each of `count` requests; `most` is what the drafter can use."""
+    def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
+        """Guesses to ask for, for each request; `most` is what the drafter can use."""
 
-    def trim(self, trees: TokenTree) -> TokenTree:
-        """The trees to verify: the best part of each."""
+    def trim(self, requests: Sequence[Context], trees: TokenTree) -> TokenTree:
+        """The trees to verify: the best part of each drafted tree."""
         return trees
 
-    def learn(self, trees: TokenTree, accepted: Sequence[Sequence[int]]) -> None:
-        """Which nodes of `trees` were walked (root first), per request."""
+    def clock(self, rows: int, seconds: float) -> None:
+        """A step over trees of `rows` rows in all took `seconds`."""
+
+    def learn(self, requests: Sequence[Context]) -> None:
+        """The requests' tokens have grown; what was drafted for them can be compared with what came."""
+
+    def end(self, request: Context) -> None:
+        """The request is over."""
 
 
 class Fixed(Shape):
@@ -39,6 +46,6 @@ class Fixed(Shape):
             raise ValueError(f"node_budget is {node_budget}: give 0 (no drafting) or more.")
         self.node_budget = node_budget
 
-    def budgets(self, count: int, most: int) -> list[int]:
+    def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
-        return [min(self.node_budget, most)] * count
+        return [min(self.node_budget, most)] * len(requests)

@@ -1,0 +1,105 @@
+"""How often a drafter's guesses come true, by the probability that the drafter gave them.
+
+Guesses are binned by path probability, and a bin's worth is the share of its guesses that the text then confirmed.
+What is compared is the whole drafted tree with the text that came, as soon as enough of it is there, and not only
+the nodes that were verified: those are chosen by this very estimate, so an estimate that is too low would never be
+corrected. Lossless decoding makes it exact: the text does not depend on what was verified. Every step's tree counts,
+for steps gather where text is hard, and samples by the token would look at the easy parts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftree.drafting.base import Context
+from draftree.tree import TokenTree
+
+BINS = 24
+PER_FACTOR = 4  # bins to a factor of e; the last one holds all that is below
+FORGET = 0.99  # weight of the past at each tree that adds to a bin
+PRIOR = 10.0  # how many trees the drafter's own probability counts for
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """A tree whose text is still to come: where it was rooted, and its nodes in flat arrays."""
+
+    position: int
+    height: int
+    tokens: np.ndarray
+    depth: np.ndarray
+    ancestors: np.ndarray
+    logp: np.ndarray
+
+
+class Calibration:
+    """Probability that a guess is walked, given what the drafter thought of it."""
+
+    def __init__(self) -> None:
+        centre = np.exp(-(np.arange(BINS) + 0.5) / PER_FACTOR)
+        self._right = PRIOR * centre
+        self._seen = np.full(BINS, PRIOR)
+        self._drafted: defaultdict[int, deque[_Drafted]] = defaultdict(deque)
+
+    @property
+    def rates(self) -> np.ndarray:
+        """[BINS], share of right guesses by bin, never rising: trees are cut in the drafter's own order."""
+        rates = self._right / self._seen
+        return (np.minimum.accumulate(rates) + np.maximum.accumulate(rates[::-1])[::-1]) / 2
+
+    def worth(self, trees: TokenTree) -> np.ndarray:
+        """[B, N], probability that each node is walked; roots and padding get 0."""
+        logp = trees.logp.numpy(force=True)
+        worth = self.rates[_bins(logp)]
+        worth[:, 0] = 0.0
+        worth[~np.isfinite(logp)] = 0.0
+        return worth
+
+    def remember(self, requests: Sequence[Context], trees: TokenTree) -> None:
+        """Keep each request's tree until its text has come."""
+        for b, request in enumerate(requests):
+            size = trees.sizes[b]
+            if size == 1:
+                continue
+            depth = trees.depth[b, :size].numpy(force=True)
+            drafted = _Drafted(
+                len(request.tokens),
+                int(depth.max()),
+                trees.tokens[b, :size].numpy(force=True),
+                depth,
+                trees.ancestors[b, :size, :size].numpy(force=True),
+                trees.logp[b, :size].numpy(force=True),
+            )
+            self._drafted[request.id].append(drafted)
+
+    def compare(self, requests: Sequence[Context]) -> None:
+        """Learn from trees whose text has come in full."""
+        for request in requests:
+            waiting = self._drafted.get(request.id)
+            while waiting and len(request.tokens) >= waiting[0].position + waiting[0].height:
+                self._learn(waiting.popleft(), request.tokens)
+
+    def forget(self, request: Context) -> None:
+        """The request is over; the rest of its text will not come."""
+        self._drafted.pop(request.id, None)
+
+    def _learn(self, drafted: _Drafted, text: list[int]) -> None:
+        # The root (depth 0) stands for the token before `position`; it is right by definition.
+        came = np.array(text[drafted.position - 1 : drafted.position + drafted.height])
+        wrong = drafted.tokens != came[drafted.depth]
+        wrong[0] = False
+        right = ~(drafted.ancestors & wrong).any(1)
+        bins = _bins(drafted.logp[1:])
+        seen = np.bincount(bins, minlength=BINS)
+        keep = np.where(seen > 0, FORGET, 1.0)
+        self._seen = keep * self._seen + seen
+        self._right = keep * self._right + np.bincount(bins[right[1:]], minlength=BINS)
+
+
+def _bins(logp: np.ndarray) -> np.ndarray:
+    finite = np.where(np.isfinite(logp), logp, -float(BINS))
+    return np.clip((-PER_FACTOR * finite).astype(np.int64), 0, BINS - 1)
