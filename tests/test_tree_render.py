@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draftree.tree import TokenTree, to_picture, to_text
+from draftree.tree.render import _rows
 
 WORDS = [" the", "a\nb", "$x$", ""]
 
@@ -40,6 +41,11 @@ def test_text_of_a_deep_chain_keeps_every_node():
     lines = to_text(tree).splitlines()
     assert len(lines) == 65
     assert all(str(99 + i) in line for i, line in enumerate(lines) if i)
+
+
+def test_picture_gives_leaves_lines_of_their_own_and_parents_their_likeliest_childs():
+    # Nodes: 0 > 1 > {2, 5}, 0 > 3 > 4; node 5 (token 0) is likelier than node 2.
+    assert _rows(sample(), 1) == [0, 0, 1, 2, 2, 0]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

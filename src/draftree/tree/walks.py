@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 def longest_match(tree: TokenTree, next_tokens: Tensor) -> Tensor:
     above = tree.parents.clamp(min=0)
-    # Padding has no parent either, so a live token 0 cannot confirm it.
-    missed = (next_tokens.gather(1, above) != tree.tokens) | (tree.parents < 0)
+    missed = next_tokens.gather(1, above) != tree.tokens
     missed[:, 0] = False
     refused = any_above(tree.structure, missed)
+    # Padding may agree with a live token 0, but at depth 0, where argmax meets the root first.
     return tree.depth.masked_fill(refused, -1).argmax(1)
 
 
