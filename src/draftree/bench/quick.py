@@ -20,7 +20,7 @@ from draftree.bench.memory import compare_memory
 from draftree.bench.methods import CompiledHuggingFace, Draftree, HuggingFace, Method
 from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import Prompt, take_per_set
-from draftree.bench.summary import Row, find_differences, summarise
+from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
 from draftree.drafting import Lookahead, PromptLookup
 from draftree.engine.limits import check_prompt
 from draftree.host import inspect_model
@@ -31,7 +31,7 @@ PLAIN = "draftree_loop"
 WARM = "lookahead_warm"
 LABELS = {
     REFERENCE: "HF generate",
-    "hf_compiled": "HF static cache + compile",
+    "hf_compiled": "HF static + compile",
     "hf_prompt_lookup": "HF prompt lookup, 10",
     "draftree_hooked": "plain, hooked host",
     PLAIN: "plain, loop host",
@@ -72,6 +72,7 @@ class Result:
         notes: by method, what else to know.
         plain: the method that speed-ups of drafting are given over.
         memory: of `compare_memory`.
+        disturbed: of `count_disturbed`.
         samples: every answer's length, time and counts.
     """
 
@@ -81,6 +82,7 @@ class Result:
     notes: dict[str, str]
     plain: str
     memory: dict[str, Any]
+    disturbed: tuple[int, int]
     samples: list[dict[str, Any]]
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,7 +96,15 @@ class Result:
             else:
                 entry["not_measured"] = self.unmeasured.get(name, "")
             rows.append(entry | {"note": self.notes.get(name, "")} | made)
-        return {"about": self.about, "plain": self.plain, "rows": rows, "memory": self.memory, "samples": self.samples}
+        disturbed = {"slow": self.disturbed[0], "compared": self.disturbed[1]}
+        return {
+            "about": self.about,
+            "disturbed": disturbed,
+            "plain": self.plain,
+            "rows": rows,
+            "memory": self.memory,
+            "samples": self.samples,
+        }
 
 
 class WarmTrie:
@@ -231,7 +241,9 @@ def run_quick(
         "warm_prompts": warm.answered if warm else 0,
     }
     notes = {method.name: method.note for method in usable if method.note}
-    return Result(about, rows, unmeasured, notes, plain, memory, [_flat(s, tasks) for s in samples])
+    return Result(
+        about, rows, unmeasured, notes, plain, memory, count_disturbed(samples), [_flat(s, tasks) for s in samples]
+    )
 
 
 def _flat(sample: Sample, tasks: Sequence[Task]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rich import box
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
@@ -14,6 +15,8 @@ from draftree.bench.summary import Estimate
 
 SHOWN_DIFFERENCES = 5
 LONGEST_REASON = 60  # characters; the JSON file has the rest
+METHOD_WIDTH = 24
+MOST_DISTURBED = 0.02  # share of answers that may be slow before the report warns
 FIRST_OF_OURS = "draftree_hooked"
 SPEED_CAPTION = (
     "Total tokens / total time \\[95 % bootstrap over prompts]. Acceptance length: 1 + accepted / steps. Overhead "
@@ -35,11 +38,16 @@ def _speed(result: Result) -> Table:
         f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}: {about['prompts']} "
         f"prompts of {len(about['sets'])} sets, {about['settings']['rounds']} rounds"
     )
-    table = Table(title=title, title_justify="left", caption=SPEED_CAPTION, caption_justify="left")
-    table.add_column("method", no_wrap=True)
-    for heading in ("tokens/s", "over\nHF generate", f"over {LABELS[result.plain].split(',')[0]}\n(*)"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("acceptance\nlength", "overhead\nefficiency", "differing\nprompts"):
+    table = _table(title, SPEED_CAPTION)
+    table.add_column("method", max_width=METHOD_WIDTH)
+    for heading in (
+        "tokens/s",
+        "over\nHF generate",
+        "over\nplain (*)",
+        "acceptance\nlength",
+        "overhead\nefficiency",
+        "differing\nprompts",
+    ):
         table.add_column(heading, justify="right")
     for name, label in LABELS.items():
         if name == FIRST_OF_OURS:
@@ -69,8 +77,20 @@ def _why(result: Result, name: str) -> str:
     return why if len(why) <= LONGEST_REASON else f"{why[: LONGEST_REASON - 1]}…"
 
 
+def _table(title: str, caption: str | None) -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=caption,
+        caption_justify="left",
+    )
+
+
 def _by_set(result: Result) -> Table:
-    table = Table(title=f"{LABELS[WARM]}, by set", title_justify="left")
+    table = _table(f"{LABELS[WARM]}, by set", None)
     table.add_column("set")
     for heading in ("tokens", "HF generate\ntokens/s", "warm\ntokens/s", "over HF generate", "acceptance\nlength"):
         table.add_column(heading, justify="right")
@@ -96,6 +116,12 @@ def _remarks(result: Result) -> list[str]:
             f"Peak memory at decoding length {memory['decoding_length']}: drafted "
             f"{memory['drafted_bytes'] / 2**20:.1f} MiB, plain {memory['plain_bytes'] / 2**20:.1f} MiB: "
             f"{100 * memory['overhead']:+.1f} %."
+        )
+    disturbed, compared = result.disturbed
+    if disturbed > compared * MOST_DISTURBED:
+        remarks.append(
+            f"The machine was not quiet: {disturbed} of {compared} answers took over twice the time of the same answer "
+            "in another round. Measure again before you trust these figures."
         )
     for name, note in result.notes.items():
         remarks.append(f"{LABELS[name]}: {note}.")

@@ -17,13 +17,13 @@ from draftree.drafting import Drafter, PromptLookup
 from draftree.engine import Request
 
 KINDS = {
-    "e2e": "restaurant description",
+    "e2e": "restaurant",
     "sgd_chat": "dialogue",
     "gsm8k": "maths",
     "wikisql": "SQL",
     "tldr_shell": "shell",
     "leetcode_py": "code",
-    "squad": "question with context",
+    "squad": "question",
 }
 READY_TOKENS = 16
 

@@ -159,3 +159,16 @@ def find_differences(
         if where is not None:
             rows[sample.method].parted.append((task, where))
             done.add(key)
+
+
+def count_disturbed(samples: Sequence[Sample]) -> tuple[int, int]:
+    """(answers over twice as slow as the same method's fastest on the same prompt, answers compared).
+
+    The same work at half the speed is the machine's doing, so this tells whether it was quiet; (0, 0) for one round.
+    """
+    by_work: dict[tuple[str, int], list[float]] = {}
+    for sample in samples:
+        by_work.setdefault((sample.method, sample.task), []).append(sample.answer.seconds)
+    repeated = [seconds for seconds in by_work.values() if len(seconds) > 1]
+    slow = sum(sum(s > 2 * min(seconds) for s in seconds) for seconds in repeated)
+    return slow, sum(len(seconds) for seconds in repeated)

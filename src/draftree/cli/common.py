@@ -17,14 +17,40 @@ PIPED_WIDTH = 120  # columns of tables in a file or pipe
 REFRESH = 0.2  # seconds between drawings of a progress bar
 
 GUESS_STYLES = {
-    "prompt_lookup": "green",
+    "prompt_lookup": "cyan",
     "lookahead": "green",
     "lookahead/prompt": "cyan",
     "lookahead/output": "green",
     "lookahead/both": "bold green",
 }
-LEGEND = "plain: the model's own token; green: guessed from earlier answers; cyan: guessed from the prompt"
 DRAFTERS = ("none", "lookahead", "prompt-lookup")
+
+
+def legend() -> Text:
+    """What the colours of `ColouredText` mean."""
+    return Text.assemble(
+        "Colours: plain = the model's own token; ",
+        ("green", GUESS_STYLES["lookahead/output"]),
+        " = accepted guess from earlier answers; ",
+        ("cyan", GUESS_STYLES["lookahead/prompt"]),
+        " = from the prompt; ",
+        ("bold", GUESS_STYLES["lookahead/both"]),
+        " = from both.",
+    )
+
+
+def check_drafter(name: str, trie: Path | None = None) -> None:
+    """Refuse what `make_drafter` cannot make, before a model is loaded.
+
+    Raises:
+        ValueError: no such drafter, or an option that does not belong to it.
+    """
+    if name not in DRAFTERS:
+        near = difflib.get_close_matches(name, DRAFTERS, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"There is no drafter {name!r}: choose {', '.join(DRAFTERS)}.{hint}")
+    if trie is not None and name != "lookahead":
+        raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
 
 
 def make_drafter(name: str, tokenizer: Any, *, trie: Path | None = None) -> Any:
@@ -35,12 +61,7 @@ def make_drafter(name: str, tokenizer: Any, *, trie: Path | None = None) -> Any:
     """
     from draftree.drafting import Lookahead, PromptLookup
 
-    if name not in DRAFTERS:
-        near = difflib.get_close_matches(name, DRAFTERS, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"There is no drafter {name!r}: choose {', '.join(DRAFTERS)}.{hint}")
-    if trie is not None and name != "lookahead":
-        raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
+    check_drafter(name, trie)
     if name == "lookahead":
         if trie is not None and trie.exists():
             return Lookahead.load(trie, tokenizer)

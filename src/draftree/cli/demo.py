@@ -21,9 +21,10 @@ def demo(
     from draftree import __version__, demo_model
     from draftree.bench.models import encode_prompt
     from draftree.bench.showcase import KINDS, Scene, Showcase, figures
-    from draftree.cli.common import make_drafter
+    from draftree.cli.common import check_drafter, make_drafter
     from draftree.cli.demo_view import View
 
+    check_drafter(drafter)
     begin = time.perf_counter()
     model, tokenizer = demo_model()
     chosen = make_drafter(drafter, tokenizer)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -14,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from draftree.bench.showcase import KINDS, Figures, Scene, figures
-from draftree.cli.common import PIPED_WIDTH, ColouredText
+from draftree.cli.common import PIPED_WIDTH, ColouredText, legend
 from draftree.engine import Request
 
 REFRESH = 1 / 15  # seconds between pictures; each costs the run nothing but its own time
 WIDEST = 120
 PROMPT_LINES = 4
-TABLE_TITLE = "acceptance length = 1 + accepted / steps; overhead efficiency = speed-up / acceptance length"
+TABLE_CAPTION = "acceptance length = 1 + accepted / steps; overhead efficiency = speed-up / acceptance length"
 
 
 class View:
@@ -60,6 +61,8 @@ class View:
                 f"with drafter {self._drafter}.",
             )
         )
+        if self.console.is_terminal:
+            self.console.print(legend())
 
     def warming(self, steps: Iterator[int], total: int) -> None:
         """A progress bar over the warm-up."""
@@ -100,6 +103,7 @@ class View:
             self._live = None
         row = figures(scene.kind, [scene])
         if self.console.is_terminal:
+            self.console.print()
             self.console.print(self._picture(scene.kind, scene.prompt.text, row))
             return
         self.console.print(f"\n{scene.kind}: {_shortened(scene.prompt.text, 300)}", markup=False)
@@ -133,8 +137,14 @@ class View:
         """The table, what it means, and what to try next."""
         self.console.print()
         self.console.print(speed_table(rows, total, self._drafter))
-        verdict = "Every answer is equal, token for token" if total.equal else "ANSWERS DIFFER (see below)"
-        self.console.print(f"{verdict}: plain, {self._drafter} and Hugging Face's generate. {seconds:.0f} s in all.")
+        if total.equal:
+            verdict = Text("All answers are equal, token for token", style="bold green")
+        else:
+            verdict = Text("ANSWERS DIFFER (where: below)", style="bold red")
+        verdict.append(
+            f": plain, {self._drafter} and Hugging Face's generate. {seconds:.0f} s in all.", style="not bold default"
+        )
+        self.console.print(verdict)
         self.console.print(
             'Next: draftree generate --stats "Write a shell command using git: Undo the last commit."', markup=False
         )
@@ -143,7 +153,7 @@ class View:
 
 def speed_table(rows: list[Figures], total: Figures, drafter: str) -> Table:
     """One row a kind and one for all together."""
-    table = Table(caption=TABLE_TITLE, caption_justify="left", show_footer=False)
+    table = Table(box=box.SIMPLE_HEAD, caption=TABLE_CAPTION, caption_justify="left", pad_edge=False)
     table.add_column("kind")
     for column in (
         "tokens",
@@ -165,7 +175,7 @@ def speed_table(rows: list[Figures], total: Figures, drafter: str) -> Table:
             str(row.tokens),
             f"{row.plain:.0f}",
             f"{row.drafted:.0f}",
-            f"{row.speed_up:.2f}x",
+            Text(f"{row.speed_up:.2f}x", style="bold green" if row.speed_up >= 1 else "bold"),
             f"{row.acceptance_length:.2f}",
             f"{row.overhead_efficiency:.2f}",
             f"{row.reference:.0f}",

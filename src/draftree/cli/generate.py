@@ -32,13 +32,16 @@ def generate(
     from rich.console import Console
 
     from draftree.bench.models import encode_prompt, load_model
-    from draftree.cli.common import LEGEND, ColouredText, make_drafter
+    from draftree.cli.common import ColouredText, check_drafter, legend, make_drafter
     from draftree.engine import RunStats
     from draftree.engine.engine import Engine
     from draftree.engine.limits import check_prompt
     from draftree.engine.options import read_options, rules_for
 
+    check_drafter(drafter, trie)
     text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise ValueError("The prompt is empty: say what to answer, or give '-' and write it to standard input.")
     target, tokenizer = load_model(model)
     chosen = make_drafter(drafter, tokenizer, trie=trie)
     options = read_options(
@@ -81,5 +84,5 @@ def generate(
         return
     console.print()
     if stats:
-        console.print(LEGEND, style="dim")
+        console.print(legend())
         RunStats([request.stats]).summary()

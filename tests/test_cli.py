@@ -1,0 +1,180 @@
+"""The command line: every verb once, equal ids, JSON that parses, no escape codes in a pipe, one-sentence errors."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from draftree.bench import showcase
+from draftree.bench.methods import Answer, Draftree, HuggingFace
+from draftree.bench.models import encode_prompt
+from draftree.cli import app, main
+from draftree.cli.common import ColouredText
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def short_demo(monkeypatch):
+    """Two kinds and one warm prompt of each are enough to see the demo work."""
+    monkeypatch.setattr(showcase, "KINDS", {"tldr_shell": "shell", "wikisql": "SQL"})
+    monkeypatch.setattr("draftree.cli.demo.WARM_PER_SET", 1)
+
+
+@pytest.mark.parametrize("drafter", ["lookahead", "prompt-lookup", "none"])
+def test_demo_answers_equal_and_tells_it_in_json(short_demo, demo, drafter):
+    done = run("demo", "--drafter", drafter, "--max-new-tokens", "10", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert [p["kind"] for p in told["prompts"]] == ["shell", "SQL"]
+    for prompt in told["prompts"]:
+        ids = torch.tensor([encode_prompt(demo.tokenizer, prompt["prompt"])])
+        mask = torch.ones_like(ids)
+        expected = demo.model.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False)
+        assert prompt["token_ids"] == expected[0, ids.shape[1] :].tolist()
+        assert prompt["equal"] is True
+    total = told["total"]
+    assert total["tokens"] == sum(p["tokens"] for p in told["prompts"])
+    assert total["overhead_efficiency"] == pytest.approx(total["speed_up"] / total["acceptance_length"])
+    if drafter == "none":
+        assert total["acceptance_length"] == 1
+
+
+def test_demo_in_a_pipe_is_plain_text(short_demo):
+    done = run("demo", "--cold", "--max-new-tokens", "8")
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.output
+    assert "The trie has seen" not in done.output, "--cold warms nothing"
+    assert "All answers are equal" in done.output
+    assert done.output.rstrip().splitlines()[-2].startswith("Next: draftree generate")
+
+
+def test_demo_fails_and_names_the_place_where_answers_part(short_demo, monkeypatch):
+    honest = Draftree.answer
+
+    def wrong(self, ids, after_step=None):
+        answer = honest(self, ids, after_step)
+        if self.name != "drafted":
+            return answer
+        return Answer([*answer.ids[:3], answer.ids[3] + 1, *answer.ids[4:]], answer.seconds, answer.stats)
+
+    monkeypatch.setattr(Draftree, "answer", wrong)
+    done = run("demo", "--cold", "--max-new-tokens", "8")
+    assert done.exit_code == 1
+    assert "ANSWERS DIFFER" in done.output
+    assert "shell: the drafted answer first differs at new token 3" in done.output
+    assert "top-2 logit gap" in done.output
+
+
+def test_demo_counts_only_the_engine_and_not_the_display(demo):
+    method = Draftree("plain", "plain", demo.model, 6)
+    ids = encode_prompt(demo.tokenizer, "Write a shell command using ls: List all files.")
+    method.answer(ids)
+    seen = []
+
+    def slow_display(request):
+        seen.append(len(request.output))
+        subprocess.run([sys.executable, "-S", "-c", "import time; time.sleep(0.3)"], check=True)
+
+    assert method.answer(ids, slow_display).seconds < 0.3 * len(seen)
+    assert seen == sorted(seen)
+
+
+def test_methods_give_what_hugging_face_gives(demo):
+    ids = encode_prompt(demo.tokenizer, "Describe the restaurant: name[Aromi], food[French], area[riverside]")
+    reference = HuggingFace("hf", "hf", demo.model, 12).answer(ids)
+    ours = Draftree("plain", "plain", demo.model, 12, host="hooked").answer(ids)
+    assert ours.ids == reference.ids
+    assert reference.stats is None
+    assert ours.stats.emitted == len(ours.ids)
+
+
+def test_generate_streams_in_a_pipe_without_escape_codes():
+    done = subprocess.run(
+        [sys.executable, "-m", "draftree", "generate", "--max-new-tokens", "12", "--stats", "List all files."],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "acceptance length" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_generate_json_tells_ids_and_sources_of_equal_length():
+    done = run("generate", "--max-new-tokens", "12", "--json", "Write a shell command using ls: List all files.")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert len(told["token_ids"]) == len(told["sources"]) == told["stats"]["emitted"]
+    assert told["stats"]["accepted"] == sum(source is not None for source in told["sources"])
+
+
+def test_generate_reads_standard_input_and_keeps_its_trie(tmp_path):
+    trie = tmp_path / "kept.trie"
+    arguments = ["generate", "--max-new-tokens", "12", "--json", "--trie", str(trie), "-"]
+    first = CliRunner().invoke(app, arguments, input="Write a shell command using ls: List all files.")
+    second = CliRunner().invoke(app, arguments, input="Write a shell command using ls: List all files.")
+    assert first.exit_code == second.exit_code == 0, second.output
+    one, two = json.loads(first.output), json.loads(second.output)
+    assert one["token_ids"] == two["token_ids"]
+    assert (
+        "lookahead/output" in two["stats"]["accepted_by_source"]
+        or "lookahead/both" in two["stats"]["accepted_by_source"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["demo", "--drafter", "lokahead"], "Did you mean 'lookahead'?"),
+        (["generate", "--drafter", "promptlookup", "hello"], "Did you mean 'prompt-lookup'?"),
+        (["generate", "--trie", "x.trie", "--drafter", "none", "hello"], "--trie belongs to the lookahead drafter"),
+        (["generate", " "], "The prompt is empty"),
+        (["generate", "--model", "./no-such-folder", "hello"], "no model folder './no-such-folder'"),
+        (["generate", "--host", "loup", "hello"], "choose 'auto', 'loop' or 'hooked'"),
+        (["generate", "--max-new-tokens", "5000", "hello"], "context"),
+        (["demo", "--colt"], "--cold"),
+        (["demo", "--max-new-tokens", "0"], "--max-new-tokens"),
+        (["dmo"], "demo"),
+        (["bench", "quik"], "quick"),
+        (["bench", "quick", "--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
+        (["bench", "quick", "--per-set", "0"], "--per-set"),
+        (["bench", "trie", "--backend", "d"], "backend"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_status_2(arguments, told, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["draftree", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert said.out == ""
+    assert told in " ".join(said.err.replace("│", " ").split())
+    assert "Traceback" not in said.err
+    assert "\x1b" not in said.err
+
+
+def test_help_is_quick_to_import():
+    """Printing help must not wait for torch."""
+    code = "import sys\nsys.argv = ['draftree', '--help']\nfrom draftree.cli import main\n"
+    code += "try: main()\nexcept SystemExit: pass\n"
+    code += "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_coloured_text_keeps_characters_whole(demo):
+    text = "Caf\u00e9 \u4e2d\u6587 \U0001f600 done"
+    ids = demo.tokenizer(text, add_special_tokens=False).input_ids
+    assert len(ids) > len(text.split()), "characters are spread over several tokens"
+    grown = ColouredText(demo.tokenizer)
+    for number, token in enumerate(ids):
+        grown.add(token, "lookahead/output" if number % 2 else None)
+    assert grown.text.plain.strip() == text
+    assert any(str(span.style) == "green" for span in grown.text.spans)

@@ -1,0 +1,135 @@
+"""`draftree bench` through its own door: result files that parse, equal ids, plain errors."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from draftree.bench import plot, quick
+from draftree.bench.memory import compare_memory
+from draftree.bench.models import encode_prompt
+from draftree.bench.prompts import embedded_prompts
+from draftree.bench.quick import LABELS, Settings, WarmTrie, run_quick
+from draftree.cli import app
+
+TINY = ["bench", "quick", "--no-compile", "--rounds", "2", "--max-new-tokens", "6", "--per-set", "2"]
+
+
+@pytest.fixture
+def prompts_file(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = [p for p in embedded_prompts() if p.set in ("e2e", "wikisql")]
+    chosen = [p for p in rows if not p.warm][::7] + [p for p in rows if p.warm][::15]
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": p.text, "set": p.set, "split": "warm" if p.warm else "test"}) + "\n" for p in chosen
+        )
+    )
+    return path
+
+
+def test_quick_writes_a_picture_and_figures_that_agree_with_its_samples(prompts_file, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "made" / "here"
+    done = CliRunner().invoke(app, [*TINY, "--prompts", str(prompts_file), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.output
+    assert "HF static + compile" in done.output
+    assert "not measured:" in done.output
+    result = json.loads((out / "bench-quick.json").read_text())
+    rows = {row["method"]: row for row in result["rows"]}
+    assert set(rows) == set(LABELS)
+    assert rows["hf_compiled"]["not_measured"] == "--no-compile"
+    measured = [row for row in rows.values() if "not_measured" not in row]
+    for row in measured:
+        samples = [s for s in result["samples"] if s["method"] == row["method"]]
+        assert len(samples) == 2 * result["about"]["prompts"]
+        assert row["tokens"] == sum(s["tokens"] for s in samples)
+        speed = row["tokens"] / sum(s["seconds"] for s in samples)
+        assert row["tokens_per_second"]["value"] == pytest.approx(speed)
+        assert row["differing_prompts"] == [], "greedy fp32 answers equal Hugging Face's"
+        for fact in ("commit", "device", "dtype", "threads", "command"):
+            assert fact in row
+    assert rows["lookahead_rejected"]["stats"]["accepted"] == 0
+    assert rows["draftree_loop"]["stats"]["drafted"] == 0
+    assert result["about"]["versions"]["transformers"]
+    assert result["memory"]["plain_bytes"] > 0
+    assert str(tmp_path) not in json.dumps(result), "no machine paths in a result file"
+    assert (out / "bench-quick.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    """Leaves out the two processes that weigh memory: seconds that a test of something else need not wait."""
+    monkeypatch.setattr(quick, "compare_memory", lambda *_: {"why": "left out"})
+
+
+def test_quick_without_matplotlib_names_the_extra_and_still_writes_figures(
+    prompts_file, tmp_path, monkeypatch, no_memory
+):
+    monkeypatch.setattr(plot, "has_matplotlib", lambda: False)
+    done = CliRunner().invoke(app, [*TINY, "--prompts", str(prompts_file), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "draftree[bench]" in done.output
+    assert "Peak memory: not measured: left out" in done.output
+    assert (tmp_path / "out" / "bench-quick.json").exists()
+    assert not (tmp_path / "out" / "bench-quick.png").exists()
+    with pytest.raises(ValueError, match=r"draftree\[bench\]"):
+        plot.write_png(None, tmp_path)
+
+
+def test_a_warm_trie_starts_every_round_from_the_same_state(demo):
+    prompts = [encode_prompt(demo.tokenizer, p.text) for p in embedded_prompts() if p.set == "e2e"][:3]
+    warm = WarmTrie(demo.model, demo.tokenizer, 8)
+    for ids in prompts:
+        warm.learn(ids)
+    warm.keep()
+    first, second = warm.drafter(), warm.drafter()
+    assert first.trie.nodes == second.trie.nodes > 0
+    assert first.shape is not second.shape
+    before = second.trie.nodes
+    first.trie.warm(list(range(100, 120)))
+    assert second.trie.nodes == before
+    assert warm.drafter().trie.nodes == before
+
+
+def test_quick_without_prompts_to_warm_with_says_so(demo, no_memory):
+    prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:1]
+    result = run_quick(demo.model, demo.tokenizer, prompts, Settings(1, 4, 1, 5, compiled=False))
+    assert result.unmeasured["lookahead_warm"] == "no prompts to warm the trie with"
+    assert "lookahead_cold" in result.rows
+
+
+def test_a_prompt_beyond_the_context_is_named_before_any_work(demo):
+    prompts = [p for p in embedded_prompts() if p.set == "squad" and not p.warm][:1]
+    with pytest.raises(ValueError, match=f"Prompt '{prompts[0].id}': .*context"):
+        run_quick(demo.model, demo.tokenizer, prompts, Settings(max_new_tokens=2000, compiled=False))
+
+
+def test_memory_that_cannot_be_measured_says_why():
+    told = compare_memory([[1, 2, 3]], 4, 1, "./no-such-model")
+    assert "no-such-model" in told["why"]
+
+
+@pytest.mark.slow
+def test_quick_measures_hugging_face_compiled_where_a_compiler_is(prompts_file, tmp_path):
+    arguments = [a for a in TINY if a != "--no-compile"]
+    done = CliRunner().invoke(app, [*arguments, "--prompts", str(prompts_file), "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "bench-quick.json").read_text())["rows"]
+    row = next(row for row in rows if row["method"] == "hf_compiled")
+    if "not_measured" in row:
+        assert row["not_measured"], "a reason is given"
+    else:
+        assert row["differing_prompts"] == []
+        assert "compiling took" in row["note"]
+
+
+def test_trie_prints_a_table_and_json():
+    tiny = ["bench", "trie", "--prompts", "3", "--prompt-tokens", "20", "--answer-tokens", "8", "--vocabulary", "100"]
+    table = CliRunner().invoke(app, tiny)
+    assert table.exit_code == 0, table.output
+    assert "retrieve a draft" in table.output
+    figures = json.loads(CliRunner().invoke(app, [*tiny, "--json"]).output)
+    assert figures["nodes"] > 0
+    assert figures["retrieve_us"]["median"] <= figures["retrieve_us"]["max"]
