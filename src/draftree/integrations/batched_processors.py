@@ -51,7 +51,7 @@ class _InPlace(LogitsProcessor):
     def __init__(self, processor: Any, b: int, count: int) -> None:
         self.processor, self.b, self.count = processor, b, count
 
-    def __call__(self, input_ids: LongTensor, scores: Tensor, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: LongTensor, scores: Tensor) -> Any:
         everywhere = input_ids.expand(self.count, -1)
-        answer = self.processor(everywhere, scores.repeat(self.count, 1), **kwargs)
+        answer = self.processor(everywhere, scores.repeat(self.count, 1))
         return answer[self.b : self.b + 1]

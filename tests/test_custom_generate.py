@@ -1,0 +1,212 @@
+"""`model.generate(custom_generate=draftree.custom_generate(...))` says what `model.generate` says without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import RandomTree
+from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
+from torch import Tensor
+from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from zoo import build
+
+from draftree.engine import RunStats, generate
+from draftree.integrations import custom_generate
+from draftree.shaping import Fixed
+
+SEED = 13
+
+
+def through(
+    name: str, ids: Tensor, mask: Tensor | None, references: Any, *, seed: int | None = None, **options: Any
+) -> Any:
+    """Hugging Face's generate with our loop inside; its kwargs as a user passes them."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    loop = custom_generate(RandomTree(references, 1), shape=Fixed(16))
+    options = {"max_new_tokens": NEW, "do_sample": False} | options
+    return build(name).generate(ids, attention_mask=mask, custom_generate=loop, **options)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom"])
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_alone(name: str, options: dict[str, Any]) -> None:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    wanted = hf(build(name), ids, seed=SEED, **options)
+    for kind, make in drafters(references_of(rows, wanted)).items():
+        torch.manual_seed(SEED)
+        loop = custom_generate(make(), shape=SHAPES["fixed-16"]())
+        out = build(name).generate(ids, custom_generate=loop, **{"max_new_tokens": NEW, "do_sample": False} | options)
+        same(out, wanted, kind)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"repetition_penalty": 1.3},
+        {"encoder_repetition_penalty": 1.5},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"no_repeat_ngram_size": 2, "min_new_tokens": 20},
+        {"max_new_tokens": None, "max_length": 26},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_left_padded_batch(options: dict[str, Any]) -> None:
+    """Also processors that hold one entry a row of the batch."""
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    wanted = hf(build("llama"), ids, mask, **options)
+    same(through("llama", ids, mask, references_of(rows, wanted), **options), wanted)
+
+
+def test_sampled_batch_equals_our_own_generate() -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+    wanted = generate(build("llama"), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    loop = custom_generate(RandomTree(references_of(rows, wanted)), shape=Fixed(16), seed=SEED)
+    out = build("llama").generate(ids, attention_mask=mask, custom_generate=loop, max_new_tokens=NEW, **SAMPLED)
+    same(out, wanted)
+
+
+def test_num_return_sequences() -> None:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    loop = custom_generate(RandomTree({}), shape=Fixed(8), seed=SEED)
+    out = build("llama").generate(ids, custom_generate=loop, num_return_sequences=3, max_new_tokens=NEW, do_sample=True)
+    own = generate(build("llama"), ids, num_return_sequences=3, max_new_tokens=NEW, do_sample=True, seed=SEED)
+    same(out, own.sequences)
+    assert len({tuple(row) for row in out.tolist()}) == 3
+    first = hf(build("llama"), ids, seed=SEED, do_sample=True)
+    same(out[:1, : first.shape[1]], first)
+
+
+class Everything:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.got: list[list[int]] = []
+        self.ended = 0
+
+    def put(self, value: Tensor) -> None:
+        self.got.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_streamer_under_our_name() -> None:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    theirs, ours, direct = Everything(), Everything(), Everything()
+    wanted = hf(build("llama"), ids, streamer=theirs)
+    references = references_of(rows, wanted)
+    loop = custom_generate(RandomTree(references), shape=Fixed(16), streamer=ours)
+    build("llama").generate(ids, custom_generate=loop, max_new_tokens=NEW, do_sample=False)
+    generate(build("llama"), ids, drafter=RandomTree(references), shape=Fixed(16), max_new_tokens=NEW, streamer=direct)
+    assert ours.got == direct.got == theirs.got
+    assert ours.ended == direct.ended == theirs.ended == 1
+
+
+def test_return_dict() -> None:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    out = through("llama", ids, None, {}, return_dict_in_generate=True)
+    assert isinstance(out, GenerateDecoderOnlyOutput)
+    same(out.sequences, hf(build("llama"), ids))
+    out = through("t5", ids, None, {}, return_dict_in_generate=True)
+    assert isinstance(out, GenerateEncoderDecoderOutput)
+    same(out.sequences, hf(build("t5"), ids))
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_encoder_decoder(name: str) -> None:
+    ids, mask = left_pad(prompts())
+    ids, mask = ids.flip(1), mask.flip(1)
+    options = {"no_repeat_ngram_size": 3}
+    wanted = hf(build(name), ids, mask, **options)
+    start = int(wanted[0, 0])
+    same(through(name, ids, mask, {(start,): wanted[0, 1:].tolist()}, **options), wanted)
+    alone = ids[:1]
+    sampled = hf(build(name), alone, seed=SEED, do_sample=True)
+    same(through(name, alone, None, {(start,): sampled[0, 1:].tolist()}, seed=SEED, do_sample=True), sampled)
+
+
+class Alternating(LogitsProcessor):
+    """Keeps a state: forbids even ids at every second call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls % 2:
+            scores = scores.clone()
+            scores[:, ::2] = float("-inf")
+        return scores
+
+
+class AfterFive(StoppingCriteria):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_users_own_processors_and_criteria(count: int) -> None:
+    rows = prompts(LENGTHS[:count])
+    ids, mask = left_pad(rows)
+    stop = StoppingCriteriaList([AfterFive(ids.shape[1] + 11)])
+    wanted = hf(build("llama"), ids, mask, logits_processor=[Alternating()], stopping_criteria=stop)
+    references = references_of(rows, hf(build("llama"), ids, mask, logits_processor=[Alternating()]))
+    out = through("llama", ids, mask, references, logits_processor=[Alternating()], stopping_criteria=stop)
+    same(out, wanted)
+    assert out.shape[1] == ids.shape[1] + 11
+
+
+def test_prefix_constraint_of_each_row() -> None:
+    rows = prompts()
+    ids, mask = left_pad(rows)
+
+    def allowed(batch: int, prefix: Tensor) -> list[int]:
+        return [t for t in range(3, 97) if t % 3 == batch]
+
+    wanted = hf(build("llama"), ids, mask, prefix_allowed_tokens_fn=allowed)
+    out = through("llama", ids, mask, references_of(rows, wanted), prefix_allowed_tokens_fn=allowed)
+    same(out, wanted)
+    assert all(t % 3 == b for b in range(3) for t in out[b, ids.shape[1] :].tolist())
+
+
+def test_guidance_alone_and_refused_in_a_batch() -> None:
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    wanted = hf(build("llama"), ids, guidance_scale=1.7)
+    same(through("llama", ids, None, references_of(rows, wanted), guidance_scale=1.7), wanted)
+    batch, mask = left_pad(prompts())
+    with pytest.raises(ValueError, match="batch of 1"):
+        through("llama", batch, mask, {}, guidance_scale=1.7)
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"output_scores": True}, {"dola_layers": "low"}])
+def test_other_methods_are_refused(options: dict[str, Any]) -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    with pytest.raises(ValueError, match=next(iter(options))) as raised:
+        through("llama", ids, None, {}, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_statistics_arrive() -> None:
+    got: list[RunStats] = []
+    rows = prompts(LENGTHS[:1])
+    ids = torch.tensor(rows)
+    wanted = hf(build("llama"), ids)
+    loop = custom_generate(RandomTree(references_of(rows, wanted)), shape=Fixed(8), on_stats=got.append)
+    build("llama").generate(ids, custom_generate=loop, max_new_tokens=NEW, do_sample=False)
+    assert got[0].total.emitted == wanted.shape[1] - ids.shape[1]
+    assert got[0].total.accepted > 0
