@@ -1,0 +1,191 @@
+"""What goes wrong in one request stays there; what goes wrong in a pass ends the running ones, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import InModel, Raising, RandomTree
+from generate_driver import prompts
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from zoo import build
+
+from draftree.engine import Emitted, Engine, Request, Rules, State
+from draftree.shaping import Fixed
+
+PROMPTS = prompts((5, 17, 9, 12), seed=6)
+NEW = 14
+
+
+def plain(number: int) -> list[int]:
+    engine = Engine(build("llama"))
+    request = engine.add(PROMPTS[number], Rules(max_new_tokens=NEW))
+    engine.run()
+    return request.tokens
+
+
+REFERENCES = {tuple(p): plain(n) for n, p in enumerate(PROMPTS)}
+
+
+class TrapError(Exception):
+    pass
+
+
+class TrapCriteria(StoppingCriteria):
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        if input_ids.shape[1] == len(PROMPTS[1]) + 4:
+            raise TrapError
+        return torch.zeros(1, dtype=torch.bool)
+
+
+class TrapProcessor(LogitsProcessor):
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] == len(PROMPTS[1]) + 4:
+            raise TrapError
+        return scores
+
+
+def hooks(model: Any) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def goes_on(engine: Engine) -> None:
+    """The engine answers new requests as if nothing had been."""
+    assert not engine.running
+    made = [engine.add(prompt, Rules(max_new_tokens=NEW)) for prompt in PROMPTS]
+    engine.run()
+    assert [r.tokens for r in made] == [REFERENCES[tuple(p)] for p in PROMPTS]
+    assert hooks(build("llama")) == 0
+
+
+@pytest.mark.parametrize("where", ["criteria", "processor", "callback"])
+@pytest.mark.parametrize("kind", [RandomTree, InModel])
+def test_a_failing_request_leaves_the_others_running(where: str, kind: type[RandomTree]) -> None:
+    drafter = kind(REFERENCES, 3)
+    engine = Engine(build("llama"), drafter=drafter, shape=Fixed(8), slots=3)
+    request: list[Request] = []
+
+    def trap(emitted: Emitted) -> None:
+        if len(request[0].output) == 4:
+            raise TrapError
+
+    rules = {
+        "criteria": Rules(max_new_tokens=NEW, criteria=StoppingCriteriaList([TrapCriteria()])),
+        "processor": Rules(max_new_tokens=NEW, processors=LogitsProcessorList([TrapProcessor()])),
+        "callback": Rules(max_new_tokens=NEW),
+    }[where]
+    others = [engine.add(PROMPTS[n], Rules(max_new_tokens=NEW)) for n in (0,)]
+    request.append(engine.add(PROMPTS[1], rules, on_token=trap if where == "callback" else None))
+    others += [engine.add(PROMPTS[n], Rules(max_new_tokens=NEW)) for n in (2, 3)]
+    engine.run()
+    assert [r.tokens for r in others] == [REFERENCES[tuple(PROMPTS[n])] for n in (0, 2, 3)]
+    failed = request[0]
+    assert isinstance(failed.error, TrapError)
+    assert failed.finish_reason == "error"
+    assert failed.state is State.FINISHED
+    assert failed.tokens == REFERENCES[tuple(PROMPTS[1])][:4]
+    assert failed.stats.emitted == 4
+    assert sum(failed.stats.accepted_by_source.values()) == failed.stats.accepted
+    assert not drafter.live
+    with pytest.raises(TrapError):
+        list(engine.stream(failed))
+    goes_on(engine)
+
+
+@pytest.mark.parametrize("stage", ["plan", "draft", "observe"])
+@pytest.mark.parametrize("call", [1, 2, 4])
+def test_a_drafter_that_raises_fails_the_running_requests(stage: str, call: int) -> None:
+    drafter = Raising(REFERENCES, stage, call)
+    engine = Engine(build("llama"), drafter=drafter, shape=Fixed(8), slots=2)
+    made = [engine.add(prompt, Rules(max_new_tokens=NEW)) for prompt in PROMPTS]
+    with pytest.raises(ArithmeticError, match=f"{stage} went wrong"):
+        engine.run()
+    failed = [r for r in made if r.error is not None]
+    assert 1 <= len(failed) <= 2
+    assert all(r.finish_reason == "error" and r.state is State.FINISHED for r in failed)
+    for request in failed:
+        wanted = REFERENCES[tuple(PROMPTS[made.index(request)])]
+        assert request.tokens == wanted[: len(request.tokens)]
+    engine.run()  # those that waited
+    for n, request in enumerate(made):
+        if request not in failed:
+            assert request.tokens == REFERENCES[tuple(PROMPTS[n])]
+    assert not drafter.live
+    goes_on(engine)
+
+
+@pytest.mark.parametrize("stage", ["begin", "end"])
+def test_a_drafter_that_raises_over_one_request(stage: str) -> None:
+    drafter = Raising(REFERENCES, stage, 2)
+    engine = Engine(build("llama"), drafter=drafter, shape=Fixed(8), slots=2)
+    made = [engine.add(prompt, Rules(max_new_tokens=NEW)) for prompt in PROMPTS]
+    engine.run()
+    failed = [r for r in made if r.error is not None]
+    assert len(failed) == 1
+    assert isinstance(failed[0].error, ArithmeticError)
+    for n, request in enumerate(made):
+        if request not in failed or stage == "end":
+            assert request.tokens == REFERENCES[tuple(PROMPTS[n])]
+    goes_on(engine)
+
+
+@pytest.mark.parametrize("host", ["loop", "hooked"])
+@pytest.mark.parametrize("kind", [RandomTree, InModel])
+@pytest.mark.parametrize("layer", [0, 3])
+def test_a_failing_pass(host: str, kind: type[RandomTree], layer: int) -> None:
+    """Also in the middle of the stack, after rows were changed."""
+    model = build("llama")
+    drafter = kind(REFERENCES, 3)
+    engine = Engine(model, drafter=drafter, shape=Fixed(8), slots=2, host=host)
+    made = [engine.add(prompt, Rules(max_new_tokens=NEW)) for prompt in PROMPTS]
+    engine.step()
+    update = engine.cache.update
+
+    def broken(keys: Tensor, values: Tensor, index: int, *args: Any, **kwargs: Any) -> Any:
+        if index == layer:
+            raise TrapError
+        return update(keys, values, index, *args, **kwargs)
+
+    engine.cache.update = broken  # type: ignore[method-assign]
+    with pytest.raises(TrapError):
+        engine.step()
+    assert [type(r.error) for r in made] == [TrapError, TrapError, type(None), type(None)]
+    assert hooks(model) == 0
+    engine.cache.update = update  # type: ignore[method-assign]
+    engine.run()
+    assert [r.tokens for r in made[2:]] == [REFERENCES[tuple(p)] for p in PROMPTS[2:]]
+    assert not drafter.live
+    goes_on(engine)
+
+
+def test_an_interrupt_ends_the_running_requests() -> None:
+    engine = Engine(build("llama"), slots=2)
+
+    def interrupt(emitted: Emitted) -> None:
+        raise KeyboardInterrupt
+
+    made = [engine.add(PROMPTS[0], Rules(max_new_tokens=NEW), on_token=interrupt)]
+    made.append(engine.add(PROMPTS[1], Rules(max_new_tokens=NEW)))
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    assert [r.finish_reason for r in made] == ["error", "error"]
+    goes_on(engine)
+
+
+def test_a_step_within_a_step_is_refused() -> None:
+    engine = Engine(build("llama"), slots=2)
+    request = engine.add(PROMPTS[0], Rules(max_new_tokens=NEW), on_token=lambda emitted: engine.step())
+    engine.run()
+    assert isinstance(request.error, RuntimeError)
+    goes_on(engine)
+
+
+def test_bind_raises_before_anything() -> None:
+    class Picky(RandomTree):
+        def bind(self, target: Any, **hints: Any) -> None:
+            raise ValueError("This drafter was made for another model.")
+
+    with pytest.raises(ValueError, match="another model"):
+        Engine(build("llama"), drafter=Picky({}))
