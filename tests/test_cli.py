@@ -1,11 +1,14 @@
 """The command line: every verb once, equal ids, JSON that parses, no escape codes in a pipe, one-sentence errors."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from draftree.bench import showcase
@@ -136,6 +139,8 @@ def test_generate_reads_standard_input_and_keeps_its_trie(tmp_path):
         (["generate", "--drafter", "promptlookup", "hello"], "Did you mean 'prompt-lookup'?"),
         (["generate", "--trie", "x.trie", "--drafter", "none", "hello"], "--trie belongs to the lookahead drafter"),
         (["generate", " "], "The prompt is empty"),
+        (["generate", "--top-k", "5", "hello"], "--top-k shapes the draw of --sample"),
+        (["generate", "--temperature", "0.5", "hello"], "--temperature shapes the draw of --sample"),
         (["generate", "--model", "./no-such-folder", "hello"], "no model folder './no-such-folder'"),
         (["generate", "--host", "loup", "hello"], "choose 'auto', 'loop' or 'hooked'"),
         (["generate", "--max-new-tokens", "5000", "hello"], "context"),
@@ -158,6 +163,31 @@ def test_wrong_input_is_one_sentence_and_exit_status_2(arguments, told, monkeypa
     assert told in " ".join(said.err.replace("│", " ").split())
     assert "Traceback" not in said.err
     assert "\x1b" not in said.err
+
+
+def commands(group, path=()):
+    """(name, command) of every verb, those of groups included."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def test_the_manual_tells_of_every_verb_and_option_and_of_no_other():
+    page = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## `draftree ([\w ]+)`\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    found = dict(commands(typer.main.get_command(app)))
+    assert set(sections) == set(found)
+    for name, command in found.items():
+        options = {p.opts[0] for p in command.params if p.opts[0].startswith("--")} - {"--help"}
+        told = set(re.findall(r"^\| `(--[\w-]+)", sections[name], re.M))
+        assert told == options, name
+        for parameter in command.params:
+            default = parameter.default
+            if isinstance(default, int | float | str) and not isinstance(default, bool):
+                row = next(line for line in sections[name].splitlines() if line.startswith(f"| `{parameter.opts[0]}"))
+                assert f"| {default} |" in row, row
 
 
 def test_help_is_quick_to_import():

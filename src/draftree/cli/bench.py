@@ -14,12 +14,17 @@ app = typer.Typer(name="bench", help="Measure speed, acceptance and cost on this
 @app.command("quick")
 def quick(
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with a 'prompt' each, or a folder of such files [default: ours].")
+        Path | None,
+        typer.Option(
+            help="JSON lines with a 'prompt' each, or a folder of such files.", show_default="those of the package"
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model folder or hub name [default: the embedded model].")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")
+    ] = None,
     per_set: Annotated[int, typer.Option(min=1, help="Prompts of every set to measure on.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads [default: torch's own choice].")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often every prompt is answered.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder for bench-quick.json and bench-quick.png.")] = Path("bench-results"),
     drafter_warm: Annotated[int, typer.Option(min=0, help="Prompts of every set that warm the trie.")] = 23,

@@ -13,7 +13,9 @@ import typer
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads it from standard input.")],
-    model: Annotated[str | None, typer.Option(help="Model folder or hub name [default: the embedded model].")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")
+    ] = None,
     drafter: Annotated[str, typer.Option(help="none, lookahead or prompt-lookup.")] = "lookahead",
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; the answer is added to it.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to emit.")] = 128,
@@ -39,6 +41,9 @@ def generate(
     from draftree.engine.options import read_options, rules_for
 
     check_drafter(drafter, trie)
+    for option, given in (("--temperature", temperature != 1.0), ("--top-k", top_k), ("--top-p", top_p)):
+        if given is not None and given is not False and not sample:
+            raise ValueError(f"{option} shapes the draw of --sample: add --sample, or leave {option} out.")
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise ValueError("The prompt is empty: say what to answer, or give '-' and write it to standard input.")
