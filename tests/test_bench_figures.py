@@ -1,12 +1,14 @@
 """Figures of a benchmark: totals and intervals, equality with its position and gap, and what prompts may be."""
 
 import json
+import sys
 
 import pytest
 import torch
 
 from draftree.bench.equality import difference
 from draftree.bench.harness import Sample, Task, Watcher, measure, ready
+from draftree.bench.machine import describe
 from draftree.bench.methods import Answer, Method
 from draftree.bench.prompts import Prompt, embedded_prompts, read_prompts, take_per_set
 from draftree.bench.quick import Settings, split_prompts
@@ -148,6 +150,14 @@ def test_a_prompt_that_differs_in_both_rounds_is_listed_once(demo):
     find_differences(rows, samples, tasks(2), "hf", demo.model)
     assert [(task.prompt.id, where.position) for task, where in rows["us"].parted] == [("p0", 2)]
     assert rows["hf"].parted == []
+
+
+def test_a_result_file_names_no_folder_of_this_machine(demo, monkeypatch):
+    arguments = ["draftree", "bench", "quick", "--out", "/home/me/x", "--prompts=/data/dev", "--per-set=2", "a/b"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    about = describe(demo.model, "/models/llama")
+    assert about["command"] == "draftree bench quick --out x --prompts=dev --per-set=2 a/b"
+    assert about["model"] == "llama"
 
 
 # ---------------------------------------------------------------- prompts

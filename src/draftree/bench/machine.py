@@ -53,7 +53,7 @@ def describe(model: Any, name: str | None) -> dict[str, Any]:
     return {
         "commit": commit(),
         "command": " ".join(["draftree", *(_shown(argument) for argument in sys.argv[1:])]),
-        "model": name or "embedded chat-4m",
+        "model": _shown(name) if name else "embedded chat-4m",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "device_type": device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -70,4 +70,5 @@ def describe(model: Any, name: str | None) -> dict[str, Any]:
 
 def _shown(argument: str) -> str:
     """An argument as a result file shows it: the last part of an absolute path, which says nothing elsewhere."""
-    return Path(argument).name if argument.startswith(("/", "~")) else argument
+    option, sign, value = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    return f"{option}{sign}{Path(value).name}" if value.startswith(("/", "~")) else argument
