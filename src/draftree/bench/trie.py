@@ -109,7 +109,7 @@ def measure_trie(
 def _zipf_tokens(rng: np.random.Generator, by_rank: NDArray[Any], n: int) -> list[int]:
     # The exponent 1 has no normal law on an open range; this is its inverse on 1..vocabulary.
     ranks = np.exp(rng.random(n) * np.log(len(by_rank))).astype(int) - 1
-    return by_rank[ranks].tolist()  # type: ignore[no-any-return]
+    return by_rank[ranks].tolist()
 
 
 def _quantiles(seconds: list[float]) -> dict[str, float]:

@@ -1,37 +1,24 @@
-"""The engine: requests in slots, and the one loop that everything in draftree goes through.
+"""The engine: requests in slots that join and leave between the steps of the loop.
 
-    draft -> shape -> verify (prune inside) -> accept -> commit -> observe
-
-Requests join and leave between steps. `generate`, `stream` and the server are faces of this loop; there is no other.
+`generate`, `stream` and the server are faces of this; there is no second loop anywhere.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from draftree.acceptance.base import Walk, lazy_walk
-from draftree.acceptance.greedy import greedy_walks
-from draftree.drafting.base import Attachment, Drafter, Step
+from draftree.drafting.base import Drafter
 from draftree.engine.limits import check_prompt, eos_token_ids
-from draftree.engine.passes import TreePass, tree_pass
+from draftree.engine.loop import Loop
 from draftree.engine.request import Emitted, Request, Rules, State
-from draftree.engine.stats import STAGES
 from draftree.host import Host, open_host
 from draftree.host.cost import cached_cost
 from draftree.host.encoder import EncoderState
-from draftree.host.plan import PassResult
 from draftree.shaping import DynamicTree, Shape
-from draftree.tree import TokenTree
-
-Choice = tuple[int, int | None, int | None]  # node, token, the guess that said it
-PREFILL_CHUNK = 512  # prompt rows per pass; keeps masks and activations of long prompts small
 
 
 class Engine:
@@ -82,12 +69,11 @@ class Engine:
         self.slots = slots
         self.drafter = drafter
         self.shape = shape
-        self.reject_drafts = reject_drafts
-        self.tolerance: float | None = None
+        tolerance = None
         if strict:
             from draftree.engine.strict import measure_tolerance
 
-            self.tolerance = measure_tolerance(self.host)
+            tolerance = measure_tolerance(self.host)
         prefix = None
         if drafter is not None:
             drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
@@ -98,6 +84,7 @@ class Engine:
                 self.shape.bind(cached_cost(self.host))
         self.cache = self.host.new_cache(slots, capacity, prefix)
         self.encoder = EncoderState(self.target, slots) if self.target.encoder_decoder else None
+        self.loop = Loop(self.host, self.cache, self.encoder, drafter, self.shape, tolerance, reject_drafts)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i lives in slot i
         self._stepping = False
@@ -204,9 +191,9 @@ class Engine:
             self._join(self.waiting.popleft())
         try:
             if len(self.running) > joined:
-                self._advance(joined, self.running[joined:])
+                self.loop.advance(joined, self.running[joined:])
             if joined:
-                self._advance(0, self.running[:joined])
+                self.loop.advance(0, self.running[:joined])
         except BaseException as error:
             for request in self.running:
                 if request.finish_reason is None:
@@ -215,158 +202,6 @@ class Engine:
         finally:
             for request in [r for r in self.running if r.finish_reason is not None]:
                 self._leave(request)
-
-    def _advance(self, first: int, requests: list[Request]) -> None:
-        """One pass of the target over requests in slots [first, first + len(requests))."""
-        # Strict mode: a prompt, and what follows a near-tie, pass as the plain engine passes them.
-        alone = self.tolerance is not None and any(r.decide_alone or not r.output for r in requests)
-        marks = [time.perf_counter()]
-        trees = self._draft(requests, alone)
-        marks.append(time.perf_counter())
-        turn, result = self._verify(first, requests, trees, alone)
-        marks.append(time.perf_counter())
-        walks = self._accept(requests, turn, result, None if alone or turn.bare else self.tolerance)
-        marks.append(time.perf_counter())
-        self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
-        marks.append(time.perf_counter())
-        self._observe(requests, turn, result, walks, own_rows=not alone)
-        if self.shape is not None and turn.offset == 0:  # reading the choices waits for the device, so it counts
-            self.shape.clock(trees.batch * trees.width, marks[3] - marks[1])
-        self._account(requests, trees, walks, marks)
-
-    def _draft(self, requests: list[Request], alone: bool) -> TokenTree:
-        device = self.target.device
-        roots = TokenTree.roots(torch.tensor([r.context.tokens[-1] for r in requests], device=device))
-        drafter, shape = self.drafter, self.shape
-        if drafter is None or shape is None or alone:
-            return roots
-        contexts = [r.context for r in requests]
-        budgets = shape.budgets(contexts, drafter.max_nodes)
-        for b, request in enumerate(requests):
-            if not request.rules.drafting or request.context.room <= 1:
-                budgets[b] = 0
-        if not any(budgets):
-            return roots
-        drafted = drafter.draft(contexts, budgets)
-        if self.reject_drafts:  # -1 is no token, so no text confirms it
-            drafted = replace(drafted, tokens=torch.where(drafted.depth > 0, -1, drafted.tokens))
-        trees = shape.trim(contexts, drafted)
-        return trees if trees.tokens.device == device else trees.to(device)
-
-    def _verify(
-        self, first: int, requests: list[Request], trees: TokenTree, alone: bool
-    ) -> tuple[TreePass, PassResult]:
-        starts = self.cache.lengths[first : first + len(requests)]
-        trunks = [r.context.tokens[start:-1] for r, start in zip(requests, starts, strict=True)]
-        floors = [r.context.prompt_length for r in requests]
-        while max(len(t) for t in trunks) > PREFILL_CHUNK:
-            self._prefill(first, requests, [t[:PREFILL_CHUNK] for t in trunks], floors, alone)
-            trunks = [t[PREFILL_CHUNK:] for t in trunks]
-        return self._pass(first, requests, trunks, trees, floors, alone)
-
-    def _pass(
-        self,
-        first: int,
-        requests: list[Request],
-        trunks: list[list[int]],
-        trees: TokenTree,
-        floors: list[int],
-        alone: bool,
-    ) -> tuple[TreePass, PassResult]:
-        attachment = self.drafter.plan([r.context for r in requests], trees) if self.drafter is not None else None
-        if alone and attachment is not None:
-            attachment = Attachment(taps=attachment.taps)
-        starts = self.cache.lengths[first : first + len(requests)]
-        turn = tree_pass(trunks, trees, starts, attachment, floors, self.target.max_positions)
-        with self.host.lock:
-            return turn, self.host.run(turn.plan, self.cache, first, self.encoder)
-
-    def _prefill(
-        self, first: int, requests: list[Request], chunks: list[list[int]], floors: list[int], alone: bool
-    ) -> None:
-        """Commit a part of long prompts; the drafter sees its hidden states, nothing is emitted."""
-        # The chunk's last token plays the root; requests whose prompt is already in give an empty chunk.
-        roots = TokenTree.roots(
-            torch.tensor([c[-1] if c else 0 for c in chunks], dtype=torch.long, device=self.target.device)
-        )
-        turn, result = self._pass(first, requests, [c[:-1] for c in chunks], roots, floors, alone)
-        walked = [[0] if chunk else [] for chunk in chunks]
-        self.cache.commit(turn.committed(walked), result.segments)
-        if self.drafter is not None:
-            contexts = [r.context for r in requests]
-            nothing: list[list[int]] = [[] for _ in requests]
-            self.drafter.observe(
-                Step(contexts, roots, result, turn.trunk, turn.offset, walked, nothing, own_rows=not alone)
-            )
-
-    def _accept(
-        self, requests: list[Request], turn: TreePass, result: PassResult, tolerance: float | None
-    ) -> list[Walk]:
-        trees = turn.trees
-        rows = turn.node_rows(result)
-        logits = result.logits if rows is not None else result.logits[:, : trees.width]
-        walks = [Walk() for _ in requests]
-        if any(r.chooser is None for r in requests):
-            walks = greedy_walks(trees, logits, rows, tolerance)
-        for b, request in enumerate(requests):
-            request.decide_alone = False
-            if request.chooser is not None:
-                where = None if rows is None else {n: i for i, n in enumerate(rows[b].tolist()) if n >= 0}
-                choices = lazy_walk(trees, b, logits[b], where, request.chooser, tolerance)
-                walk = Walk()
-            else:
-                whole = walks[b]
-                choices = zip(whole.nodes, whole.tokens, whole.guesses, strict=True)
-                walk = Walk(tie=whole.tie)
-            walks[b] = walk
-            try:
-                self._emit(request, trees.source[b], choices, walk)
-            except Exception as error:  # one request's criteria or callback must not stop the others
-                request.error, request.finish_reason = error, "error"
-        return walks
-
-    def _emit(self, request: Request, sources: Tensor, choices: Iterable[Choice], walk: Walk) -> None:
-        """Emit choices into `walk` up to where the text ends; whatever lies behind is cut off."""
-        if request.finish_reason is not None:  # cancelled by another request's callback
-            return
-        for node, token, guess in choices:
-            if token is None:
-                walk.tie = True
-                break
-            source = None
-            if guess is not None and self.drafter is not None:
-                source = self.drafter.source_name(int(sources[guess]))
-                request.stats.accepted_by_source[source] += 1
-            walk.nodes.append(node)
-            walk.tokens.append(token)
-            walk.guesses.append(guess)
-            if request.emit(token, source):
-                return
-        if walk.tie:
-            request.decide_alone = True
-            request.stats.re_decided += 1
-
-    def _observe(
-        self, requests: list[Request], turn: TreePass, result: PassResult, walks: list[Walk], *, own_rows: bool
-    ) -> None:
-        if self.drafter is None:
-            return
-        contexts = [r.context for r in requests]
-        if self.shape is not None:
-            self.shape.learn(contexts)
-        emitted = [walk.tokens for walk in walks]
-        nodes = [walk.nodes for walk in walks]
-        self.drafter.observe(
-            Step(contexts, turn.trees, result, turn.trunk, turn.offset, nodes, emitted, own_rows=own_rows)
-        )
-
-    def _account(self, requests: list[Request], trees: TokenTree, walks: list[Walk], marks: list[float]) -> None:
-        share = 1 / len(requests)
-        for b, (request, walk) in enumerate(zip(requests, walks, strict=True)):
-            stats = request.stats
-            stats.count(walk.accepted, trees.sizes[b] - 1, len(walk.tokens))
-            for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False):
-                stats.seconds[stage] += (end - begin) * share
 
     # ---------------------------------------------------------------- slots
 

@@ -63,6 +63,8 @@ def tree_pass(
     attachment: Attachment | None = None,
     floors: Sequence[int] = (),
     limit: int | None = None,
+    *,
+    row_by_row: bool = False,
 ) -> TreePass:
     """Lay out one pass.
 
@@ -73,6 +75,7 @@ def tree_pass(
         attachment: a drafter's own rows.
         floors: prompt lengths, for length-dependent rotary embeddings.
         limit: the model's context; guesses beyond it are moved back to its last position.
+        row_by_row: see `Plan`.
     """
     device = trees.tokens.device
     trunk = [len(t) for t in trunks]
@@ -100,6 +103,7 @@ def tree_pass(
             first_logit_row=offset,
         )
     plan.rope_floor = tuple(floors)
+    plan.row_by_row = row_by_row
     if attachment is not None:
         plan = _attach(plan, attachment, begin, offset, torch.tensor(trunk, device=device))
     if limit is not None and max(s + t for s, t in zip(starts, trunk, strict=True)) + REACH >= limit:

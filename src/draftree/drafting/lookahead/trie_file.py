@@ -78,11 +78,11 @@ def read(path: str | os.PathLike[str], tokenizer_fingerprint: str) -> tuple[dict
 
 
 def _in_file_order(
-    at: NDArray[np.int32],
-    tokens: NDArray[np.int32],
-    parents: NDArray[np.int32],
-    counts: NDArray[np.uint32],
-    stamps: NDArray[np.uint32],
+    at: NDArray[Any],
+    tokens: NDArray[Any],
+    parents: NDArray[Any],
+    counts: NDArray[Any],
+    stamps: NDArray[Any],
 ) -> list[NDArray[Any]]:
     order = np.argsort(at)
     at, tokens, parents, counts, stamps = (column[order] for column in (at, tokens, parents, counts, stamps))
