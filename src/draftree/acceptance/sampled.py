@@ -37,6 +37,12 @@ class PrefixChooser:
         self._processors = processors
         self._generator = generator
         self._sample = sample
+        # How far processed scores move when raw ones move by 1.
+        self._stretch = 1.0
+        for processor in processors:
+            self._stretch /= float(getattr(processor, "temperature", 1.0))
+            penalty = float(getattr(processor, "penalty", 1.0))
+            self._stretch *= max(penalty, 1 / penalty)
         self._noise: Tensor | None = None  # of the present position; survives a near-tie
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -51,7 +57,7 @@ class PrefixChooser:
             if self._noise is None:
                 self._noise = torch.empty_like(scores).exponential_(1, generator=self._generator)
             scores = scores.softmax(-1) / self._noise
-        if tolerance is not None and _near_tie(scores.log() if self._sample else scores, tolerance):
+        if tolerance is not None and _near_tie(scores.log() if self._sample else scores, tolerance * self._stretch):
             return None
         return int(scores.argmax(-1))
 

@@ -151,6 +151,8 @@ class _Rows:
     ) -> None:
         self.cosine, self.sine = host.angles(segment, plan.rope_floor, dtype)
         self._masks = PassMasks(segment, cache, first, dtype, plain_row=True)
+        self.row_by_row = plan.row_by_row
+        self._columns: dict[LayerKind, list[list[Tensor]]] = {}
         self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
 
     def mask(self, kind: LayerKind, groups: int) -> Tensor | None:
@@ -162,6 +164,12 @@ class _Rows:
                 mask = mask.repeat(1, 1, groups, 1)
             self._folded[key] = mask
         return self._folded[key]
+
+    def columns(self, kind: LayerKind) -> list[list[Tensor]]:
+        """The columns that each row of each request sees, in order."""
+        if kind not in self._columns:
+            self._columns[kind] = [[row.nonzero()[:, 0] for row in seen] for seen in self._masks.boolean(kind)]
+        return self._columns[kind]
 
 
 class _Layer:
@@ -196,14 +204,32 @@ class _Layer:
         keys, values = cache.update(qk[:, :, heads:].transpose(1, 2), qkv[:, :, heads + kv :].transpose(1, 2), index)
         query = qk[:, :, :heads].view(batch, n, kv, groups, dim).permute(0, 2, 3, 1, 4)
         query = query.reshape(batch, kv, groups * n, dim)
-        mixed = F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=rows.mask(kind, groups), scale=self.scaling
-        )
+        if rows.row_by_row:
+            mixed = _attend_row_by_row(query, keys, values, rows.columns(kind), self.scaling)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=rows.mask(kind, groups), scale=self.scaling
+            )
         mixed = mixed.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, heads * dim)
         x = x + self.output(mixed)
         normed = _rms_norm(x, self.post_norm.weight, self.post_norm.variance_epsilon)
         gate, up = self.gate_up(normed).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
+
+
+def _attend_row_by_row(
+    query: Tensor, keys: Tensor, values: Tensor, columns: list[list[Tensor]], scaling: float
+) -> Tensor:
+    """The attention calls of one-row passes: a column that is masked away would still change the order of sums."""
+    mixed = torch.empty_like(query)
+    for b, of_rows in enumerate(columns):
+        for i, index in enumerate(of_rows):
+            own = slice(i, None, len(of_rows))  # row i in every head of the group
+            key, value = (t[b : b + 1].index_select(2, index) for t in (keys, values))
+            mixed[b : b + 1, :, own] = F.scaled_dot_product_attention(
+                query[b : b + 1, :, own], key, value, scale=scaling
+            )
+    return mixed
 
 
 class _Product:

@@ -52,6 +52,8 @@ class Plan:
         first_logit_row: rows before this one get no logits (a prompt's rows need none).
         rope_floor: length [B] (host-side) below which length-dependent rotary embeddings do not choose their
             frequencies: the prompt's length, as in Hugging Face's own prefill.
+    row_by_row: each row attends alone, over the columns it sees and no others, as it would in a pass of its own
+            (where the host can: the loop host). Slower; makes 16-bit results independent of the other rows.
     """
 
     tokens: Tensor
@@ -63,6 +65,7 @@ class Plan:
     taps: tuple[int, ...] = ()
     first_logit_row: int = 0
     rope_floor: tuple[int, ...] = ()
+    row_by_row: bool = False
 
     @property
     def batch(self) -> int:
