@@ -34,7 +34,7 @@ def measure_tolerance(host: Host) -> float:
     Raises:
         ValueError: an encoder-decoder.
     """
-    with host.guard():
+    with host.lock, host.guard():
         return SAFETY * _worst_difference(host)
 
 

@@ -45,6 +45,8 @@ class StepCost:
         self._points = np.array(seconds, dtype=float)
         if len(self.rows) < 2 or len(self.rows) != len(self._points) or (np.diff(self.rows) <= 0).any():
             raise ValueError("A step-cost curve needs two or more ascending row counts, each with its seconds.")
+        if not (np.isfinite(self._points) & (self._points > 0)).all():
+            raise ValueError("A step-cost curve needs a finite time over 0 for each row count.")
 
     @property
     def seconds(self) -> np.ndarray:
@@ -71,7 +73,7 @@ class StepCost:
 
 def measure_cost(host: Host, seconds: float = SECONDS) -> StepCost:
     """Time steps of 1 to 64 rows behind a short context, interleaved, and keep each one's fastest."""
-    with host.guard():
+    with host.lock, host.guard():
         return _measure(host, seconds)
 
 

@@ -43,13 +43,25 @@ class Calibration:
         centre = np.exp(-(np.arange(BINS) + 0.5) / PER_FACTOR)
         self._right = PRIOR * centre
         self._seen = np.full(BINS, PRIOR)
+        self._rates: np.ndarray | None = None
         self._drafted: defaultdict[int, deque[_Drafted]] = defaultdict(deque)
 
     @property
     def rates(self) -> np.ndarray:
-        """[BINS], share of right guesses by bin, never rising: trees are cut in the drafter's own order."""
-        rates = self._right / self._seen
-        return (np.minimum.accumulate(rates) + np.maximum.accumulate(rates[::-1])[::-1]) / 2
+        """[BINS], share of right guesses by bin, never rising: trees are cut in the drafter's own order.
+
+        Neighbours that rise are pooled by what was seen of them, so that a bin known well outweighs an empty one.
+        """
+        if self._rates is None:
+            pools: list[tuple[float, float, int]] = []  # right, seen, bins
+            for right, seen in zip(self._right.tolist(), self._seen.tolist(), strict=True):
+                bins = 1
+                while pools and pools[-1][0] * seen < right * pools[-1][1]:
+                    last = pools.pop()
+                    right, seen, bins = right + last[0], seen + last[1], bins + last[2]
+                pools.append((right, seen, bins))
+            self._rates = np.repeat([right / seen for right, seen, _ in pools], [bins for *_, bins in pools])
+        return self._rates
 
     def worth(self, trees: TokenTree) -> np.ndarray:
         """[B, N], probability that each node is walked; roots and padding get 0."""
@@ -76,18 +88,20 @@ class Calibration:
             )
             self._drafted[request.id].append(drafted)
 
-    def compare(self, requests: Sequence[Context]) -> None:
-        """Learn from trees whose text has come in full."""
+    def compare(self, requests: Sequence[Context]) -> bool:
+        """Learn from trees whose text has come in full; return whether any of their guesses was right."""
+        any_right = False
         for request in requests:
             waiting = self._drafted.get(request.id)
             while waiting and len(request.tokens) >= waiting[0].position + waiting[0].height:
-                self._learn(waiting.popleft(), request.tokens)
+                any_right |= self._learn(waiting.popleft(), request.tokens)
+        return any_right
 
     def forget(self, request: Context) -> None:
         """The request is over; the rest of its text will not come."""
         self._drafted.pop(request.id, None)
 
-    def _learn(self, drafted: _Drafted, text: list[int]) -> None:
+    def _learn(self, drafted: _Drafted, text: list[int]) -> bool:
         # The root (depth 0) stands for the token before `position`; it is right by definition.
         came = np.array(text[drafted.position - 1 : drafted.position + drafted.height])
         wrong = drafted.tokens != came[drafted.depth]
@@ -98,6 +112,8 @@ class Calibration:
         keep = np.where(seen > 0, FORGET, 1.0)
         self._seen = keep * self._seen + seen
         self._right = keep * self._right + np.bincount(bins[right[1:]], minlength=BINS)
+        self._rates = None
+        return bool(right[1:].any())
 
 
 def _bins(logp: np.ndarray) -> np.ndarray:

@@ -3,7 +3,8 @@
 l(n) is the expected number of tokens of a step, 1 plus the path probabilities of the best n guesses; T(n) is the
 measured time of a step with that many rows (ProPD, section 4.2). Drafters' own probabilities are over-confident, so
 they are calibrated (`Calibration`). Where no guess of a step pays, its tree is the root alone; where that happens
-many times in a row the drafter is not even asked for a while, since asking costs too.
+many times in a row the drafter is not even asked for a while, since asking costs too; the first guess that turns
+out right ends that.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class DynamicTree(Shape):
 
     def learn(self, requests: Sequence[Context]) -> None:
         """See `Shape.learn`."""
-        self.calibration.compare(requests)
+        if self.calibration.compare(requests):  # whether or not it was worth a row: the drafter has something to say
+            self._fruitless, self._rest, self._next_rest = 0, 0, REST_FIRST
 
     def end(self, request: Context) -> None:
         """See `Shape.end`."""
