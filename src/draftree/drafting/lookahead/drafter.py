@@ -7,11 +7,14 @@ and the branches found are verified as one tree. Nothing is trained, and the tri
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from draftree.drafting.base import Context, Drafter, Step
-from draftree.drafting.lookahead.trie import Trie
+from draftree.drafting.lookahead.trie import Draft, Trie, checked_ids
 from draftree.host.target import Target
 from draftree.tree import TokenTree
 
@@ -52,6 +55,8 @@ class Lookahead(Drafter):
         self.sources = sources
         self._options = {"decoding_length": decoding_length, "branch_length": branch_length, **trie_options}
         self._trie: Trie | None = None
+        self._answers: list[list[int]] = []  # to be stored when the trie is made
+        self._making = threading.Lock()  # engines in several threads may meet the drafter at once
         if "eos_token_ids" in trie_options:
             self._trie = Trie(**self._options)
         else:
@@ -60,14 +65,20 @@ class Lookahead(Drafter):
     @property
     def trie(self) -> Trie:
         """The store; made when the first target tells its EOS ids, or on first use."""
-        if self._trie is None:
-            self._trie = Trie(**self._options)
-        return self._trie
+        return self._made(())
+
+    def _made(self, eos_token_ids: Sequence[int]) -> Trie:
+        with self._making:
+            if self._trie is None:
+                trie = Trie(**{"eos_token_ids": eos_token_ids} | self._options)
+                for answer in self._answers:
+                    trie.warm(answer)
+                self._trie, self._answers = trie, []
+            return self._trie
 
     def bind(self, target: Target, **hints: Any) -> None:
         """See `Drafter.bind`."""
-        if self._trie is None:
-            self._trie = Trie(eos_token_ids=hints.get("eos_token_ids", ()), **self._options)
+        self._made(hints.get("eos_token_ids", ()))
 
     def source_name(self, source: int) -> str:
         """See `Drafter.source_name`."""
@@ -86,9 +97,7 @@ class Lookahead(Drafter):
                 trees.append(TokenTree.from_arrays([], [], root=request.tokens[-1]))
                 continue
             found = self.trie.retrieve(request.id, budget, depth=depth, mode=self.mode, sources=self.sources)
-            trees.append(
-                TokenTree.from_arrays(found.tokens, found.parents, found.logp, found.source, root=request.tokens[-1])
-            )
+            trees.append(_best_first(found, request.tokens[-1]))
         return TokenTree.stack(trees) if len(trees) > 1 else trees[0]
 
     def observe(self, step: Step) -> None:
@@ -103,8 +112,13 @@ class Lookahead(Drafter):
 
     def warm(self, answers: Sequence[Sequence[int]]) -> None:
         """Insert finished answers (token ids), such as a development set's, before serving."""
-        for answer in answers:
-            self.trie.warm(answer)
+        checked = [checked_ids(answer, "answer") for answer in answers]
+        with self._making:
+            if self._trie is None:  # stored by `bind`, which knows the EOS ids that end an answer
+                self._answers += checked
+                return
+        for answer in checked:
+            self._trie.warm(answer)
 
     def save(self, path: str | os.PathLike[str], tokenizer: Any) -> None:
         """Write the trie's outputs to a flat file that names `tokenizer`."""
@@ -121,6 +135,18 @@ class Lookahead(Drafter):
         drafter = cls(trie.options["decoding_length"], trie.options["branch_length"], **options)
         drafter._trie = trie
         return drafter
+
+
+def _best_first(found: Draft, root: int) -> TokenTree:
+    """The draft as a tree with its nodes in falling order of probability, which makes cutting it to size cheap."""
+    tokens, parents, logp, source = found
+    if not (logp[1:] <= logp[:-1]).all():
+        order = np.argsort(-logp, kind="stable")  # stable: a parent precedes a child of equal probability
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        parents = np.where(parents < 0, -1, place[parents])[order]
+        tokens, logp, source = tokens[order], logp[order], source[order]
+    return TokenTree.from_arrays(tokens, parents, logp, source, root=root)
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -122,7 +122,7 @@ class Trie:
             "max_nodes": max_nodes,
             "prune": bool(prune),
             "eliminate": bool(eliminate),
-            "eos_token_ids": _checked(eos_token_ids, "eos_token_ids"),
+            "eos_token_ids": checked_ids(eos_token_ids, "eos_token_ids"),
         }
         settings = Settings(
             branch_length=branch_length,
@@ -146,7 +146,7 @@ class Trie:
 
         prompt: token ids, oldest first; list, array or tensor of one dimension; may be empty.
         """
-        tokens = _checked(prompt, "prompt")
+        tokens = checked_ids(prompt, "prompt")
         with self._lock:
             if request in self._slots:
                 raise ValueError(f"request {request} has begun already: end it first or number it anew.")
@@ -157,7 +157,7 @@ class Trie:
 
         After an end-of-sequence token nothing more of this request is stored; its context still moves on.
         """
-        checked = _checked(tokens, "tokens")
+        checked = checked_ids(tokens, "tokens")
         with self._lock:
             self._backend.extend(self._slot(request), checked)
 
@@ -195,7 +195,7 @@ class Trie:
 
     def warm(self, tokens: Sequence[int]) -> None:
         """Stores a finished answer as output, up to its first end-of-sequence token (appendix C)."""
-        checked = _checked(tokens, "tokens")
+        checked = checked_ids(tokens, "tokens")
         with self._lock:
             self._backend.warm(checked)
 
@@ -282,7 +282,7 @@ def _chosen(name: str, value: str, valid: dict[str, _T]) -> _T:
     raise ValueError(f"{name}={value!r} is unknown: did you mean {near[0]!r}? Valid are {', '.join(valid)}.")
 
 
-def _checked(tokens: Sequence[int], name: str) -> list[int]:
+def checked_ids(tokens: Sequence[int], name: str) -> list[int]:
     """Plain ints within what a node can hold."""
     try:
         if hasattr(tokens, "tolist"):

@@ -1,0 +1,211 @@
+"""Acceptance rules against slow obvious ones: greedy walks, lazy walks, and noise that is torch.multinomial's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+
+from draftree.acceptance import PrefixChooser, greedy_walks, lazy_walk
+from draftree.tree import TokenTree
+
+VOCABULARY = 4  # small, so that random guesses hold often; id 0 is one of them
+
+
+@st.composite
+def tree_batches(draw: st.DrawFn) -> tuple[TokenTree, Tensor]:
+    """Ragged random trees (equal siblings allowed) and logits for every node."""
+    trees = []
+    for _ in range(draw(st.integers(1, 3))):
+        size = draw(st.integers(0, 9))
+        tokens = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=size, max_size=size))
+        parents = [draw(st.integers(-1, n - 1)) for n in range(size)]
+        trees.append(TokenTree.from_arrays(tokens, parents, root=draw(st.integers(0, VOCABULARY - 1))))
+    tree = TokenTree.stack(trees)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    return tree, torch.randn(tree.batch, tree.width, VOCABULARY, generator=generator)
+
+
+def texts(tree: TokenTree, b: int, best: dict[int, int]) -> list[list[int]]:
+    """Every text that following the choices can give (equal siblings may choose differently), longest last."""
+    found = []
+
+    def follow(node: int, said: list[int]) -> None:
+        token = best[node]
+        after = [n for n in tree.children(b, node) if n in best and int(tree.tokens[b, n]) == token]
+        if not after:
+            found.append([*said, token])
+        for child in after:
+            follow(child, [*said, token])
+
+    follow(0, [])
+    return sorted(found, key=len)
+
+
+def check_path(tree: TokenTree, b: int, nodes: list[int]) -> None:
+    assert nodes[0] == 0
+    for parent, child in itertools.pairwise(nodes):
+        assert int(tree.parents[b, child]) == parent
+
+
+@settings(max_examples=300, deadline=None)
+@given(tree_batches())
+def test_greedy_walks_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
+    tree, logits = case
+    for b, walk in enumerate(greedy_walks(tree, logits)):
+        best = dict(enumerate(logits[b].argmax(-1).tolist()[: tree.sizes[b]]))
+        wanted = texts(tree, b, best)
+        assert len(walk.tokens) == len(wanted[-1])
+        assert walk.tokens in wanted
+        check_path(tree, b, walk.nodes)
+        assert walk.tokens == [best[node] for node in walk.nodes]
+        assert walk.guesses == [*walk.nodes[1:], None]
+        assert walk.accepted == len(walk.nodes) - 1
+        assert not walk.tie
+
+
+@settings(max_examples=300, deadline=None)
+@given(tree_batches(), st.integers(0, 2**16))
+def test_greedy_walks_after_pruning(case: tuple[TokenTree, Tensor], seed: int) -> None:
+    """Some nodes are gone with all below them; rows are padded, and rows that are no nodes stand among them."""
+    tree, logits = case
+    generator = torch.Generator().manual_seed(seed)
+    kept: list[list[int]] = []
+    for b in range(tree.batch):
+        alive = [0]
+        for node in range(1, tree.sizes[b]):
+            if int(tree.parents[b, node]) in alive and torch.rand((), generator=generator) < 0.7:
+                alive.append(node)
+        kept.append(alive)
+    width = max(len(alive) for alive in kept) + 2
+    rows = torch.full((tree.batch, width), -1)
+    scored = torch.full((tree.batch, width, VOCABULARY), -5.0)
+    scored[..., 1] = 5.0  # what padding would say
+    for b, alive in enumerate(kept):
+        place = [0, *range(2, len(alive) + 1)]  # a foreign row in between
+        rows[b, place] = torch.tensor(alive)
+        scored[b, place] = logits[b, alive]
+    for b, walk in enumerate(greedy_walks(tree, scored, rows)):
+        best = {node: int(logits[b, node].argmax()) for node in kept[b]}
+        wanted = texts(tree, b, best)
+        assert len(walk.tokens) == len(wanted[-1])
+        assert walk.tokens in wanted
+        check_path(tree, b, walk.nodes)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tree_batches(), st.floats(0.0, 2.0))
+def test_greedy_walks_stop_before_near_ties(case: tuple[TokenTree, Tensor], tolerance: float) -> None:
+    tree, logits = case
+    for whole, cut in zip(greedy_walks(tree, logits), greedy_walks(tree, logits, None, tolerance), strict=True):
+        assert cut.nodes == whole.nodes[: len(cut.nodes)]
+        assert cut.tokens == whole.tokens[: len(cut.tokens)]
+        assert cut.tie == (len(cut.nodes) < len(whole.nodes))
+    for b, cut in enumerate(greedy_walks(tree, logits, None, tolerance)):
+        best = logits[b].topk(2, -1).values
+        gaps = (best[:, 0] - best[:, 1]).tolist()
+        assert all(gaps[node] >= tolerance for node in cut.nodes)
+
+
+class Last(LogitsProcessor):
+    """Makes scores depend on the prefix, and notes every call."""
+
+    def __init__(self) -> None:
+        self.prefixes: list[list[int]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.prefixes.append(input_ids[0].tolist())
+        scores = scores.clone()
+        scores[:, int(input_ids[0, -1])] -= 1.5
+        return scores
+
+
+def make(seed: int | None, sample: bool, *processors: LogitsProcessor, room: int = 30) -> PrefixChooser:
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return PrefixChooser(torch.tensor([[3, 1]]), LogitsProcessorList(processors), generator, sample, room)
+
+
+@settings(max_examples=150, deadline=None)
+@given(tree_batches(), st.booleans(), st.integers(0, 2**16))
+def test_lazy_walks_choose_once_a_token_at_the_true_prefix(
+    case: tuple[TokenTree, Tensor], sample: bool, seed: int
+) -> None:
+    """With logits that depend on the text alone, a walk says what choosing token by token says."""
+    tree, table = case
+    by_last = table[0, 0].repeat(VOCABULARY, 1).roll(1, 0) + torch.eye(VOCABULARY).roll(1, 0)
+    for b in range(tree.batch):
+        logits = by_last[tree.tokens[b]]
+        notes, plain_notes = Last(), Last()
+        chooser, plain = make(seed, sample, notes), make(seed, sample, plain_notes)
+        walked = list(lazy_walk(tree, b, logits, None, chooser))
+        last = int(tree.tokens[b, 0])
+        said = []
+        for _ in walked:
+            token = plain.choose(by_last[last])
+            assert token is not None
+            plain.push(token)
+            said.append(token)
+            last = token
+        assert [token for _, token, _ in walked] == said
+        assert notes.prefixes == plain_notes.prefixes == [[3, 1, *said[:n]] for n in range(len(said))]
+        reached = {tuple(tree.path(b, node)[1:]) for node in range(tree.sizes[b])}
+        assert tuple(said[:-1]) in reached
+        assert tuple(said) not in reached
+        for node, token, after in walked:
+            assert after is None or int(tree.tokens[b, after]) == token
+            assert tuple(tree.path(b, node)[1:]) == tuple(said[: int(tree.depth[b, node])])
+
+
+def test_lazy_walks_leave_pruned_nodes_out() -> None:
+    tree = TokenTree.from_paths(0, [[1, 2], [3]])
+    logits = torch.eye(4)[[1, 2, 3]] * 9  # rows: the root says 1, node 1 says 2, node 3 says 3
+    rows = {0: 0, 1: 1, 3: 2}  # node 2 is gone
+    walked = list(lazy_walk(tree, 0, logits, rows, make(None, False)))
+    assert walked == [(0, 1, 1), (1, 2, None)]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**40])
+def test_noise_is_that_of_multinomial(seed: int) -> None:
+    """One draw a token from the seed's generator: what Hugging Face's sampling does, step for step."""
+    processors = (TemperatureLogitsWarper(0.7), TopKLogitsWarper(30))
+    chooser = make(seed, True, *processors, room=60)
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(60, 50, generator=torch.Generator().manual_seed(1))
+    for row in logits:
+        scores = LogitsProcessorList(processors)(torch.tensor([[3]]), row[None].clone())
+        wanted = int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
+        assert chooser.choose(row) == wanted
+        chooser.push(wanted)
+
+
+def test_a_put_off_choice_keeps_its_noise() -> None:
+    chooser, plain = make(5, True), make(5, True)
+    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(2))
+    for row in logits:
+        assert chooser.choose(row, tolerance=1e9) is None
+        token = chooser.choose(row)
+        assert token == plain.choose(row)
+        assert token is not None
+        chooser.push(token)
+        plain.push(token)
+
+
+def test_the_tolerance_is_that_of_raw_logits() -> None:
+    """A temperature of 0.5 doubles every difference, so also what counts as near."""
+    row = torch.tensor([1.0, 1.3, -9.0, -9.0])
+    assert make(None, False).choose(row, tolerance=0.2) == 1
+    assert make(None, False).choose(row, tolerance=0.4) is None
+    assert make(None, False, TemperatureLogitsWarper(0.5)).choose(row, tolerance=0.2) == 1
+    assert make(None, False, TemperatureLogitsWarper(0.5)).choose(row, tolerance=0.4) is None
+
+
+def test_choosing_leaves_the_logits_alone() -> None:
+    row = torch.randn(50)
+    before = row.clone()
+    make(1, True, Last(), TopKLogitsWarper(3)).choose(row)
+    assert torch.equal(row, before)

@@ -1,0 +1,201 @@
+"""Drafters behind their contract: what they are shown of the model, and what the two model-free ones guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drafters_for_tests import InModel
+from generate_driver import prompts
+from zoo import build
+
+from draftree.drafting import Context, Lookahead, PromptLookup, Step
+from draftree.engine import Engine, Rules, generate
+from draftree.engine import loop as loop_module
+from draftree.host import inspect_model
+from draftree.host.plan import PassResult
+from draftree.shaping import Fixed
+from draftree.tree import TokenTree
+
+PROMPTS = prompts((5, 17, 9, 30, 1), seed=6)
+
+
+def stock_states(model: Any, tokens: list[int], layer: int) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[layer][0]
+
+
+@pytest.mark.parametrize("chunk", [512, 4])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mpt", "bloom"])
+def test_a_drafter_sees_the_states_of_every_committed_row(
+    name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts included, whole or in pieces, in ragged batches; its own rows change none of them."""
+    monkeypatch.setattr(loop_module, "PREFILL_CHUNK", chunk)
+    model = build(name)
+    plain = Engine(model)
+    answers = [plain.add(prompt, Rules(max_new_tokens=20)) for prompt in PROMPTS]
+    plain.run()
+    references = {tuple(p): r.tokens for p, r in zip(PROMPTS, answers, strict=True)}
+    for host in ("loop", "hooked") if name == "llama" else ("hooked",):
+        drafter = InModel(references, seed=9)
+        engine = Engine(model, drafter=drafter, shape=Fixed(10), slots=3, host=host)
+        made = [engine.add(prompt, Rules(max_new_tokens=20)) for prompt in PROMPTS]
+        engine.run()
+        assert [r.tokens for r in made] == [r.tokens for r in answers]
+        assert len(drafter.kept) == len(PROMPTS)
+        assert drafter.passes == {True: sum(drafter.passes.values())}
+        for tokens, states in drafter.kept:
+            for layer in drafter.taps:
+                # Every token but the newest, which is the next root; a guess that ended the text has no row either.
+                known = states[layer]
+                assert len(known) in (len(tokens) - 1, len(tokens))
+                torch.testing.assert_close(known, stock_states(model, tokens[: len(known)], layer), rtol=0, atol=2e-4)
+        assert sum(r.stats.accepted for r in made) > 20
+
+
+# ------------------------------------------------------------------------------- prompt lookup
+
+
+def guess(tokens: list[int], budget: int = 10, room: int = 100, eos: tuple[int, ...] = (), **options: int) -> list[int]:
+    drafter = PromptLookup(**{"num_draft_tokens": 10, "max_ngram_size": 3} | options)
+    drafter.bind(inspect_model(build("llama")), eos_token_ids=eos)
+    request = Context(0, list(tokens), len(tokens), room)
+    drafter.begin(request)
+    tree = drafter.draft([request], [budget])
+    assert tree.tokens[0, 0] == tokens[-1]
+    size = tree.sizes[0]
+    assert tree.parents[0].tolist() == list(range(-1, size - 1))
+    assert (np.diff(tree.logp[0].numpy()) < 0).all()
+    return tree.tokens[0, 1:size].tolist()
+
+
+def test_prompt_lookup_takes_the_longest_match() -> None:
+    assert guess([1, 2, 3, 7, 7, 2, 3, 8, 9, 1, 2, 3]) == [7, 7, 2, 3, 8, 9, 1, 2, 3]
+    assert guess([4, 3, 5, 1, 3, 6, 1, 3]) == [6, 1, 3]
+    assert guess([4, 3, 5, 1, 3, 6, 1, 3], max_ngram_size=1) == [5, 1, 3, 6, 1, 3]
+    assert guess([1, 2, 3]) == []
+    assert guess([5]) == []
+    assert guess([0, 0]) == [0]  # id 0 is a token
+
+
+def test_prompt_lookup_limits() -> None:
+    text = [1, 2, 3, 4, 5, 6, 1]
+    assert guess(text) == [2, 3, 4, 5, 6, 1]
+    assert guess(text, budget=2) == [2, 3]
+    assert guess(text, room=4) == [2, 3, 4]  # the target adds one itself
+    assert guess(text, room=1) == []
+    assert guess(text, budget=0) == []
+    assert guess(text, eos=(4, 5)) == [2, 3, 4]
+
+
+def test_prompt_lookup_follows_the_output() -> None:
+    drafter = PromptLookup()
+    drafter.bind(inspect_model(build("llama")), eos_token_ids=())
+    request = Context(3, [1, 2], 2, 10)
+    drafter.begin(request)
+    request.tokens += [8, 9, 1]
+    request.room -= 3
+    tree = TokenTree.roots(torch.tensor([2]))
+    drafter.observe(Step([request], tree, PassResult(torch.empty(0), []), [0], 0, [[0]], [[8, 9, 1]]))
+    assert drafter.draft([request], [5]).tokens[0].tolist() == [1, 2, 8, 9, 1]
+    drafter.end(request)
+    drafter.end(request)  # a request that never began may end
+    assert drafter._seen == {}
+
+
+@pytest.mark.parametrize("options", [{"num_draft_tokens": 0}, {"max_ngram_size": -1}])
+def test_prompt_lookup_options(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="give at least 1"):
+        PromptLookup(**options)
+
+
+# ------------------------------------------------------------------------------- lookahead
+
+
+def lookahead(**options: Any) -> tuple[Lookahead, Context]:
+    drafter = Lookahead(decoding_length=12, branch_length=4, **options)
+    drafter.warm([[5, 6, 7, 8, 9], [5, 6, 7, 3, 3], [6, 20, 21]])
+    drafter.bind(inspect_model(build("llama")), eos_token_ids=(9,))
+    request = Context(1, [30, 31, 5, 6, 30, 31, 5, 6], 8, 50)
+    drafter.begin(request)
+    return drafter, request
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.path(0, node)[1:]) for node in range(1, tree.sizes[0])}
+
+
+def test_lookahead_guesses_from_prompt_and_answers() -> None:
+    drafter, request = lookahead()
+    tree = drafter.draft([request], [12])
+    assert {(7,), (7, 8), (7, 3), (30,), (30, 31)} <= paths(tree)
+    names = {drafter.source_name(int(s)) for s in tree.source[0, 1 : tree.sizes[0]]}
+    assert {"lookahead/prompt", "lookahead/output"} <= names
+    assert (tree.logp[0, 1:].diff() <= 0).all()
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3, 12])
+@pytest.mark.parametrize("room", [1, 2, 3, 50])
+@pytest.mark.parametrize("mode", ["hierarchical", "parallel", "single"])
+def test_lookahead_keeps_to_budget_and_room(budget: int, room: int, mode: str) -> None:
+    drafter, request = lookahead(mode=mode)
+    request.room = room
+    tree = drafter.draft([request], [budget])
+    assert tree.sizes[0] - 1 <= budget
+    assert tree.height <= room - 1
+    if budget and room > 1:
+        assert tree.sizes[0] > 1
+    if mode == "single":
+        assert tree.height == tree.sizes[0] - 1
+
+
+def test_lookahead_sources() -> None:
+    drafter, request = lookahead(sources="prompt")
+    assert all(p[0] == 30 for p in paths(drafter.draft([request], [12])))
+    drafter, request = lookahead(sources="output")
+    assert all(p[0] != 30 for p in paths(drafter.draft([request], [12])))
+
+
+def test_answers_warmed_before_the_model_is_known_end_at_its_eos() -> None:
+    """The trie is made when a target tells its EOS ids; what was warmed before must not run past one."""
+    drafter = Lookahead(branch_length=6)
+    drafter.warm([[5, 6, 9, 7, 7, 7]])
+    drafter.bind(inspect_model(build("llama")), eos_token_ids=(9,))
+    drafter.warm([[5, 11, 9, 12]])
+    request = Context(1, [30, 5], 2, 50)
+    drafter.begin(request)
+    assert paths(drafter.draft([request], [12])) == {(6,), (6, 9), (11,), (11, 9)}
+    with pytest.raises(ValueError, match="answer"):
+        Lookahead().warm([[5, -1]])
+
+
+@pytest.mark.parametrize("options", [{"mode": "tree"}, {"sources": "web"}, {"decoding_length": 0}, {"capacity": -1}])
+def test_lookahead_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Lookahead(**options)
+
+
+def test_lookahead_travels_by_file(demo: Any, tmp_path: Path) -> None:
+    ids = demo.tokenizer("The restaurant serves", return_tensors="pt").input_ids
+    drafter = Lookahead()
+    options = {"max_new_tokens": 30, "shape": Fixed(16)}
+    cold = generate(demo.model, ids, drafter=drafter, **options)
+    drafter.save(tmp_path / "trie", demo.tokenizer)
+    loaded = Lookahead.load(tmp_path / "trie", demo.tokenizer)
+    warm = generate(demo.model, ids, drafter=loaded, **options)
+    again = generate(demo.model, ids, drafter=drafter, **options)
+    assert torch.equal(cold.sequences, warm.sequences)
+    assert warm.stats.total.steps == again.stats.total.steps < cold.stats.total.steps
+
+
+def test_no_answer_without_a_lookup_table_of_its_own() -> None:
+    """Two drafters share nothing."""
+    first, request = lookahead()
+    second = Lookahead(decoding_length=12, branch_length=4)
+    second.bind(inspect_model(build("llama")), eos_token_ids=())
+    second.begin(request)
+    assert paths(first.draft([request], [12])) != paths(second.draft([request], [12]))
