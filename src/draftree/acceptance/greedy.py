@@ -21,7 +21,7 @@ def greedy_walks(
         tolerance: stop before the first choice whose two best logits are closer than this (strict mode).
     """
     best = logits.argmax(-1)
-    if tree.width == 1:
+    if tree.width == 1 and tolerance is None:
         return [Walk([0], [token], [None]) for token in best[:, 0].tolist()]
     if rows is None:
         best = best[:, : tree.width]
