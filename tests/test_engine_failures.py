@@ -48,7 +48,9 @@ class TrapProcessor(LogitsProcessor):
 
 
 def hooks(model: Any) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    """Hooks on the model's modules, but those that transformers leaves once hidden states were asked for."""
+    found = [h for m in model.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+    return sum(not str(getattr(h, "__module__", "")).startswith("transformers.") for h in found)
 
 
 def goes_on(engine: Engine) -> None:

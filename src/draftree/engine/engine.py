@@ -30,7 +30,7 @@ class Engine:
         slots: requests decoded together; more wait.
         shape: sizes the trees; by default by measured cost and calibrated probability (`DynamicTree`).
         pruner: prunes trees inside the pass; not there yet, must be None.
-        host: "auto" (loop where the model qualifies, else hooked), "loop" or "hooked".
+        host: "auto" (loop where the model qualifies, else hooked), "loop", "hooked", or a host opened for the model.
         strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
             that does and does not promise.
         capacity: cache columns to allocate at first, where the need is known.
@@ -48,7 +48,7 @@ class Engine:
         slots: int = 8,
         shape: Shape | None = None,
         pruner: Any = None,
-        host: str = "auto",
+        host: str | Host = "auto",
         strict: bool = False,
         capacity: int = 256,
         reject_drafts: bool = False,

@@ -93,7 +93,8 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "eos_token_id": eos_token_id,
     }
-    target = open_host(model, host).target
+    opened = open_host(model, host)
+    target = opened.target
     _check_ids(input_ids, attention_mask)
     input_ids = input_ids.long()
     engine_options = {
@@ -101,7 +102,7 @@ def generate(
         "drafter": drafter,
         "pruner": pruner,
         "shape": shape,
-        "host": host,
+        "host": opened,
         "strict": strict,
     }
     # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the model's own.

@@ -19,14 +19,16 @@ __all__ = ["HookedHost", "Host", "LoopHost", "Target", "inspect_model", "open_ho
 _hosts: weakref.WeakKeyDictionary[Any, dict[str, Host]] = weakref.WeakKeyDictionary()
 
 
-def open_host(model: Any, choice: str = "auto") -> Host:
-    """The host for `model`: "loop" (fast, llama-shaped models), "hooked" (any model) or "auto".
+def open_host(model: Any, choice: str | Host = "auto") -> Host:
+    """The host for `model`: "loop" (fast, llama-shaped models), "hooked" (any model), "auto", or one opened just now.
 
     A family that is not in the tests is looked at once: its tree logits must be those of its branches.
 
     Raises:
         TypeError, ValueError: a model that cannot be driven, or a choice that does not exist or fit.
     """
+    if isinstance(choice, Host):
+        return choice
     if choice not in ("auto", "loop", "hooked"):
         raise ValueError(f"host is {choice!r}: choose 'auto', 'loop' or 'hooked'.")
     target = inspect_model(model)

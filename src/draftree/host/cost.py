@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 import time
@@ -27,6 +28,8 @@ SECONDS = 0.4  # time spent measuring, once the model has run once
 FORMAT = 1  # of the file on disk
 PACE = 0.02  # weight of one real step against the curve as it stands; the shape matters, and single steps are noisy
 SHARED = 0.3  # part of a step's news that concerns all row counts alike
+TABLE = 256  # row counts in the planning table
+TABLE_EVERY = 16  # steps between two renewals of it
 MOST_FACTOR = 2.0  # a step counts as no more than this much slower or faster than expected
 
 
@@ -45,6 +48,9 @@ class StepCost:
         self._points = np.array(seconds, dtype=float)
         if len(self.rows) < 2 or len(self.rows) != len(self._points) or (np.diff(self.rows) <= 0).any():
             raise ValueError("A step-cost curve needs two or more ascending row counts, each with its seconds.")
+        self._octaves = np.log2(self.rows)
+        self._table: np.ndarray | None = None
+        self._observed = 0
         if not (np.isfinite(self._points) & (self._points > 0)).all():
             raise ValueError("A step-cost curve needs a finite time over 0 for each row count.")
 
@@ -61,14 +67,23 @@ class StepCost:
         slope = (seconds[-1] - seconds[-2]) / (self.rows[-1] - self.rows[-2])
         return np.where(rows > self.rows[-1], seconds[-1] + slope * (rows - self.rows[-1]), inside)
 
+    def table(self, first: int, stop: int) -> np.ndarray:
+        """Seconds of steps with `first` to `stop` - 1 rows; a view of a table kept for planning every step."""
+        if self._table is None or len(self._table) < stop:
+            self._table = self.of(np.arange(max(stop, TABLE)))
+        return self._table[first:stop]
+
     def observe(self, rows: int, seconds: float) -> None:
         """A real step had `rows` rows and took `seconds`: bend the curve there, and shift the rest a little.
 
         A factor, not a sum, is averaged over time, so that one stalled step weighs no more than a slow one.
         """
-        factor = float(np.clip(seconds / self.of(rows), 1 / MOST_FACTOR, MOST_FACTOR))
-        octaves = np.abs(np.log2(self.rows / rows))
+        factor = min(max(seconds / self.table(rows, rows + 1)[0], 1 / MOST_FACTOR), MOST_FACTOR)
+        octaves = np.abs(self._octaves - math.log2(rows))
         self._points *= factor ** (PACE * (SHARED + (1 - SHARED) * np.exp(-octaves)))
+        self._observed += 1
+        if self._observed % TABLE_EVERY == 0:
+            self._table = None
 
 
 def measure_cost(host: Host, seconds: float = SECONDS) -> StepCost:

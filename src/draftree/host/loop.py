@@ -2,8 +2,7 @@
 
 Embed, layers, norm, head: the same arithmetic as the stock modules, read from their weights. Query, key and value
 projections are one matrix product, so are gate and up; grouped query heads are folded into query rows instead of
-repeating keys and values. Weights are laid out [in, out], which thin matrix products on a CPU read fastest. Taken
-where the model qualifies (`LoopHost.qualifies`), refused where it does not.
+repeating keys and values. Taken where the model qualifies (`LoopHost.qualifies`), refused where it does not.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from draftree.host.cache import SlotCache
 from draftree.host.masks import LayerKind, PassMasks
 from draftree.host.plan import PassResult, Plan, Segment, operate
 from draftree.host.positions import is_length_dependent, per_row_angles
+from draftree.host.product import COPY_LIMIT, Product
 from draftree.host.target import Target
 
 SHAPED_LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 STOCK_MODULES = ("torch.nn.", "transformers.")
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)
-COPY_LIMIT = 2 * 1024**3  # bytes; above it a second copy of the weights costs more than it gains
 ANGLE_BLOCK = 1024  # positions by which the table of rotary angles grows
 
 
@@ -73,7 +72,7 @@ class LoopHost(Host):
         self._per_row = is_length_dependent(self._rotary)
         self._layers = [_Layer(layer, target.config, copy) for layer in target.layers]
         self._norm = target.decoder.norm
-        self._head = _Product([target.model.get_output_embeddings()], copy)
+        self._head = Product([target.model.get_output_embeddings()], copy)
         self._embedding = target.model.get_input_embeddings()
         self._cosines = self._sines = torch.empty(0)
         self._versions = self._weight_versions()
@@ -140,7 +139,11 @@ def _fold_sign(sine: Tensor) -> Tensor:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), weight, epsilon)
+    if x.dtype != torch.float32:
+        return F.rms_norm(x, (x.shape[-1],), weight, epsilon)
+    # On a CPU torch's own takes eleven operations; this takes six, and they are what a layer's overhead is made of.
+    squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+    return x * squares.div_(x.shape[-1]).add_(epsilon).rsqrt_() * weight
 
 
 class _Rows:
@@ -184,10 +187,10 @@ class _Layer:
         self.input_norm, self.post_norm = layer.input_layernorm, layer.post_attention_layernorm
         self.query_norm = getattr(attention, "q_norm", None)
         self.key_norm = getattr(attention, "k_norm", None)
-        self.qkv = _Product([attention.q_proj, attention.k_proj, attention.v_proj], copy)
-        self.output = _Product([attention.o_proj], copy)
-        self.gate_up = _Product([mlp.gate_proj, mlp.up_proj], copy)
-        self.down = _Product([mlp.down_proj], copy)
+        self.qkv = Product([attention.q_proj, attention.k_proj, attention.v_proj], copy)
+        self.output = Product([attention.o_proj], copy)
+        self.gate_up = Product([mlp.gate_proj, mlp.up_proj], copy)
+        self.down = Product([mlp.down_proj], copy)
 
     def __call__(self, x: Tensor, index: int, rows: _Rows, kind: LayerKind, cache: SlotCache) -> Tensor:
         batch, n, _ = x.shape
@@ -230,27 +233,3 @@ def _attend_row_by_row(
                 query[b : b + 1, :, own], key, value, scale=scaling
             )
     return mixed
-
-
-class _Product:
-    """One or more linears on the same input as one matrix product on weights laid out [in, out].
-
-    Where a copy of the weights would cost too much, the stock weights are used side by side.
-    """
-
-    def __init__(self, linears: list[nn.Linear], copy: bool) -> None:
-        self.linears = linears
-        self.weight: Tensor | None = None
-        self.bias: Tensor | None = None
-        if copy:
-            self.weight = torch.cat([m.weight.detach() for m in linears]).t().contiguous()
-            if linears[0].bias is not None:
-                self.bias = torch.cat([m.bias.detach() for m in linears])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.weight is None:
-            parts = [F.linear(x, m.weight, m.bias) for m in self.linears]
-            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        rows = x.reshape(-1, x.shape[-1])
-        out = torch.mm(rows, self.weight) if self.bias is None else torch.addmm(self.bias, rows, self.weight)
-        return out.view(*x.shape[:-1], -1)

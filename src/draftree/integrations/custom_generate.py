@@ -55,7 +55,8 @@ def custom_generate(
         **model_kwargs: Any,
     ) -> Any:
         refuse_other_methods(generation_config)
-        target = open_host(model, host).target
+        opened = open_host(model, host)
+        target = opened.target
         length, eos, criteria = split_criteria(stopping_criteria)
         new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
         count = input_ids.shape[0]
@@ -74,7 +75,7 @@ def custom_generate(
             drafter=drafter,
             shape=shape,
             strict=strict,
-            host=host,
+            host=opened,
             slots=count,
             capacity=input_ids.shape[1] + new + 64,
         )

@@ -22,6 +22,7 @@ BINS = 24
 PER_FACTOR = 4  # bins to a factor of e; the last one holds all that is below
 FORGET = 0.99  # weight of the past at each tree that adds to a bin
 PRIOR = 10.0  # how many trees the drafter's own probability counts for
+POOL_EVERY = 4  # trees between two readings of the rates, which cost more than a tree
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Calibration:
         self._right = PRIOR * centre
         self._seen = np.full(BINS, PRIOR)
         self._rates: np.ndarray | None = None
+        self._learned = 0
         self._drafted: defaultdict[int, deque[_Drafted]] = defaultdict(deque)
 
     @property
@@ -68,7 +70,8 @@ class Calibration:
         logp = trees.logp.numpy(force=True)
         worth = self.rates[_bins(logp)]
         worth[:, 0] = 0.0
-        worth[~np.isfinite(logp)] = 0.0
+        for b, size in enumerate(trees.sizes):
+            worth[b, size:] = 0.0
         return worth
 
     def remember(self, requests: Sequence[Context], trees: TokenTree) -> None:
@@ -112,10 +115,11 @@ class Calibration:
         keep = np.where(seen > 0, FORGET, 1.0)
         self._seen = keep * self._seen + seen
         self._right = keep * self._right + np.bincount(bins[right[1:]], minlength=BINS)
-        self._rates = None
+        self._learned += 1
+        if self._learned % POOL_EVERY == 0:
+            self._rates = None
         return bool(right[1:].any())
 
 
 def _bins(logp: np.ndarray) -> np.ndarray:
-    finite = np.where(np.isfinite(logp), logp, -float(BINS))
-    return np.clip((-PER_FACTOR * finite).astype(np.int64), 0, BINS - 1)
+    return np.clip(-PER_FACTOR * logp, 0, BINS - 1).astype(np.int64)  # padding (-inf) goes to the last bin

@@ -83,11 +83,14 @@ class DynamicTree(Shape):
         """
         assert self._cost is not None
         batch = worth.shape[0]
+        if batch == 1:
+            flat = np.sort(worth[0])[::-1][: self.max_nodes]
+            return [int((np.append(1.0, 1.0 + flat.cumsum()) / self._cost.table(1, len(flat) + 2)).argmax())]
         order = np.sort(worth, axis=1)[:, ::-1][:, : self.max_nodes]
         flat = np.sort(order, axis=None)[::-1]
         flat = flat[flat > 0]
         gain = batch + np.concatenate([[0.0], np.cumsum(flat)])
-        rate = gain / self._cost.of(batch + np.arange(len(gain)))
+        rate = gain / self._cost.table(batch, batch + len(gain))
         best = int(rate.argmax())
         if best == 0:
             return [0] * batch

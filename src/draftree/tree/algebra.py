@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.tree.builders import NOTHING, Fields, per_request
-from draftree.tree.structure import any_above, moved, on_device, structure_of
+from draftree.tree.structure import Structure, any_above, moved, on_device, structure_of
 
 if TYPE_CHECKING:
     from draftree.tree.token_tree import TokenTree
@@ -103,6 +103,8 @@ def _path_names(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
 def best(tree: TokenTree, n: int | Sequence[int]) -> Fields:
     limits = per_request(n, tree.batch, "n")
     sizes = tuple(min(limit + 1, size) for limit, size in zip(limits, tree.sizes, strict=True))
+    if tree.tokens.is_cpu and best_first(tree):
+        return _beginning(tree, sizes)
     structure = tree.structure
     capped = tree.logp[:, None, :].masked_fill(~structure.ancestors, float("inf")).amin(-1)
     if sizes == tree.sizes:
@@ -116,6 +118,26 @@ def best(tree: TokenTree, n: int | Sequence[int]) -> Fields:
         chosen = ranks <= moved(torch.tensor(limits), tree.device)[:, None]
     keep = torch.zeros_like(structure.ancestors[:, 0]).scatter_(1, order, chosen) & tree.real
     return _compact(tree, capped, keep, sizes, None)[0]
+
+
+def best_first(tree: TokenTree) -> bool:
+    """Whether nodes (on the host) come in falling order of log-probability; then the best n are the first n."""
+    logp = tree.logp.numpy()
+    return bool((logp[:, 1:] <= logp[:, :-1]).all())
+
+
+def _beginning(tree: TokenTree, sizes: tuple[int, ...]) -> Fields:
+    """The first nodes of each tree: connected, since parents come before their children."""
+    width = max(sizes, default=1)
+    tokens, parents, logp, source = (t[:, :width] for t in (tree.tokens, tree.parents, tree.logp, tree.source))
+    if min(sizes, default=1) < width:
+        padding = torch.arange(width) >= torch.tensor(sizes)[:, None]
+        tokens, parents = tokens.masked_fill(padding, 0), parents.masked_fill(padding, -1)
+        logp, source = logp.masked_fill(padding, float("-inf")), source.masked_fill(padding, 0)
+        return tokens, parents, logp, source, sizes, None
+    depth = tree.depth[:, :width]
+    structure = Structure(depth, tree.ancestors[:, :width, :width], int(depth.max()))
+    return tokens, parents, logp, source, sizes, structure
 
 
 def prune(tree: TokenTree, keep: Tensor) -> tuple[Fields, Tensor]:

@@ -81,9 +81,7 @@ def from_paths(
 ) -> Fields:
     sources = [source] * len(paths) if isinstance(source, int) else list(source)
     if len(sources) != len(paths) or (logp is not None and [len(p) for p in logp] != [len(p) for p in paths]):
-        raise ValueError(
-            "logp takes one number a token and source one mask a path: give both the paths' shape."
-        )
+        raise ValueError("logp takes one number a token and source one mask a path: give both the paths' shape.")
     ids: dict[tuple[int, int], int] = {}
     tokens, parents, scores, masks = [int(root)], [-1], [0.0], [0]
     for p, path in enumerate(paths):

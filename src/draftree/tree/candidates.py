@@ -29,13 +29,9 @@ def _choice_structure(
     place = {(): 0} | {choice: i for i, choice in enumerate(order, 1)}
     for choice in order:
         if not choice or min(choice) < 0:
-            raise ValueError(
-                f"{choice} is no choice: name a node by its ranks (>= 0) from the root, as (0, 2)."
-            )
+            raise ValueError(f"{choice} is no choice: name a node by its ranks (>= 0) from the root, as (0, 2).")
         if choice[:-1] not in place:
-            raise ValueError(
-                f"The choice list has {choice} but not its prefix {choice[:-1]}: add the prefix."
-            )
+            raise ValueError(f"The choice list has {choice} but not its prefix {choice[:-1]}: add the prefix.")
     depths = torch.tensor([len(c) - 1 for c in order], dtype=torch.long, device=device)
     ranks = torch.tensor([c[-1] for c in order], dtype=torch.long, device=device)
     parents = torch.tensor([[-1, *(place[c[:-1]] for c in order)]], dtype=torch.long)
@@ -43,9 +39,7 @@ def _choice_structure(
     return depths, ranks, parents.to(device), structure_of(parents, device), last
 
 
-def from_choices(
-    roots: Tensor, candidates: Tensor, choices: Choices, logp: Tensor | None, source: int
-) -> Fields:
+def from_choices(roots: Tensor, candidates: Tensor, choices: Choices, logp: Tensor | None, source: int) -> Fields:
     _check_candidates(roots, candidates, logp)
     batch, depth, count = candidates.shape
     depths, ranks, parents, structure, last = _choice_structure(tuple(map(tuple, choices)), candidates.device)
@@ -63,9 +57,7 @@ def from_choices(
         scores = scores[:, None, :].masked_fill(~structure.ancestors, 0.0).sum(-1)
     masks = torch.full_like(tokens, source)
     masks[:, 0] = 0
-    spread = Structure(
-        structure.depth.expand(batch, -1), structure.ancestors.expand(batch, -1, -1), structure.height
-    )
+    spread = Structure(structure.depth.expand(batch, -1), structure.ancestors.expand(batch, -1, -1), structure.height)
     return tokens, parents.expand(batch, -1), scores, masks, (nodes,) * batch, spread
 
 

@@ -60,9 +60,7 @@ def to_picture(tree: TokenTree, path: str | Path, b: int = 0, decode: Decode | N
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path as Curve
     except ImportError as error:
-        raise ImportError(
-            "Drawing a tree needs matplotlib: install it with `pip install draftree[bench]`."
-        ) from error
+        raise ImportError("Drawing a tree needs matplotlib: install it with `pip install draftree[bench]`.") from error
 
     size = tree.sizes[b]
     parents, depth = tree.parents[b].tolist(), tree.depth[b, :size].tolist()

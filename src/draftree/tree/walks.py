@@ -62,9 +62,7 @@ def walk(tree: TokenTree, b: int, tokens: Sequence[int]) -> list[int]:
     reached = {0: [0]}
     for token in tokens:
         below = {
-            i: [*reached[parent], i]
-            for i, parent in enumerate(parents)
-            if parent in reached and known[i] == token
+            i: [*reached[parent], i] for i, parent in enumerate(parents) if parent in reached and known[i] == token
         }
         if not below:
             break
