@@ -243,7 +243,8 @@ class LearnedByColumn(Family):
         positions = masks().segment.positions
 
         def look_up(mod: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
-            return self.look_up(mod, positions).to(output)
+            tokens = kwargs.get("input_ids", args[0] if args else None)
+            return self.look_up(mod, positions, tokens).to(output)
 
         handle = module.register_forward_hook(look_up, with_kwargs=True)
         try:
@@ -251,17 +252,22 @@ class LearnedByColumn(Family):
         finally:
             handle.remove()
 
-    def look_up(self, module: Any, positions: Tensor) -> Tensor:
-        """Positional embeddings [B, N, d]."""
+    def look_up(self, module: Any, positions: Tensor, tokens: Tensor | None) -> Tensor:
+        """Positional embeddings [B, N, d] of rows with these positions and token ids."""
         return F.embedding(positions + getattr(module, "offset", 0), module.weight)
 
 
 class M2M100(LearnedByColumn):
-    """M2M-100: a sinusoidal table that starts behind its padding row and grows on demand."""
+    """M2M-100: a sinusoidal table that starts behind its padding row and grows on demand.
 
-    def look_up(self, module: Any, positions: Tensor) -> Tensor:
+    The model gives the padding token the padding row wherever it stands, also where it is said in the text.
+    """
+
+    def look_up(self, module: Any, positions: Tensor, tokens: Tensor | None) -> Tensor:
         """Rows of the table, which the model counts from its padding index."""
         index = positions + module.padding_idx + 1
+        if tokens is not None:
+            index = index.masked_fill(tokens == module.padding_idx, module.padding_idx)
         longest = int(index.max()) + 1
         if longest > module.weights.shape[0]:
             module.make_weights(longest + module.offset, module.embedding_dim, module.padding_idx)
