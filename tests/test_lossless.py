@@ -131,3 +131,23 @@ def test_up_to_the_last_position_of_the_context() -> None:
     for kind, make in drafters(references_of(rows, wanted)).items():
         out = generate(model, ids, drafter=make(), shape=SHAPES["fixed-16"](), max_new_tokens=16)
         same(out.sequences, wanted, kind)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_token_0_is_alive_in_a_prompt(name: str) -> None:
+    """Padding is what the mask hides, not what looks like the pad token."""
+    rows = [[0, 0, *prompts((9,))[0], 0, 5, 0], [0, *prompts((4,), seed=7)[0], 0]]
+    ids, mask = left_pad(rows)
+    wanted = hf(build(name), ids, mask, no_repeat_ngram_size=3)
+    drafter = drafters(references_of(rows, wanted))["random"]()
+    out = generate(
+        build(name),
+        ids,
+        mask,
+        drafter=drafter,
+        shape=SHAPES["fixed-16"](),
+        max_new_tokens=NEW,
+        no_repeat_ngram_size=3,
+    )
+    same(out.sequences, wanted, name)
+    assert out.stats.total.accepted > 0
