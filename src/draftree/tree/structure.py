@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CACHE_BYTES = 64 * 2**20
+CACHE_BYTES = 4 * 2**20  # a few hundred trees of 64 nodes; shapes that come back do so soon
 
 
 class Structure(NamedTuple):
