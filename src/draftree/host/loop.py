@@ -24,6 +24,7 @@ from draftree.host.target import Target
 SHAPED_LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 STOCK_MODULES = ("torch.nn.", "transformers.")
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)
+HEAD_ROWS = 16  # rows of one product with the head: its buffers grow with rows times vocabulary
 ANGLE_BLOCK = 1024  # positions by which the table of rotary angles grows
 
 
@@ -111,7 +112,15 @@ class LoopHost(Host):
         if plan.first_logit_row:
             x = x[:, plan.first_logit_row :]
         x = _rms_norm(x, self._norm.weight, self._norm.variance_epsilon)
-        return PassResult(self._head(x), segments, hidden)
+        return PassResult(self._logits(x), segments, hidden)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        rows = x.shape[0] * x.shape[1]
+        if rows <= HEAD_ROWS:
+            return self._head(x)
+        flat = x.reshape(1, rows, -1)
+        parts = [self._head(part) for part in flat.split(HEAD_ROWS, 1)]
+        return torch.cat(parts, 1).view(*x.shape[:2], -1)
 
     def angles(self, segment: Segment, floor: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sign-folded sines [B, n, 1, rotary dim] of the segment's rows."""
