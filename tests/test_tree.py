@@ -99,9 +99,7 @@ def test_longest_match_is_the_deepest_confirmed_node(batch, data):
 
 
 def test_padding_never_matches_a_live_token_zero():
-    tree = TokenTree.stack(
-        [TokenTree.from_arrays([1, 0], [-1, 0], root=9), TokenTree.roots(torch.tensor([9]))]
-    )
+    tree = TokenTree.stack([TokenTree.from_arrays([1, 0], [-1, 0], root=9), TokenTree.roots(torch.tensor([9]))])
     assert tree.longest_match(torch.zeros(2, 3, dtype=torch.long)).tolist() == [0, 0]
     assert tree.longest_match(torch.tensor([[1, 0, 0], [0, 0, 0]])).tolist() == [2, 0]
 
@@ -180,9 +178,7 @@ def test_to_its_own_device_is_the_same_tree():
 def test_a_gpu_gives_the_answers_of_the_host(batch, data):
     host = stacked(batch)
     gpu = host.to("cuda")
-    says = torch.tensor(
-        [data.draw(st.lists(TOKENS, min_size=host.width, max_size=host.width)) for _ in batch]
-    )
+    says = torch.tensor([data.draw(st.lists(TOKENS, min_size=host.width, max_size=host.width)) for _ in batch])
     keep = says > 0
     assert gpu.ancestors.is_cuda
     assert torch.equal(gpu.ancestors.cpu(), host.ancestors)

@@ -73,9 +73,7 @@ def test_best_takes_the_most_probable_and_stays_connected(batch, data):
         expected.logp = [model.capped(i) for i in ids]
         assert read(found, b) == expected
     again = tree.best(n)
-    assert all(
-        torch.equal(getattr(again, name), getattr(found, name)) for name in ("tokens", "parents", "logp")
-    )
+    assert all(torch.equal(getattr(again, name), getattr(found, name)) for name in ("tokens", "parents", "logp"))
 
 
 def test_best_counts_real_nodes_of_no_probability_before_padding():
@@ -108,9 +106,7 @@ def test_prune_drops_nodes_with_all_below_them(batch, data):
         assert index[b].tolist() == ids + [-1] * (index.shape[1] - len(ids))
         width = max(width, len(ids))
     assert found.width == index.shape[1] == width
-    assert found.height == max(
-        read(found, b).depth(i) for b in range(found.batch) for i in range(found.sizes[b])
-    )
+    assert found.height == max(read(found, b).depth(i) for b in range(found.batch) for i in range(found.sizes[b]))
 
 
 def test_prune_of_everything_leaves_the_root():

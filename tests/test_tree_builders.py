@@ -227,9 +227,7 @@ def test_from_candidates_refuses():
 
 @given(batches(), batches())
 def test_stack_keeps_each_tree(first, second):
-    tree = TokenTree.stack(
-        [TokenTree.stack([m.tree() for m in first]), TokenTree.stack([m.tree() for m in second])]
-    )
+    tree = TokenTree.stack([TokenTree.stack([m.tree() for m in first]), TokenTree.stack([m.tree() for m in second])])
     assert [read(tree, b) for b in range(tree.batch)] == first + second
 
 
@@ -246,6 +244,4 @@ def test_paths_rebuild_a_tree_without_equal_siblings(model):
     paths = [list(slim.path(i)[1:]) for i in ends]
     steps = [[slim.logp[i] - slim.logp[slim.parents[i]] for i in slim.above(end)[1:]] for end in ends]
     again = read(TokenTree.from_paths(slim.tokens[0], paths, steps))
-    assert nearly(
-        {p: (s, 0) for p, (s, _) in again.named().items()}, {p: (s, 0) for p, (s, _) in slim.named().items()}
-    )
+    assert nearly({p: (s, 0) for p, (s, _) in again.named().items()}, {p: (s, 0) for p, (s, _) in slim.named().items()})

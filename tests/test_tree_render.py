@@ -12,9 +12,7 @@ WORDS = [" the", "a\nb", "$x$", ""]
 
 
 def sample():
-    tree = TokenTree.from_paths(
-        0, [[1, 2], [2, 3], [1, 0]], [[-0.1, -1.0], [-3.0, -0.5], [-0.1, -0.2]], [1, 2, 4]
-    )
+    tree = TokenTree.from_paths(0, [[1, 2], [2, 3], [1, 0]], [[-0.1, -1.0], [-3.0, -0.5], [-0.1, -0.2]], [1, 2, 4])
     return TokenTree.stack([TokenTree.roots(torch.tensor([3])), tree])
 
 

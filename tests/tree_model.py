@@ -128,8 +128,7 @@ def read(tree, b=0):
 def nearly(found, expected):
     """Whether two {path: (logp, source)} agree, up to float32 sums."""
     return found.keys() == expected.keys() and all(
-        math.isclose(found[key][0], expected[key][0], rel_tol=1e-5, abs_tol=1e-5)
-        and found[key][1] == expected[key][1]
+        math.isclose(found[key][0], expected[key][0], rel_tol=1e-5, abs_tol=1e-5) and found[key][1] == expected[key][1]
         for key in found
     )
 

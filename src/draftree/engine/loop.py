@@ -80,23 +80,23 @@ class Loop:
         self._account(requests, trees, walks, marks)
 
     def _draft(self, requests: list[Request], alone: bool) -> TokenTree:
-        device = self.target.device
-        roots = TokenTree.roots(torch.tensor([r.context.tokens[-1] for r in requests], device=device))
         drafter, shape = self.drafter, self.shape
         if drafter is None or shape is None or alone:
-            return roots
+            return self._roots(requests)
         contexts = [r.context for r in requests]
         budgets = shape.budgets(contexts, drafter.max_nodes)
         for b, request in enumerate(requests):
             if not request.rules.drafting or request.context.room <= 1:
                 budgets[b] = 0
         if not any(budgets):
-            return roots
+            return self._roots(requests)
         drafted = drafter.draft(contexts, budgets)
         if self.reject_drafts:  # -1 is no token, so no text confirms it
             drafted = replace(drafted, tokens=torch.where(drafted.depth > 0, -1, drafted.tokens))
-        trees = shape.trim(contexts, drafted)
-        return trees if trees.tokens.device == device else trees.to(device)
+        return shape.trim(contexts, drafted).to(self.target.device)
+
+    def _roots(self, requests: list[Request]) -> TokenTree:
+        return TokenTree.roots(torch.tensor([r.context.tokens[-1] for r in requests], device=self.target.device))
 
     def _verify(
         self, first: int, requests: list[Request], trees: TokenTree, alone: bool

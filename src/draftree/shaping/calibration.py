@@ -27,13 +27,11 @@ POOL_EVERY = 4  # trees between two readings of the rates, which cost more than 
 
 @dataclass(slots=True)
 class _Drafted:
-    """A tree whose text is still to come: where it was rooted, and its nodes in flat arrays."""
+    """A tree whose text is still to come: the position behind its root, and its nodes in flat arrays."""
 
     position: int
-    height: int
     tokens: np.ndarray
-    depth: np.ndarray
-    ancestors: np.ndarray
+    parents: np.ndarray
     logp: np.ndarray
 
 
@@ -78,38 +76,27 @@ class Calibration:
         """Keep each request's tree until its text has come."""
         for b, request in enumerate(requests):
             size = trees.sizes[b]
-            if size == 1:
-                continue
-            depth = trees.depth[b, :size].numpy(force=True)
-            drafted = _Drafted(
-                len(request.tokens),
-                int(depth.max()),
-                trees.tokens[b, :size].numpy(force=True),
-                depth,
-                trees.ancestors[b, :size, :size].numpy(force=True),
-                trees.logp[b, :size].numpy(force=True),
-            )
-            self._drafted[request.id].append(drafted)
+            if size > 1:
+                arrays = (t[b, :size].numpy(force=True) for t in (trees.tokens, trees.parents, trees.logp))
+                self._drafted[request.id].append(_Drafted(len(request.tokens), *arrays))
 
     def compare(self, requests: Sequence[Context]) -> bool:
-        """Learn from trees whose text has come in full; return whether any of their guesses was right."""
+        """Learn from trees whose text has come as far as it agrees; return whether any of their guesses was right."""
         any_right = False
         for request in requests:
             waiting = self._drafted.get(request.id)
-            while waiting and len(request.tokens) >= waiting[0].position + waiting[0].height:
-                any_right |= self._learn(waiting.popleft(), request.tokens)
+            while waiting:
+                right = _right(waiting[0], request.tokens)
+                if right is None:
+                    break
+                any_right |= self._learn(waiting.popleft(), right)
         return any_right
 
     def forget(self, request: Context) -> None:
         """The request is over; the rest of its text will not come."""
         self._drafted.pop(request.id, None)
 
-    def _learn(self, drafted: _Drafted, text: list[int]) -> bool:
-        # The root (depth 0) stands for the token before `position`; it is right by definition.
-        came = np.array(text[drafted.position - 1 : drafted.position + drafted.height])
-        wrong = drafted.tokens != came[drafted.depth]
-        wrong[0] = False
-        right = ~(drafted.ancestors & wrong).any(1)
+    def _learn(self, drafted: _Drafted, right: np.ndarray) -> bool:
         bins = _bins(drafted.logp[1:])
         seen = np.bincount(bins, minlength=BINS)
         keep = np.where(seen > 0, FORGET, 1.0)
@@ -119,6 +106,21 @@ class Calibration:
         if self._learned % POOL_EVERY == 0:
             self._rates = None
         return bool(right[1:].any())
+
+
+def _right(drafted: _Drafted, text: list[int]) -> np.ndarray | None:
+    """[N] of bool, nodes that the text confirms (the root among them); None where more text may confirm more."""
+    right = np.zeros(len(drafted.tokens), bool)
+    right[0] = True
+    below = drafted.parents == 0
+    for token in text[drafted.position :]:
+        reached = below & (drafted.tokens == token)
+        if not reached.any():
+            return right
+        right |= reached
+        below = reached[drafted.parents]
+        below[0] = False  # the root's parent, -1, reads the last node
+    return None if below.any() else right
 
 
 def _bins(logp: np.ndarray) -> np.ndarray:

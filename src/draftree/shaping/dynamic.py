@@ -20,6 +20,8 @@ from draftree.shaping.calibration import Calibration
 from draftree.tree import TokenTree
 
 FRUITLESS = 8  # steps in a row without a guess worth verifying after which the drafter rests
+RECENT = 0.98  # how fast the largest tree of late fades, per step
+ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 REST_FIRST, REST_LAST = 4, 32  # steps of rest, doubling from the first to the last
 
 
@@ -39,6 +41,7 @@ class DynamicTree(Shape):
         self._cost = cost
         self._own_cost = cost is not None
         self._fruitless = 0  # steps in a row that drafted nothing worth verifying
+        self._recent = float(max_nodes)  # most guesses verified of late, fading
         self._rest = 0  # steps still to go without asking the drafter
         self._next_rest = REST_FIRST
 
@@ -52,7 +55,8 @@ class DynamicTree(Shape):
         if self._rest > 0:
             self._rest -= 1
             return [0] * len(requests)
-        return [min(self.max_nodes, most)] * len(requests)
+        # Beyond a multiple of what was verified of late, guesses would be drafted only to be cut off again.
+        return [min(self.max_nodes, most, int(ASK_FACTOR * self._recent) + ASK_LEAST)] * len(requests)
 
     def trim(self, requests: Sequence[Context], trees: TokenTree) -> TokenTree:
         """See `Shape.trim`."""
@@ -61,6 +65,7 @@ class DynamicTree(Shape):
             self.calibration.remember(requests, trees)
             sizes = self.choose(self.calibration.worth(trees))
         self._count(fruitful=max(sizes) > 0)
+        self._recent = max(max(sizes), RECENT * self._recent)
         if all(n >= size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
             return trees
         return trees.best(sizes)

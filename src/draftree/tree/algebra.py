@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.tree.builders import NOTHING, Fields, per_request
-from draftree.tree.structure import Structure, any_above, moved, on_device, structure_of
+from draftree.tree.structure import any_above, moved, on_device, structure_of
 
 if TYPE_CHECKING:
     from draftree.tree.token_tree import TokenTree
@@ -135,9 +135,7 @@ def _beginning(tree: TokenTree, sizes: tuple[int, ...]) -> Fields:
         tokens, parents = tokens.masked_fill(padding, 0), parents.masked_fill(padding, -1)
         logp, source = logp.masked_fill(padding, float("-inf")), source.masked_fill(padding, 0)
         return tokens, parents, logp, source, sizes, None
-    depth = tree.depth[:, :width]
-    structure = Structure(depth, tree.ancestors[:, :width, :width], int(depth.max()))
-    return tokens, parents, logp, source, sizes, structure
+    return tokens, parents, logp, source, sizes, None
 
 
 def prune(tree: TokenTree, keep: Tensor) -> tuple[Fields, Tensor]:
