@@ -22,6 +22,8 @@ BINS = 24
 PER_FACTOR = 4  # bins to a factor of e; the last one holds all that is below
 FORGET = 0.99  # weight of the past at each tree that adds to a bin
 PRIOR = 10.0  # how many trees the drafter's own probability counts for
+RECENT = 0.95  # weight of the past in judging the last few trees
+MARGIN = 4.0  # standard deviations, were guesses independent, that count as clearly short; runs of them are not
 POOL_EVERY = 4  # trees between two readings of the rates, which cost more than a tree
 
 
@@ -44,6 +46,7 @@ class Calibration:
         self._seen = np.full(BINS, PRIOR)
         self._rates: np.ndarray | None = None
         self._learned = 0
+        self._hoped = self._came = 0.0  # right guesses among the last few trees: as the rates say, and in fact
         self._drafted: defaultdict[int, deque[_Drafted]] = defaultdict(deque)
 
     @property
@@ -63,10 +66,20 @@ class Calibration:
             self._rates = np.repeat([right / seen for right, seen, _ in pools], [bins for *_, bins in pools])
         return self._rates
 
+    @property
+    def trust(self) -> float:
+        """What the rates are to be multiplied with: 1, or less where the last few trees fell clearly short of them.
+
+        The rates remember hundreds of trees; text that suddenly goes another way must not wait that long.
+        """
+        if self._came >= self._hoped - MARGIN * self._hoped**0.5:
+            return 1.0
+        return self._came / self._hoped
+
     def worth(self, trees: TokenTree) -> np.ndarray:
         """[B, N], probability that each node is walked; roots and padding get 0."""
         logp = trees.logp.numpy(force=True)
-        worth = self.rates[_bins(logp)]
+        worth = self.trust * self.rates[_bins(logp)]
         worth[:, 0] = 0.0
         for b, size in enumerate(trees.sizes):
             worth[b, size:] = 0.0
@@ -98,6 +111,8 @@ class Calibration:
 
     def _learn(self, drafted: _Drafted, right: np.ndarray) -> bool:
         bins = _bins(drafted.logp[1:])
+        self._hoped = RECENT * self._hoped + float(self.rates[bins].sum())
+        self._came = RECENT * self._came + int(right[1:].sum())
         seen = np.bincount(bins, minlength=BINS)
         keep = np.where(seen > 0, FORGET, 1.0)
         self._seen = keep * self._seen + seen
