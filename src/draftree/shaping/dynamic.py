@@ -20,6 +20,7 @@ from draftree.shaping.calibration import Calibration
 from draftree.tree import TokenTree
 
 FRUITLESS = 8  # steps in a row without a guess worth verifying after which the drafter rests
+CLOCK_EVERY = 4  # steps between two that the cost curve learns from
 RECENT = 0.98  # how fast the largest tree of late fades, per step
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 REST_FIRST, REST_LAST = 4, 32  # steps of rest, doubling from the first to the last
@@ -40,6 +41,7 @@ class DynamicTree(Shape):
         self.calibration = Calibration()
         self._cost = cost
         self._own_cost = cost is not None
+        self._clocked = 0
         self._fruitless = 0  # steps in a row that drafted nothing worth verifying
         self._recent = float(max_nodes)  # most guesses verified of late, fading
         self._rest = 0  # steps still to go without asking the drafter
@@ -106,7 +108,8 @@ class DynamicTree(Shape):
 
     def clock(self, rows: int, seconds: float) -> None:
         """See `Shape.clock`."""
-        if self._cost is not None and not self._own_cost:
+        self._clocked += 1
+        if self._cost is not None and not self._own_cost and self._clocked % CLOCK_EVERY == 0:
             self._cost.observe(rows, seconds)
 
     def learn(self, requests: Sequence[Context]) -> None:
