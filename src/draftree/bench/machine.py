@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from draftree import __version__
+from draftree.host.cost import chip_name
 
 
 def now() -> str:
@@ -38,15 +39,6 @@ def commit() -> str | None:
         return None
 
 
-def processor() -> str:
-    """The processor by its maker's name, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration, IndexError):
-        return platform.processor() or platform.machine()
-
-
 def describe(model: Any, name: str | None) -> dict[str, Any]:
     """Commit, device, dtype, threads, command and versions, for `model` called `name` (None: the embedded one)."""
     device = model.device
@@ -54,7 +46,7 @@ def describe(model: Any, name: str | None) -> dict[str, Any]:
         "commit": commit(),
         "command": " ".join(["draftree", *(_shown(argument) for argument in sys.argv[1:])]),
         "model": _shown(name) if name else "embedded chat-4m",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "device": chip_name(device),
         "device_type": device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),

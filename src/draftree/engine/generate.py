@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from draftree.drafting.base import Drafter
+from draftree.engine.batch import feed, finish
 from draftree.engine.engine import Engine
 from draftree.engine.limits import check_prompt, check_source
 from draftree.engine.options import Options, read_options, rules_for
-from draftree.engine.request import Emitted, Request
 from draftree.engine.stats import RunStats
 from draftree.host import Target, open_host
 from draftree.shaping import Shape
@@ -151,10 +151,10 @@ def decode(
     ]
     engine = _engine(len(prompts), longest + new, engine_options)
     requests = [
-        engine.add(prompt, rules[b], padded_prompt=padded[b : b + 1], on_token=_feed(streamer, padded[b : b + 1]))
+        engine.add(prompt, rules[b], padded_prompt=padded[b : b + 1], on_token=feed(streamer, padded[b : b + 1]))
         for b, prompt in enumerate(prompts)
     ]
-    return _finish(engine, requests, input_ids, options, streamer)
+    return GenerateOutput(*finish(engine, requests, input_ids, options.pad_token_id, streamer))
 
 
 def decode_seq2seq(
@@ -193,10 +193,12 @@ def decode_seq2seq(
     for b, source in enumerate(sources):
         padded = starts[b : b + 1].to(target.device)
         encoder_input = torch.tensor(source, device=target.device)
-        feed = _feed(streamer, padded)
-        request = engine.add([int(start)], rules[b], padded_prompt=padded, encoder_input=encoder_input, on_token=feed)
+        on_token = feed(streamer, padded)
+        request = engine.add(
+            [int(start)], rules[b], padded_prompt=padded, encoder_input=encoder_input, on_token=on_token
+        )
         requests.append(request)
-    return _finish(engine, requests, starts, options, streamer)
+    return GenerateOutput(*finish(engine, requests, starts, options.pad_token_id, streamer))
 
 
 def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:
@@ -244,31 +246,3 @@ def _seeds(options: Options, seed: int | None, count: int) -> list[int | None]:
 
 def _engine(count: int, length: int, engine_options: dict[str, Any]) -> Engine:
     return Engine(slots=min(count, MOST_SLOTS), capacity=min(length + 64, 1 << 14), **engine_options)
-
-
-def _feed(streamer: Any, prompt: Tensor) -> Any:
-    if streamer is None:
-        return None
-    streamer.put(prompt.cpu())
-
-    def put(emitted: Emitted) -> None:
-        streamer.put(torch.tensor([emitted.token]))
-
-    return put
-
-
-def _finish(
-    engine: Engine, requests: list[Request], input_ids: Tensor, options: Options, streamer: Any
-) -> GenerateOutput:
-    engine.run()
-    if streamer is not None:
-        streamer.end()
-    for request in requests:
-        if request.error is not None:
-            raise request.error
-    longest = max(len(r.output) for r in requests)
-    new = torch.full((len(requests), longest), options.pad_token_id, dtype=torch.long)
-    for b, request in enumerate(requests):
-        new[b, : len(request.output)] = torch.tensor(request.tokens)
-    sequences = torch.cat([input_ids, new.to(input_ids.device)], 1)
-    return GenerateOutput(sequences, RunStats([r.stats for r in requests]))

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import platform
 import tempfile
 import time
 from pathlib import Path
@@ -162,7 +163,7 @@ def _cache_folder() -> Path:
 def _key(host: Host) -> str:
     target = host.target
     device = target.device
-    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    chip = chip_name(device)
     shape = {
         k: v for k, v in sorted(target.config.to_dict().items()) if isinstance(v, int | float) or k == "model_type"
     }
@@ -179,11 +180,12 @@ def _key(host: Host) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
-def _processor() -> str:
+def chip_name(device: torch.device) -> str:
+    """The GPU or processor behind `device` by its maker's name, where the system tells it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration, IndexError):
-        import platform
-
         return platform.processor() or platform.machine()

@@ -16,6 +16,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from draftree.drafting.base import Drafter
 from draftree.engine import Engine, Request, Rules, RunStats
+from draftree.engine.batch import feed, finish
 from draftree.engine.limits import check_prompt
 from draftree.engine.options import refuse_other_methods, split_criteria
 from draftree.host import Target, open_host
@@ -90,15 +91,14 @@ def custom_generate(
                 criteria=criteria,
             )
             requests.append(_add(engine, prompt, input_ids[b : b + 1], b, rules, model_kwargs, streamer))
-        engine.run()
-        if streamer is not None:
-            streamer.end()
-        for request in requests:
-            if request.error is not None:
-                raise request.error
+        pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else (*eos, 0)[0]
+        sequences, stats = finish(engine, requests, input_ids, pad, streamer)
         if on_stats is not None:
-            on_stats(RunStats([r.stats for r in requests]))
-        return _output(requests, input_ids, generation_config, engine.target.encoder_decoder)
+            on_stats(stats)
+        if not generation_config.return_dict_in_generate:
+            return sequences
+        kind = GenerateEncoderDecoderOutput if target.encoder_decoder else GenerateDecoderOnlyOutput
+        return kind(sequences=sequences)  # type: ignore[arg-type]  # Hugging Face annotates LongTensor
 
     return loop
 
@@ -125,24 +125,5 @@ def _add(
         mask = model_kwargs.get("attention_mask")
         states = model_kwargs["encoder_outputs"][0][b]
         encoder_states = states if mask is None else states[mask[b].bool()]
-    on_token = None
-    if streamer is not None:
-        streamer.put(padded.cpu())
-        on_token = lambda emitted: streamer.put(torch.tensor([emitted.token]))  # noqa: E731
+    on_token = feed(streamer, padded)
     return engine.add(prompt, rules, padded_prompt=padded, encoder_states=encoder_states, on_token=on_token)
-
-
-def _output(requests: list[Request], input_ids: Tensor, config: GenerationConfig, encoder_decoder: bool) -> Any:
-    longest = max(len(r.output) for r in requests)
-    pad = config.pad_token_id
-    if pad is None:
-        eos = config.eos_token_id
-        pad = eos[0] if isinstance(eos, list) else eos
-    new = torch.full((len(requests), longest), pad if pad is not None else 0, dtype=torch.long)
-    for b, request in enumerate(requests):
-        new[b, : len(request.output)] = torch.tensor(request.tokens)
-    sequences = torch.cat([input_ids, new.to(input_ids.device)], 1)
-    if not config.return_dict_in_generate:
-        return sequences
-    kind = GenerateEncoderDecoderOutput if encoder_decoder else GenerateDecoderOnlyOutput
-    return kind(sequences=sequences)  # type: ignore[arg-type]  # Hugging Face annotates LongTensor
