@@ -66,6 +66,8 @@ class DynamicTree(Shape):
         if trees.width > 1:
             self.calibration.remember(requests, trees)
             sizes = self.choose(self.calibration.worth(trees))
+            if trees.batch == 1:
+                sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
         self._count(fruitful=max(sizes) > 0)
         self._recent = max(max(sizes), RECENT * self._recent)
         if all(n >= size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
