@@ -26,8 +26,8 @@ KIND_LEAST = (-0.5, -1.2)  # log-probability of the best guess above which a tre
 KINDS = len(KIND_LEAST) + 1
 FORGET = 0.99  # weight of the past at each tree that adds to a bin
 PRIOR = 10.0  # how many trees the drafter's own probability counts for
-RECENT = 0.93  # weight of the past in judging the last few trees
-MARGIN = 3.0  # standard deviations, were guesses independent, that count as clearly short; runs of them are not
+RECENT = 0.95  # weight of the past in judging the last few trees
+MARGIN = 4.0  # standard deviations, were guesses independent, that count as clearly short; runs of them are not
 POOL_EVERY = 8  # trees between two readings of the rates, which cost more than a tree
 
 
