@@ -2,7 +2,7 @@
 
 Guesses are binned by path probability, and a bin's worth is the share of its guesses that the text then confirmed.
 Trees whose best guess is good, middling or poor are told apart: an unlikely guess beside a good one comes true more
-often than the same number in a tree that knows nothing (recorded runs of Lookahead: 3 % more tokens at equal cost).
+often than the same number in a tree that knows nothing.
 What is compared is the whole drafted tree with the text that came, as soon as enough of it is there, and not only
 the nodes that were verified: those are chosen by this very estimate, so an estimate that is too low would never be
 corrected. Lossless decoding makes it exact: the text does not depend on what was verified. Every step's tree counts,
