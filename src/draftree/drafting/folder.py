@@ -1,0 +1,279 @@
+"""The folder of a trained drafter: `draftree_config.json` says what it is, `drafter.safetensors` holds its tensors.
+
+A drafter inside the model is worth nothing with another model, and would look as if it worked. So the folder names
+its base model by a hash of all weights, and whatever does not fit is refused in one sentence before anything runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from draftree.host.target import inspect_model
+
+CONFIG = "draftree_config.json"
+WEIGHTS = "drafter.safetensors"
+FORMAT = 1
+# Where a method's class lives; found by name, so that no drafter has to know another.
+HOMES = {
+    "medusa": "draftree.drafting.medusa",
+    "bita": "draftree.drafting.bita",
+    "hidden-transfer": "draftree.drafting.hidden_transfer",
+    "early-head": "draftree.pruning.early_head",
+}
+NOT_DRAFTERS = ("early-head",)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The model that something was trained for.
+
+    Attributes:
+        name: its hub name, or the last part of its folder's.
+        hash: `model_hash` of its weights.
+        model_type: Hugging Face's name of the family.
+    """
+
+    name: str
+    hash: str
+    model_type: str
+
+
+_hashes: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
+
+
+def model_hash(model: Any) -> str:
+    """SHA-256 (hexadecimal) over the names, shapes, dtypes and bytes of a model's parameters, sorted by name.
+
+    Computed once per model object, and again when a parameter was written to or replaced.
+    """
+    parameters = sorted(model.named_parameters())
+    version = tuple((p._version if not p.is_inference() else 0, p.data_ptr()) for _, p in parameters)
+    held = _hashes.get(model)
+    if held is not None and held[0] == version:
+        return held[1]
+    digest = hashlib.sha256()
+    for name, parameter in parameters:
+        digest.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    _hashes[model] = (version, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def base_of(model: Any) -> Base:
+    """Name, hash and family of `model`."""
+    target = inspect_model(model)
+    name = str(getattr(target.model.config, "_name_or_path", "") or target.model_type)
+    if Path(name).is_dir():  # a path of this machine says nothing to others
+        name = Path(name).resolve().name
+    return Base(name, model_hash(target.model), target.model_type)
+
+
+class Trained:
+    """What is trained for one model and kept in a folder: drafters inside the model, and early heads.
+
+    Attributes:
+        method: the word of folders and commands.
+        weights: all trained tensors; the keys of its `state_dict` are the file's tensor names.
+        settings: arguments of `fresh` besides the model; JSON-able.
+        base: the model they were trained for; None until trained or loaded.
+        recipe: how they were trained; None where nobody said.
+    """
+
+    method: ClassVar[str]
+    weights: nn.Module
+    settings: dict[str, Any]
+    base: Base | None = None
+    recipe: dict[str, Any] | None = None
+
+    @classmethod
+    def fresh(cls, model: Any, **settings: Any) -> Self:
+        """Untrained, with shapes taken from `model`."""
+        raise NotImplementedError
+
+    def shapes(self) -> dict[str, Any]:
+        """What of a model must be equal for these weights to fit."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write config and tensors into `folder` (made where it is missing); a reader never sees half of them.
+
+        Args:
+            folder: where to.
+            dtype: store floating tensors in this type; they are read back as fp32.
+
+        Raises:
+            ValueError: it is not known which model this belongs to.
+        """
+        if self.base is None:
+            raise ValueError(
+                f"This {self.method} drafter belongs to no model yet: train it, or set "
+                "drafter.base = draftree.drafting.folder.base_of(model)."
+            )
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: t.detach().cpu().contiguous() for name, t in self.weights.state_dict().items()}
+        if dtype is not None:
+            tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+        config = {
+            "format": FORMAT,
+            "method": self.method,
+            "base_model": asdict(self.base),
+            "shapes": self.shapes(),
+            "settings": self.settings,
+            "recipe": self.recipe,
+        }
+        save_file(tensors, folder / f"{WEIGHTS}.new", {"format": "pt"})
+        (folder / f"{CONFIG}.new").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for name in (WEIGHTS, CONFIG):
+            os.replace(folder / f"{name}.new", folder / name)
+
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Upload the folder to a hub repository, made where it is missing; returns the address of the commit."""
+        import tempfile
+
+        from huggingface_hub import HfApi
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            api = HfApi(token=token)
+            name = str(api.create_repo(repo_id, private=private, exist_ok=True).repo_id)
+            commit = api.upload_folder(
+                repo_id=name, folder_path=folder, commit_message=f"{self.method} drafter of draftree"
+            )
+        return str(commit)
+
+    @classmethod
+    def from_pretrained(cls, folder_or_repo: str | Path, model: Any, *, same_weights: bool = True) -> Self:
+        """Read a folder or hub repository of this method; see `load_drafter`."""
+        held = _load(folder_or_repo, model, same_weights)
+        if not isinstance(held, cls):
+            raise ValueError(
+                f"{str(folder_or_repo)!r} holds a {held.method} drafter, not {cls.method}: load it as that."
+            )
+        return held
+
+
+def load_drafter(folder_or_repo: str | Path, model: Any, *, same_weights: bool = True) -> Any:
+    """The trained drafter in a folder or hub repository, ready for `model`.
+
+    Args:
+        folder_or_repo: folder with `draftree_config.json` and `drafter.safetensors`, or a hub repository of them.
+        model: the Hugging Face model that it was trained for.
+        same_weights: False takes any model of fitting shapes: the same weights in another dtype, or fine-tuned ones.
+
+    Raises:
+        ValueError: a missing or broken file, another method, another base model (shapes, vocabulary, weights), tensors
+            of the wrong shape; one sentence, what is wrong and what to do.
+    """
+    held = _load(folder_or_repo, model, same_weights)
+    if held.method in NOT_DRAFTERS:
+        raise ValueError(f"{str(folder_or_repo)!r} holds an {held.method}, which prunes and does not draft.")
+    return held
+
+
+def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained:
+    folder = _fetch(folder_or_repo)
+    config = _read_config(folder)
+    home = _class_of(config["method"], folder)
+    try:
+        held = home.fresh(model, **config["settings"])
+    except TypeError as error:
+        raise ValueError(f"{folder / CONFIG} has settings that this version does not know: {error}.") from None
+    base = Base(**config["base_model"])
+    _check_shapes(config["shapes"], held.shapes(), base)
+    target = inspect_model(model)
+    if same_weights and base.hash != model_hash(target.model):
+        raise ValueError(
+            f"The drafter was trained for {base.name!r} with other weights (or another dtype) than this model's, so "
+            "its guesses would not fit: load that model, or pass same_weights=False to try all the same."
+        )
+    _fill(held.weights, folder / WEIGHTS)
+    held.base, held.recipe = base, config.get("recipe")
+    return held
+
+
+def _fetch(folder_or_repo: str | Path) -> Path:
+    folder = Path(folder_or_repo).expanduser()
+    if folder.is_dir():
+        return folder
+    name = str(folder_or_repo)
+    if isinstance(folder_or_repo, Path) or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ValueError(f"There is no drafter folder {name!r}: give one with a {CONFIG}, or a hub name.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(
+            f"{name!r} is no drafter folder, and the hub gave no such repository ({type(error).__name__}): check the "
+            "name and the network."
+        ) from None
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ValueError(f"The folder {str(folder)!r} has no {name}: give a folder that save_pretrained wrote.")
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if config["format"] != FORMAT:
+            raise ValueError(f"{folder / CONFIG} is of format {config['format']}, and this draftree reads {FORMAT}.")
+        Base(**config["base_model"])
+        complete = isinstance(config["shapes"], dict) and isinstance(config["settings"], dict)
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        complete = False
+    if not complete:
+        raise ValueError(f"{folder / CONFIG} is broken: save the drafter again, or fetch the folder anew.")
+    return dict(config)
+
+
+def _class_of(method: Any, folder: Path) -> type[Trained]:
+    if method not in HOMES:
+        raise ValueError(f"{folder / CONFIG} names the method {method!r}: draftree has {', '.join(HOMES)}.")
+    for held in vars(import_module(HOMES[method])).values():
+        if isinstance(held, type) and issubclass(held, Trained) and held.__dict__.get("method") == method:
+            return held
+    raise ValueError(f"{HOMES[method]} holds no class for the method {method!r}.")
+
+
+def _check_shapes(trained: Mapping[str, Any], present: Mapping[str, Any], base: Base) -> None:
+    for name, value in present.items():
+        if trained.get(name) != value:
+            raise ValueError(
+                f"The drafter was trained for a {name.replace('_', ' ')} of {trained.get(name)}, and this model has "
+                f"{value}: load it with {base.name!r}, or train one for this model."
+            )
+
+
+def _fill(weights: nn.Module, path: Path) -> None:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError):
+        raise ValueError(f"{path} is broken: save the drafter again, or fetch the folder anew.") from None
+    wanted = weights.state_dict()
+    for name, tensor in wanted.items():
+        if name not in tensors:
+            raise ValueError(f"{path} has no tensor {name!r}: save the drafter again, or fetch the folder anew.")
+        if tensors[name].shape != tensor.shape:
+            raise ValueError(
+                f"{path} holds {name!r} with shape {list(tensors[name].shape)}, not {list(tensor.shape)}: it does not "
+                f"belong to its {CONFIG}."
+            )
+    extra = sorted(set(tensors) - set(wanted))
+    if extra:
+        raise ValueError(f"{path} holds an unknown tensor {extra[0]!r}: it does not belong to its {CONFIG}.")
+    weights.load_state_dict(tensors)
