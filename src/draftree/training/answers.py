@@ -1,0 +1,202 @@
+"""Self-generated training data: the target answers questions greedily through the engine (methods.md section 6).
+
+Answers come out in the order in which they are ready. `make_data` writes each into a journal as soon as it is whole,
+so a run that was killed goes on where it stopped, and no row is lost or there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftree.drafting.folder import base_of
+from draftree.drafting.lookahead import Lookahead
+from draftree.engine.engine import Engine
+from draftree.engine.limits import eos_token_ids
+from draftree.engine.request import Request, Rules, State
+from draftree.host.target import Target, inspect_model
+from draftree.training.journal import Journal, fingerprint
+from draftree.training.questions import Question, Template
+
+QUEUE = 2  # requests kept in the engine, in units of its slots
+Answered = tuple[int, list[dict[str, Any]]]  # a question's number, one row for each of its turns
+Progress = Callable[[int, int, int], None]  # questions answered, of how many, tokens made in this run
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How questions are answered.
+
+    Attributes:
+        max_new_tokens: most tokens of an answer; less where the context ends before.
+        slots: requests decoded together.
+        skip_long: leave out questions that do not fit into the context, instead of refusing them.
+        host: "auto", "loop" or "hooked".
+    """
+
+    max_new_tokens: int = 256
+    slots: int = 8
+    skip_long: bool = False
+    host: str = "auto"
+
+
+def make_data(
+    model: Any,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    out: Path,
+    *,
+    template: Template,
+    options: AnswerOptions | None = None,
+    file_format: str = "jsonl",
+    progress: Progress | None = None,
+    answer: Callable[[list[Question]], Iterable[Answered]] | None = None,
+) -> dict[str, Any]:
+    """Answer `questions` and write the data set into the folder `out`; returns what its meta.json says.
+
+    Args:
+        model: the target.
+        tokenizer: the target's.
+        questions: as of `read_questions`.
+        out: folder to write; where it holds an unfinished run of the same questions, that one is finished.
+        template: how a question becomes a prompt.
+        options: how to answer.
+        file_format: "jsonl" or "arrow".
+        progress: told after every answered question.
+        answer: answers the questions that are left, elsewhere than here; by default this process does.
+
+    Raises:
+        ValueError: a folder of other data, a prompt beyond the context, an unknown format.
+    """
+    options = options or AnswerOptions()
+    target = inspect_model(model)
+    fitting = check_lengths(target, template, questions, options)
+    about = {
+        "model": base_of(model),
+        "template": template.kind,
+        "system": template.system,
+        "max_new_tokens": options.max_new_tokens,
+        "questions": fingerprint([[q.id, list(q.turns)] for q in fitting]),
+    }
+    with Journal(out, about, file_format) as journal:
+        left = [] if journal.complete else [q for q in fitting if q.number not in journal.done]
+        made = 0
+        if left:
+            source = answer(left) if answer is not None else answer_all(model, tokenizer, template, left, options)
+            for number, rows in source:
+                journal.add(number, rows)
+                made += sum(len(row["answer_ids"]) for row in rows)
+                if progress is not None:
+                    progress(len(journal.done), len(fitting), made)
+        return journal.finish(skipped=len(questions) - len(fitting))
+
+
+def check_lengths(
+    target: Target, template: Template, questions: Sequence[Question], options: AnswerOptions
+) -> list[Question]:
+    """The questions whose first prompt leaves room for an answer.
+
+    Raises:
+        ValueError: one does not, and `skip_long` is off; or none does.
+    """
+    limit = target.max_positions
+    if limit is None:
+        return list(questions)
+    fitting = []
+    for question in questions:
+        length = len(template.encode(question.turns[:1]))
+        if length < limit:
+            fitting.append(question)
+        elif not options.skip_long:
+            raise ValueError(
+                f"Question {question.id!r} has {length} tokens in its template and the model's context is {limit}: "
+                "shorten it, or leave such questions out with --skip-long."
+            )
+    if not fitting:
+        raise ValueError(f"No question fits into the model's context of {limit}: give shorter ones.")
+    return fitting
+
+
+def answer_all(
+    model: Any, tokenizer: Any, template: Template, questions: Iterable[Question], options: AnswerOptions
+) -> Iterator[Answered]:
+    """Answer questions greedily, `options.slots` at a time; yields each as soon as its last turn is over."""
+    engine = Engine(model, drafter=Lookahead(), slots=options.slots, host=options.host)
+    waiting = iter(questions)
+    talks: list[_Talk] = []
+    while True:
+        while len(talks) < QUEUE * options.slots and (question := next(waiting, None)) is not None:
+            talks.append(_Talk(engine, tokenizer, template, question, options.max_new_tokens))
+        if not talks:
+            return
+        engine.step()
+        for talk in [t for t in talks if t.request.state is State.FINISHED]:
+            if talk.go_on():
+                continue
+            talks.remove(talk)
+            yield talk.question.number, talk.rows
+
+
+class _Talk:
+    """One question on its way: a request for the present turn, rows of the turns before."""
+
+    def __init__(self, engine: Engine, tokenizer: Any, template: Template, question: Question, most: int) -> None:
+        self.engine, self.tokenizer, self.template = engine, tokenizer, template
+        self.question, self.most = question, most
+        self.rows: list[dict[str, Any]] = []
+        self._ask(template.encode(question.turns[:1]))
+
+    def _ask(self, prompt: list[int]) -> None:
+        target = self.engine.target
+        self.prompt, start, source = prompt, prompt, None
+        room = None if target.max_positions is None else target.max_positions - len(prompt)
+        if target.encoder_decoder:
+            import torch
+
+            source, start = torch.tensor(prompt, device=target.device), [decoder_start(target)]
+            room = None if target.max_positions is None else target.max_positions - 1
+        new = self.most if room is None else min(self.most, room)
+        rules = Rules(max_new_tokens=new, eos_token_ids=eos_token_ids(target.model))
+        self.request: Request = self.engine.add(start, rules, encoder_input=source)
+
+    def go_on(self) -> bool:
+        """Take the finished turn's row and ask the next turn; False where the talk is over."""
+        request, question = self.request, self.question
+        if request.error is not None:
+            raise request.error
+        turn = len(self.rows)
+        row = {
+            "id": question.id,
+            "turn": turn,
+            "set": question.set,
+            "question": question.turns[turn],
+            "prompt_ids": self.prompt,
+            "answer_ids": request.tokens,
+            "answer": self.tokenizer.decode(request.tokens, skip_special_tokens=True),
+            "finish": request.finish_reason,
+        }
+        self.rows.append(row)
+        if turn + 1 == len(question.turns):
+            return False
+        prompt = self.template.encode(question.turns[: turn + 2], [r["answer"] for r in self.rows])
+        limit = self.engine.target.max_positions
+        if limit is not None and len(prompt) >= limit:
+            return False  # the talk has outgrown the context; what was said stays
+        self._ask(prompt)
+        return True
+
+
+def decoder_start(target: Target) -> int:
+    """The token with which the decoder of an encoder-decoder begins.
+
+    Raises:
+        ValueError: the model names none.
+    """
+    config = target.model.generation_config
+    start = config.decoder_start_token_id
+    start = config.bos_token_id if start is None else start
+    if start is None:
+        raise ValueError("The model names no decoder_start_token_id: set it in its generation config.")
+    return int(start)

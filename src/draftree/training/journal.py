@@ -1,0 +1,168 @@
+"""The folder of a data set while it is made: a journal of whole answers, then the finished file.
+
+The journal is only ever appended to, one line for each answered question. What a kill leaves is whole lines and at
+most one torn one at the end, which is cut off when the run goes on. The finished file is written aside and renamed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+FORMATS = ("jsonl", "arrow")
+META, JOURNAL, LOCK = "meta.json", "journal.jsonl", ".lock"
+ROWS = {"jsonl": "rows.jsonl", "arrow": "rows"}
+OPTIONS = {"model": "model", "template": "template", "system": "system message"}
+
+
+def fingerprint(value: Any) -> str:
+    """SHA-256 of a JSON-able value."""
+    return hashlib.sha256(json.dumps(value, ensure_ascii=True).encode()).hexdigest()
+
+
+class Journal:
+    """A data set in the making; a context manager that holds the folder for this process alone.
+
+    Args:
+        folder: where the data set goes; made where it is missing.
+        about: what all rows share; JSON-able or dataclasses.
+        file_format: "jsonl" or "arrow" (a `datasets` folder).
+
+    Attributes:
+        done: numbers of the questions answered so far.
+
+    Raises:
+        ValueError: an unknown format, a folder in use, or one that holds something else.
+    """
+
+    def __init__(self, folder: Path, about: dict[str, Any], file_format: str = "jsonl") -> None:
+        if file_format not in FORMATS:
+            raise ValueError(f"The format is {file_format!r}: choose {' or '.join(FORMATS)}.")
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{str(folder)!r} is a file: name a folder for the data.")
+        self.folder, self.file_format = folder, file_format
+        self.about = {key: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for key, v in about.items()}
+        self.about["format"] = file_format
+        self.done: set[int] = set()
+        self._file: IO[bytes] | None = None
+        self._lock: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.folder / LOCK).open("wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise ValueError(f"Another run is writing {str(self.folder)!r}: wait for it, or name another.") from None
+        try:
+            self._open()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for held in (self._file, self._lock):
+            if held is not None:
+                held.close()
+        self._file = self._lock = None
+
+    def _open(self) -> None:
+        meta, journal = self.folder / META, self.folder / JOURNAL
+        if meta.exists():
+            found = json.loads(meta.read_text(encoding="utf-8"))
+            for key, value in self.about.items():
+                if found.get(key) != value:
+                    raise ValueError(
+                        f"{str(self.folder)!r} holds data of another {OPTIONS.get(key, key.replace('_', ' '))}: name "
+                        "another folder, or remove that one."
+                    )
+            self.meta = found
+        else:
+            left = [p.name for p in self.folder.iterdir() if p.name != LOCK]
+            if left:
+                raise ValueError(f"{str(self.folder)!r} holds {left[0]!r} and no data: name an empty folder.")
+            self.meta = self.about | {"complete": False}
+            self._write_meta()
+        if self.complete:
+            journal.unlink(missing_ok=True)
+            return
+        if journal.exists():
+            self._recover(journal)
+        self._file = journal.open("ab")
+
+    @property
+    def complete(self) -> bool:
+        """Whether the data set was finished before."""
+        return bool(self.meta["complete"])
+
+    def _recover(self, journal: Path) -> None:
+        """Read the whole lines; cut off a torn one."""
+        good = 0
+        with journal.open("rb") as lines:
+            for line in lines:
+                try:
+                    number = json.loads(line)["number"] if line.endswith(b"\n") else None
+                except (json.JSONDecodeError, UnicodeDecodeError, KeyError):
+                    number = None
+                if number is None:
+                    break
+                self.done.add(number)
+                good += len(line)
+        os.truncate(journal, good)
+
+    def add(self, number: int, rows: list[dict[str, Any]]) -> None:
+        """Keep the rows of question `number`; a question that is there already is not taken again."""
+        if number in self.done:
+            return
+        assert self._file is not None
+        line = json.dumps({"number": number, "rows": rows}, ensure_ascii=False) + "\n"
+        self._file.write(line.encode())
+        self._file.flush()  # what is flushed outlives a kill of this process
+        self.done.add(number)
+
+    def finish(self, skipped: int = 0) -> dict[str, Any]:
+        """Write the data set in the order of the questions and drop the journal; returns the meta data.
+
+        `skipped` is how many questions were left out, for the record.
+        """
+        if self.complete:
+            return self.meta
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+        with (self.folder / JOURNAL).open("rb") as lines:
+            answered = sorted((json.loads(line) for line in lines), key=lambda entry: entry["number"])
+        rows = [row for entry in answered for row in entry["rows"]]
+        path = self.folder / ROWS[self.file_format]
+        aside = path.with_name(f"{path.name}.new")
+        if self.file_format == "jsonl":
+            with aside.open("w", encoding="utf-8") as out:
+                out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        else:
+            from datasets import Dataset
+
+            shutil.rmtree(aside, ignore_errors=True)
+            Dataset.from_list(rows).save_to_disk(str(aside))
+            shutil.rmtree(path, ignore_errors=True)
+        os.replace(aside, path)
+        self.meta |= {
+            "complete": True,
+            "rows": len(rows),
+            "answer_tokens": sum(len(row["answer_ids"]) for row in rows),
+            "skipped": skipped,
+        }
+        self._write_meta()
+        (self.folder / JOURNAL).unlink()
+        return self.meta
+
+    def _write_meta(self) -> None:
+        aside = self.folder / f"{META}.new"
+        aside.write_text(json.dumps(self.meta, indent=1) + "\n", encoding="utf-8")
+        os.replace(aside, self.folder / META)

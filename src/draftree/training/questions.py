@@ -1,0 +1,146 @@
+"""Questions for the target to answer, and the templates that turn them into prompts (methods.md section 6).
+
+Only questions are taken from data sets: what the target itself would say is what a drafter has to guess. A row may
+hold one question (`prompt` or `question`) or several in turn (`turns`); whatever answers it brings are not read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SYSTEM = "You are a helpful assistant."
+PLACE = "{question}"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a user says, turn by turn.
+
+    Attributes:
+        number: its place among all questions of a run.
+        id: names it in files.
+        set: the set it comes from.
+        turns: the user's turns, at least one.
+    """
+
+    number: int
+    id: str
+    set: str
+    turns: tuple[str, ...]
+
+
+def read_questions(paths: Sequence[Path], limit: int | None = None, per_set: int | None = None) -> list[Question]:
+    """Questions of JSON-lines files and of all *.jsonl files of folders, in order.
+
+    Args:
+        paths: files and folders.
+        limit: most questions in all, taken evenly from the files; None for all.
+        per_set: most questions of a file; None for all.
+
+    Raises:
+        ValueError: a missing or unreadable file, a row without a question, nothing at all.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"There is no questions file {str(path)!r}: give a .jsonl file or a folder of them.")
+        found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not found:
+            raise ValueError(f"The folder {str(path)!r} holds no .jsonl file: give one that does, or a file.")
+        files += found
+    by_file = [list(_read(file, per_set)) for file in files]
+    if limit is not None:
+        by_file = _evenly(by_file, limit)
+    rows = [row for group in by_file for row in group]
+    if not rows:
+        raise ValueError("There are no questions: give rows with a 'prompt', a 'question' or 'turns'.")
+    return [Question(number, *row) for number, row in enumerate(rows)]
+
+
+Row = tuple[str, str, tuple[str, ...]]  # id, set, turns
+
+
+def _read(file: Path, most: int | None) -> Iterable[Row]:
+    taken = 0
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if most is not None and taken >= most:
+                return
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                raise ValueError(f"{file}, line {number}, is not JSON: write one JSON object per line.") from None
+            turns = _turns(row)
+            if not turns:
+                raise ValueError(
+                    f"{file}, line {number}, has no question: give it a 'prompt', a 'question' or 'turns' with text."
+                )
+            name = row.get("id", row.get("question_id", f"{file.stem}-{number}"))
+            taken += 1
+            yield str(name), str(row.get("set", row.get("category", file.stem))), turns
+
+
+def _turns(row: Any) -> tuple[str, ...]:
+    if not isinstance(row, dict):
+        return ()
+    given = next((row[name] for name in ("turns", "prompt", "question") if row.get(name)), ())
+    turns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else ()
+    return turns if all(isinstance(t, str) and t.strip() for t in turns) else ()
+
+
+def _evenly(groups: list[list[Row]], limit: int) -> list[list[Row]]:
+    """The first rows of every group, as many of each as gives `limit` rows together."""
+    share, left = dict.fromkeys(range(len(groups)), 0), limit
+    while left > 0:
+        open_groups = [i for i, group in enumerate(groups) if share[i] < len(group)]
+        if not open_groups:
+            break
+        each = max(left // len(open_groups), 1)
+        for i in open_groups:
+            more = min(each, len(groups[i]) - share[i], left)
+            share[i], left = share[i] + more, left - more
+    return [group[: share[i]] for i, group in enumerate(groups)]
+
+
+class Template:
+    """Turns a conversation into the token ids of a prompt.
+
+    Args:
+        kind: "full" (the tokenizer's chat template with a system message), "short" (without one), or a text of
+            one's own that holds `{question}`.
+        tokenizer: the target's.
+        system: the system message of "full".
+
+    Raises:
+        ValueError: no such template, or a tokenizer without a chat template.
+    """
+
+    def __init__(self, kind: str, tokenizer: Any, system: str = SYSTEM) -> None:
+        self.kind, self.tokenizer = kind, tokenizer
+        self.system = system if kind == "full" else None
+        if kind not in ("full", "short"):
+            if PLACE not in kind:
+                raise ValueError(f"template is {kind!r}: choose 'full', 'short' or a text with {PLACE} in it.")
+        elif not getattr(tokenizer, "chat_template", None):
+            raise ValueError(f"The tokenizer has no chat template: give a text with {PLACE} in it as the template.")
+
+    def encode(self, turns: Sequence[str], answers: Sequence[str] = ()) -> list[int]:
+        """Token ids of the prompt for the last of `turns`, with `answers` to the turns before it."""
+        if self.kind not in ("full", "short"):
+            pieces = [self.kind.replace(PLACE, turn) + answer for turn, answer in zip(turns, answers, strict=False)]
+            text = "".join([*pieces, self.kind.replace(PLACE, turns[-1])])
+            raw: list[int] = self.tokenizer(text).input_ids
+            return raw
+        messages = [{"role": "system", "content": self.system}] if self.system is not None else []
+        for turn, answer in zip(turns, answers, strict=False):
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+        messages.append({"role": "user", "content": turns[-1]})
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        return ids
