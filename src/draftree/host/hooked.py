@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from draftree.host.base import Host
 from draftree.host.cache import SlotCache
 from draftree.host.families import family_of
+from draftree.host.gradient import GradientCache
 from draftree.host.masks import PassMasks
 from draftree.host.plan import PassResult, Plan, Segment, Surgery, operate
 from draftree.host.positions import is_length_dependent, per_row_angles, unchanged
@@ -46,6 +48,19 @@ class HookedHost(Host):
     @torch.no_grad()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Host.run`."""
+        return self._run(plan, cache, first, encoder)
+
+    def run_with_gradients(
+        self, plan: Plan, prefix: Sequence[tuple[Tensor, Tensor]] | None = None, encoder: Any = None
+    ) -> PassResult:
+        """Pass whole sequences through the model, differentiable in the plan's embeddings, prefix and surgeries.
+
+        There is no context before the rows and nothing to commit afterwards. `prefix` is the deep prefix, per layer
+        (keys, values), each [kv heads, P, head dim] or [B, ..]; `encoder` as of `run`.
+        """
+        return self._run(plan, GradientCache(len(self.target.layers), plan.batch, prefix), 0, encoder)
+
+    def _run(self, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> PassResult:
         if self.target.model.training:
             self.target.refuse_training()
         if self.target.encoder_decoder and encoder is None:
