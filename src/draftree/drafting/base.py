@@ -31,12 +31,15 @@ class Context:
         tokens: certain token ids, prompt first; the last one is the root of the next tree.
         prompt_length: how many of them are the prompt.
         room: how many more tokens the request may emit; deeper guesses are wasted.
+        resting: set by the shape: the step after this one asks for no guesses, so rows that would prepare them are
+            wasted.
     """
 
     id: int
     tokens: list[int]
     prompt_length: int
     room: int
+    resting: bool = False
 
 
 @dataclass(slots=True)
@@ -114,6 +117,17 @@ class Drafter(ABC):
     def source_name(self, source: int) -> str:
         """What statistics call a node with these source bits."""
         return self.name
+
+    def rows(self, nodes: Any, requests: int = 1) -> Any:
+        """Rows of a pass over trees of `nodes` nodes in all, those that `plan` attaches counted.
+
+        One row is a row through all layers; rows that join half-way count as half. Shapes size trees by it.
+
+        Args:
+            nodes: a number or an array of them, the roots of all trees included.
+            requests: how many trees.
+        """
+        return nodes
 
     def begin(self, request: Context) -> None:
         """A prompt arrives."""

@@ -172,4 +172,4 @@ def _shift(surgery: Surgery, begin: Tensor, offset: int, trunk: Tensor) -> Surge
         append = lambda hidden: make(hidden[:, offset:])  # noqa: E731
     if visible is not None:
         visible = _see_trunk(visible, offset, trunk)
-    return Surgery(surgery.layer, keep, append, positions, visible)
+    return replace(surgery, keep=keep, append=append, positions=positions, visible=visible)

@@ -28,6 +28,7 @@ class Surgery:
         positions: LongTensor [B, M], positions of the appended rows.
         visible: BoolTensor [B, M, K + M], which surviving and appended rows each appended row sees. Every
             appended row sees the whole context.
+        hide_prefix: from here on no row sees the deep prefix (BiTA's shallow prompts).
     """
 
     layer: int
@@ -35,6 +36,7 @@ class Surgery:
     append: Callable[[Tensor], Tensor] | None = None
     positions: Tensor | None = None
     visible: Tensor | None = None
+    hide_prefix: bool = False
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ class Plan:
         surgeries = []
         for s in self.surgeries:
             keep = s.keep if s.keep is None or callable(s.keep) else s.keep[b : b + 1]
-            surgeries.append(Surgery(s.layer, keep, s.append, row(s.positions), row(s.visible)))
+            surgeries.append(replace(s, keep=keep, positions=row(s.positions), visible=row(s.visible)))
         return replace(
             self,
             tokens=self.tokens[b : b + 1],
@@ -182,10 +184,13 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
     batch, count, _ = hidden.shape
     device = hidden.device
     rows = segment.rows
-    if rows is None:
+    if rows is None and (surgery.keep is not None or surgery.append is not None):
         rows = torch.arange(count, device=device).expand(batch, count)
     positions, visible, prefix_rows = segment.positions, segment.visible, segment.prefix_rows
+    if surgery.hide_prefix:
+        prefix_rows = None
     if surgery.keep is not None:
+        assert rows is not None
         keep = surgery.keep(hidden) if callable(surgery.keep) else surgery.keep
         real = keep >= 0
         index = keep.clamp(min=0)
@@ -201,6 +206,7 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
     if surgery.append is not None:
         if surgery.positions is None or surgery.visible is None:
             raise ValueError("A surgery that appends rows must give their `positions` and `visible`.")
+        assert rows is not None
         extra = surgery.append(hidden)
         added = extra.shape[1]
         known = max(width, int(rows.max()) + 1) if rows.numel() else width

@@ -1,0 +1,150 @@
+"""Hidden Transfer: hidden states of tokens to come, predicted in mid-stack, run through the layers that are left.
+
+Parallel Decoding via Hidden Transfer (Wu et al., 2024). The hidden state h of a node at the output of layer t_i gives a
+pseudo state W_i h, i places after the node; it passes the remaining layers and the model's own head beside the real
+rows, and predicts the token i + 1 places after the node. Its keys and values are thrown away after the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from draftree.drafting.base import Attachment, Step
+from draftree.drafting.in_model import ByStructure, InModelDrafter, logits_at
+from draftree.host.plan import Surgery
+from draftree.host.probe import Anatomy
+from draftree.host.target import Target
+from draftree.tree import TokenTree
+
+STEPS = 3
+STRIDE = 5 / 32  # of the layers, from one transfer to the next (7B: layers 15, 20, 25 of 32)
+
+
+def default_transfer_layers(layers: int, steps: int = STEPS) -> tuple[int, ...]:
+    """t_1 in the middle of `layers` decoder layers, each next some layers later, none behind the last but one."""
+    stride = max(1, round(STRIDE * layers))
+    return tuple(min(max(layers // 2, 1) + i * stride, layers - 1) for i in range(steps))
+
+
+class HiddenTransferWeights(nn.Module):
+    """One square bias-free linear W_i per transfer step, the identity at first.
+
+    Args:
+        hidden_size: d.
+        transfer_layers: t_1 <= t_2 <= .., 1-based layers after whose output the steps read.
+    """
+
+    def __init__(self, hidden_size: int, transfer_layers: Sequence[int]) -> None:
+        super().__init__()
+        self.transfer_layers = tuple(transfer_layers)
+        linears = [nn.Linear(hidden_size, hidden_size, bias=False) for _ in transfer_layers]
+        for linear in linears:
+            nn.init.eye_(linear.weight)
+        self.transfer = nn.ModuleList(linears)
+
+    def matrices(self) -> list[Tensor]:
+        """W_1, W_2, .., each [d, d]."""
+        return [self.get_parameter(f"transfer.{i}.weight") for i in range(len(self.transfer))]
+
+
+class HiddenTransfer(InModelDrafter):
+    """Guesses from pseudo rows that join in mid-stack (Hidden Transfer, section 3.2).
+
+    Args:
+        shapes: of the model; `HiddenTransfer.fresh(model)` takes them from it.
+        transfer_layers: t_1 <= t_2 <= .., 1-based layers after whose output step i's pseudo states are made; by
+            default three of them, see `default_transfer_layers`.
+        masked: pseudo states do not see the earlier ones of their node (ablation of section 4.4).
+        options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
+
+    Raises:
+        ValueError: no transfer, layers that fall, or that the model does not have.
+    """
+
+    name: ClassVar[str] = "hidden-transfer"
+    method: ClassVar[str] = "hidden-transfer"
+    weights: HiddenTransferWeights
+
+    def __init__(
+        self,
+        shapes: Mapping[str, int],
+        *,
+        transfer_layers: Sequence[int] | None = None,
+        masked: bool = False,
+        **options: Any,
+    ) -> None:
+        layers = int(shapes.get("layers", 0))
+        if transfer_layers is None:
+            transfer_layers = default_transfer_layers(layers)
+        chosen = [int(layer) for layer in transfer_layers]
+        if not chosen:
+            raise ValueError("transfer_layers is empty: give one layer per token to be guessed.")
+        if chosen != sorted(chosen) or not 1 <= chosen[0] <= chosen[-1] < layers:
+            raise ValueError(
+                f"transfer_layers is {chosen}: give layers from 1 to {layers - 1} (of the model's {layers}), none "
+                "lower than the one before it."
+            )
+        super().__init__(shapes, len(chosen), **options, transfer_layers=chosen, masked=masked)
+        self.transfer_layers = tuple(chosen)
+        self.masked = masked
+        self.weights = HiddenTransferWeights(self._shapes["hidden_size"], chosen)
+        self._layout = ByStructure(self._lay_out)
+        self._matrices = [w.detach() for w in self.weights.matrices()]
+
+    def place(self, target: Target, anatomy: Anatomy) -> None:
+        """See `InModelDrafter.place`."""
+        self._matrices = [w.detach().to(target.device, target.dtype) for w in self.weights.matrices()]
+
+    def rows(self, nodes: Any, requests: int = 1) -> Any:
+        """See `Drafter.rows`: n (1 + sum of (L - t_i) / L), as pseudo rows join after layer t_i."""
+        layers = self._shapes["layers"]
+        return nodes * (1 + sum((layers - t) / layers for t in self.transfer_layers[: self.depth]))
+
+    def attach(self, trees: TokenTree) -> Attachment:
+        """See `InModelDrafter.attach`: every node spawns its chain, as any may be the one accepted last."""
+        n = trees.width
+
+        def transferred(steps: list[int], hidden: Tensor) -> Tensor:
+            nodes = hidden[:, :n]
+            return torch.cat([nodes @ self._matrices[i].T for i in steps], 1)
+
+        return Attachment(
+            surgeries=tuple(
+                Surgery(layer, append=partial(transferred, steps), positions=positions, visible=visible)
+                for layer, steps, positions, visible in self._layout(trees)
+            )
+        )
+
+    def _lay_out(self, depth: Tensor, ancestors: Tensor) -> list[tuple[int, list[int], Tensor, Tensor]]:
+        """For each layer with transfers: it, their steps, positions [B, s N], visibility [B, s N, (1 + i) N].
+
+        Steps that share a layer join it together; rows are numbered step by step, in node order.
+        """
+        batch, n = depth.shape
+        same = torch.eye(n, dtype=torch.bool, device=depth.device).expand(batch, -1, -1)
+        never = torch.zeros_like(same)
+        laid = []
+        for layer, group in groupby(range(self.depth), key=self.transfer_layers.__getitem__):
+            steps = list(group)
+            known = steps[-1] + 1
+            seen = [
+                torch.cat(
+                    [ancestors, *(same if j == i or (j < i and not self.masked) else never for j in range(known))], 2
+                )
+                for i in steps
+            ]
+            laid.append((layer, steps, torch.cat([depth + i + 1 for i in steps], 1), torch.cat(seen, 1)))
+        return laid
+
+    def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
+        """See `InModelDrafter.guesses`."""
+        if not step.own_rows or len(step.result.segments) < 2:
+            return None
+        width = step.trees.width
+        return logits_at(step, nodes[:, None] + width * torch.arange(1, self.depth + 1, device=nodes.device))

@@ -1,0 +1,251 @@
+"""What drafters trained inside the model share: shapes and settings, candidates kept between steps, trees of them.
+
+BiTA, Hidden Transfer and Medusa read their guesses off the pass that verifies the ones before: for each depth below
+the node accepted last, a row of logits. Its best few tokens and their log-probabilities go to the host in one copy,
+and the next step drafts a tree of them. How those rows come about is all that a method adds to this file.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.host.probe import Anatomy, probe
+from draftree.host.target import Target, inspect_model
+from draftree.shaping.static import Choices, choices_named
+from draftree.tree import TokenTree
+
+SHAPES = ("hidden_size", "layers", "vocab_size", "kv_heads", "head_dim", "value_dim")
+BEST_FIRST = "best-first"
+KEPT = 64  # structures whose attached rows are remembered
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Candidates:
+    """What may follow a request's newest token.
+
+    Attributes:
+        length: of the request's tokens that these follow; any other length makes them stale.
+        tokens: LongTensor [D, K] on the host, best first at each depth.
+        logp: FloatTensor [D, K], their log-probabilities.
+    """
+
+    length: int
+    tokens: Tensor
+    logp: Tensor
+
+
+class InModelDrafter(Drafter):
+    """Base of the drafters whose guesses come out of the target's own pass.
+
+    Args:
+        shapes: what must fit the model, see `shapes_of`.
+        steps: depths that the weights are made for.
+        tree: how candidates become a tree: "best-first" (the most probable nodes under the shape's budget), "chain",
+            "full-K", "efficient-K", "efficient-code-K" (see `draftree.shaping.static`), or a choice list, such as
+            [(0,), (1,), (0, 0)].
+        candidates: tokens kept per depth; a static tree's width where it is wider.
+        depth: how many of the trained depths are guessed, from the first; None for all. Fewer cost fewer rows.
+        settings: what else the method takes, kept for its folder.
+
+    Attributes:
+        method: the word of folders and commands.
+        weights: all trained tensors; fp32 on the host until the drafter is bound, when a copy in the model's type and
+            on its device is made (where it differs).
+        settings: JSON-able constructor arguments besides `shapes`.
+    """
+
+    method: ClassVar[str]
+    weights: nn.Module
+
+    def __init__(
+        self,
+        shapes: Mapping[str, int],
+        steps: int,
+        *,
+        tree: str | Sequence[Sequence[int]] = BEST_FIRST,
+        candidates: int = 8,
+        depth: int | None = None,
+        **settings: Any,
+    ) -> None:
+        missing = [name for name in SHAPES if name not in shapes]
+        if missing:
+            raise ValueError(f"shapes has no {missing[0]!r}: take them from the model, as {type(self).__name__}.fresh.")
+        if candidates < 1:
+            raise ValueError(f"candidates is {candidates}: keep 1 or more tokens per depth.")
+        if depth is not None and not 1 <= depth <= steps:
+            raise ValueError(f"depth is {depth}: this drafter was made for 1 to {steps}.")
+        self._shapes = {name: int(shapes[name]) for name in SHAPES}
+        self.steps = steps
+        self.depth = depth or steps
+        self.choices: Choices | None = None if tree == BEST_FIRST else choices_named(tree, self.depth)
+        self.candidates = candidates
+        if self.choices is not None:
+            self.max_nodes = len(self.choices)
+            self.candidates = max(candidates, 1 + max(choice[-1] for choice in self.choices))
+        self.candidates = min(self.candidates, self._shapes["vocab_size"])
+        saved = tree if isinstance(tree, str) else [list(choice) for choice in tree]
+        self.settings: dict[str, Any] = {**settings, "tree": saved, "candidates": candidates, "depth": depth}
+        self._held: dict[int, Candidates] = {}  # by request
+
+    @classmethod
+    def fresh(cls, model: Any, **settings: Any) -> Self:
+        """An untrained drafter for `model`, shapes taken from it.
+
+        Raises:
+            TypeError, ValueError: a model that cannot be driven, or settings that do not fit it.
+        """
+        return cls(shapes_of(inspect_model(model)), **settings)
+
+    def shapes(self) -> dict[str, int]:
+        """What must fit the model: hidden_size, layers, vocab_size, kv_heads, head_dim, value_dim."""
+        return dict(self._shapes)
+
+    # ---------------------------------------------------------------- the drafter's contract
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`.
+
+        Raises:
+            ValueError: a model of other shapes.
+        """
+        found = shapes_of(target)
+        for name, wanted in self._shapes.items():
+            if found[name] != wanted:
+                raise ValueError(
+                    f"This {self.method} drafter was made for a model with {name} {wanted}, and this one has "
+                    f"{found[name]}: load the drafter that was trained for it."
+                )
+        self.place(target, probe(target))
+
+    @abstractmethod
+    def place(self, target: Target, anatomy: Anatomy) -> None:
+        """Bring what a pass needs of the weights to the target's device and type."""
+
+    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
+        """See `Drafter.plan`: nothing where no step will draft from it."""
+        if all(request.resting or request.room <= 1 for request in requests):
+            return None
+        return self.attach(trees)
+
+    @abstractmethod
+    def attach(self, trees: TokenTree) -> Attachment:
+        """The rows or taps from which `guesses` reads."""
+
+    @abstractmethod
+    def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
+        """Logits [B, D, V] of what follows the token after node `nodes[b]` (LongTensor [B]), D = `depth`.
+
+        None where the pass did not hold what `attach` asked for (strict mode leaves rows out).
+        """
+
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`: keep the candidates of the node accepted last."""
+        live = [b for b, emitted in enumerate(step.emitted) if emitted]
+        if not live:
+            return
+        last = [walked[-1] if walked else 0 for walked in step.accepted]
+        logits = self.guesses(step, torch.tensor(last, device=step.trees.device))
+        if logits is None:
+            return
+        tokens, logp = best_on_host(logits, self.candidates)
+        for b in live:
+            request = step.requests[b]
+            self._held[request.id] = Candidates(len(request.tokens), tokens[b], logp[b])
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`."""
+        roots = torch.tensor([request.tokens[-1] for request in requests])
+        held = [self._held.get(request.id) for request in requests]
+        fresh = [
+            h if h is not None and h.length == len(r.tokens) else None for h, r in zip(held, requests, strict=True)
+        ]
+        some = next((h for h in fresh if h is not None), None)
+        if some is None:
+            return TokenTree.roots(roots)
+        nothing = torch.full_like(some.logp, -torch.inf)
+        tokens = torch.stack([some.tokens if h is None else h.tokens for h in fresh])
+        logp = torch.stack([nothing if h is None else h.logp for h in fresh])
+        budgets = [0 if h is None else budget for h, budget in zip(fresh, budgets, strict=True)]
+        for b, request in enumerate(requests):
+            if request.room - 1 < logp.shape[1]:
+                logp[b, max(request.room - 1, 0) :] = -torch.inf
+        if self.choices is None:
+            return TokenTree.from_candidates(roots, tokens, logp, budgets, self.source)
+        tree = TokenTree.from_choices(roots, tokens, self.choices, logp, self.source, distinct=True)
+        if not logp.isfinite().all():
+            tree, _ = tree.prune(tree.logp > -torch.inf)
+        return tree if all(n >= size - 1 for n, size in zip(budgets, tree.sizes, strict=True)) else tree.best(budgets)
+
+    def end(self, request: Context) -> None:
+        """See `Drafter.end`."""
+        self._held.pop(request.id, None)
+
+
+def shapes_of(target: Target) -> dict[str, int]:
+    """The numbers that tie a drafter to a model."""
+    anatomy = probe(target)
+    return {
+        "hidden_size": target.hidden_size,
+        "layers": len(target.layers),
+        "vocab_size": target.vocab_size,
+        "kv_heads": anatomy.kv_heads,
+        "head_dim": anatomy.head_dim,
+        "value_dim": anatomy.value_dim,
+    }
+
+
+def best_on_host(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The best `count` tokens of logits [B, D, V] and their log-probabilities, each [B, D, count], on the host.
+
+    One copy brings both.
+    """
+    logits = logits.float()
+    top = logits.topk(count, -1)
+    logp = top.values - logits.logsumexp(-1, keepdim=True)
+    packed = torch.stack([top.indices.int(), logp.contiguous().view(torch.int32)]).cpu()
+    return packed[0].long(), packed[1].view(torch.float32)
+
+
+def logits_at(step: Step, wanted: Tensor) -> Tensor:
+    """Logits [B, k, V] of rows `wanted` (LongTensor [B, k]), numbered from the trees' roots as in an `Attachment`."""
+    result = step.result
+    if result.rows is not None:  # rows have left or joined in mid-stack: find where each one ended up
+        standing = result.rows[:, None, step.offset :] - step.offset
+        wanted = (standing == wanted[:, :, None]).byte().argmax(-1)
+    return result.logits.gather(1, wanted[:, :, None].expand(-1, -1, result.logits.shape[2]))
+
+
+class ByStructure(Generic[T]):
+    """What a function makes of a tree's depths and ancestors, kept for the structures met last.
+
+    Decoding meets the same few shapes over and over, and they share their tensors (see `draftree.tree.structure`).
+    Safe under threads: at worst something is made twice.
+
+    Args:
+        make: of depth (LongTensor [B, N]) and ancestors (BoolTensor [B, N, N]).
+    """
+
+    def __init__(self, make: Callable[[Tensor, Tensor], T]) -> None:
+        self.make = make
+        self._made: dict[tuple[Any, ...], tuple[Tensor, T]] = {}
+
+    def __call__(self, trees: TokenTree) -> T:
+        """What was made for trees of this shape."""
+        ancestors = trees.ancestors
+        key = (ancestors.data_ptr(), ancestors.shape, ancestors.stride(), ancestors.device)
+        found = self._made.get(key)
+        if found is None:
+            if len(self._made) >= KEPT:
+                self._made.clear()
+            # The tensor is kept along, so that its memory, and with it the key, is not given to another one.
+            found = self._made[key] = (ancestors, self.make(trees.depth, ancestors))
+        return found[1]

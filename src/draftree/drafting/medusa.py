@@ -1,0 +1,138 @@
+"""Medusa: extra heads on the last hidden state guess the tokens after next; BPD is their top-1 chain.
+
+Medusa (Cai et al., 2024), the baseline of BiTA, Hidden Transfer and ProPD; blockwise parallel decoding (Stern et al.,
+2018). Head i reads what the model's own head reads at the node accepted last, and predicts the token i + 1 places
+after the one that the model itself says next. No row is added to the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draftree.drafting.base import Attachment, Step
+from draftree.drafting.in_model import InModelDrafter
+from draftree.host.probe import Anatomy, probe
+from draftree.host.target import Target, inspect_model
+from draftree.tree import TokenTree
+
+Head = Callable[[Tensor], Tensor]
+
+
+class ResidualBlock(nn.Module):
+    """x + SiLU(Linear(x)), the identity at first."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        return x + F.silu(self.linear(x))
+
+
+class MedusaWeights(nn.Module):
+    """Heads as public checkpoints name them: `{i}.{j}.linear.weight` and `.bias`, own head `{i}.{layers}.weight`.
+
+    Args:
+        hidden_size: d.
+        vocab_size: V.
+        heads: how many tokens are guessed.
+        layers: residual blocks per head.
+        own_head: whether each head has a projection [V, d] of its own, or uses the model's.
+    """
+
+    def __init__(self, hidden_size: int, vocab_size: int, heads: int = 4, layers: int = 1, *, own_head: bool) -> None:
+        super().__init__()
+        self.heads, self.own_head = heads, own_head
+        for i in range(heads):
+            parts: list[nn.Module] = [ResidualBlock(hidden_size) for _ in range(layers)]
+            if own_head:
+                parts.append(nn.Linear(hidden_size, vocab_size, bias=False))
+            self.add_module(str(i), nn.Sequential(*parts))
+
+    def forward(self, hidden: Tensor, head: Head, heads: int | None = None) -> Tensor:
+        """Logits [heads, ..., V] of what the model's head would read, hidden [..., d]; `head` is the model's own."""
+        count = self.heads if heads is None else heads
+        parts = [self.get_submodule(str(i))(hidden) for i in range(count)]
+        return torch.stack(parts) if self.own_head else head(torch.stack(parts))
+
+
+class Medusa(InModelDrafter):
+    """Guesses from heads on the last hidden state.
+
+    Args:
+        shapes: of the model; `Medusa.fresh(model)` takes them from it.
+        heads: how many tokens are guessed.
+        layers: residual blocks per head.
+        own_head: a projection to the vocabulary for each head; False shares the model's.
+        options: `tree` ("chain" is BPD), `candidates` and `depth`, see `InModelDrafter`.
+
+    Raises:
+        ValueError: no head, or a negative number of layers.
+    """
+
+    name: ClassVar[str] = "medusa"
+    method: ClassVar[str] = "medusa"
+    weights: MedusaWeights
+
+    def __init__(
+        self, shapes: Mapping[str, int], *, heads: int = 4, layers: int = 1, own_head: bool = False, **options: Any
+    ) -> None:
+        if heads < 1:
+            raise ValueError(f"heads is {heads}: Medusa needs 1 head or more to guess anything.")
+        if layers < 0 or (layers == 0 and not own_head):
+            raise ValueError(f"layers is {layers}: give 1 or more, or 0 with own_head=True.")
+        super().__init__(shapes, heads, **options, heads=heads, layers=layers, own_head=own_head)
+        self.weights = MedusaWeights(
+            self._shapes["hidden_size"], self._shapes["vocab_size"], heads, layers, own_head=own_head
+        )
+        self._placed: MedusaWeights = self.weights
+        self._anatomy: Anatomy | None = None
+        self._tap = self._shapes["layers"]
+
+    @classmethod
+    def fresh(cls, model: Any, **settings: Any) -> Self:
+        """See `InModelDrafter.fresh`; own heads start as copies of the model's."""
+        drafter = super().fresh(model, **settings)
+        if drafter.weights.own_head:
+            head = probe(inspect_model(model)).head
+            for i in range(drafter.weights.heads):
+                own = drafter.weights.get_parameter(f"{i}.{drafter.settings['layers']}.weight")
+                own.data.copy_(head.weight.detach())  # type: ignore[attr-defined]
+        return drafter
+
+    def place(self, target: Target, anatomy: Anatomy) -> None:
+        """See `InModelDrafter.place`."""
+        self._anatomy = anatomy
+        if target.device.type == "cpu" and target.dtype == torch.float32:
+            self._placed = self.weights
+            return
+        s, own = self._shapes, self.settings
+        with torch.device("meta"):
+            placed = MedusaWeights(
+                s["hidden_size"], s["vocab_size"], own["heads"], own["layers"], own_head=own["own_head"]
+            )
+        state = {k: v.detach().to(target.device, target.dtype) for k, v in self.weights.state_dict().items()}
+        placed.load_state_dict(state, assign=True)
+        self._placed = placed
+
+    def attach(self, trees: TokenTree) -> Attachment:
+        """See `InModelDrafter.attach`: a look at what the last layer returns."""
+        return Attachment(taps=(self._tap,))
+
+    @torch.no_grad()
+    def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
+        """See `InModelDrafter.guesses`."""
+        hidden = step.result.hidden.get(self._tap)
+        if hidden is None or self._anatomy is None:
+            return None
+        rows = (step.offset + nodes)[:, None, None].expand(-1, 1, hidden.shape[2])
+        last = self._anatomy.close(hidden.gather(1, rows))[:, 0]
+        return self._placed(last, self._anatomy.head, self.depth).transpose(0, 1)

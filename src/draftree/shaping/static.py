@@ -1,0 +1,114 @@
+"""Static trees: shapes fixed beforehand, filled each step with candidates per depth.
+
+A tree is named by its choice list, as in Medusa and EAGLE: a node is the tuple of ranks that leads to it, so (0, 2)
+is the third candidate of depth 2 below the best of depth 1. `TokenTree.from_choices` fills a list in one gather.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import re
+from collections.abc import Sequence
+
+Choices = list[tuple[int, ...]]
+NAMES = "'best-first', 'chain', 'full-K', 'efficient-K' or 'efficient-code-K' (K siblings)"
+
+
+def chain(depth: int) -> Choices:
+    """The best candidate of each depth: one branch (BPD; BiTA's straightforward decoding)."""
+    return [(0,) * d for d in range(1, depth + 1)]
+
+
+def full(k: int, depth: int) -> Choices:
+    """Every combination of the best `k` of each depth: k + k^2 + .. + k^depth nodes (BiTA, section 3.2)."""
+    return [node for d in range(1, depth + 1) for node in itertools.product(range(k), repeat=d)]
+
+
+def efficient(k: int, depth: int, variant: str = "paper") -> Choices:
+    """BiTA's efficient tree (section 3.2, Figure 5): only the best candidate of each depth has children.
+
+    Args:
+        k: siblings.
+        depth: of the tree.
+        variant: "paper": k siblings at every depth; "code": k, k - 1, k - 2, .. as in the authors' code.
+
+    Raises:
+        ValueError: another variant.
+    """
+    if variant not in ("paper", "code"):
+        raise ValueError(f"variant is {variant!r}: choose 'paper' (k siblings at each depth) or 'code' (one fewer).")
+    nodes: Choices = []
+    for d in range(depth):
+        siblings = k if variant == "paper" else max(k - d, 1)
+        nodes += [(*(0,) * d, rank) for rank in range(siblings)]
+    return nodes
+
+
+def best_choices(accuracies: Sequence[Sequence[float]], node_budget: int) -> Choices:
+    """The tree of `node_budget` guesses that walks furthest on average (Medusa, section 2.3.3).
+
+    Args:
+        accuracies: accuracies[d][r], measured share of cases where rank r at depth d + 1 is the truth. A path's
+            probability is taken to be the product along it, and a tree's worth the sum over its nodes.
+        node_budget: guesses; fewer come back where there are no more combinations of worth.
+
+    Raises:
+        ValueError: a budget under 1, or shares outside 0 .. 1.
+    """
+    if node_budget < 1:
+        raise ValueError(f"node_budget is {node_budget}: a tree needs 1 guess or more.")
+    if any(not 0 <= share <= 1 for ranks in accuracies for share in ranks):
+        raise ValueError("accuracies are shares of cases between 0 and 1, one list of ranks per depth.")
+    # Ranks by measured share, which need not fall with the rank.
+    order = [sorted(range(len(ranks)), key=lambda r: (-ranks[r], r)) for ranks in accuracies]
+    chosen: Choices = []
+    heap: list[tuple[float, tuple[int, ...], int, float]] = []  # -worth, node, place among siblings, parent's worth
+
+    def offer(parent: tuple[int, ...], place: int, worth: float) -> None:
+        depth = len(parent)
+        if depth < len(order) and place < len(order[depth]):
+            rank = order[depth][place]
+            heapq.heappush(heap, (-worth * accuracies[depth][rank], (*parent, rank), place, worth))
+
+    offer((), 0, 1.0)
+    while heap and len(chosen) < node_budget:
+        cost, node, place, above = heapq.heappop(heap)
+        if cost == 0:
+            break
+        chosen.append(node)
+        offer(node, 0, -cost)
+        offer(node[:-1], place + 1, above)
+    return sorted(chosen, key=lambda node: (len(node), node))
+
+
+def choices_named(tree: str | Sequence[Sequence[int]], depth: int) -> Choices:
+    """The choice list that an option names, or the list itself, checked.
+
+    Args:
+        tree: "chain", "full-K", "efficient-K", "efficient-code-K", or a choice list.
+        depth: of the candidates.
+
+    Raises:
+        ValueError: an unknown name, or a list that is empty, deeper than the candidates or lacks a prefix.
+    """
+    if isinstance(tree, str):
+        found = re.fullmatch(r"(chain)|(full|efficient|efficient-code)-([1-9][0-9]*)", tree)
+        if found is None:
+            raise ValueError(f"tree is {tree!r}: choose {NAMES}, or give a choice list.")
+        if found[1]:
+            return chain(depth)
+        k = int(found[3])
+        return full(k, depth) if found[2] == "full" else efficient(k, depth, "code" if "code" in found[2] else "paper")
+    nodes = sorted({tuple(int(rank) for rank in node) for node in tree}, key=lambda node: (len(node), node))
+    if not nodes:
+        raise ValueError("The choice list is empty: name at least one node, such as (0,), or use no drafter.")
+    known = {(), *nodes}
+    for node in nodes:
+        if not node or min(node) < 0:
+            raise ValueError(f"{node} is no choice: name a node by its ranks (>= 0) from the root, as (0, 2).")
+        if node[:-1] not in known:
+            raise ValueError(f"The choice list has {node} but not its prefix {node[:-1]}: add the prefix.")
+        if len(node) > depth:
+            raise ValueError(f"The choice list has {node}, and the drafter guesses {depth} deep: shorten the list.")
+    return nodes
