@@ -8,14 +8,16 @@ and the next step drafts a tree of them. How those rows come about is all that a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.folder import Trained
+from draftree.drafting.folder import Trained
 from draftree.host.probe import Anatomy, probe
 from draftree.host.target import Target, inspect_model
 from draftree.shaping.static import Choices, choices_named
@@ -23,9 +25,6 @@ from draftree.tree import TokenTree
 
 SHAPES = ("hidden_size", "layers", "vocab_size", "kv_heads", "head_dim", "value_dim")
 BEST_FIRST = "best-first"
-KEPT = 64  # structures whose attached rows are remembered
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class Candidates:
     logp: Tensor
 
 
-class InModelDrafter(Drafter):
+class InModelDrafter(Trained, Drafter):
     """Base of the drafters whose guesses come out of the target's own pass.
 
     Args:
@@ -62,9 +61,6 @@ class InModelDrafter(Drafter):
             on its device is made (where it differs).
         settings: JSON-able constructor arguments besides `shapes`.
     """
-
-    method: ClassVar[str]
-    weights: nn.Module
 
     def __init__(
         self,
@@ -210,42 +206,7 @@ def best_on_host(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     logits = logits.float()
     top = logits.topk(count, -1)
-    logp = top.values - logits.logsumexp(-1, keepdim=True)
+    # Where a depth has no guess at all, its logits and their sum are -inf, and would make NaN.
+    logp = top.values - logits.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     packed = torch.stack([top.indices.int(), logp.contiguous().view(torch.int32)]).cpu()
     return packed[0].long(), packed[1].view(torch.float32)
-
-
-def logits_at(step: Step, wanted: Tensor) -> Tensor:
-    """Logits [B, k, V] of rows `wanted` (LongTensor [B, k]), numbered from the trees' roots as in an `Attachment`."""
-    result = step.result
-    if result.rows is not None:  # rows have left or joined in mid-stack: find where each one ended up
-        standing = result.rows[:, None, step.offset :] - step.offset
-        wanted = (standing == wanted[:, :, None]).byte().argmax(-1)
-    return result.logits.gather(1, wanted[:, :, None].expand(-1, -1, result.logits.shape[2]))
-
-
-class ByStructure(Generic[T]):
-    """What a function makes of a tree's depths and ancestors, kept for the structures met last.
-
-    Decoding meets the same few shapes over and over, and they share their tensors (see `draftree.tree.structure`).
-    Safe under threads: at worst something is made twice.
-
-    Args:
-        make: of depth (LongTensor [B, N]) and ancestors (BoolTensor [B, N, N]).
-    """
-
-    def __init__(self, make: Callable[[Tensor, Tensor], T]) -> None:
-        self.make = make
-        self._made: dict[tuple[Any, ...], tuple[Tensor, T]] = {}
-
-    def __call__(self, trees: TokenTree) -> T:
-        """What was made for trees of this shape."""
-        ancestors = trees.ancestors
-        key = (ancestors.data_ptr(), ancestors.shape, ancestors.stride(), ancestors.device)
-        found = self._made.get(key)
-        if found is None:
-            if len(self._made) >= KEPT:
-                self._made.clear()
-            # The tensor is kept along, so that its memory, and with it the key, is not given to another one.
-            found = self._made[key] = (ancestors, self.make(trees.depth, ancestors))
-        return found[1]
