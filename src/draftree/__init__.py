@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from draftree.demo_model import demo_model
 
 if TYPE_CHECKING:
-    from draftree.drafting import Lookahead, PromptLookup
+    from draftree.drafting import BiTA, HiddenTransfer, Lookahead, Medusa, PromptLookup
     from draftree.engine import Engine, generate
     from draftree.integrations import custom_generate
     from draftree.shaping import DynamicTree, Fixed
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "BiTA",
     "DynamicTree",
     "Engine",
     "Fixed",
+    "HiddenTransfer",
     "Lookahead",
+    "Medusa",
     "PromptLookup",
     "custom_generate",
     "demo_model",
@@ -32,10 +35,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BiTA": "draftree.drafting",
     "DynamicTree": "draftree.shaping",
     "Engine": "draftree.engine",
     "Fixed": "draftree.shaping",
+    "HiddenTransfer": "draftree.drafting",
     "Lookahead": "draftree.drafting",
+    "Medusa": "draftree.drafting",
     "PromptLookup": "draftree.drafting",
     "custom_generate": "draftree.integrations",
     "generate": "draftree.engine",

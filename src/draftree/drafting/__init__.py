@@ -1,7 +1,20 @@
 """Drafters: one file (or one small package) each."""
 
 from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.bita import BiTA
+from draftree.drafting.hidden_transfer import HiddenTransfer
 from draftree.drafting.lookahead import Lookahead
+from draftree.drafting.medusa import Medusa
 from draftree.drafting.prompt_lookup import PromptLookup
 
-__all__ = ["Attachment", "Context", "Drafter", "Lookahead", "PromptLookup", "Step"]
+__all__ = [
+    "Attachment",
+    "BiTA",
+    "Context",
+    "Drafter",
+    "HiddenTransfer",
+    "Lookahead",
+    "Medusa",
+    "PromptLookup",
+    "Step",
+]

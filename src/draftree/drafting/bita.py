@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, Step
-from draftree.drafting.in_model import ByStructure, InModelDrafter, logits_at
+from draftree.drafting.groups import Groups, logits_of
+from draftree.drafting.in_model import InModelDrafter
 from draftree.host.plan import Surgery
 from draftree.host.probe import Anatomy
 from draftree.host.target import Target
@@ -60,6 +61,16 @@ class BiTAWeights(nn.Module):
         self.prompt_keys = nn.Parameter(STD * torch.randn(layers, kv_heads, prompts, head_dim))
         self.prompt_values = nn.Parameter(STD * torch.randn(layers, kv_heads, prompts, value_dim or head_dim))
 
+    def prefix(self) -> list[tuple[Tensor, Tensor]] | None:
+        """(keys, values) of the prompts in each layer, each [kv heads, P, width]; None where there are none."""
+        if self.prompt_keys.shape[2] == 0:
+            return None
+        return list(zip(self.prompt_keys, self.prompt_values, strict=True))
+
+    def surgeries(self) -> tuple[Surgery, ...]:
+        """What a pass needs beside the rows: shallow prompts are out of sight behind the first layer."""
+        return () if self.deep or self.prompt_keys.shape[2] == 0 else (Surgery(1, hide_prefix=True),)
+
 
 class BiTA(InModelDrafter):
     """Guesses from mask rows (BiTA, sections 3.1 and 3.2).
@@ -69,8 +80,9 @@ class BiTA(InModelDrafter):
         masks: M, how many tokens ahead; the paper takes 3, and 4 for its largest models.
         prompts: P, prompt keys and values per layer; 0 for mask tokens only.
         deep: prompts in every layer; False for the first layer only (ablation of Table 3).
-        straightforward: one group of masks, behind the root, and the guesses in a chain: what is left of a group's
-            guesses after some were accepted is all that the next step has (ablation of Table 4).
+        groups: how many nodes of a tree have a group of masks, the likeliest to be accepted last; None for all, as in
+            the paper. 1 with tree="chain" is its straightforward decoding: what is left of the root's guesses after
+            some were accepted is all that the next step has (ablation of Table 4).
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
 
     Raises:
@@ -88,85 +100,64 @@ class BiTA(InModelDrafter):
         masks: int = 3,
         prompts: int = 16,
         deep: bool = True,
-        straightforward: bool = False,
+        groups: int | None = None,
         **options: Any,
     ) -> None:
         if masks < 1:
             raise ValueError(f"masks is {masks}: BiTA needs 1 mask token or more to guess anything.")
         if prompts < 0:
             raise ValueError(f"prompts is {prompts}: give 0 (mask tokens only) or more.")
-        if straightforward and options.setdefault("tree", "chain") != "chain":
-            raise ValueError("straightforward=True drafts in a chain: leave `tree` out.")
-        super().__init__(
-            shapes,
-            masks,
-            **options,
-            masks=masks,
-            prompts=prompts,
-            deep=deep,
-            straightforward=straightforward,
-        )
-        self.straightforward = straightforward
+        super().__init__(shapes, masks, **options, masks=masks, prompts=prompts, deep=deep, groups=groups)
         s = self._shapes
         self.weights = BiTAWeights(
             s["hidden_size"], s["layers"], s["kv_heads"], s["head_dim"], masks, prompts, deep, s["value_dim"]
         )
-        self._layout = ByStructure(self._lay_out)
+        self._groups = Groups(groups, self._lay_out)
         self._masks = self.weights.mask_embeddings.detach()
 
     def place(self, target: Target, anatomy: Anatomy) -> None:
         """See `InModelDrafter.place`."""
-        weights = self.weights
-        masks, keys, values = (
-            w.detach().to(target.device, target.dtype)
-            for w in (weights.mask_embeddings, weights.prompt_keys, weights.prompt_values)
-        )
-        self._masks = masks[: self.depth]
-        self.deep_prefix = list(zip(keys, values, strict=True)) if keys.shape[2] else None
+        device, dtype = target.device, target.dtype
+        self._masks = self.weights.mask_embeddings.detach()[: self.depth].to(device, dtype)
+        prefix = self.weights.prefix()
+        if prefix is not None:
+            prefix = [(k.detach().to(device, dtype), v.detach().to(device, dtype)) for k, v in prefix]
+        self.deep_prefix = prefix
 
     def rows(self, nodes: Any, requests: int = 1) -> Any:
-        """See `Drafter.rows`: n (1 + M), and n + M straightforward."""
-        return nodes + self.depth * requests if self.straightforward else nodes * (1 + self.depth)
+        """See `Drafter.rows`: n (1 + M) where all nodes have a group."""
+        return nodes + self.depth * self._groups.count(nodes, requests)
 
     def attach(self, trees: TokenTree) -> Attachment:
-        """One group of masks for each node, as any may be the one accepted last; group by group, in node order."""
-        positions, visible, prefix_rows = self._layout(trees)
+        """See `InModelDrafter.attach`: masks stand group by group, in the order of their nodes."""
+        positions, visible, prefix_rows = self._groups.layout(trees)
         groups = positions.shape[1] // self.depth
         return Attachment(
             embeddings=self._masks.repeat(groups, 1).expand(trees.batch, -1, -1),
             positions=positions,
             visible=visible,
             prefix_rows=None if self.deep_prefix is None else prefix_rows,
-            surgeries=() if self.weights.deep or self.deep_prefix is None else (Surgery(1, hide_prefix=True),),
+            surgeries=self.weights.surgeries(),
         )
 
     def _lay_out(self, depth: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Positions [B, G M], visibility [B, G M, N + G M] and prefix rows [B, N + G M] of G groups."""
-        batch, n = depth.shape
+        """Positions [B, G M], visibility [B, G M, N + G M] and prefix rows [B, N + G M] of the groups of G nodes."""
+        batch, groups, n = ancestors.shape
         m = self.depth
-        if self.straightforward:
-            depth, ancestors = depth[:, :1], ancestors[:, :1]
-        groups = depth.shape[1]
         device = depth.device
         positions = (depth[:, :, None] + torch.arange(1, m + 1, device=device)).reshape(batch, groups * m)
         alone = torch.eye(groups, dtype=torch.bool, device=device)
         earlier = torch.ones(m, m, dtype=torch.bool, device=device).tril()
         own = (alone[:, None, :, None] & earlier[None, :, None, :]).reshape(groups * m, groups * m)
         visible = torch.cat([ancestors.repeat_interleave(m, 1), own.expand(batch, -1, -1)], 2)
-        prefix_rows = torch.arange(n + groups * m, device=device).expand(batch, -1) >= n
+        prefix_rows = (torch.arange(n + groups * m, device=device) >= n).expand(batch, -1)
         return positions, visible, prefix_rows
 
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
-        """See `InModelDrafter.guesses`; straightforward, the root's masks are cut by what was accepted."""
+        """See `InModelDrafter.guesses`: mask i of a node spoke of the place i + 1 behind it."""
         if not step.own_rows or step.result.logits.shape[1] <= step.trees.width:
             return None
-        m = self.depth
-        offset = torch.arange(m, device=nodes.device)
-        if not self.straightforward:
-            wanted = step.trees.width + nodes[:, None] * m + offset
-            return logits_at(step, wanted)
-        # Mask i spoke of the place i + 1 behind the old root: the new one stands one behind the last node.
-        passed = step.trees.depth.gather(1, nodes[:, None])
-        wanted = step.trees.width + (passed + offset).clamp(max=m - 1)
-        logits = logits_at(step, wanted)
-        return logits.masked_fill((passed + offset >= m)[:, :, None], -torch.inf)
+        group, passed = self._groups.find(step.trees, nodes)
+        mask = passed + torch.arange(self.depth, device=nodes.device)
+        missing = mask >= self.depth
+        return logits_of(step, step.trees.width + group * self.depth + mask.masked_fill(missing, 0), missing)

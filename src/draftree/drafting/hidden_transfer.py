@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, Step
-from draftree.drafting.in_model import ByStructure, InModelDrafter, logits_at
+from draftree.drafting.groups import Groups, logits_of
+from draftree.drafting.in_model import InModelDrafter
 from draftree.host.plan import Surgery
 from draftree.host.probe import Anatomy
 from draftree.host.target import Target
@@ -60,6 +61,8 @@ class HiddenTransfer(InModelDrafter):
         shapes: of the model; `HiddenTransfer.fresh(model)` takes them from it.
         transfer_layers: t_1 <= t_2 <= .., 1-based layers after whose output step i's pseudo states are made; by
             default three of them, see `default_transfer_layers`.
+        groups: how many nodes of a tree spawn pseudo states, the likeliest to be accepted last; None for all, as in
+            the paper.
         masked: pseudo states do not see the earlier ones of their node (ablation of section 4.4).
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
 
@@ -76,6 +79,7 @@ class HiddenTransfer(InModelDrafter):
         shapes: Mapping[str, int],
         *,
         transfer_layers: Sequence[int] | None = None,
+        groups: int | None = None,
         masked: bool = False,
         **options: Any,
     ) -> None:
@@ -90,11 +94,11 @@ class HiddenTransfer(InModelDrafter):
                 f"transfer_layers is {chosen}: give layers from 1 to {layers - 1} (of the model's {layers}), none "
                 "lower than the one before it."
             )
-        super().__init__(shapes, len(chosen), **options, transfer_layers=chosen, masked=masked)
+        super().__init__(shapes, len(chosen), **options, transfer_layers=chosen, groups=groups, masked=masked)
         self.transfer_layers = tuple(chosen)
         self.masked = masked
         self.weights = HiddenTransferWeights(self._shapes["hidden_size"], chosen)
-        self._layout = ByStructure(self._lay_out)
+        self._groups = Groups(groups, self._lay_out)
         self._matrices = [w.detach() for w in self.weights.matrices()]
 
     def place(self, target: Target, anatomy: Anatomy) -> None:
@@ -102,49 +106,53 @@ class HiddenTransfer(InModelDrafter):
         self._matrices = [w.detach().to(target.device, target.dtype) for w in self.weights.matrices()]
 
     def rows(self, nodes: Any, requests: int = 1) -> Any:
-        """See `Drafter.rows`: n (1 + sum of (L - t_i) / L), as pseudo rows join after layer t_i."""
+        """See `Drafter.rows`: n (1 + sum of (L - t_i) / L) where all nodes spawn, as step i joins after layer t_i."""
         layers = self._shapes["layers"]
-        return nodes * (1 + sum((layers - t) / layers for t in self.transfer_layers[: self.depth]))
+        share = sum((layers - t) / layers for t in self.transfer_layers[: self.depth])
+        return nodes + share * self._groups.count(nodes, requests)
 
     def attach(self, trees: TokenTree) -> Attachment:
-        """See `InModelDrafter.attach`: every node spawns its chain, as any may be the one accepted last."""
-        n = trees.width
+        """See `InModelDrafter.attach`: a surgery for each layer with transfers."""
+        nodes = self._groups.spawners(trees).nodes
+        width = trees.width
 
         def transferred(steps: list[int], hidden: Tensor) -> Tensor:
-            nodes = hidden[:, :n]
-            return torch.cat([nodes @ self._matrices[i].T for i in steps], 1)
+            source = hidden[:, :width]
+            if nodes is not None:
+                source = source.gather(1, nodes[:, :, None].expand(-1, -1, hidden.shape[2]))
+            return torch.cat([source @ self._matrices[i].T for i in steps], 1)
 
         return Attachment(
             surgeries=tuple(
                 Surgery(layer, append=partial(transferred, steps), positions=positions, visible=visible)
-                for layer, steps, positions, visible in self._layout(trees)
+                for layer, steps, positions, visible in self._groups.layout(trees)
             )
         )
 
     def _lay_out(self, depth: Tensor, ancestors: Tensor) -> list[tuple[int, list[int], Tensor, Tensor]]:
-        """For each layer with transfers: it, their steps, positions [B, s N], visibility [B, s N, (1 + i) N].
+        """For each layer with transfers: it, its s steps, positions [B, s G] and visibility [B, s G, N + i G].
 
-        Steps that share a layer join it together; rows are numbered step by step, in node order.
+        Steps that share a layer join it together; rows are numbered step by step, in the order of their nodes.
         """
-        batch, n = depth.shape
-        same = torch.eye(n, dtype=torch.bool, device=depth.device).expand(batch, -1, -1)
+        batch, count, _ = ancestors.shape
+        same = torch.eye(count, dtype=torch.bool, device=depth.device).expand(batch, -1, -1)
         never = torch.zeros_like(same)
         laid = []
         for layer, group in groupby(range(self.depth), key=self.transfer_layers.__getitem__):
             steps = list(group)
-            known = steps[-1] + 1
             seen = [
-                torch.cat(
-                    [ancestors, *(same if j == i or (j < i and not self.masked) else never for j in range(known))], 2
-                )
-                for i in steps
+                [same if j == i or (j < i and not self.masked) else never for j in range(steps[-1] + 1)] for i in steps
             ]
-            laid.append((layer, steps, torch.cat([depth + i + 1 for i in steps], 1), torch.cat(seen, 1)))
+            visible = torch.cat([torch.cat([ancestors, *blocks], 2) for blocks in seen], 1)
+            laid.append((layer, steps, torch.cat([depth + i + 1 for i in steps], 1), visible))
         return laid
 
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
-        """See `InModelDrafter.guesses`."""
+        """See `InModelDrafter.guesses`: step i of a node spoke of the place i + 1 behind it."""
         if not step.own_rows or len(step.result.segments) < 2:
             return None
-        width = step.trees.width
-        return logits_at(step, nodes[:, None] + width * torch.arange(1, self.depth + 1, device=nodes.device))
+        group, passed = self._groups.find(step.trees, nodes)
+        spawning = self._groups.spawners(step.trees).depth.shape[1]
+        transfer = passed + torch.arange(self.depth, device=nodes.device)
+        missing = transfer >= self.depth
+        return logits_of(step, step.trees.width + transfer.masked_fill(missing, 0) * spawning + group, missing)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from draftree.drafting.base import Attachment, Context, Drafter, Step
 from draftree.drafting.folder import Trained
-from draftree.drafting.folder import Trained
 from draftree.host.probe import Anatomy, probe
 from draftree.host.target import Target, inspect_model
 from draftree.shaping.static import Choices, choices_named
