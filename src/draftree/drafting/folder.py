@@ -6,6 +6,7 @@ its base model by a hash of all weights, and whatever does not fit is refused in
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -54,15 +55,16 @@ class Base:
 _hashes: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
 
 
-def model_hash(model: Any) -> str:
+def model_hash(model: Any, *, again: bool = False) -> str:
     """SHA-256 (hexadecimal) over the names, shapes, dtypes and bytes of a model's parameters, sorted by name.
 
-    Computed once per model object, and again when a parameter was written to or replaced.
+    Computed once per model object, and again when a parameter was seen to be written to or replaced; `again` computes
+    it in any case.
     """
     parameters = sorted(model.named_parameters())
     version = tuple((p._version if not p.is_inference() else 0, p.data_ptr()) for _, p in parameters)
     held = _hashes.get(model)
-    if held is not None and held[0] == version:
+    if not again and held is not None and held[0] == version:
         return held[1]
     digest = hashlib.sha256()
     for name, parameter in parameters:
@@ -187,7 +189,10 @@ def load_drafter(folder_or_repo: str | Path, model: Any, *, same_weights: bool =
 def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained:
     folder = _fetch(folder_or_repo)
     config = _read_config(folder)
-    home = _class_of(config["method"], folder)
+    try:
+        home = method_class(config["method"])
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG} is of no use here: {error}") from None
     try:
         held = home.fresh(model, **config["settings"])
     except TypeError as error:
@@ -241,13 +246,18 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _class_of(method: Any, folder: Path) -> type[Trained]:
+def method_class(method: Any) -> type[Trained]:
+    """The class that holds what `method` trains.
+
+    Raises:
+        ValueError: no such method.
+    """
     if method not in HOMES:
-        raise ValueError(f"{folder / CONFIG} names the method {method!r}: draftree has {', '.join(HOMES)}.")
-    for held in vars(import_module(HOMES[method])).values():
-        if isinstance(held, type) and issubclass(held, Trained) and held.__dict__.get("method") == method:
-            return held
-    raise ValueError(f"{HOMES[method]} holds no class for the method {method!r}.")
+        near = difflib.get_close_matches(str(method), HOMES, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no method {method!r} among {', '.join(HOMES)}.{hint}")
+    home = vars(import_module(HOMES[method])).values()
+    return next(c for c in home if isinstance(c, type) and c.__dict__.get("method") == method)
 
 
 def _check_shapes(trained: Mapping[str, Any], present: Mapping[str, Any], base: Base) -> None:

@@ -1,0 +1,86 @@
+"""An early head: what the model is about to say, read off the states after its first layers (ProPD, section 4.1).
+
+A norm and a projection bring the states after layer n to where the model's own head can read them. Both start as the
+identity, so an untrained head is the plain early exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from draftree.drafting.folder import Trained
+from draftree.host.target import inspect_model
+
+EPSILON = 1e-6
+
+
+class EarlyHeadWeights(nn.Module):
+    """h -> head(x + U V x) or head(P x), where x is the normed h.
+
+    Args:
+        hidden_size: d.
+        rank: of the low-rank projection; 0 for a full one.
+
+    Attributes:
+        norm: [d], gains of a root-mean-square norm.
+        down, up: V [rank, d] and U [d, rank] of the low-rank projection, U starting at 0.
+        projection: P [d, d] of the full one, starting at the identity.
+    """
+
+    def __init__(self, hidden_size: int, rank: int = 0) -> None:
+        super().__init__()
+        self.rank = rank
+        self.norm = nn.Parameter(torch.ones(hidden_size))
+        if rank:
+            self.down = nn.Parameter(torch.randn(rank, hidden_size) * hidden_size**-0.5)
+            self.up = nn.Parameter(torch.zeros(hidden_size, rank))
+        else:
+            self.projection = nn.Parameter(torch.eye(hidden_size))
+
+    def forward(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
+        """Logits [.., V] of the next token from states [.., d], through the model's own `head`."""
+        x = nn.functional.rms_norm(hidden.to(self.norm.dtype), self.norm.shape, self.norm, EPSILON)
+        x = x + x @ self.down.T @ self.up.T if self.rank else x @ self.projection.T
+        return head(x.to(hidden.dtype))
+
+
+class EarlyHead(Trained):
+    """Early-head weights and the layer they belong to.
+
+    Args:
+        shapes: hidden_size, layers and vocab_size of the model.
+        layer: n, how many layers have run (1 .. layers - 1).
+        rank: of the low-rank projection; 0 for a full one.
+
+    Raises:
+        ValueError: a layer outside the model, or a rank below 0 or above the hidden size.
+    """
+
+    method: ClassVar[str] = "early-head"
+
+    def __init__(self, shapes: Mapping[str, int], layer: int = 4, rank: int = 0) -> None:
+        if not 1 <= layer < shapes["layers"]:
+            raise ValueError(
+                f"layer is {layer}: the model has {shapes['layers']}, so give 1 to {shapes['layers'] - 1}."
+            )
+        if not 0 <= rank <= shapes["hidden_size"]:
+            raise ValueError(f"rank is {rank}: give 0 for a full projection, or 1 to {shapes['hidden_size']}.")
+        self._shapes = dict(shapes)
+        self.layer = layer
+        self.settings: dict[str, Any] = {"layer": layer, "rank": rank}
+        self.weights = EarlyHeadWeights(shapes["hidden_size"], rank)
+
+    @classmethod
+    def fresh(cls, model: Any, **settings: Any) -> Self:
+        """An untrained head for `model`; settings `layer` and `rank`."""
+        target = inspect_model(model)
+        sizes = {"hidden_size": target.hidden_size, "layers": len(target.layers), "vocab_size": target.vocab_size}
+        return cls(sizes, **settings)
+
+    def shapes(self) -> dict[str, Any]:
+        """See `Trained.shapes`."""
+        return dict(self._shapes)

@@ -1,0 +1,123 @@
+"""What every training objective shares: a batch becomes one plan, the hooked host runs it, guesses meet the truth.
+
+The plan is the one of inference, for many split points at a time: the same rows, positions, visibility and surgeries,
+so a row learns under the very conditions under which it will guess. The model itself is frozen, and is no part of the
+module, so neither optimizers nor checkpoints ever see its weights.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draftree.drafting.folder import Trained
+from draftree.host.encoder import EncoderState
+from draftree.host.hooked import HookedHost
+from draftree.host.plan import Plan
+from draftree.host.probe import probe
+from draftree.host.target import inspect_model
+from draftree.training.rows import Batch
+
+RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 50)
+
+
+class Objective(nn.Module, ABC):
+    """Loss and accuracy of one method's weights on batches of the model's own answers.
+
+    Args:
+        trained: holds the weights.
+        model: the frozen model that they are for.
+
+    Attributes:
+        splits: split points of a row that are packed into one pass by default; None for all.
+        places: how many places after a split point each depth guesses, in the order of the depths.
+    """
+
+    splits: ClassVar[int | None] = None
+    places: tuple[int, ...]
+
+    def __init__(self, trained: Trained, model: Any) -> None:
+        super().__init__()
+        self.weights = trained.weights
+        self.target = inspect_model(model)
+        self.host = HookedHost(self.target)
+        self.anatomy = probe(self.target)
+
+    @abstractmethod
+    def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """The loss (a scalar), and the logits [B, S, V] of every depth at the split points."""
+
+    def forward(
+        self,
+        tokens: Tensor,
+        length: Tensor,
+        start: Tensor,
+        splits: Tensor,
+        real: Tensor,
+        source: Tensor | None = None,
+        source_length: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The loss of a batch (see `Batch`); in evaluation also how often the truth was among the best guesses.
+
+        `hits` [D, R]: cases of depth d in which it was within the best `RANKS[r]`; `seen` [D]: cases.
+        """
+        batch = Batch(tokens, length, start, splits, real, source, source_length)
+        with self.host.lock:
+            loss, logits = self.measure(batch)
+        if self.training:
+            return {"loss": loss}
+        hits, seen = zip(*(_hits(g, *batch.truth(p)) for g, p in zip(logits, self.places, strict=True)), strict=True)
+        return {"loss": loss, "hits": torch.stack(hits), "seen": torch.stack(seen)}
+
+    # ---------------------------------------------------------------- for the methods
+
+    def plan(self, batch: Batch, **more: Any) -> Plan:
+        """The real rows of a batch, causal; `more` are further fields of `Plan`."""
+        count, width = batch.tokens.shape
+        positions = torch.arange(width, device=batch.tokens.device).expand(count, -1)
+        causal = torch.ones(width, width, dtype=torch.bool, device=batch.tokens.device).tril()
+        fields: dict[str, Any] = {"positions": positions, "visible": causal.expand(count, -1, -1)}
+        fields["rope_floor"] = tuple(batch.start.tolist())
+        return Plan(**({"tokens": batch.tokens} | fields | more))
+
+    def encoder(self, batch: Batch) -> EncoderState | None:
+        """Cross attention of the batch's sources; None for decoder-only models."""
+        if batch.source is None or batch.source_length is None:
+            return None
+        state = EncoderState(self.target, batch.source.shape[0])
+        for b, size in enumerate(batch.source_length.tolist()):
+            state.admit(b, batch.source[b, :size])
+        return state
+
+    def within(self, positions: Tensor) -> Tensor:
+        """Positions, those beyond the context moved back to its last one, as the engine does."""
+        limit = self.target.max_positions
+        return positions if limit is None else positions.clamp(max=limit - 1)
+
+    @torch.no_grad()
+    def tap(self, batch: Batch, layer: int) -> Tensor:
+        """The states [B, S, d] of the split points on their way into layer `layer` (or out of the last one)."""
+        plan = self.plan(batch, taps=(layer,), first_logit_row=batch.tokens.shape[1] - 1)
+        hidden = self.host.run_with_gradients(plan, encoder=self.encoder(batch)).hidden[layer]
+        return pick(hidden, batch.splits)
+
+
+def pick(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` [B, S] of [B, N, x]: [B, S, x]."""
+    return rows.gather(1, index[..., None].expand(-1, -1, rows.shape[-1]))
+
+
+def cross_entropy(logits: Tensor, truth: Tensor, there: Tensor) -> Tensor:
+    """Mean cross entropy of logits [.., V] against tokens [..] over the cases that are `there`; 0 where none is."""
+    losses = F.cross_entropy(logits.flatten(0, -2).float(), truth.flatten(), reduction="none")
+    return (losses * there.flatten()).sum() / there.sum().clamp(min=1)
+
+
+def _hits(logits: Tensor, truth: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    better = (logits > logits.gather(-1, truth[..., None])).sum(-1)
+    ranks = torch.tensor(RANKS, device=logits.device)
+    return ((better[..., None] < ranks) & there[..., None]).flatten(0, 1).sum(0), there.sum()

@@ -1,0 +1,84 @@
+"""BiTA's objective: mask groups behind many split points, all in one pass (methods.md sections 2 and 6)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from draftree.drafting.folder import Trained
+from draftree.host.plan import Plan, Surgery
+from draftree.training.objective import Objective, cross_entropy
+from draftree.training.rows import Batch
+
+
+class BiTAObjective(Objective):
+    """Cross entropy of mask i against the token i + 1 places after its split point, mean over masks and splits.
+
+    Args:
+        trained: holds `BiTAWeights`.
+        model: the frozen model.
+        prefix_dropout: share of the prompts' elements put to 0 in training (the authors' code: 0.1).
+    """
+
+    splits: ClassVar[int | None] = 64
+
+    def __init__(self, trained: Trained, model: Any, *, prefix_dropout: float = 0.1) -> None:
+        super().__init__(trained, model)
+        if not 0 <= prefix_dropout < 1:
+            raise ValueError(f"prefix_dropout is {prefix_dropout}: give a share from 0 to below 1.")
+        self.prefix_dropout = prefix_dropout
+        self.masks = int(self.weights.mask_embeddings.shape[0])
+        self.places = tuple(range(2, self.masks + 2))
+
+    def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """See `Objective.measure`."""
+        plan = self.packed(batch)
+        prefix = self.prefix(len(batch.tokens))
+        logits = self.host.run_with_gradients(plan, prefix, self.encoder(batch)).logits
+        logits = logits.unflatten(1, (-1, self.masks))  # [B, S, M, V]
+        truths = [batch.truth(place) for place in self.places]
+        truth, there = (torch.stack(parts, -1) for parts in zip(*truths, strict=True))
+        return cross_entropy(logits, truth, there), list(logits.unbind(2))
+
+    def packed(self, batch: Batch) -> Plan:
+        """Real rows, then one group of M masks for each split point; logits of the masks alone."""
+        plan, masks = self.plan(batch), self.masks
+        count, width = batch.tokens.shape
+        splits = batch.splits.shape[1]
+        device = batch.tokens.device
+        order = torch.arange(1, masks + 1, device=device)
+        positions = self.within((batch.splits[..., None] + order).flatten(1))
+        context = torch.arange(width, device=device) <= batch.splits.repeat_interleave(masks, 1)[..., None]
+        triangle = torch.ones(masks, masks, dtype=torch.bool, device=device).tril()
+        groups = torch.block_diag(*[triangle] * splits).bool().expand(count, -1, -1)
+        visible = F.pad(plan.visible, (0, splits * masks))
+        prefix_rows = torch.arange(width + splits * masks, device=device) >= width
+        return self.plan(
+            batch,
+            tokens=F.pad(batch.tokens, (0, splits * masks)),
+            positions=torch.cat([plan.positions, positions], 1),
+            visible=torch.cat([visible, torch.cat([context, groups], 2)], 1),
+            embeddings=self.weights.mask_embeddings.repeat(splits, 1).expand(count, -1, -1),
+            prefix_rows=prefix_rows.expand(count, -1),
+            surgeries=() if self.weights.deep else (Surgery(1, hide_prefix=True),),
+            first_logit_row=width,
+        )
+
+    def prefix(self, count: int) -> list[tuple[Tensor, Tensor]] | None:
+        """The deep prompts per layer, with dropout of their own for each of `count` sequences in training."""
+        keys, values = self.weights.prompt_keys, self.weights.prompt_values
+        if keys.shape[2] == 0:
+            return None
+        held = list(zip(keys, values, strict=True))
+        if not self.training or self.prefix_dropout == 0:
+            return held
+        return [
+            (self._drop(keys.expand(count, -1, -1, -1)), self._drop(values.expand(count, -1, -1, -1)))
+            for keys, values in held
+        ]
+
+    def _drop(self, prompts: Tensor) -> Tensor:
+        return F.dropout(prompts, self.prefix_dropout)

@@ -1,0 +1,260 @@
+"""Training rows: reading the data sets that `make_data` wrote, splitting off a dev part, putting rows into batches.
+
+A row is a prompt and the model's own greedy answer, as token ids. Split points are the places from which something is
+guessed: the prompt's last token and the answer's, as long as two more tokens follow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from draftree.drafting.folder import model_hash
+from draftree.host.target import Target
+from draftree.training.answers import decoder_start
+from draftree.training.journal import META, ROWS
+
+DEV_OF = 20  # one row in so many is kept for the dev set
+POOL = 32  # batches among whose rows like lengths are sought
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One prompt and its answer.
+
+    Attributes:
+        tokens: prompt and answer ids; for encoder-decoders the decoder's.
+        start: where the answer begins in them.
+        source: what the encoder reads; empty for decoder-only models.
+        dev: whether it belongs to the dev part.
+    """
+
+    tokens: tuple[int, ...]
+    start: int
+    source: tuple[int, ...] = ()
+    dev: bool = False
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What to train on and what to report on, and the data set's own words about itself.
+
+    Attributes:
+        train: rows to train on.
+        dev: rows to report on.
+        about: of the data set: model, template, counts.
+        left_out: rows longer than asked for, or with answers too short to guess in.
+    """
+
+    train: list[Row]
+    dev: list[Row]
+    about: dict[str, Any]
+    left_out: int
+
+
+def read_data(folder: Path, target: Target, max_length: int | None = None) -> Data:
+    """Rows of a data set that `draftree train data` made with `target`'s model.
+
+    Args:
+        folder: the data set.
+        target: the model to train for.
+        max_length: leave out rows with more tokens; None takes all that the context holds.
+
+    Raises:
+        ValueError: no finished data set, one of another model, rows without answers or beyond the context, or too few.
+    """
+    if not (folder / META).is_file():
+        raise ValueError(f"{str(folder)!r} is no data set: make one with draftree train data.")
+    about = json.loads((folder / META).read_text(encoding="utf-8"))
+    if not about.get("complete"):
+        raise ValueError(f"The data set {str(folder)!r} is unfinished: run the draftree train data of it again.")
+    if about["model"]["hash"] != model_hash(target.model):
+        raise ValueError(
+            f"The data set {str(folder)!r} was made by {about['model']['name']!r} with other weights (or another dtype)"
+            " than this model's: make data with this model, for a drafter must guess what it says."
+        )
+    train: list[Row] = []
+    dev: list[Row] = []
+    left_out = 0
+    for number, entry in enumerate(_entries(folder, about), 1):
+        row = _row(entry, number, folder, target)
+        if len(row) - row.start < 2 or (max_length is not None and len(row) > max_length):
+            left_out += 1
+        else:
+            (dev if row.dev else train).append(row)
+    if not train or not dev:
+        raise ValueError(
+            f"{str(folder)!r} leaves {len(train)} rows to train on and {len(dev)} to report on, after {left_out} were "
+            "left out as too long or too short: make more data, or raise --max-length."
+        )
+    kept = {key: value for key, value in about.items() if key not in ("complete", "format")}
+    return Data(train, dev, kept, left_out)
+
+
+def _entries(folder: Path, about: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    path = folder / ROWS[about["format"]]
+    if not path.exists():
+        raise ValueError(f"The data set {str(folder)!r} has lost its {path.name}: make it anew.")
+    if path.is_dir():
+        from datasets import load_from_disk
+
+        yield from load_from_disk(str(path))
+        return
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                raise ValueError(f"{path}, line {number}, is not JSON: make the data set anew.") from None
+
+
+def _row(entry: dict[str, Any], number: int, folder: Path, target: Target) -> Row:
+    prompt, answer = entry.get("prompt_ids"), entry.get("answer_ids")
+    if not prompt or not answer:
+        raise ValueError(
+            f"Row {number} of {str(folder)!r} has no {'answer' if prompt else 'prompt'}: let the model answer its "
+            "questions with draftree train data."
+        )
+    name = f"{entry.get('set')} {entry.get('id')}"
+    dev = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % DEV_OF == 0
+    source: tuple[int, ...] = ()
+    if target.encoder_decoder:
+        source, prompt = tuple(prompt), [decoder_start(target)]
+    limit = target.max_positions
+    if limit is not None and max(len(prompt) + len(answer), len(source)) > limit:
+        raise ValueError(
+            f"Row {number} of {str(folder)!r} has {max(len(prompt) + len(answer), len(source))} tokens and the model's "
+            f"context is {limit}: make the data anew with this model."
+        )
+    highest = max(max(prompt), max(answer))
+    if highest >= target.vocab_size:
+        raise ValueError(f"Row {number} of {str(folder)!r} holds token {highest}, outside the model's vocabulary.")
+    return Row((*prompt, *answer), len(prompt), source, dev)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows side by side, padded behind; every tensor is on the same device.
+
+    Attributes:
+        tokens: LongTensor [B, T].
+        length: LongTensor [B], real tokens of each row.
+        start: LongTensor [B], where answers begin.
+        splits: LongTensor [B, S], split points (token indices), padded with the last one.
+        real: BoolTensor [B, S], which of them are no padding.
+        source: LongTensor [B, E], what an encoder reads, or None.
+        source_length: LongTensor [B], or None.
+    """
+
+    tokens: Tensor
+    length: Tensor
+    start: Tensor
+    splits: Tensor
+    real: Tensor
+    source: Tensor | None = None
+    source_length: Tensor | None = None
+
+    def truth(self, ahead: int) -> tuple[Tensor, Tensor]:
+        """The tokens `ahead` places after the split points [B, S], and where there is one [B, S]."""
+        index = self.splits + ahead
+        there = self.real & (index < self.length[:, None])
+        return self.tokens.gather(1, index.clamp(max=self.tokens.shape[1] - 1)), there
+
+
+class RowSet(Dataset[tuple[Row, int | None]]):
+    """Rows by key, as samplers name them: key = epoch * rows + row, so that a row knows in which epoch it is asked for.
+
+    Args:
+        rows: the rows.
+        windows: whether rows get the seed of a split window, another in every epoch (training).
+    """
+
+    def __init__(self, rows: Sequence[Row], *, windows: bool) -> None:
+        self.rows, self.windows = rows, windows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: int) -> tuple[Row, int | None]:
+        return self.rows[key % len(self.rows)], key if self.windows else None
+
+
+class ByLength(Sampler[int]):
+    """Every row once an epoch, those of like length near each other, so that batches hold little padding.
+
+    Args:
+        rows: the rows.
+        batch: rows that go together.
+        seed: of the order.
+    """
+
+    def __init__(self, rows: Sequence[Row], batch: int, seed: int) -> None:
+        self.lengths = torch.tensor([len(row) for row in rows])
+        self.batch, self.seed, self.epoch = batch, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the order of another epoch; the same order for the same epoch, also after a resume."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(len(self.lengths), generator=generator)
+        pools = [pool[self.lengths[pool].argsort()] for pool in order.split(self.batch * POOL)]
+        batches = [batch for pool in pools for batch in pool.split(self.batch)]
+        # A batch that is not full stays last, where data loaders expect it.
+        whole = len(batches) - (len(order) % self.batch > 0)
+        for b in [*torch.randperm(whole, generator=generator).tolist(), *range(whole, len(batches))]:
+            yield from (self.epoch * len(order) + i for i in batches[b].tolist())
+
+
+def collate(picked: Sequence[tuple[Row, int | None]], most: int | None) -> dict[str, Tensor]:
+    """A batch as keyword arguments of `Batch`.
+
+    Args:
+        picked: rows and the seeds of their split windows; without a seed the window begins where the answer does.
+        most: consecutive split points of a row, packed into one pass (BiTA: 64); None for all.
+    """
+    splits = []
+    rows = [row for row, _ in picked]
+    for row, seed in picked:
+        first, last = row.start - 1, len(row) - 3  # at least two more tokens follow
+        count = last - first + 1
+        if most is not None and count > most:
+            if seed is not None:
+                generator = torch.Generator().manual_seed(seed)
+                first += int(torch.randint(count - most + 1, (1,), generator=generator))
+            count = most
+        splits.append(torch.arange(first, first + count))
+    batch = {
+        "tokens": _pad([torch.tensor(row.tokens) for row in rows]),
+        "length": torch.tensor([len(row) for row in rows]),
+        "start": torch.tensor([row.start for row in rows]),
+        "splits": torch.stack([_stretch(s, max(map(len, splits))) for s in splits]),
+        "real": _pad([torch.ones(len(s), dtype=torch.bool) for s in splits]),
+    }
+    if rows[0].source:
+        batch["source"] = _pad([torch.tensor(row.source) for row in rows])
+        batch["source_length"] = torch.tensor([len(row.source) for row in rows])
+    return batch
+
+
+def _pad(parts: Sequence[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
+
+
+def _stretch(part: Tensor, count: int) -> Tensor:
+    return torch.cat([part, part[-1:].expand(count - len(part))])

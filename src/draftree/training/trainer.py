@@ -1,0 +1,155 @@
+"""Hugging Face's Trainer, told four things: what a batch is, how dev rows are scored, when a loss has gone bad, and
+that only the drafter's weights are the model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from draftree.training.objective import RANKS, Objective
+from draftree.training.rows import ByLength, Row, RowSet, collate
+
+TELL_EVERY = 20.0  # seconds between lines of progress
+
+Tell = Callable[[str], None]
+
+
+class BadLossError(ValueError):
+    """The loss or a weight is no number any more; says where the last good checkpoint is."""
+
+
+class DrafterTrainer(Trainer):
+    """Trains an `Objective`.
+
+    Args:
+        objective: what is trained.
+        args: Hugging Face's arguments.
+        train: rows to train on.
+        dev: rows to score.
+        splits: split points of a row and pass; None for all.
+        tell: gets a line of progress now and then.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        args: TrainingArguments,
+        train: Sequence[Row],
+        dev: Sequence[Row],
+        splits: int | None,
+        tell: Tell,
+    ) -> None:
+        self.rows, self.dev, self.most = train, dev, splits
+        super().__init__(
+            model=objective,
+            args=args,
+            train_dataset=RowSet(train, windows=True),
+            eval_dataset=RowSet(dev, windows=False),
+            data_collator=partial(collate, most=splits),
+            callbacks=[_Lines(tell)],
+        )
+        self.remove_callback(PrinterCallback)
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> ByLength:
+        return ByLength(self.rows, self.args.train_batch_size * self.args.world_size, self.args.seed)
+
+    # ---------------------------------------------------------------- a loss that is no number
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """One pass forward and back.
+
+        Raises:
+            BadLossError: in every process, where any of them has a loss that is no number.
+        """
+        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        self._require_finite(~loss.isfinite().all(), "The loss is no number any more")
+        return loss
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        bad = torch.stack([~p.isfinite().all() for p in self.model.parameters()]).any()
+        self._require_finite(bad, "A weight is no number any more")
+        super()._save_checkpoint(*args, **kwargs)
+
+    def _require_finite(self, bad: Tensor, what: str) -> None:
+        if self.args.world_size > 1:
+            bad = self.accelerator.reduce(bad.float(), "sum") > 0
+        if not bad:
+            return
+        last = get_last_checkpoint(self.args.output_dir) if Path(self.args.output_dir).is_dir() else None
+        kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written"
+        raise BadLossError(
+            f"{what} at step {self.state.global_step + 1}, so training stopped; {kept}: start again with a lower "
+            "learning rate."
+        )
+
+    # ---------------------------------------------------------------- the dev rows
+
+    @torch.no_grad()
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Score the dev rows: `eval_loss`, and `eval_accuracy`[d][r], the share of cases of depth d + 1 in which the
+        truth was within the best `RANKS[r]`; `eval_cases`, how many there were at each depth.
+        """
+        objective = self.accelerator.unwrap_model(self.model)
+        objective.eval()
+        loader = DataLoader(
+            self.eval_dataset,
+            batch_size=self.args.eval_batch_size,
+            sampler=range(self.args.process_index, len(self.dev), self.args.world_size),
+            collate_fn=self.data_collator,
+        )
+        depths = len(objective.places)
+        sums = torch.zeros(depths, len(RANKS) + 1, device=self.args.device, dtype=torch.float64)
+        loss = torch.zeros(2, device=self.args.device, dtype=torch.float64)
+        for inputs in loader:
+            with self.compute_loss_context_manager():
+                out = objective(**self._prepare_inputs(inputs))
+            sums += torch.cat([out["hits"], out["seen"][:, None]], 1)
+            cases = out["seen"].sum()
+            loss += torch.stack([out["loss"] * cases, cases])
+        if self.args.world_size > 1:
+            sums, loss = self.accelerator.reduce(sums, "sum"), self.accelerator.reduce(loss, "sum")
+        shares = sums[:, :-1] / sums[:, -1:].clamp(min=1)
+        scores = {
+            "eval_loss": float(loss[0] / loss[1].clamp(min=1)),
+            "eval_accuracy": [[round(share, 5) for share in depth] for depth in shares.tolist()],
+            "eval_cases": [int(n) for n in sums[:, -1].tolist()],
+        }
+        self.log(dict(scores))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores)
+        objective.train()
+        return scores
+
+
+class _Lines(TrainerCallback):
+    """Says how far it is: a line for every scoring, and now and then one in between."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.tell = tell
+        self.told = time.monotonic()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.begin, self.first = time.monotonic(), state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        if "eval_accuracy" in logs:
+            top = " ".join(f"{depth[0]:.1%}" for depth in logs["eval_accuracy"])
+            self.tell(f"step {state.global_step}: dev loss {logs['eval_loss']:.4f}, top-1 by depth {top}")
+        elif "loss" in logs and time.monotonic() - self.told > TELL_EVERY:
+            self.told = time.monotonic()
+            done = state.global_step - self.first
+            left = (state.max_steps - state.global_step) * (self.told - self.begin) / max(done, 1)
+            self.tell(
+                f"step {state.global_step} of {state.max_steps}: loss {logs['loss']:.4f}, {left / 60:.1f} min left"
+            )
