@@ -84,7 +84,10 @@ class InModelDrafter(Trained, Drafter):
         self.choices: Choices | None = None if tree == BEST_FIRST else choices_named(tree, self.depth)
         self.candidates = candidates
         if self.choices is not None:
+            from draftree.shaping.base import Fixed  # here, as shapes know drafters
+
             self.max_nodes = len(self.choices)
+            self.shape = Fixed(self.max_nodes)
             self.candidates = max(candidates, 1 + max(choice[-1] for choice in self.choices))
         self.candidates = min(self.candidates, self._shapes["vocab_size"])
         saved = tree if isinstance(tree, str) else [list(choice) for choice in tree]

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from draftree.drafting.base import Context
 from draftree.host.cost import StepCost
 from draftree.tree import TokenTree
 
+Rows = Callable[[Any, int], Any]  # what a pass over so many nodes in so many trees holds, see `Drafter.rows`
+
 
 class Shape(ABC):
     """Base of all shapes; one instance learns about one drafter's guesses."""
 
-    def bind(self, cost: StepCost) -> None:
-        """Meet the machine: what a step costs by its number of rows."""
+    def bind(self, cost: StepCost, rows: Rows | None = None) -> None:
+        """Meet the machine and the drafter.
+
+        Args:
+            cost: what a step costs by its number of rows.
+            rows: how many rows a tree is, those that the drafter attaches counted; by default its nodes.
+        """
 
     @abstractmethod
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
-        """Guesses to ask for, for each request; `most` is what the drafter can use."""
+        """Guesses to ask for, for each request; `most` is what the drafter can use.
+
+        Says in `Context.resting` whether the next step will ask as well.
+        """
 
     def trim(self, requests: Sequence[Context], trees: TokenTree) -> TokenTree:
         """The trees to verify: the best part of each drafted tree."""
@@ -48,4 +59,6 @@ class Fixed(Shape):
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
+        for request in requests:
+            request.resting = self.node_budget == 0
         return [min(self.node_budget, most)] * len(requests)

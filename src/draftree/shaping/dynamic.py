@@ -5,6 +5,10 @@ measured time of a step with that many rows (ProPD, section 4.2). Drafters' own 
 they are calibrated (`Calibration`). Where no guess of a step pays, its tree is the root alone; where that happens
 many times in a row the drafter is not even asked for a while, since asking costs too; the first guess that turns
 out right ends that.
+
+A drafter inside the model pays for its guesses one step ahead, with rows that it attaches to every node of the tree.
+They count in T, and what decides whether it rests is the balance of the last steps: tokens hoped for against seconds
+spent, both in units of a plain step. The step that goes to rest still verifies what was guessed, at plain cost.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import numpy as np
 
 from draftree.drafting.base import Context
 from draftree.host.cost import StepCost
-from draftree.shaping.base import Shape
+from draftree.shaping.base import Rows, Shape
 from draftree.shaping.calibration import Calibration
 from draftree.tree import TokenTree
 
@@ -24,6 +28,7 @@ CLOCK_EVERY = 4  # steps between two that the cost curve learns from
 RECENT = 0.98  # how fast the largest tree of late fades, per step
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 REST_FIRST, REST_LAST = 4, 32  # steps of rest, doubling from the first to the last
+BALANCE = 0.85  # weight of the past in the balance of a drafter that attaches rows
 
 
 class DynamicTree(Shape):
@@ -46,33 +51,64 @@ class DynamicTree(Shape):
         self._recent = float(max_nodes)  # most guesses verified of late, fading
         self._rest = 0  # steps still to go without asking the drafter
         self._next_rest = REST_FIRST
+        self._rows: Rows | None = None  # of a drafter that attaches rows, else None
+        self._numbers: dict[int, np.ndarray] = {}  # by batch: rows of passes over `batch` nodes and more
+        self._carried = 0  # requests of the coming step, if the drafter attaches rows to it
+        self._hoped = self._spent = 0.0
 
-    def bind(self, cost: StepCost) -> None:
+    def bind(self, cost: StepCost, rows: Rows | None = None) -> None:
         """See `Shape.bind`."""
         if not self._own_cost:
             self._cost = cost
+        self._rows = rows if rows is not None and rows(1, 1) > 1 else None
+        self._numbers.clear()
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
         if self._rest > 0:
             self._rest -= 1
+            self._tell(requests, resting=self._rest > 0)
             return [0] * len(requests)
+        self._tell(requests, resting=False)
         # Beyond a multiple of what was verified of late, guesses would be drafted only to be cut off again.
         return [min(self.max_nodes, most, int(ASK_FACTOR * self._recent) + ASK_LEAST)] * len(requests)
+
+    def _tell(self, requests: Sequence[Context], *, resting: bool) -> None:
+        for request in requests:
+            request.resting = resting
+        self._carried = 0 if resting or self._rows is None else len(requests)
 
     def trim(self, requests: Sequence[Context], trees: TokenTree) -> TokenTree:
         """See `Shape.trim`."""
         sizes = [0] * trees.batch
         if trees.width > 1:
             self.calibration.remember(requests, trees)
-            sizes = self.choose(self.calibration.worth(trees))
-            if trees.batch == 1:
-                sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
-        self._count(fruitful=max(sizes) > 0)
+            worth = self.calibration.worth(trees)
+            if self._rows is not None:
+                sizes = self._weigh(requests, worth)
+            else:
+                sizes = self.choose(worth)
+                if trees.batch == 1:
+                    sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
+        if self._rows is None:
+            self._count(fruitful=max(sizes) > 0)
         self._recent = max(max(sizes), RECENT * self._recent)
         if all(n >= size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
             return trees
         return trees.best(sizes)
+
+    def _weigh(self, requests: Sequence[Context], worth: np.ndarray) -> list[int]:
+        """Sizes for a drafter that attaches rows; go to rest where those have not paid of late."""
+        assert self._cost is not None
+        batch = len(worth)
+        sizes, gain, seconds = self._best(worth, attached=True)
+        self._hoped = BALANCE * self._hoped + gain / batch
+        self._spent = BALANCE * self._spent + seconds / float(self._cost.table(batch, batch + 1)[0])
+        self._count(fruitful=self._hoped > self._spent)
+        if self._rest > 0:
+            self._tell(requests, resting=True)
+            sizes, *_ = self._best(worth, attached=False)
+        return sizes
 
     def _count(self, *, fruitful: bool) -> None:
         if fruitful:
@@ -90,33 +126,54 @@ class DynamicTree(Shape):
         Args:
             worth: [B, N], probability that each guess is walked; 0 for roots and padding.
         """
-        assert self._cost is not None
+        return self._best(worth, attached=self._rows is not None)[0]
+
+    def _best(self, worth: np.ndarray, *, attached: bool) -> tuple[list[int], float, float]:
+        """The sizes of `choose`, tokens expected of such a step, and its seconds."""
         batch = worth.shape[0]
         if batch == 1:
             flat = np.sort(worth[0])[::-1][: self.max_nodes]
-            return [int((np.append(1.0, 1.0 + flat.cumsum()) / self._cost.table(1, len(flat) + 2)).argmax())]
-        order = np.sort(worth, axis=1)[:, ::-1][:, : self.max_nodes]
-        flat = np.sort(order, axis=None)[::-1]
-        flat = flat[flat > 0]
-        gain = batch + np.concatenate([[0.0], np.cumsum(flat)])
-        rate = gain / self._cost.table(batch, batch + len(gain))
-        best = int(rate.argmax())
+        else:
+            order = np.sort(worth, axis=1)[:, ::-1][:, : self.max_nodes]
+            flat = np.sort(order, axis=None)[::-1]
+            flat = flat[flat > 0]
+        gain = batch + np.append(0.0, flat.cumsum())
+        seconds = self._seconds(batch, len(gain), attached=attached)
+        best = int((gain / seconds).argmax())
+        chosen = float(gain[best]), float(seconds[best])
+        if batch == 1:
+            return [best], *chosen
         if best == 0:
-            return [0] * batch
+            return [0] * batch, *chosen
         least = flat[best - 1]
         sizes, ties = (order > least).sum(1), (order == least).sum(1)
         left = best - int(sizes.sum())  # of equals, which binning makes many, the first requests' are taken
-        return (sizes + np.clip(left - (ties.cumsum() - ties), 0, ties)).tolist()
+        return (sizes + np.clip(left - (ties.cumsum() - ties), 0, ties)).tolist(), *chosen
+
+    def _seconds(self, batch: int, count: int, *, attached: bool) -> np.ndarray:
+        """Seconds of steps over `batch` trees of `batch` to `batch` + `count` - 1 nodes in all."""
+        assert self._cost is not None
+        if not attached or self._rows is None:
+            return self._cost.table(batch, batch + count)
+        numbers = self._numbers.get(batch)
+        if numbers is None or len(numbers) < count:
+            nodes = np.arange(batch, batch + max(count, batch * self.max_nodes + 1))
+            numbers = self._numbers[batch] = np.rint(self._rows(nodes, batch)).astype(np.int64)
+        return self._cost.table(0, int(numbers[count - 1]) + 1)[numbers[:count]]
 
     def clock(self, rows: int, seconds: float) -> None:
         """See `Shape.clock`."""
         self._clocked += 1
+        carried, self._carried = self._carried, 0  # a pass that was not planned here carries nothing
         if self._cost is not None and not self._own_cost and self._clocked % CLOCK_EVERY == 0:
+            if carried and self._rows is not None:
+                rows = round(self._rows(rows, carried))
             self._cost.observe(rows, seconds)
 
     def learn(self, requests: Sequence[Context]) -> None:
         """See `Shape.learn`."""
-        if self.calibration.compare(requests):  # whether or not it was worth a row: the drafter has something to say
+        right = self.calibration.compare(requests)
+        if right and self._rows is None:  # whether or not it was worth a row: the drafter has something to say
             self._fruitless, self._rest, self._next_rest = 0, 0, REST_FIRST
 
     def end(self, request: Context) -> None:
