@@ -1,0 +1,117 @@
+"""BiTA: a mask row's logits are those of a slow, obvious pass over one sequence with everything spelt out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from generate_driver import NEW, left_pad, prompts
+from in_model_driver import agree, randomised, recorded
+from torch import Tensor
+from transformers import DynamicCache
+from zoo import build
+
+import draftree
+from draftree.drafting import BiTA
+from draftree.engine import generate
+from draftree.host import LoopHost, inspect_model
+from draftree.shaping import Fixed
+
+
+@torch.no_grad()
+def slow(model: Any, drafter: BiTA, tokens: list[int]) -> Tensor:
+    """Logits [M, V] of masks behind `tokens`: prompts as a stock cache, masks as the last embeddings."""
+    weights = drafter.weights
+    m, p, n = len(weights.mask_embeddings), weights.prompt_keys.shape[2], len(tokens)
+    cache = DynamicCache()
+    for layer in range(len(weights.prompt_keys) if p else 0):
+        cache.update(weights.prompt_keys[layer : layer + 1], weights.prompt_values[layer : layer + 1], layer)
+    embedded = model.get_input_embeddings()(torch.tensor([tokens]))
+    visible = torch.ones(n + m, n + m).tril().bool()
+    visible = torch.cat([(torch.arange(n + m) >= n)[:, None].expand(-1, p), visible], 1)
+    mask = torch.zeros(1, 1, n + m, p + n + m).masked_fill(~visible, torch.finfo(torch.float32).min)
+    out = model(
+        inputs_embeds=torch.cat([embedded, weights.mask_embeddings[None]], 1),
+        attention_mask=mask,
+        position_ids=torch.arange(n + m)[None],
+        past_key_values=cache,
+    )
+    return out.logits[0, n:]
+
+
+def hosts(name: str) -> list[str]:
+    return ["loop", "hooked"] if LoopHost.qualifies(inspect_model(build(name))) else ["hooked"]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("options", [{}, {"prompts": 0, "masks": 2}, {"prompts": 5, "groups": 1}], ids=str)
+def test_mask_rows_equal_a_slow_pass(name: str, options: dict[str, Any]) -> None:
+    model = build(name)
+    drafter = randomised(BiTA.fresh(model, **options))
+    ids, mask = left_pad(prompts())
+    for host in hosts(name):
+        seen = recorded(drafter)
+        generate(model, ids, mask, drafter=drafter, shape=Fixed(12), max_new_tokens=NEW, host=host)
+        assert any(s.walked for s in seen)
+        for s in seen[::4]:
+            # With one group, the root of the step spoke, and what was accepted is passed.
+            passed = s.walked if options.get("groups") else 0
+            agree(s, slow(model, drafter, s.tokens[: len(s.tokens) - 1 - passed])[passed:], f"{name}, {host}")
+
+
+def test_the_nearest_ancestor_speaks_for_a_node_without_masks() -> None:
+    """Some groups: whoever spoke is one of the nodes passed, and the deepest whose slow pass agrees."""
+    model = build("llama")
+    drafter = randomised(BiTA.fresh(model, groups=3))
+    seen = recorded(drafter)
+    ids, mask = left_pad(prompts())
+    generate(model, ids, mask, drafter=drafter, shape=Fixed(16), max_new_tokens=NEW)
+    own = 0
+    for s in seen[::2]:
+        finite = int((s.logp > -torch.inf).any(-1).sum())
+        passed = drafter.depth - finite
+        assert 0 <= passed <= s.walked
+        agree(s, slow(model, drafter, s.tokens[: len(s.tokens) - 1 - passed])[passed:])
+        own += passed == 0
+    assert own > len(seen[::2]) // 2
+
+
+@torch.no_grad()
+def test_shallow_prompts_are_seen_in_the_first_layer_alone() -> None:
+    """What the other layers' prompts hold changes nothing, and the first layer's do."""
+    model = build("llama")
+    drafter = randomised(BiTA.fresh(model, prompts=4, deep=False))
+    ids = torch.tensor(prompts((9,)))
+
+    def guesses() -> list[Tensor]:
+        seen = recorded(drafter)
+        generate(model, ids, drafter=drafter, shape=Fixed(6), max_new_tokens=4)
+        return [s.logp for s in seen]
+
+    before = guesses()
+    drafter.weights.prompt_keys[1:] += 5
+    assert all(torch.equal(a, b) for a, b in zip(before, guesses(), strict=True))
+    drafter.weights.prompt_keys[0] += 5
+    assert not torch.allclose(before[0], guesses()[0])
+
+
+def test_what_a_tree_costs() -> None:
+    model = build("llama")
+    assert BiTA.fresh(model, masks=3).rows(10, 2) == 40
+    assert BiTA.fresh(model, masks=3, depth=2).rows(10, 2) == 30
+    assert BiTA.fresh(model, masks=3, groups=1).rows(10, 2) == 16
+    assert BiTA.fresh(model, masks=3, groups=4).rows(3, 1) == 12
+
+
+def test_added_parameters_at_the_size_of_7b() -> None:
+    """BiTA, table 1: about 0.01 to 0.06 % of the model."""
+    with torch.device("meta"):
+        weights = draftree.drafting.bita.BiTAWeights(4096, 32, 32, 128, masks=3, prompts=16)
+    assert sum(w.numel() for w in weights.parameters()) / 6.74e9 < 0.001
+
+
+@pytest.mark.parametrize("options", [{"masks": 0}, {"prompts": -1}, {"groups": 0}, {"depth": 4}, {"tree": "full-0"}])
+def test_bad_options(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        BiTA.fresh(build("llama"), **options)

@@ -1,0 +1,81 @@
+"""Hidden Transfer: a pseudo row's logits are those of a slow pass through the stock layers, one sequence at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from generate_driver import NEW, left_pad, prompts
+from in_model_driver import agree, randomised, recorded
+from torch import Tensor
+from zoo import build
+
+from draftree.drafting import HiddenTransfer
+from draftree.drafting.hidden_transfer import default_transfer_layers
+from draftree.engine import generate
+from draftree.shaping import Fixed
+
+
+@torch.no_grad()
+def slow(model: Any, drafter: HiddenTransfer, tokens: list[int]) -> Tensor:
+    """Logits [k, V] of the pseudo states of the last of `tokens`: llama's layers called one by one."""
+    n = len(tokens)
+    hidden = model.get_input_embeddings()(torch.tensor([tokens]))
+    for layer, module in enumerate(model.model.layers):
+        for i, t in enumerate(drafter.transfer_layers):
+            if t == layer:  # the output of layer t, counted from 1, comes into layer index t
+                hidden = torch.cat([hidden, drafter.weights.transfer[i](hidden[:, n - 1 : n])], 1)
+        rows = hidden.shape[1]
+        visible = torch.ones(rows, rows).tril().bool()  # pseudo rows stand behind, in the order of their steps
+        if drafter.masked:
+            visible[n:, n:] = torch.eye(rows - n).bool()
+        mask = torch.zeros(1, 1, rows, rows).masked_fill(~visible, torch.finfo(torch.float32).min)
+        angles = model.model.rotary_emb(hidden, torch.arange(rows)[None])
+        hidden = module(hidden, attention_mask=mask, position_embeddings=angles)
+    return model.lm_head(model.model.norm(hidden))[0, n:]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("host", ["loop", "hooked"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"transfer_layers": [1, 1, 2]}, {"masked": True, "transfer_layers": [2, 2]}, {"groups": 1}],
+    ids=str,
+)
+def test_pseudo_rows_equal_a_slow_pass(name: str, host: str, options: dict[str, Any]) -> None:
+    model = build(name)
+    drafter = randomised(HiddenTransfer.fresh(model, **options))
+    seen = recorded(drafter)
+    ids, mask = left_pad(prompts())
+    generate(model, ids, mask, drafter=drafter, shape=Fixed(12), max_new_tokens=NEW, host=host)
+    assert any(s.walked for s in seen)
+    for s in seen[::4]:
+        passed = s.walked if options.get("groups") else 0
+        agree(s, slow(model, drafter, s.tokens[: len(s.tokens) - 1 - passed])[passed:], f"{name}, {host}")
+
+
+def test_a_fresh_transfer_is_the_identity() -> None:
+    drafter = HiddenTransfer.fresh(build("llama"))
+    assert all(torch.equal(w, torch.eye(64)) for w in drafter.weights.matrices())
+    assert set(drafter.weights.state_dict()) == {f"transfer.{i}.weight" for i in range(3)}
+
+
+def test_default_layers() -> None:
+    assert default_transfer_layers(32) == (16, 21, 26)
+    assert default_transfer_layers(8) == (4, 5, 6)
+    assert default_transfer_layers(4) == (2, 3, 3)
+    assert default_transfer_layers(2) == (1, 1, 1)
+
+
+def test_what_a_tree_costs() -> None:
+    model = build("llama")  # 4 layers
+    assert HiddenTransfer.fresh(model, transfer_layers=[2, 3]).rows(10, 1) == 10 * (1 + 2 / 4 + 1 / 4)
+    assert HiddenTransfer.fresh(model, transfer_layers=[2, 3], depth=1).rows(10, 1) == 15
+    assert HiddenTransfer.fresh(model, transfer_layers=[2, 3], groups=2).rows(10, 2) == 10 + 4 * 0.75
+
+
+@pytest.mark.parametrize("layers", [[], [0], [4], [3, 2], [-1]], ids=str)
+def test_layers_outside_the_model(layers: list[int]) -> None:
+    with pytest.raises(ValueError, match="transfer_layers"):
+        HiddenTransfer.fresh(build("llama"), transfer_layers=layers)

@@ -1,0 +1,79 @@
+"""Medusa: candidates are the heads on what the model's own head reads; heads travel under their public names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from generate_driver import NEW, left_pad, prompts
+from in_model_driver import agree, randomised, read_by_head, recorded
+from zoo import build
+
+import draftree
+from draftree.drafting.medusa import MedusaWeights
+from draftree.engine import generate
+from draftree.host import inspect_model
+from draftree.host.probe import probe
+from draftree.shaping import Fixed
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gemma3", "bloom", "llama4", "cohere"])
+@pytest.mark.parametrize("own_head", [False, True])
+def test_candidates_are_heads_on_stock_hidden_states(name: str, own_head: bool) -> None:
+    model = build(name)
+    drafter = randomised(draftree.Medusa.fresh(model, heads=3, layers=2, own_head=own_head, candidates=24))
+    seen = recorded(drafter)
+    ids, mask = left_pad(prompts())
+    generate(model, ids, mask, drafter=drafter, shape=Fixed(48), max_new_tokens=NEW)
+    assert any(s.walked for s in seen)
+    for s in seen[::5]:
+        hidden = read_by_head(model, s.tokens[:-1])[-1]
+        with torch.no_grad():
+            agree(s, drafter.weights(hidden, model.get_output_embeddings()), name)
+
+
+def test_a_fresh_head_says_what_the_model_says() -> None:
+    """Blocks start as the identity, own heads as copies."""
+    model = build("llama")
+    hidden = read_by_head(model, [5, 6, 7])
+    head = model.get_output_embeddings()
+    for own_head in (False, True):
+        weights = draftree.Medusa.fresh(model, own_head=own_head).weights
+        assert torch.allclose(weights(hidden, head)[2], head(hidden), atol=1e-5)
+
+
+def test_names_of_public_checkpoints() -> None:
+    state = MedusaWeights(8, 20, heads=2, layers=1, own_head=True).state_dict()
+    assert set(state) == {f"{i}.0.linear.{part}" for i in (0, 1) for part in ("weight", "bias")} | {
+        "0.1.weight",
+        "1.1.weight",
+    }
+    assert state["1.1.weight"].shape == (20, 8)
+    shared = MedusaWeights(8, 20, heads=2, layers=2, own_head=False).state_dict()
+    assert set(shared) == {f"{i}.{j}.linear.{part}" for i in (0, 1) for j in (0, 1) for part in ("weight", "bias")}
+
+
+def test_the_head_reads_what_the_probe_says() -> None:
+    """T5 scales before its tied head, OPT may project, bart has no norm at all: seen, not spelt out."""
+    for name, modules, scale in (("t5", 1, 0.125), ("bart", 0, 1.0), ("llama", 1, 1.0), ("gpt2", 1, 1.0)):
+        anatomy = probe(inspect_model(build(name)))
+        assert (len(anatomy.closing), anatomy.scale) == (modules, pytest.approx(scale, rel=1e-3)), name
+    deepseek = probe(inspect_model(build("deepseek_v3")))
+    assert (deepseek.kv_heads, deepseek.head_dim, deepseek.value_dim) == (1, 16, 8)  # a latent and a rotary part
+
+
+def test_16_bit_models_get_heads_of_their_type() -> None:
+    model = build("llama")
+    half = type(model)(model.config).to(torch.bfloat16).eval()
+    half.load_state_dict(model.state_dict())
+    for cls in (draftree.Medusa, draftree.BiTA, draftree.HiddenTransfer):
+        drafter = randomised(cls.fresh(half))
+        ids = torch.tensor(prompts((9,)))
+        out = generate(half, ids, drafter=drafter, shape=Fixed(8), max_new_tokens=8, strict=True)
+        assert torch.equal(out.sequences, generate(half, ids, max_new_tokens=8, strict=True).sequences)
+        assert all(w.dtype == torch.float32 for w in drafter.weights.parameters())
+
+
+@pytest.mark.parametrize("options", [{"heads": 0}, {"layers": 0}, {"depth": 5}, {"candidates": 0}, {"tree": "star"}])
+def test_bad_options(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        draftree.Medusa.fresh(build("llama"), **options)
