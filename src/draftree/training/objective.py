@@ -84,6 +84,11 @@ class Objective(nn.Module, ABC):
         fields["rope_floor"] = tuple(batch.start.tolist())
         return Plan(**({"tokens": batch.tokens} | fields | more))
 
+    def parts(self, batch: Batch) -> list[Batch]:
+        """The batch; row by row for the families that the host drives so, where a surgery must know its rows."""
+        whole = self.host.family.ragged_batches
+        return [batch] if whole else [batch.of(b) for b in range(len(batch.tokens))]
+
     def encoder(self, batch: Batch) -> EncoderState | None:
         """Cross attention of the batch's sources; None for decoder-only models."""
         if batch.source is None or batch.source_length is None:

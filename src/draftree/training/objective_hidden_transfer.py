@@ -23,7 +23,7 @@ class HiddenTransferObjective(Objective):
             other (`masked`, the paper's ablation; it shows in training with `on_pseudo` alone).
         model: the frozen model.
         on_pseudo: False trains each W_i alone: pseudo state i of j sees the real rows up to j + i - 1. True lets it
-            see j's earlier pseudo states in place of the real ones, as at inference.
+            see j's earlier pseudo states in place of the real ones, as at inference and always in evaluation.
     """
 
     splits: ClassVar[int | None] = 64
@@ -37,7 +37,10 @@ class HiddenTransferObjective(Objective):
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """See `Objective.measure`."""
-        logits = self.host.run_with_gradients(self.packed(batch), encoder=self.encoder(batch)).logits
+        parts = self.parts(batch)
+        logits = torch.cat(
+            [self.host.run_with_gradients(self.packed(p), encoder=self.encoder(p)).logits for p in parts]
+        )
         width, splits = batch.tokens.shape[1], batch.splits.shape[1]
         real = logits[:, :width].detach()
         steps = list(logits[:, width:].split(splits, 1))
@@ -66,12 +69,13 @@ class HiddenTransferObjective(Objective):
         device = batch.tokens.device
         columns = torch.arange(width, device=device)
         own = torch.eye(splits, dtype=torch.bool, device=device).expand(count, -1, -1)
+        as_inference = self.on_pseudo or not self.training
         rows = []
         for i in steps:
-            reach = batch.splits if self.on_pseudo else (batch.splits + i - 1).clamp(max=width - 1)
+            reach = batch.splits if as_inference else (batch.splits + i - 1).clamp(max=width - 1)
             seen = [columns <= reach[..., None]]
             for other in range(1, before + len(steps) + 1):
-                chained = self.on_pseudo and not self.masked and other < i
+                chained = as_inference and not self.masked and other < i
                 seen.append(own if other == i or chained else torch.zeros_like(own))
             rows.append(torch.cat(seen, 2))
 
