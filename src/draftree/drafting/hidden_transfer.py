@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, Step
 from draftree.drafting.groups import Groups, logits_of
-from draftree.drafting.in_model import InModelDrafter
+from draftree.drafting.in_model import InModelDrafter, checked_shapes
 from draftree.host.plan import Surgery
 from draftree.host.probe import Anatomy
 from draftree.host.target import Target
@@ -83,7 +83,7 @@ class HiddenTransfer(InModelDrafter):
         masked: bool = False,
         **options: Any,
     ) -> None:
-        layers = int(shapes.get("layers", 0))
+        layers = checked_shapes(shapes)["layers"]
         if transfer_layers is None:
             transfer_layers = default_transfer_layers(layers)
         chosen = [int(layer) for layer in transfer_layers]
@@ -114,17 +114,15 @@ class HiddenTransfer(InModelDrafter):
     def attach(self, trees: TokenTree) -> Attachment:
         """See `InModelDrafter.attach`: a surgery for each layer with transfers."""
         nodes = self._groups.spawners(trees).nodes
-        width = trees.width
+        count = trees.width if nodes is None else nodes.shape[1]
 
         def transferred(steps: list[int], hidden: Tensor) -> Tensor:
-            source = hidden[:, :width]
-            if nodes is not None:
-                source = source.gather(1, nodes[:, :, None].expand(-1, -1, hidden.shape[2]))
-            return torch.cat([source @ self._matrices[i].T for i in steps], 1)
+            spawning = hidden[:, :count]  # of all rows the nodes come first
+            return torch.cat([spawning @ self._matrices[i].T for i in steps], 1)
 
         return Attachment(
             surgeries=tuple(
-                Surgery(layer, append=partial(transferred, steps), positions=positions, visible=visible)
+                Surgery(layer, append=partial(transferred, steps), source=nodes, positions=positions, visible=visible)
                 for layer, steps, positions, visible in self._groups.layout(trees)
             )
         )

@@ -71,14 +71,11 @@ class InModelDrafter(Trained, Drafter):
         depth: int | None = None,
         **settings: Any,
     ) -> None:
-        missing = [name for name in SHAPES if name not in shapes]
-        if missing:
-            raise ValueError(f"shapes has no {missing[0]!r}: take them from the model, as {type(self).__name__}.fresh.")
         if candidates < 1:
             raise ValueError(f"candidates is {candidates}: keep 1 or more tokens per depth.")
         if depth is not None and not 1 <= depth <= steps:
             raise ValueError(f"depth is {depth}: this drafter was made for 1 to {steps}.")
-        self._shapes = {name: int(shapes[name]) for name in SHAPES}
+        self._shapes = checked_shapes(shapes)
         self.steps = steps
         self.depth = depth or steps
         self.choices: Choices | None = None if tree == BEST_FIRST else choices_named(tree, self.depth)
@@ -186,6 +183,14 @@ class InModelDrafter(Trained, Drafter):
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""
         self._held.pop(request.id, None)
+
+
+def checked_shapes(shapes: Mapping[str, int]) -> dict[str, int]:
+    """`shapes` as plain numbers; ValueError where one is missing."""
+    missing = [name for name in SHAPES if name not in shapes]
+    if missing:
+        raise ValueError(f"shapes has no {missing[0]!r}: take them from the model, by `fresh(model)`.")
+    return {name: int(shapes[name]) for name in SHAPES}
 
 
 def shapes_of(target: Target) -> dict[str, int]:

@@ -153,7 +153,7 @@ def _see_trunk(visible: Tensor, offset: int, trunk: Tensor) -> Tensor:
 
 def _shift(surgery: Surgery, begin: Tensor, offset: int, trunk: Tensor) -> Surgery:
     """Express a surgery on tree rows as one on all rows: the trunk stays in front, untouched."""
-    keep, append, visible = surgery.keep, surgery.append, surgery.visible
+    keep, append, source, visible = surgery.keep, surgery.append, surgery.source, surgery.visible
     positions = None if surgery.positions is None else begin + surgery.positions
     if offset == 0:
         return replace(surgery, positions=positions)
@@ -167,9 +167,11 @@ def _shift(surgery: Surgery, begin: Tensor, offset: int, trunk: Tensor) -> Surge
         keep = lambda hidden: with_trunk(choose(hidden[:, offset:]))  # noqa: E731
     elif keep is not None:
         keep = with_trunk(keep)
-    if append is not None:
+    if source is not None:
+        source = source + offset
+    elif append is not None:
         make = append
         append = lambda hidden: make(hidden[:, offset:])  # noqa: E731
     if visible is not None:
         visible = _see_trunk(visible, offset, trunk)
-    return replace(surgery, keep=keep, append=append, positions=positions, visible=visible)
+    return replace(surgery, keep=keep, append=append, source=source, positions=positions, visible=visible)

@@ -25,6 +25,7 @@ class Surgery:
             [B, N, d] at that point which returns one (early pruning, ProPD section 4.1).
         append: function of the hidden states [B, K, d] after `keep` returning new rows [B, M, d] (Hidden
             Transfer, section 3.2).
+        source: LongTensor [B, S], the rows that `append` is given, in this order; None for all K of them.
         positions: LongTensor [B, M], positions of the appended rows.
         visible: BoolTensor [B, M, K + M], which surviving and appended rows each appended row sees. Every
             appended row sees the whole context.
@@ -34,6 +35,7 @@ class Surgery:
     layer: int
     keep: Tensor | Callable[[Tensor], Tensor] | None = None
     append: Callable[[Tensor], Tensor] | None = None
+    source: Tensor | None = None
     positions: Tensor | None = None
     visible: Tensor | None = None
     hide_prefix: bool = False
@@ -88,7 +90,8 @@ class Plan:
         surgeries = []
         for s in self.surgeries:
             keep = s.keep if s.keep is None or callable(s.keep) else s.keep[b : b + 1]
-            surgeries.append(replace(s, keep=keep, positions=row(s.positions), visible=row(s.visible)))
+            own = replace(s, keep=keep, source=row(s.source), positions=row(s.positions), visible=row(s.visible))
+            surgeries.append(own)
         return replace(
             self,
             tokens=self.tokens[b : b + 1],
@@ -207,7 +210,10 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
         if surgery.positions is None or surgery.visible is None:
             raise ValueError("A surgery that appends rows must give their `positions` and `visible`.")
         assert rows is not None
-        extra = surgery.append(hidden)
+        given = hidden
+        if surgery.source is not None:
+            given = hidden.gather(1, surgery.source[:, :, None].expand(-1, -1, hidden.shape[2]))
+        extra = surgery.append(given)
         added = extra.shape[1]
         known = max(width, int(rows.max()) + 1) if rows.numel() else width
         rows = torch.cat([rows, torch.arange(known, known + added, device=device).expand(batch, added)], 1)

@@ -1,0 +1,212 @@
+"""The one law for drafters inside the model, with random weights: every method, family, tree, batch and host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, hf, left_pad, prompts, same
+from in_model_driver import MAKERS, make
+from torch import Tensor
+from zoo import CAUSAL, ENCODER_DECODER, build
+
+from draftree.drafting import BiTA, HiddenTransfer, Medusa
+from draftree.engine import Engine, Rules, generate
+from draftree.engine import loop as loop_module
+from draftree.host import LoopHost, inspect_model
+from draftree.host.cost import StepCost
+from draftree.shaping import DynamicTree, Fixed
+
+DEFAULT = ("llama", "gpt2", "gemma3", "mpt", "bart")
+FAMILIES = [
+    pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL + ENCODER_DECODER
+]
+SEED = 11
+STEEP = StepCost((1, 2, 64), (1.0, 2.0, 64.0))  # a row costs what a token brings: nothing can pay
+
+
+def hosts(name: str) -> list[str]:
+    return ["loop", "hooked"] if LoopHost.qualifies(inspect_model(build(name))) else ["hooked"]
+
+
+def batch(name: str) -> tuple[Tensor, Tensor]:
+    """Ragged prompts, padded where the family wants its padding."""
+    ids, mask = left_pad(prompts())
+    return (ids.flip(1), mask.flip(1)) if build(name).config.is_encoder_decoder else (ids, mask)
+
+
+def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: object) -> int:
+    """Every drafter on every host, shapes in turn; returns how many guesses were accepted."""
+    accepted = 0
+    shapes = list(SHAPES)
+    for number, kind in enumerate(MAKERS):
+        for host in hosts(name):
+            shape = shapes[number % 2]
+            out = generate(
+                build(name),
+                ids,
+                mask,
+                drafter=make(kind, build(name)),
+                shape=SHAPES[shape](),
+                host=host,
+                max_new_tokens=NEW,
+                **options,
+            )
+            same(out.sequences, wanted, f"{name} on {host} with {kind}, {shape}")
+            accepted += out.stats.total.accepted
+    return accepted
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_in_a_ragged_batch(name: str) -> None:
+    ids, mask = batch(name)
+    options = {"no_repeat_ngram_size": 3} if build(name).config.is_encoder_decoder else {}
+    wanted = hf(build(name), ids, mask, **options)
+    assert check(name, ids, mask, wanted, **options) > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sampled_in_a_ragged_batch(name: str) -> None:
+    ids, mask = batch(name)
+    wanted = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    assert check(name, ids, mask, wanted, seed=SEED, **SAMPLED) > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_alone(name: str) -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    check(name, ids, None, hf(build(name), ids))
+    wanted = hf(build(name), ids, seed=SEED, **SAMPLED)
+    check(name, ids, None, wanted, seed=SEED, **SAMPLED)
+
+
+def test_eos_inside_drafts_and_token_0() -> None:
+    """The answer ends at a token that drafts hold in their midst; 0 is said, drafted and prompted like any other."""
+    rows = [[0, 0, *prompts((9,))[0], 0, 5, 0], [0, *prompts((4,), seed=7)[0], 0]]
+    ids, mask = left_pad(rows)
+    plain = hf(build("llama"), ids, mask)
+    answer = plain[0, ids.shape[1] :].tolist()
+    for eos in (answer[9], answer[12], 0):
+        wanted = hf(build("llama"), ids, mask, eos_token_id=eos)
+        check("llama", ids, mask, wanted, eos_token_id=eos)
+
+
+def test_up_to_the_last_position_of_the_context() -> None:
+    """Masks and pseudo states stand beyond the context's end; what is emitted does not."""
+    ids = torch.tensor(prompts((240,), seed=8))
+    wanted = hf(build("gpt2"), ids, max_new_tokens=16)
+    for kind in MAKERS:
+        out = generate(build("gpt2"), ids, drafter=make(kind, build("gpt2")), shape=Fixed(16), max_new_tokens=16)
+        same(out.sequences, wanted, kind)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_prompts_in_pieces_change_no_guess(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, mask = left_pad(prompts())
+    counts = []
+    for chunk in (loop_module.PREFILL_CHUNK, 5):
+        monkeypatch.setattr(loop_module, "PREFILL_CHUNK", chunk)
+        drafter = make(kind, build("llama"))
+        out = generate(build("llama"), ids, mask, drafter=drafter, shape=Fixed(16), max_new_tokens=NEW)
+        counts.append((out.stats.total.steps, out.stats.total.accepted, out.sequences.tolist()))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_requests_come_and_go(kind: str) -> None:
+    """Two slots, three requests: one joins in another's place, and nothing of anyone stays behind."""
+    model = build("llama")
+    rows = prompts()
+    wanted = [hf(model, torch.tensor([row]), max_new_tokens=NEW - 5 * b)[0, len(row) :] for b, row in enumerate(rows)]
+    drafter = make(kind, model)
+    engine = Engine(model, drafter=drafter, slots=2, shape=Fixed(12))
+    requests = [engine.add(row, Rules(NEW - 5 * b, (2,))) for b, row in enumerate(rows)]
+    engine.run()
+    assert [r.tokens for r in requests] == [w.tolist() for w in wanted]
+    assert not drafter._held
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_strict_mode(kind: str) -> None:
+    """Passes without the drafter's rows give no guesses, and the next ones start again."""
+    ids, mask = left_pad(prompts())
+    model = build("llama")
+    wanted = hf(model, ids, mask)
+    out = generate(model, ids, mask, drafter=make(kind, model), shape=Fixed(16), max_new_tokens=NEW, strict=True)
+    same(out.sequences, wanted, kind)
+    assert out.stats.total.drafted > 0
+
+
+@pytest.mark.parametrize("kind", ["bita", "hidden-transfer", "bita-masks-only-groups"])
+def test_a_drafter_that_does_not_pay_rests_without_rows(kind: str) -> None:
+    """Its guesses are poor and rows are dear: most passes are plain rows, and now and then it is asked again."""
+    model = build("llama")
+    ids = torch.tensor(prompts((9,)))
+    drafter = make(kind, model)
+    attached: list[bool] = []
+    plan = drafter.plan
+
+    def watched(requests, trees):  # type: ignore[no-untyped-def]
+        found = plan(requests, trees)
+        attached.append(found is not None)
+        return found
+
+    drafter.plan = watched  # type: ignore[method-assign]
+    options = {"max_new_tokens": 120, "eos_token_id": None}
+    out = generate(model, ids, drafter=drafter, shape=DynamicTree(cost=STEEP), **options)
+    assert torch.equal(out.sequences, generate(model, ids, **options).sequences)
+    assert attached[:6] == [True] * 6
+    assert 1 <= sum(attached[30:]) <= len(attached[30:]) // 4
+
+
+def test_a_drafter_that_pays_does_not_rest() -> None:
+    """Guesses that always hold: rows are attached to every pass but the last, trees are of the size that pays."""
+    model = build("llama")
+    ids = torch.tensor(prompts((9,)))
+    drafter = make("bita", model)
+    cost = StepCost((1, 8, 64), (1.0, 1.1, 3.0))
+    shape = DynamicTree(cost=cost)
+    truth = generate(model, ids, max_new_tokens=90, eos_token_id=None).sequences[0].tolist()
+    guesses = drafter.guesses
+
+    def right(step, nodes):  # type: ignore[no-untyped-def]
+        logits = guesses(step, nodes)
+        if logits is None:  # the last pass prepares nothing
+            return None
+        logits[:] = -10
+        at = len(step.requests[0].tokens)
+        for d, token in enumerate(truth[at : at + 3]):
+            logits[0, d, token] = 5
+        return logits
+
+    drafter.guesses = right  # type: ignore[method-assign]
+    out = generate(model, ids, drafter=drafter, shape=shape, max_new_tokens=90, eos_token_id=None)
+    assert out.sequences[0].tolist() == truth
+    assert out.stats.total.steps < 30
+    # Three nodes and a root are 16 rows; at plain cost the same guesses would let the tree grow to the drafter's all.
+    worth = torch.tensor([[0.0, 0.9, 0.8, 0.7, 0.05, 0.05]]).numpy()
+    few = DynamicTree(cost=cost)
+    few.bind(cost, drafter.rows)
+    many = DynamicTree(cost=cost)
+    assert few.choose(worth)[0] < many.choose(worth)[0]
+
+
+@pytest.mark.parametrize("cls", [Medusa, BiTA, HiddenTransfer])
+def test_another_model_is_refused(cls: type[BiTA]) -> None:
+    drafter = cls.fresh(build("llama"))
+    for name, what in (("gpt_neox", "kv_heads"), ("falcon", "kv_heads")):
+        with pytest.raises(ValueError, match=what):
+            Engine(build(name), drafter=drafter)
+    with pytest.raises(ValueError, match="hidden_size"):
+        cls({})
+
+
+def test_settings_make_the_same_drafter_again() -> None:
+    model = build("llama")
+    for kind, maker in MAKERS.items():
+        drafter = maker(model)
+        again = type(drafter).fresh(model, **drafter.settings)
+        assert (again.choices, again.depth, again.candidates) == (drafter.choices, drafter.depth, drafter.candidates)
+        assert again.settings == drafter.settings, kind
+        assert {k: v.shape for k, v in again.weights.state_dict().items()} == {
+            k: v.shape for k, v in drafter.weights.state_dict().items()
+        }
