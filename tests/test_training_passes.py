@@ -141,7 +141,9 @@ def test_hidden_transfer_alone_replaces_one_state_of_the_stock_model(family):
             if split + i + 1 >= len(row):
                 continue
 
-            def swap(module, args, kwargs, place=split + i, origin=split, matrix=drafter.weights.matrices()[i - 1]):
+            matrix = drafter.weights.matrices()[i - 1]
+
+            def swap(module, args, kwargs, place=split + i, origin=split, matrix=matrix):
                 hidden = (args[0] if args else kwargs["hidden_states"]).clone()
                 hidden[:, place] = hidden[:, origin] @ matrix.T
                 return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})

@@ -14,6 +14,7 @@ from draftree.demo_model import demo_model
 
 if TYPE_CHECKING:
     from draftree.drafting import BiTA, HiddenTransfer, Lookahead, Medusa, PromptLookup
+    from draftree.drafting.folder import load_drafter
     from draftree.engine import Engine, generate
     from draftree.integrations import custom_generate
     from draftree.shaping import DynamicTree, Fixed
@@ -32,6 +33,7 @@ __all__ = [
     "custom_generate",
     "demo_model",
     "generate",
+    "load_drafter",
 ]
 
 _HOMES = {
@@ -45,6 +47,7 @@ _HOMES = {
     "PromptLookup": "draftree.drafting",
     "custom_generate": "draftree.integrations",
     "generate": "draftree.engine",
+    "load_drafter": "draftree.drafting.folder",
 }
 
 

@@ -1,0 +1,216 @@
+"""Drafter folders: what goes in comes out, and whatever does not fit is refused in one sentence."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zoo import MEMBERS, build, construct
+
+import draftree
+from draftree.drafting.folder import CONFIG, WEIGHTS, base_of, load_drafter, method_class, model_hash
+from draftree.pruning.early_head import EarlyHead
+
+SETTINGS = {
+    "medusa": {"heads": 2, "layers": 2, "own_head": True},
+    "bita": {"masks": 2, "prompts": 3, "tree": "efficient-3"},
+    "hidden-transfer": {"transfer_layers": [1, 3], "masked": True},
+}
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A saved BiTA drafter for the zoo's llama, and its folder."""
+    return save("bita", build("llama"), tmp_path / "bita"), tmp_path / "bita"
+
+
+def save(method, model, folder, **options):
+    drafter = method_class(method).fresh(model, **SETTINGS[method])
+    with torch.no_grad():
+        for p in drafter.weights.parameters():
+            p.normal_()
+    drafter.base = base_of(model)
+    drafter.recipe = {"steps": 7}
+    drafter.save_pretrained(folder, **options)
+    return drafter
+
+
+@pytest.mark.parametrize("method", SETTINGS)
+def test_round_trip(tmp_path, method):
+    model = build("llama")
+    saved = save(method, model, tmp_path / "d")
+    loaded = draftree.load_drafter(tmp_path / "d", model)
+    assert type(loaded) is type(saved)
+    assert loaded.settings == saved.settings
+    assert loaded.recipe == {"steps": 7}
+    assert loaded.base == saved.base
+    for name, tensor in saved.weights.state_dict().items():
+        assert torch.equal(loaded.weights.state_dict()[name], tensor)
+    assert type(saved).from_pretrained(str(tmp_path / "d"), model).settings == saved.settings
+    names = sorted(p.name for p in (tmp_path / "d").iterdir())
+    assert names == sorted([CONFIG, WEIGHTS]), "nothing half written is left behind"
+    prompt = torch.tensor([[5, 6, 7]])
+    plain = draftree.generate(model, prompt, max_new_tokens=12)
+    drafted = draftree.generate(model, prompt, drafter=loaded, max_new_tokens=12)
+    assert torch.equal(plain.sequences, drafted.sequences)
+
+
+def test_half_precision_on_disk_is_fp32_in_memory(tmp_path):
+    saved = save("bita", build("llama"), tmp_path, dtype=torch.float16)
+    assert {t.dtype for t in load_file(tmp_path / WEIGHTS).values()} == {torch.float16}
+    loaded = load_drafter(tmp_path, build("llama"))
+    for name, tensor in saved.weights.state_dict().items():
+        assert torch.equal(loaded.weights.state_dict()[name], tensor.half().float())
+
+
+def test_early_heads_are_no_drafters(tmp_path):
+    model = build("llama")
+    head = EarlyHead.fresh(model, layer=2, rank=4)
+    head.base = base_of(model)
+    head.save_pretrained(tmp_path)
+    assert EarlyHead.from_pretrained(tmp_path, model).settings == {"layer": 2, "rank": 4}
+    with pytest.raises(ValueError, match="prunes and does not draft"):
+        load_drafter(tmp_path, model)
+    with pytest.raises(ValueError, match="holds early-head, not bita"):
+        method_class("bita").from_pretrained(tmp_path, model)
+    with pytest.raises(ValueError, match="layer is 4: the model has 4, so give 1 to 3"):
+        EarlyHead.fresh(model, layer=4)
+    with pytest.raises(ValueError, match="rank is -1"):
+        EarlyHead.fresh(model, layer=2, rank=-1)
+
+
+def test_nothing_is_saved_without_a_base(tmp_path):
+    with pytest.raises(ValueError, match="belongs to no model yet"):
+        method_class("bita").fresh(build("llama")).save_pretrained(tmp_path)
+
+
+def one_sentence(error):
+    text = str(error.value)
+    assert "\n" not in text
+    assert text.endswith((".", "?"))
+    return text
+
+
+def test_refuses_other_models(held):
+    _, folder = held
+    member = MEMBERS["llama"]
+    fine_tuned = construct(member)
+    with torch.no_grad():
+        fine_tuned.model.layers[2].mlp.down_proj.weight[0, 0] += 1e-3
+    with pytest.raises(ValueError, match="other weights") as error:
+        load_drafter(folder, fine_tuned)
+    one_sentence(error)
+    assert load_drafter(folder, fine_tuned, same_weights=False).settings["masks"] == 2
+    for override, word in (
+        ({"hidden_size": 32}, "hidden size of 64"),
+        ({"vocab_size": 50}, "vocab size of 97"),
+        ({"num_hidden_layers": 3}, "layers of 4"),
+        ({"num_key_value_heads": 4}, "kv heads of 2"),
+    ):
+        with pytest.raises(ValueError, match=word) as error:
+            load_drafter(folder, construct(member, **override), same_weights=False)
+        one_sentence(error)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_refuses_a_folder_that_misses_a_file(held, name):
+    _, folder = held
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=f"has no {name}") as error:
+        load_drafter(folder, build("llama"))
+    one_sentence(error)
+
+
+def test_refuses_broken_files(held):
+    _, folder = held
+    model = build("llama")
+    config, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
+
+    def refused(match, **changes):
+        (folder / CONFIG).write_text(json.dumps(config | changes))
+        with pytest.raises(ValueError, match=match) as error:
+            load_drafter(folder, model)
+        one_sentence(error)
+        (folder / CONFIG).write_text(json.dumps(config))
+
+    refused("no method 'bitta'.*Did you mean 'bita'", method="bitta")
+    refused("format 2", format=2)
+    refused("broken", base_model={"name": "x"})
+    refused("broken", settings=None)
+    refused("does not know", settings={"maskz": 3})
+    for text in ("{", '"text"'):
+        (folder / CONFIG).write_text(text)
+        with pytest.raises(ValueError, match="broken"):
+            load_drafter(folder, model)
+    (folder / CONFIG).write_text(json.dumps(config))
+
+    def refused_tensors(match, changed):
+        save_file(changed, folder / WEIGHTS)
+        with pytest.raises(ValueError, match=match) as error:
+            load_drafter(folder, model)
+        one_sentence(error)
+
+    refused_tensors("has no tensor 'prompt_keys'", {k: v for k, v in tensors.items() if k != "prompt_keys"})
+    refused_tensors(r"shape \[3, 64\], not \[2, 64\]", tensors | {"mask_embeddings": torch.zeros(3, 64)})
+    refused_tensors("unknown tensor 'more'", tensors | {"more": torch.zeros(1)})
+    (folder / WEIGHTS).write_bytes(b"torn")
+    with pytest.raises(ValueError, match="broken"):
+        load_drafter(folder, model)
+
+
+def test_refuses_what_is_no_folder(tmp_path):
+    model = build("llama")
+    for name in ("./nowhere", str(tmp_path / "x"), "just-a-name"):
+        with pytest.raises(ValueError, match="no drafter folder"):
+            load_drafter(name, model)
+    with pytest.raises(ValueError, match="the hub gave no such repository") as error:  # the tests are offline
+        load_drafter("nobody/nothing", model)
+    one_sentence(error)
+
+
+def test_hash_tells_names_shapes_types_and_bytes():
+    model = construct(MEMBERS["llama"])
+    first = model_hash(model)
+    assert first == model_hash(build("llama")), "the same weights have the same hash"
+    assert first == base_of(model).hash
+    weight = model.model.layers[0].mlp.down_proj.weight
+    with torch.no_grad():
+        weight[0, 0] += 1
+    assert model_hash(model) != first, "a write is seen although the hash is cached"
+    with torch.no_grad():
+        weight[0, 0] -= 1
+    restored = model_hash(model)
+    weight.data[0, 0] += 1  # goes around the version counter
+    assert model_hash(model) == restored
+    assert model_hash(model, again=True) != restored
+    assert model_hash(construct(MEMBERS["llama"]).bfloat16()) != first
+
+
+def test_base_names_no_path_of_this_machine(demo):
+    base = base_of(demo.model)
+    assert base.name == "chat_4m"
+    assert base.model_type == "llama"
+
+
+def test_push_to_hub_uploads_what_save_writes(held, monkeypatch):
+    drafter, folder = held
+    calls = {}
+
+    class Hub:
+        def __init__(self, token=None):
+            calls["token"] = token
+
+        def create_repo(self, repo_id, private=None, exist_ok=False):
+            calls["repo"] = (repo_id, private, exist_ok)
+            return type("Url", (), {"repo_id": repo_id})
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            from pathlib import Path
+
+            calls["files"] = {p.name: p.read_bytes() for p in Path(folder_path).iterdir()}
+            return "https://hub/commit"
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert drafter.push_to_hub("me/bita", private=True, token="t") == "https://hub/commit"
+    assert calls["repo"] == ("me/bita", True, True)
+    assert calls["files"] == {p.name: p.read_bytes() for p in folder.iterdir()}
