@@ -163,7 +163,7 @@ class Trained:
         held = _load(folder_or_repo, model, same_weights)
         if not isinstance(held, cls):
             raise ValueError(
-                f"{str(folder_or_repo)!r} holds a {held.method} drafter, not {cls.method}: load it as that."
+                f"{str(folder_or_repo)!r} holds {held.method}, not {cls.method}: load it as that."
             )
         return held
 
