@@ -1,6 +1,6 @@
 # One command each for set-up, demo, tests, lint, bench and docs. Every target works on a fresh clone with
 # nothing installed but Python 3.11 or newer: it first makes .venv and installs what it needs there.
-# (A C compiler is used for the trie if there is one.)
+# (A C compiler is used for the trie and the layers if there is one.)
 #
 #   PYTHON      interpreter that makes .venv                     make test PYTHON=python3.12
 #   TORCH       requirement for torch                            make demo TORCH='torch>=2.8'
@@ -14,8 +14,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # An activated environment must not leak into the one made here.
 export PYTHONPATH :=
-# Reinstall when the metadata, the build hook or the C source changes.
-INSTALL_INPUTS := pyproject.toml $(wildcard hatch_build.py src/draftree/drafting/lookahead/*.[ch])
+# Reinstall when the metadata, the build hook or a C source changes.
+INSTALL_INPUTS := pyproject.toml $(wildcard hatch_build.py src/draftree/drafting/lookahead/*.[ch] src/draftree/host/*.[ch])
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint format bench docs clean
@@ -74,5 +74,5 @@ docs: $(VENV)/.dev
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f src/draftree/drafting/lookahead/_trie.so
+	rm -f src/draftree/drafting/lookahead/_trie.so src/draftree/host/_layer.so
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

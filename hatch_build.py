@@ -1,9 +1,8 @@
-"""Build hook: compiles the C twin of the Lookahead trie beside its source, for wheels and editable installs
-alike.
+"""Build hook: compiles the package's C files beside their sources, for wheels and editable installs alike.
 
-The C file needs no Python headers, so the wheel is tagged `py3-none-<platform>`. Without a compiler the build
-goes on: the package is then pure Python and says at first use what it lacks. `python hatch_build.py` compiles
-in a checkout.
+They are the twin of the Lookahead trie and the decoder layer of the loop host. They need no Python headers, so the
+wheel is tagged `py3-none-<platform>`. Without a compiler the build goes on: the package is then pure Python, slower,
+and the same in what it gives. `python hatch_build.py` compiles in a checkout.
 """
 
 from __future__ import annotations
@@ -15,25 +14,33 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path("src/draftree/drafting/lookahead")
-# No fused multiply-add: the twins agree to the last bit, on any processor.
-FLAGS = ["-std=c99", "-O2", "-fPIC", "-shared", "-ffp-contract=off"]
+PACKAGE = Path("src/draftree")
+COMMON = ["-fPIC", "-shared"]
+LIBRARIES = {
+    # No fused multiply-add: the trie's twins agree to the last bit, on any processor.
+    "drafting/lookahead/_trie": ["-std=c99", "-O2", "-ffp-contract=off"],
+    "host/_layer": ["-std=gnu99", "-O3", "-fno-math-errno", "-fno-trapping-math"],
+}
 
 
-def compile_trie(root: Path) -> str | None:
-    """Builds `_trie.so`; the reason in a few words when it could not."""
+def compile_all(root: Path) -> str | None:
+    """Builds every library, `<name>.so` from `<name>.c`; the reason in a few words when one could not be built."""
     compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which(c) for c in ("cc", "gcc", "clang")]
     command = [part for part in compiler if part]
     if not command:
         return "no C compiler was found"
     if "CC" not in os.environ:
         command = command[:1]
-    source, target = root / FOLDER / "_trie.c", root / FOLDER / "_trie.so"
+    problems = [_compile([*command, *flags, *COMMON], root / PACKAGE / name) for name, flags in LIBRARIES.items()]
+    return next((problem for problem in problems if problem), None)
+
+
+def _compile(command: list[str], name: Path) -> str | None:
     # Built aside and renamed: a running process may have the old library mapped.
-    fresh = target.with_suffix(f".{os.getpid()}.so")
+    fresh = name.with_suffix(f".{os.getpid()}.so")
     try:
         run = subprocess.run(
-            [*command, *FLAGS, "-o", str(fresh), str(source), "-lm"],
+            [*command, "-o", str(fresh), str(name.with_suffix(".c")), "-lm"],
             capture_output=True,
             text=True,
             check=False,
@@ -43,7 +50,7 @@ def compile_trie(root: Path) -> str | None:
     if run.returncode:
         fresh.unlink(missing_ok=True)
         return f"the C compiler failed:\n{run.stderr}"
-    fresh.replace(target)
+    fresh.replace(name.with_suffix(".so"))
     return None
 
 
@@ -54,17 +61,19 @@ except ImportError:  # run by hand in a checkout, where hatchling need not be in
 
 if BuildHookInterface is not None:
 
-    class TrieBuildHook(BuildHookInterface):  # type: ignore[misc]
+    class LibraryBuildHook(BuildHookInterface):  # type: ignore[misc]
         """Called by hatchling for each build target."""
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
             if self.target_name != "wheel":
                 return
-            problem = compile_trie(Path(self.root))
+            problem = compile_all(Path(self.root))
+            built = [PACKAGE / f"{name}.so" for name in LIBRARIES]
             if problem:
-                # A library of an older build would be packed, under a tag that promises pure Python.
-                (Path(self.root) / FOLDER / "_trie.so").unlink(missing_ok=True)
-                self.app.display_warning(f"draftree: building without the compiled trie, {problem}")
+                # Libraries of an older build would be packed, under a tag that promises pure Python.
+                for library in built:
+                    (Path(self.root) / library).unlink(missing_ok=True)
+                self.app.display_warning(f"draftree: building without compiled libraries, {problem}")
                 return
             from packaging.tags import platform_tags
 
@@ -72,8 +81,8 @@ if BuildHookInterface is not None:
             plain = next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{plain}"
-            build_data["artifacts"].append(f"/{FOLDER.as_posix()}/_trie.so")
+            build_data["artifacts"].extend(f"/{library.as_posix()}" for library in built)
 
 
 if __name__ == "__main__":
-    raise SystemExit(compile_trie(Path(__file__).parent))
+    raise SystemExit(compile_all(Path(__file__).parent))

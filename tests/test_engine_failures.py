@@ -143,19 +143,19 @@ def test_a_failing_pass(host: str, kind: type[RandomTree], layer: int) -> None:
     engine = Engine(model, drafter=drafter, shape=Fixed(8), slots=2, host=host)
     made = [engine.add(prompt, Rules(max_new_tokens=NEW)) for prompt in PROMPTS]
     engine.step()
-    update = engine.cache.update
+    stores = engine.cache.stores
 
-    def broken(keys: Tensor, values: Tensor, index: int, *args: Any, **kwargs: Any) -> Any:
+    def broken(index: int, *args: Any) -> Any:
         if index == layer:
             raise TrapError
-        return update(keys, values, index, *args, **kwargs)
+        return stores(index, *args)
 
-    engine.cache.update = broken  # type: ignore[method-assign]
+    engine.cache.stores = broken  # type: ignore[method-assign]
     with pytest.raises(TrapError):
         engine.step()
     assert [type(r.error) for r in made] == [TrapError, TrapError, type(None), type(None)]
     assert hooks(model) == 0
-    engine.cache.update = update  # type: ignore[method-assign]
+    engine.cache.stores = stores  # type: ignore[method-assign]
     engine.run()
     assert [r.tokens for r in made[2:]] == [REFERENCES[tuple(p)] for p in PROMPTS[2:]]
     assert not drafter.live

@@ -80,42 +80,63 @@ class SlotCache(Cache):
         self.capacity = capacity
 
     @torch.inference_mode(False)
-    def _allocate(self, layer: int, like: Tensor, store: list[Tensor | None], which: int) -> Tensor:
-        new = like.new_zeros(self.slots, like.shape[1], self.capacity, like.shape[3])
-        if self.prefix is not None:
-            new[:, :, : self.prefix_length] = self.prefix[layer][which].to(new)
-        store[layer] = new
-        return new
+    def _allocate(self, layer: int, heads: int, widths: tuple[int, int], like: Tensor) -> None:
+        for which, store in enumerate((self._keys, self._values)):
+            new = like.new_zeros(self.slots, heads, self.capacity, widths[which])
+            if self.prefix is not None:
+                new[:, :, : self.prefix_length] = self.prefix[layer][which].to(new)
+            store[layer] = new
+
+    @property
+    def first(self) -> int:
+        """First slot of the current pass."""
+        return self._first
+
+    @property
+    def starts(self) -> list[int]:
+        """Column at which the rows of the current pass begin, per request."""
+        return [self.prefix_length + n for n in self.lengths[self._first : self._first + self._count]]
+
+    def stores(self, layer: int, heads: int, widths: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all slots, each [slots, heads, capacity, its width], to be written in place."""
+        keys, values = self._keys[layer], self._values[layer]
+        if keys is None or values is None:
+            self._allocate(layer, heads, widths, like)
+            return self.stores(layer, heads, widths, like)
+        return keys, values
+
+    def views(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the current pass [count, heads, K, dim], K up to the longest end of its `rows` rows."""
+        keys, values = self._keys[layer], self._values[layer]
+        assert keys is not None
+        assert values is not None
+        first, last = self._first, self._first + self._count
+        end = self.prefix_length + max(self.lengths[first:last]) + rows
+        if last - first == self.slots:  # the usual case, and one operation less
+            return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+        return keys[first:last, :, :end], values[first:last, :, :end]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write rows [count, heads, n, dim] behind each slot's context; give views up to the longest end."""
-        keys = self._keys[layer_idx]
-        if keys is None:
-            keys = self._allocate(layer_idx, key_states, self._keys, 0)
-        values = self._values[layer_idx]
-        if values is None:
-            values = self._allocate(layer_idx, value_states, self._values, 1)
+        _, heads, rows, width = key_states.shape
+        keys, values = self.stores(layer_idx, heads, (width, value_states.shape[3]), key_states)
         first, count = self._first, self._count
-        rows = key_states.shape[2]
-        lengths = self.lengths[first : first + count]
-        longest = max(lengths)
-        end = self.prefix_length + longest + rows
-        if min(lengths) == longest:
-            keys[first : first + count, :, end - rows : end] = key_states
-            values[first : first + count, :, end - rows : end] = value_states
+        starts = self.starts
+        if min(starts) == max(starts):
+            keys[first : first + count, :, starts[0] : starts[0] + rows] = key_states
+            values[first : first + count, :, starts[0] : starts[0] + rows] = value_states
         else:
             slot, column = self._ragged_columns(rows, keys.device)
             keys[slot, :, column] = key_states.transpose(1, 2)
             values[slot, :, column] = value_states.transpose(1, 2)
-        return keys[first : first + count, :, :end], values[first : first + count, :, :end]
+        return self.views(layer_idx, rows)
 
     def _ragged_columns(self, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
         cached = self._column_cache.get(rows)
         if cached is None:
-            lengths = torch.tensor(self.lengths[self._first : self._first + self._count], device=device)
-            column = self.prefix_length + lengths[:, None] + torch.arange(rows, device=device)
+            column = torch.tensor(self.starts, device=device)[:, None] + torch.arange(rows, device=device)
             slot = torch.arange(self._first, self._first + self._count, device=device)[:, None].expand_as(column)
             cached = self._column_cache[rows] = (slot, column)
         return cached

@@ -169,7 +169,7 @@ def _key(host: Host) -> str:
     }
     facts = [
         FORMAT,
-        host.name,
+        host.form,
         shape,
         str(target.dtype),
         str(device),

@@ -2,7 +2,9 @@
 
 Embed, layers, norm, head: the same arithmetic as the stock modules, read from their weights. Query, key and value
 projections are one matrix product, so are gate and up; grouped query heads are folded into query rows instead of
-repeating keys and values. Taken where the model qualifies (`LoopHost.qualifies`), refused where it does not.
+repeating keys and values. A layer comes in two forms, compiled (`compiled`) where the model is float32 on a CPU and in
+tensor operations (`layer`) elsewhere. Taken where the model qualifies (`LoopHost.qualifies`), refused where it does
+not.
 """
 
 from __future__ import annotations
@@ -15,16 +17,17 @@ from torch.nn import functional as F
 
 from draftree.host.base import Host
 from draftree.host.cache import SlotCache
+from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, load_library
+from draftree.host.layer import Angles, Norm, Parts, TensorHead, TensorLayer
 from draftree.host.masks import LayerKind, PassMasks
 from draftree.host.plan import PassResult, Plan, Segment, operate
 from draftree.host.positions import is_length_dependent, per_row_angles
-from draftree.host.product import COPY_LIMIT, Product
+from draftree.host.product import COPY_LIMIT
 from draftree.host.target import Target
 
 SHAPED_LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 STOCK_MODULES = ("torch.nn.", "transformers.")
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)
-HEAD_ROWS = 16  # rows of one product with the head: its buffers grow with rows times vocabulary
 ANGLE_BLOCK = 1024  # positions by which the table of rotary angles grows
 
 
@@ -71,9 +74,19 @@ class LoopHost(Host):
         copy = size <= COPY_LIMIT
         self._rotary = target.decoder.rotary_emb
         self._per_row = is_length_dependent(self._rotary)
-        self._layers = [_Layer(layer, target.config, copy) for layer in target.layers]
-        self._norm = target.decoder.norm
-        self._head = Product([target.model.get_output_embeddings()], copy)
+        self._scratch: int | None = None  # floats a row that compiled layers need
+        parts = [Parts.of(layer, target.config) for layer in target.layers]
+        norm, head = Norm.of(target.decoder.norm), target.model.get_output_embeddings()
+        library = load_library() if copy and target.dtype == torch.float32 and target.device.type == "cpu" else None
+        self._layers: list[Any]
+        self._head: Any
+        if library is None:
+            self._layers, self._head = [TensorLayer(part, copy) for part in parts], TensorHead(norm, head, copy)
+        else:
+            self.form = f"{self.name}, compiled {ABI}"
+            self._layers = [CompiledLayer(library, part) for part in parts]
+            self._head = CompiledHead(library, norm, head)
+            self._scratch = max(layer.scratch for layer in self._layers)
         self._embedding = target.model.get_input_embeddings()
         self._cosines = self._sines = torch.empty(0)
         self._versions = self._weight_versions()
@@ -98,41 +111,35 @@ class LoopHost(Host):
         x = self._embedding(plan.tokens)
         if plan.embeddings is not None:
             x = torch.cat([x[:, : -plan.embeddings.shape[1]], plan.embeddings.to(x.dtype)], 1)
-        rows = _Rows(self, segment, plan, cache, first, x.dtype)
+        rows = _Rows(self, segment, plan, cache, first, x)
         for i, layer in enumerate(self._layers):
             if i in surgeries:
                 segment, x = operate(segment, surgeries[i], x, plan.width)
                 segments.append(segment)
-                rows = _Rows(self, segment, plan, cache, first, x.dtype)
+                rows = _Rows(self, segment, plan, cache, first, x)
             if i in plan.taps:
-                hidden[i] = x
-            x = layer(x, i, rows, self.target.kinds[i], cache)
+                hidden[i] = x.clone()  # layers may add to x in place
+            x = _attend(layer, x, i, rows, self.target.kinds[i])
         if len(self._layers) in plan.taps:
             hidden[len(self._layers)] = x
         if plan.first_logit_row:
             x = x[:, plan.first_logit_row :]
-        x = _rms_norm(x, self._norm.weight, self._norm.variance_epsilon)
-        return PassResult(self._logits(x), segments, hidden)
+        return PassResult(self._head(x), segments, hidden)
 
-    def _logits(self, x: Tensor) -> Tensor:
-        rows = x.shape[0] * x.shape[1]
-        if rows <= HEAD_ROWS:
-            return self._head(x)
-        flat = x.reshape(1, rows, -1)
-        parts = [self._head(part) for part in flat.split(HEAD_ROWS, 1)]
-        return torch.cat(parts, 1).view(*x.shape[:2], -1)
-
-    def angles(self, segment: Segment, floor: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sign-folded sines [B, n, 1, rotary dim] of the segment's rows."""
+    def angles(
+        self, segment: Segment, floor: tuple[int, ...], dtype: torch.dtype, cache: SlotCache
+    ) -> Angles | CompiledAngles:
+        """The angles of the segment's rows, in the form that the layers take."""
         if self._per_row:
             cosine, sine = per_row_angles(self._rotary, segment.positions, floor, dtype)
-            return cosine[:, :, None], _fold_sign(sine)[:, :, None]
-        longest = int(segment.positions.max()) + 1
-        if longest > self._cosines.shape[0]:
-            self._grow_angles(longest, dtype, segment.positions.device)
-        return F.embedding(segment.positions, self._cosines)[:, :, None], F.embedding(segment.positions, self._sines)[
-            :, :, None
-        ]
+            sine = _fold_sign(sine)
+        else:
+            longest = int(segment.positions.max()) + 1
+            if longest > self._cosines.shape[0]:
+                self._grow_angles(longest, dtype, segment.positions.device)
+            cosine, sine = (F.embedding(segment.positions, table) for table in (self._cosines, self._sines))
+        angles = Angles(cosine[:, :, None], sine[:, :, None], cache)
+        return angles if self._scratch is None else CompiledAngles(angles, self._scratch)
 
     def _grow_angles(self, longest: int, dtype: torch.dtype, device: torch.device) -> None:
         count = -(-longest // ANGLE_BLOCK) * ANGLE_BLOCK
@@ -147,22 +154,12 @@ def _fold_sign(sine: Tensor) -> Tensor:
     return torch.cat([-sine[..., :half], sine[..., half:]], -1)
 
 
-def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    if x.dtype != torch.float32:
-        return F.rms_norm(x, (x.shape[-1],), weight, epsilon)
-    # On a CPU torch's own takes eleven operations; this takes six, and they are what a layer's overhead is made of.
-    squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-    return x * squares.div_(x.shape[-1]).add_(epsilon).rsqrt_() * weight
-
-
 class _Rows:
     """What all layers of one segment share: angles and masks."""
 
-    def __init__(
-        self, host: LoopHost, segment: Segment, plan: Plan, cache: SlotCache, first: int, dtype: torch.dtype
-    ) -> None:
-        self.cosine, self.sine = host.angles(segment, plan.rope_floor, dtype)
-        self._masks = PassMasks(segment, cache, first, dtype, plain_row=True)
+    def __init__(self, host: LoopHost, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> None:
+        self.angles = host.angles(segment, plan.rope_floor, x.dtype, cache)
+        self._masks = PassMasks(segment, cache, first, x.dtype, plain_row=True)
         self.row_by_row = plan.row_by_row
         self._columns: dict[LayerKind, list[list[Tensor]]] = {}
         self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
@@ -184,49 +181,16 @@ class _Rows:
         return self._columns[kind]
 
 
-class _Layer:
-    """One decoder layer as a function, on the stock module's weights."""
-
-    def __init__(self, layer: Any, config: Any, copy: bool) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        self.head_dim = int(attention.head_dim)
-        self.kv_heads = int(config.num_key_value_heads)
-        self.groups = int(config.num_attention_heads) // self.kv_heads
-        self.scaling = float(attention.scaling)
-        self.input_norm, self.post_norm = layer.input_layernorm, layer.post_attention_layernorm
-        self.query_norm = getattr(attention, "q_norm", None)
-        self.key_norm = getattr(attention, "k_norm", None)
-        self.qkv = Product([attention.q_proj, attention.k_proj, attention.v_proj], copy)
-        self.output = Product([attention.o_proj], copy)
-        self.gate_up = Product([mlp.gate_proj, mlp.up_proj], copy)
-        self.down = Product([mlp.down_proj], copy)
-
-    def __call__(self, x: Tensor, index: int, rows: _Rows, kind: LayerKind, cache: SlotCache) -> Tensor:
-        batch, n, _ = x.shape
-        kv, groups, dim = self.kv_heads, self.groups, self.head_dim
-        heads = kv * groups
-        normed = _rms_norm(x, self.input_norm.weight, self.input_norm.variance_epsilon)
-        qkv = self.qkv(normed).view(batch, n, heads + 2 * kv, dim)
-        qk = qkv[:, :, : heads + kv]
-        if self.query_norm is not None and self.key_norm is not None:
-            query = _rms_norm(qk[:, :, :heads], self.query_norm.weight, self.query_norm.variance_epsilon)
-            key = _rms_norm(qk[:, :, heads:], self.key_norm.weight, self.key_norm.variance_epsilon)
-            qk = torch.cat([query, key], 2)
-        qk = torch.addcmul(qk * rows.cosine, qk.roll(dim // 2, -1), rows.sine)
-        keys, values = cache.update(qk[:, :, heads:].transpose(1, 2), qkv[:, :, heads + kv :].transpose(1, 2), index)
-        query = qk[:, :, :heads].view(batch, n, kv, groups, dim).permute(0, 2, 3, 1, 4)
-        query = query.reshape(batch, kv, groups * n, dim)
-        if rows.row_by_row:
-            mixed = _attend_row_by_row(query, keys, values, rows.columns(kind), self.scaling)
-        else:
-            mixed = F.scaled_dot_product_attention(
-                query, keys, values, attn_mask=rows.mask(kind, groups), scale=self.scaling
-            )
-        mixed = mixed.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, heads * dim)
-        x = x + self.output(mixed)
-        normed = _rms_norm(x, self.post_norm.weight, self.post_norm.variance_epsilon)
-        gate, up = self.gate_up(normed).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+def _attend(layer: Any, x: Tensor, index: int, rows: _Rows, kind: LayerKind) -> Tensor:
+    """The whole of a layer: its first half, attention, its second half; may change and return x [B, n, d]."""
+    scaling = float(layer.parts.attention.scaling)
+    query, keys, values = layer.enter(x, rows.angles, index)
+    if rows.row_by_row:
+        mixed = _attend_row_by_row(query, keys, values, rows.columns(kind), scaling)
+    else:
+        mask = rows.mask(kind, layer.parts.heads.groups)
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    return layer.leave(x, mixed, rows.angles)
 
 
 def _attend_row_by_row(

@@ -1,0 +1,244 @@
+/* A decoder layer on a CPU in two calls, before and after its attention: what else a step of a small model consists of
+ * is overhead of tensor operations. Plain C behind ctypes; rowwise.py says the same in tensor operations, and tests compare
+ * them. All tensors are contiguous float32 unless strides are given. */
+#include "_thin.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define ABI 1 /* raised when a signature changes; compiled.py refuses a library of another number */
+#define WORTH_A_THREAD 32768 /* multiplications */
+
+typedef struct {
+    Matrix qkv, output, gate, up, down;
+    const float *input_norm, *post_norm, *query_norm, *key_norm; /* the latter two NULL where heads have no norm */
+    float input_epsilon, post_epsilon, head_epsilon;
+    int32_t hidden, kv_heads, groups, dim;
+} Layer;
+
+typedef struct {
+    int64_t batch, rows;           /* rows per request */
+    int64_t first, capacity;       /* first slot; columns of a slot */
+    const int64_t *starts;         /* per request, the column its rows begin at */
+    const float *cosine, *sine;    /* [batch, rows, dim]; the sine's first half negated */
+    float *scratch;                /* batch * rows * (hidden + the wider of qkv and gate and up) floats */
+    int64_t threads;
+} Pass;
+
+/* ---------------------------------------------------------------- threads: those of OpenMP that torch already has */
+
+typedef void (*Parallel)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
+typedef int (*Number)(void);
+static Parallel parallel;
+static Number own_number, team_size;
+
+/* ---------------------------------------------------------------- rows, compiled once per instruction set */
+
+INLINE float inverse_root_mean_square(const float *x, int64_t width, float epsilon) {
+    float lanes[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES)
+        for (int k = 0; k < LANES; k++) lanes[k] += x[i + k] * x[i + k];
+    for (; i < width; i++) sum += x[i] * x[i];
+    for (int k = 0; k < LANES; k++) sum += lanes[k];
+    return 1.0f / sqrtf(sum / (float)width + epsilon);
+}
+
+INLINE void norm_rows(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, float *out) {
+    for (int64_t r = 0; r < rows; r++, x += width, out += width) {
+        float scale = inverse_root_mean_square(x, width, epsilon);
+        for (int64_t i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
+    }
+}
+
+INLINE void rotate_head(const float *x, const float *weight, float epsilon, const float *cosine, const float *sine, int64_t dim,
+                        float *out) {
+    int64_t half = dim / 2;
+    if (weight) {
+        float scale = inverse_root_mean_square(x, dim, epsilon);
+        for (int64_t i = 0; i < half; i++) {
+            float low = x[i] * scale * weight[i], high = x[half + i] * scale * weight[half + i];
+            out[i] = low * cosine[i] + high * sine[i];
+            out[half + i] = high * cosine[half + i] + low * sine[half + i];
+        }
+        return;
+    }
+    for (int64_t i = 0; i < half; i++) {
+        out[i] = x[i] * cosine[i] + x[half + i] * sine[i];
+        out[half + i] = x[half + i] * cosine[half + i] + x[i] * sine[half + i];
+    }
+}
+
+/* qkv [batch, rows, queries | keys | values] to query [batch, kv heads, groups, rows, dim], and to keys and values
+ * [slots, kv heads, capacity, dim] behind each slot's context. */
+INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *query, float *keys, float *values) {
+    int64_t dim = l->dim, kv_heads = l->kv_heads, heads = kv_heads * l->groups;
+    for (int64_t b = 0; b < p->batch; b++)
+        for (int64_t i = 0; i < p->rows; i++, qkv += (heads + 2 * kv_heads) * dim) {
+            const float *cosine = p->cosine + (b * p->rows + i) * dim, *sine = p->sine + (b * p->rows + i) * dim;
+            for (int64_t h = 0; h < heads; h++)
+                rotate_head(qkv + h * dim, l->query_norm, l->head_epsilon, cosine, sine, dim,
+                            query + ((b * heads + h) * p->rows + i) * dim);
+            for (int64_t h = 0; h < kv_heads; h++) {
+                int64_t at = (((p->first + b) * kv_heads + h) * p->capacity + p->starts[b] + i) * dim;
+                rotate_head(qkv + (heads + h) * dim, l->key_norm, l->head_epsilon, cosine, sine, dim, keys + at);
+                memcpy(values + at, qkv + (heads + kv_heads + h) * dim, dim * sizeof *values);
+            }
+        }
+}
+
+/* e^x to a unit in the last place or two: 2^k times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
+INLINE float exponential(float x) {
+    x = x > 88.0f ? 88.0f : x;
+    x = x < -87.0f ? -87.0f : x;
+    int32_t k = (int32_t)(x * 1.44269504f + 126.5f) - 126; /* a positive number cut is one rounded down */
+    float f = x - (float)k * 0.693359375f + (float)k * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    union {
+        int32_t bits;
+        float value;
+    } power = {(k + 127) << 23};
+    return (p * f * f + f + 1.0f) * power.value;
+}
+
+/* ---------------------------------------------------------------- shares of work that threads take */
+
+typedef struct {
+    const Matrix *m;
+    const float *x;
+    int64_t rows;
+    int add;
+    float *out;
+} Product;
+
+typedef struct {
+    const Matrix *gate, *up;
+    const float *x;
+    int64_t rows;
+    float *gated, *raised; /* [rows, outputs] each; the result is in `gated` */
+} Gating;
+
+typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels [first, last) of a task */
+typedef struct {
+    Share product, gating;
+    void (*norm)(const float *, const float *, float, int64_t, int64_t, float *);
+    void (*rotate)(const Layer *, const Pass *, const float *, float *, float *, float *);
+} Kernels;
+
+INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t last) {
+    Product gate = {t->gate, t->x, t->rows, 0, t->gated}, up = {t->up, t->x, t->rows, 0, t->raised};
+    product(&gate, first, last);
+    product(&up, first, last);
+    int64_t width = t->gate->outputs, begin = first * LANES, end = last * LANES < width ? last * LANES : width;
+    for (int64_t r = 0; r < t->rows; r++) {
+        float *gated = t->gated + r * width;
+        const float *raised = t->raised + r * width;
+        for (int64_t i = begin; i < end; i++) gated[i] = gated[i] / (1.0f + exponential(-gated[i])) * raised[i];
+    }
+}
+
+#define KERNELS(name, target, registers)                                                                          \
+    target static void product_##name(const void *task, int64_t first, int64_t last) {                            \
+        const Product *t = task;                                                                                  \
+        product_panels(t->m, t->x, t->rows, first, last, registers, t->add, t->out);                              \
+    }                                                                                                             \
+    target static void gating_##name(const void *task, int64_t first, int64_t last) {                             \
+        gating_share(task, product_##name, first, last);                                                          \
+    }                                                                                                             \
+    target static void norm_##name(const float *x, const float *weight, float epsilon, int64_t rows,              \
+                                   int64_t width, float *out) {                                                   \
+        norm_rows(x, weight, epsilon, rows, width, out);                                                          \
+    }                                                                                                             \
+    target static void rotate_##name(const Layer *l, const Pass *p, const float *qkv, float *query, float *keys,  \
+                                     float *values) {                                                             \
+        rotate_rows(l, p, qkv, query, keys, values);                                                              \
+    }                                                                                                             \
+    static const Kernels kernels_##name = {product_##name, gating_##name, norm_##name, rotate_##name};
+
+KERNELS(plain, , 6)
+#if defined(__x86_64__) && defined(__GNUC__)
+KERNELS(avx2, __attribute__((target("avx2,fma"))), 6)
+KERNELS(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))), 24)
+#endif
+
+static const Kernels *kernels = &kernels_plain;
+
+/* Called once; the functions are OpenMP's, or NULL for one thread. Returns ABI. */
+int32_t layer_start(void *parallel_, void *own_number_, void *team_size_) {
+    parallel = (Parallel)parallel_;
+    own_number = (Number)own_number_;
+    team_size = (Number)team_size_;
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) kernels = &kernels_avx2;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        kernels = &kernels_avx512;
+#endif
+    return ABI;
+}
+
+typedef struct {
+    Share share;
+    const void *task;
+    int64_t items;
+} Spread;
+
+static void spread_body(void *data) {
+    const Spread *s = data;
+    int64_t own = own_number(), team = team_size();
+    s->share(s->task, s->items * own / team, s->items * (own + 1) / team);
+}
+
+static void spread(Share share, const void *task, int64_t items, int64_t threads, int64_t multiplications) {
+    if (!parallel || threads < 2 || multiplications < WORTH_A_THREAD) {
+        share(task, 0, items);
+        return;
+    }
+    Spread s = {share, task, items};
+    parallel(spread_body, &s, (unsigned)threads, 0);
+}
+
+static int64_t panels_of(const Matrix *m) { return (m->outputs + LANES - 1) / LANES; }
+
+/* ---------------------------------------------------------------- what Python calls */
+
+void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, float *out) {
+    kernels->norm(x, weight, epsilon, rows, width, out);
+}
+
+/* out [rows, outputs] = x [rows, inputs] m, or added to it. */
+void layer_product(const Matrix *m, const float *x, int64_t rows, int64_t threads, int add, float *out) {
+    Product t = {m, x, rows, add, out};
+    spread(kernels->product, &t, panels_of(m), threads, rows * m->inputs * m->outputs);
+}
+
+/* From hidden states x [batch * rows, hidden] to rotated queries, and keys and values in the cache. */
+void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, float *keys, float *values) {
+    int64_t rows = p->batch * p->rows;
+    float *normed = p->scratch, *qkv = normed + rows * l->hidden;
+    kernels->norm(x, l->input_norm, l->input_epsilon, rows, l->hidden, normed);
+    layer_product(&l->qkv, normed, rows, p->threads, 0, qkv);
+    kernels->rotate(l, p, qkv, query, keys, values);
+}
+
+/* From the attention's result, element (b, kv head, group * rows + row, d) at mixed[b * by_request + kv * by_head + .. * by_row
+ * + d], through output projection and MLP; both are added to x [batch * rows, hidden]. */
+void layer_leave(const Layer *l, const Pass *p, const float *mixed, int64_t by_request, int64_t by_head, int64_t by_row, float *x) {
+    int64_t rows = p->batch * p->rows, heads = (int64_t)l->kv_heads * l->groups, dim = l->dim;
+    float *normed = p->scratch, *gathered = normed + rows * l->hidden;
+    for (int64_t b = 0; b < p->batch; b++)
+        for (int64_t i = 0; i < p->rows; i++)
+            for (int64_t h = 0; h < heads; h++)
+                memcpy(gathered + ((b * p->rows + i) * heads + h) * dim,
+                       mixed + b * by_request + h / l->groups * by_head + (h % l->groups * p->rows + i) * by_row, dim * sizeof *mixed);
+    layer_product(&l->output, gathered, rows, p->threads, 1, x);
+    kernels->norm(x, l->post_norm, l->post_epsilon, rows, l->hidden, normed);
+    int64_t width = l->gate.outputs;
+    Gating t = {&l->gate, &l->up, normed, rows, gathered, gathered + rows * width};
+    spread(kernels->gating, &t, panels_of(&l->gate), p->threads, 2 * rows * l->gate.inputs * width);
+    layer_product(&l->down, gathered, rows, p->threads, 1, x);
+}

@@ -1,0 +1,90 @@
+/* Products of a few rows with a large matrix, the bulk of a decoding step. Included by _layer.c only.
+ *
+ * The weights lie in panels of LANES outputs, [panels, in, LANES], so that one pass over a panel feeds every row: a
+ * dozen rows cost little more than one while the matrix comes from memory. Every output is summed in the order of the
+ * inputs whatever the number of rows and threads, so a row's result does not depend on the rows beside it. */
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 12")
+#else
+#define INLINE static inline
+#define UNROLL
+#endif
+
+typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+
+typedef struct {
+    const float *panels; /* [ceil(outputs / LANES), inputs, LANES], zeros behind the last output */
+    const float *bias;   /* [outputs] or NULL */
+    int64_t inputs, outputs;
+} Matrix;
+
+/* `rows` x `wide` panels at once, in registers: x [rows, inputs], result [rows, wide, LANES]; constants after inlining. */
+INLINE void product_tile(const Matrix *m, const float *x, int64_t panel, int rows, int wide, float *result) {
+    Lanes sums[12][4];
+    const float *weights = m->panels + panel * m->inputs * LANES;
+    UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL for (int p = 0; p < wide; p++) sums[r][p] = (Lanes){0};
+    }
+    for (int64_t k = 0; k < m->inputs; k++) {
+        Lanes w[4];
+        UNROLL for (int p = 0; p < wide; p++) w[p] = *(const Lanes *)(weights + (p * m->inputs + k) * LANES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            float a = x[r * m->inputs + k];
+            UNROLL for (int p = 0; p < wide; p++) sums[r][p] += a * w[p];
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL for (int p = 0; p < wide; p++) *(Lanes *)(result + (r * wide + p) * LANES) = sums[r][p];
+    }
+}
+
+#define TILE(n, wide)                                        \
+    case n:                                                  \
+        product_tile(m, at, panel, n, wide, result);         \
+        break;
+#define TILES_TO_6(wide) TILE(1, wide) TILE(2, wide) TILE(3, wide) TILE(4, wide) TILE(5, wide) TILE(6, wide)
+#define TILES_TO_12(wide) TILES_TO_6(wide) TILE(7, wide) TILE(8, wide) TILE(9, wide) TILE(10, wide) TILE(11, wide) TILE(12, wide)
+
+/* Put a tile where it belongs; what lies behind the last output is dropped. */
+static void put_tile(const Matrix *m, const float *result, int64_t panel, int64_t rows, int64_t wide, int add, float *out) {
+    int64_t begin = panel * LANES, count = wide * LANES;
+    if (m->outputs - begin < count) count = m->outputs - begin;
+    for (int64_t r = 0; r < rows; r++, result += wide * LANES) {
+        float *to = out + r * m->outputs + begin;
+        for (int64_t i = 0; i < count; i++) {
+            float value = result[i] + (add ? to[i] : 0);
+            to[i] = m->bias ? value + m->bias[begin + i] : value;
+        }
+    }
+}
+
+/* Panels [first, last) of out = x m (+ out). `registers`: how many Lanes stay in them at once; a constant. */
+INLINE void product_panels(const Matrix *m, const float *x, int64_t rows, int64_t first, int64_t last, int registers, int add,
+                           float *out) {
+    int64_t most = registers >= 24 ? 12 : 6, tiles = (rows + most - 1) / most;
+    int64_t tallest = rows < most ? rows : most;
+    int usual = tallest * 4 <= registers ? 4 : tallest * 2 <= registers ? 2 : 1; /* panels side by side */
+    for (int64_t panel = first; panel < last;) {
+        int wide = last - panel >= usual ? usual : 1;
+        for (int64_t t = 0, done = 0; t < tiles; t++) {
+            int64_t count = (rows - done + tiles - t - 1) / (tiles - t);
+            const float *at = x + done * m->inputs;
+            float result[12 * 4 * LANES], *to = out + done * m->outputs;
+            done += count;
+            if (wide == 4)
+                switch (count) { TILES_TO_6(4) }
+            else if (wide == 2)
+                switch (count) { TILES_TO_12(2) }
+            else
+                switch (count) { TILES_TO_12(1) }
+            put_tile(m, result, panel, count, wide, add, to);
+        }
+        panel += wide;
+    }
+}

@@ -1,0 +1,173 @@
+"""The halves of `layer` as one C call each, for float32 on a CPU, loaded through ctypes.
+
+A step of a small model is mostly overhead of tensor operations, and a step of any model is products of a few rows with
+large matrices, which general libraries do at a fraction of the processor's speed. `_layer.c` has both: the operations
+between the products fused, and a product for few rows on weights laid out for it. It uses torch's own OpenMP
+threads. The build hook (hatch_build.py) makes `_layer.so`; where it is missing, the tensor operations do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftree.host.layer import Angles, Norm, Parts
+
+LIBRARY = Path(__file__).with_name("_layer.so")
+ABI = 1
+LANES = 16  # outputs of a panel
+OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+
+
+class _Matrix(Structure):
+    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64))
+
+
+class _Layer(Structure):
+    _fields_ = (
+        *((name, _Matrix) for name in ("qkv", "output", "gate", "up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "post_norm", "query_norm", "key_norm")),
+        *((name, c_float) for name in ("input_epsilon", "post_epsilon", "head_epsilon")),
+        *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim")),
+    )
+
+
+class _Pass(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "rows", "first", "capacity")),
+        ("starts", POINTER(c_int64)),
+        *((name, c_void_p) for name in ("cosine", "sine", "scratch")),
+        ("threads", c_int64),
+    )
+
+
+@lru_cache(maxsize=1)
+def load_library() -> ctypes.CDLL | None:
+    """The compiled halves, ready for calls; None when they were not built, are stale or do not load."""
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        library.layer_start.restype = c_int32
+        library.layer_start.argtypes = [c_void_p] * 3
+    except (OSError, AttributeError):
+        return None
+    process = ctypes.CDLL(None)
+    found = all(hasattr(process, name) for name in OPENMP)  # else one thread does the work
+    openmp = [ctypes.cast(getattr(process, name), c_void_p) if found else None for name in OPENMP]
+    if library.layer_start(*openmp) != ABI:
+        return None
+    library.layer_norm.argtypes = [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p]
+    library.layer_product.argtypes = [POINTER(_Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p]
+    library.layer_enter.argtypes = [POINTER(_Layer), POINTER(_Pass), *[c_void_p] * 4]
+    library.layer_leave.argtypes = [POINTER(_Layer), POINTER(_Pass), c_void_p, c_int64, c_int64, c_int64, c_void_p]
+    for name in ("norm", "product", "enter", "leave"):
+        getattr(library, f"layer_{name}").restype = None
+    return library
+
+
+class Packed:
+    """Linears on the same input as one matrix in panels; `described` is what C reads."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        weight = torch.cat([m.weight.detach() for m in linears])
+        outputs, inputs = weight.shape
+        panels = -(-outputs // LANES)
+        padded = torch.nn.functional.pad(weight, (0, 0, 0, panels * LANES - outputs))
+        self._panels = padded.view(panels, LANES, inputs).transpose(1, 2).contiguous()
+        self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears])
+        bias = None if self._bias is None else self._bias.data_ptr()
+        self.described = _Matrix(self._panels.data_ptr(), bias, inputs, outputs)
+
+
+class CompiledLayer:
+    """See `layer.TensorLayer`."""
+
+    def __init__(self, library: ctypes.CDLL, parts: Parts) -> None:
+        self.parts = parts
+        self._enter, self._leave = library.layer_enter, library.layer_leave
+        attention, mlp = parts.attention, parts.mlp
+        self._packed = [
+            Packed([attention.q_proj, attention.k_proj, attention.v_proj]),
+            *(Packed([m]) for m in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)),
+        ]
+        kv, groups, dim = parts.heads
+        query_norm, key_norm = parts.head_norms or (None, None)
+        norms = [*parts.norms, query_norm, key_norm]
+        matrices = [packed.described for packed in self._packed]
+        hidden = matrices[0].inputs
+        self._described = _Layer(
+            *matrices,
+            *(None if norm is None else norm.weight.data_ptr() for norm in norms),
+            *(0.0 if norm is None else norm.epsilon for norm in norms[:3]),
+            *(hidden, kv, groups, dim),
+        )
+        self.scratch = hidden + max(matrices[0].outputs, kv * groups * dim, 2 * matrices[2].outputs)  # floats a row
+
+    def enter(self, x: Tensor, angles: CompiledAngles, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `layer.TensorLayer.enter`."""
+        kv, groups, dim = self.parts.heads
+        keys, values = angles.cache.stores(index, kv, (dim, dim), x)
+        query = x.new_empty(x.shape[0], kv, groups * x.shape[1], dim)
+        self._enter(
+            self._described, angles.described, x.data_ptr(), query.data_ptr(), keys.data_ptr(), values.data_ptr()
+        )
+        return query, *angles.cache.views(index, x.shape[1])
+
+    def leave(self, x: Tensor, mixed: Tensor, angles: CompiledAngles) -> Tensor:
+        """See `layer.TensorLayer.leave`."""
+        by_request, by_head, by_row, by_value = mixed.stride()
+        if by_value != 1:
+            return self.leave(x, mixed.contiguous(), angles)
+        self._leave(self._described, angles.described, mixed.data_ptr(), by_request, by_head, by_row, x.data_ptr())
+        return x
+
+
+class CompiledAngles:
+    """`layer.Angles` as C reads them, with scratch memory for a segment of n rows a request."""
+
+    def __init__(self, angles: Angles, scratch: int) -> None:
+        self.cache = angles.cache
+        self._cosine, self._sine = angles.cosine.contiguous(), angles.sine.contiguous()
+        batch, n = angles.cosine.shape[:2]
+        starts = angles.cache.starts
+        self._starts = (c_int64 * batch)(*starts)
+        self._scratch = torch.empty(batch * n * scratch)
+        self.described = _Pass(
+            batch,
+            n,
+            angles.cache.first,
+            angles.cache.capacity,
+            self._starts,
+            self._cosine.data_ptr(),
+            self._sine.data_ptr(),
+            self._scratch.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+
+class CompiledHead:
+    """See `layer.TensorHead`."""
+
+    def __init__(self, library: ctypes.CDLL, norm: Norm, head: Any) -> None:
+        self._library = library
+        self._norm = norm
+        self._packed = Packed([head])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `layer.TensorHead`."""
+        x = x.contiguous()
+        rows, width = x.shape[0] * x.shape[1], x.shape[2]
+        normed = torch.empty_like(x)
+        weight, epsilon = self._norm
+        self._library.layer_norm(x.data_ptr(), weight.data_ptr(), epsilon, rows, width, normed.data_ptr())
+        matrix = self._packed.described
+        logits = x.new_empty(*x.shape[:2], matrix.outputs)
+        threads = torch.get_num_threads()
+        self._library.layer_product(matrix, normed.data_ptr(), rows, threads, 0, logits.data_ptr())
+        return logits

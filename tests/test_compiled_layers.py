@@ -1,0 +1,143 @@
+"""The compiled layers against the same layers in tensor operations, and what their products promise."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from host_driver import one_thread  # noqa: F401
+from torch import Tensor, nn
+from zoo import build
+
+from draftree.host import compiled, open_host
+from draftree.host.compiled import LIBRARY, Packed, load_library
+from draftree.host.loop import LoopHost
+from draftree.host.plan import PassResult, Plan, Segment, Surgery
+from draftree.host.target import inspect_model
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+LIBRARY_BUILT = load_library()
+pytestmark = pytest.mark.skipif(LIBRARY_BUILT is None, reason="not built: python hatch_build.py")
+
+
+def multiply(packed: Packed, x: Tensor, threads: int = 1, out: Tensor | None = None) -> Tensor:
+    added = out is not None
+    if out is None:
+        out = torch.full((len(x), packed.described.outputs), torch.nan)
+    assert LIBRARY_BUILT is not None
+    LIBRARY_BUILT.layer_product(packed.described, x.data_ptr(), len(x), threads, added, out.data_ptr())
+    return out
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 64, 300])
+@pytest.mark.parametrize("outputs", [1, 15, 16, 17, 33, 96, 401])
+def test_products(inputs: int, outputs: int) -> None:
+    torch.manual_seed(inputs * outputs)
+    linears = [nn.Linear(inputs, outputs), nn.Linear(inputs, 5)]
+    packed = Packed(linears)
+    for rows in (*range(1, 27), 40, 131):
+        x = torch.randn(rows, inputs)
+        expected = torch.cat([m(x) for m in linears], 1).detach()
+        torch.testing.assert_close(multiply(packed, x), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(multiply(packed, x, 2), expected, rtol=1e-4, atol=1e-4)
+        before = torch.randn_like(expected)
+        torch.testing.assert_close(multiply(packed, x, 1, before.clone()), expected + before, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    """To the last bit, for any number of rows and threads."""
+    torch.manual_seed(0)
+    packed = Packed([nn.Linear(300, 210, bias=False)])
+    x = torch.randn(64, 300)
+    alone = torch.cat([multiply(packed, row[None]) for row in x])
+    for rows in range(1, 65):
+        for threads in (1, 2):
+            assert torch.equal(multiply(packed, x[:rows].clone(), threads), alone[:rows])
+
+
+def host_without_library(model: object, monkeypatch: pytest.MonkeyPatch) -> LoopHost:
+    with monkeypatch.context() as patch:
+        patch.setattr("draftree.host.loop.load_library", lambda: None)
+        return LoopHost(inspect_model(model))
+
+
+def passes(host: LoopHost, seed: int) -> list[PassResult]:
+    """Prompts, a ragged batch of trees with a pruning and rows joining, and a step behind what was kept."""
+    torch.manual_seed(seed)
+    vocabulary, width = host.target.vocab_size, host.target.hidden_size
+    prefix = None
+    cache = host.new_cache(4, 300, prefix)
+    results = []
+    for slot, length in enumerate((5, 131, 17)):
+        tokens = torch.randint(0, vocabulary, (1, length))
+        causal = torch.ones(1, length, length, dtype=torch.bool).tril()
+        results.append(host.run(Plan(tokens, torch.arange(length)[None], causal), cache, slot))
+        cache.commit([list(range(length))], results[-1].segments)
+    rows, kept, joined = 7, 4, 2
+    lengths = torch.tensor(cache.lengths[:3])[:, None]
+    keep = torch.tensor([[0, 1, 3, 6], [0, 2, 3, 4], [0, 1, 2, -1]])
+    visible = torch.ones(3, joined, kept + joined, dtype=torch.bool).tril(kept)
+    surgeries = (
+        Surgery(1, keep=keep),
+        Surgery(2, append=lambda x: x[:, :joined] * 0.5, positions=lengths + 9 + torch.arange(joined), visible=visible),
+    )
+    plan = Plan(
+        torch.randint(0, vocabulary, (3, rows)),
+        lengths + torch.arange(rows),
+        torch.ones(3, rows, rows, dtype=torch.bool).tril(),
+        embeddings=torch.randn(3, 1, width),
+        surgeries=surgeries,
+        taps=(0, 1, 2, len(host.target.layers)),
+    )
+    results.append(host.run(plan, cache))
+    cache.commit([[0, 1], [0], [0, 1, 2]], results[-1].segments)
+    start = torch.tensor(cache.lengths[:3])[:, None]
+    results.append(host.run(Plan(torch.randint(0, vocabulary, (3, 1)), start, torch.ones(3, 1, 1).bool()), cache))
+    return results
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_same_as_tensor_operations(family: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(family)
+    fast, plain = LoopHost(inspect_model(model)), host_without_library(model, monkeypatch)
+    assert (fast.form, plain.form) == (f"loop, compiled {compiled.ABI}", "loop")
+    torch.set_num_threads(threads)
+    try:
+        results, expected = passes(fast, 3), passes(plain, 3)
+    finally:
+        torch.set_num_threads(1)
+    for ours, theirs in zip(results, expected, strict=True):
+        torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
+        for layer, hidden in theirs.hidden.items():
+            torch.testing.assert_close(ours.hidden[layer], hidden, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("change", [lambda m: m.to(torch.bfloat16), lambda m: m.double()])
+def test_only_float32(change: Callable[[nn.Module], nn.Module]) -> None:
+    assert open_host(change(copy.deepcopy(build("llama"))), "loop").form == "loop"
+
+
+@pytest.mark.parametrize("damage", ["missing", "stale", "no library"])
+def test_without_a_library_tensor_operations_do(damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "_layer.so"
+    if damage == "no library":
+        path.write_text("no library")
+    if damage == "stale":
+        path = LIBRARY
+        monkeypatch.setattr(compiled, "ABI", compiled.ABI + 1)
+    monkeypatch.setattr(compiled, "LIBRARY", path)
+    assert load_library.__wrapped__() is None
+
+
+def test_segments_are_described_anew() -> None:
+    """Rows that leave and join change what C is told of a pass."""
+    host = LoopHost(inspect_model(build("llama")))
+    cache = host.new_cache(1)
+    cache.open(0, 1, 8)
+    for rows in (1, 3):
+        square = torch.ones(1, rows, rows, dtype=torch.bool)
+        angles = host.angles(Segment(0, None, torch.arange(rows)[None], square), (), torch.float32, cache)
+        assert angles.described.rows == rows
