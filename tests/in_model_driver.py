@@ -72,7 +72,8 @@ def recorded(drafter: InModelDrafter) -> list[Seen]:
             held = drafter._held.get(request.id)
             if held is not None and held.length == len(request.tokens):
                 walked = int(step.trees.depth[b, step.accepted[b][-1]])
-                seen.append(Seen(list(request.tokens), walked, held.tokens, held.logp))
+                guesses = (torch.from_numpy(a) for a in (held.tokens, held.logp))
+                seen.append(Seen(list(request.tokens), walked, *guesses))
 
     drafter.observe = watching  # type: ignore[method-assign]
     return seen

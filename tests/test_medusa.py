@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from generate_driver import NEW, left_pad, prompts
 from in_model_driver import agree, randomised, read_by_head, recorded
-from zoo import build
+from safetensors.torch import save_file
+from zoo import MEMBERS, build, construct
 
 import draftree
 from draftree.drafting.medusa import MedusaWeights
@@ -50,6 +53,25 @@ def test_names_of_public_checkpoints() -> None:
     assert state["1.1.weight"].shape == (20, 8)
     shared = MedusaWeights(8, 20, heads=2, layers=2, own_head=False).state_dict()
     assert set(shared) == {f"{i}.{j}.linear.{part}" for i in (0, 1) for j in (0, 1) for part in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("own_head", [True, False])
+@pytest.mark.parametrize("name", ["medusa_lm_head.pt", "medusa_lm_head.safetensors"])
+def test_import_of_public_checkpoints(tmp_path: Path, name: str, own_head: bool) -> None:
+    model = build("llama")
+    weights = randomised(draftree.Medusa.fresh(model, heads=2, layers=2, own_head=own_head)).weights
+    state = {f"medusa_head.{key}": tensor for key, tensor in weights.state_dict().items()}
+    file = tmp_path / name
+    (save_file if name.endswith("tensors") else torch.save)(state, file)
+    drafter = draftree.Medusa.from_public(file, model, tree="chain")
+    assert (drafter.steps, drafter.settings["layers"], drafter.settings["own_head"]) == (2, 2, own_head)
+    for key, tensor in weights.state_dict().items():
+        assert torch.equal(drafter.weights.state_dict()[key], tensor)
+    with pytest.raises(ValueError, match="no head of this model"):
+        draftree.Medusa.from_public(file, construct(MEMBERS["llama"], hidden_size=32))
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="no Medusa heads"):
+        draftree.Medusa.from_public(tmp_path / "other.pt", model)
 
 
 def test_the_head_reads_what_the_probe_says() -> None:

@@ -99,7 +99,7 @@ def test_a_draft_is_the_named_tree(tree: str | list[list[int]]) -> None:
     drafter = BiTA.fresh(build("llama"), tree=tree)
     tokens = torch.arange(100, 100 + 3 * drafter.candidates).view(3, -1)
     logp = torch.full(tokens.shape, 1 / drafter.candidates).log()
-    drafter._held[7] = Candidates(3, tokens, logp)
+    drafter._held[7] = Candidates(3, tokens.numpy(), logp.numpy())
     for room in (50, 3, 2, 1):
         drafted = drafter.draft([Context(7, [4, 5, 6], 2, room)], [drafter.max_nodes])
         depth = min(room - 1, 3)

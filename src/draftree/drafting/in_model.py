@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from draftree.drafting.base import Attachment, Context, Drafter, Step
 from draftree.drafting.folder import Trained
 from draftree.host.probe import Anatomy, probe
 from draftree.host.target import Target, inspect_model
+from draftree.shaping.best_first import OffPath, best_first
 from draftree.shaping.static import Choices, choices_named
 from draftree.tree import TokenTree
 
@@ -32,13 +34,13 @@ class Candidates:
 
     Attributes:
         length: of the request's tokens that these follow; any other length makes them stale.
-        tokens: LongTensor [D, K] on the host, best first at each depth.
-        logp: FloatTensor [D, K], their log-probabilities.
+        tokens: int64 [D, K], best first at each depth.
+        logp: float32 [D, K], their log-probabilities.
     """
 
     length: int
-    tokens: Tensor
-    logp: Tensor
+    tokens: np.ndarray
+    logp: np.ndarray
 
 
 class InModelDrafter(Trained, Drafter):
@@ -47,7 +49,8 @@ class InModelDrafter(Trained, Drafter):
     Args:
         shapes: what must fit the model, see `shapes_of`.
         steps: depths that the weights are made for.
-        tree: how candidates become a tree: "best-first" (the most probable nodes under the shape's budget), "chain",
+        tree: how candidates become a tree: "best-first" (the most probable nodes under the shape's budget, see
+            `draftree.shaping.best_first`), "chain",
             "full-K", "efficient-K", "efficient-code-K" (see `draftree.shaping.static`), or a choice list, such as
             [(0,), (1,), (0, 0)].
         candidates: tokens kept per depth; a static tree's width where it is wider.
@@ -89,6 +92,7 @@ class InModelDrafter(Trained, Drafter):
         self.candidates = min(self.candidates, self._shapes["vocab_size"])
         saved = tree if isinstance(tree, str) else [list(choice) for choice in tree]
         self.settings: dict[str, Any] = {**settings, "tree": saved, "candidates": candidates, "depth": depth}
+        self.off_path = OffPath()
         self._held: dict[int, Candidates] = {}  # by request
 
     @classmethod
@@ -154,31 +158,39 @@ class InModelDrafter(Trained, Drafter):
         tokens, logp = best_on_host(logits, self.candidates)
         for b in live:
             request = step.requests[b]
+            before = self._held.get(request.id)
+            if before is not None:
+                self.off_path.learn(before.tokens, before.logp, request.tokens[before.length :])
             self._held[request.id] = Candidates(len(request.tokens), tokens[b], logp[b])
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        roots = torch.tensor([request.tokens[-1] for request in requests])
-        held = [self._held.get(request.id) for request in requests]
-        fresh = [
-            h if h is not None and h.length == len(r.tokens) else None for h, r in zip(held, requests, strict=True)
-        ]
-        some = next((h for h in fresh if h is not None), None)
+        held = [self._ready(request) for request in requests]
+        some = next((h for h in held if h is not None), None)
+        roots = [request.tokens[-1] for request in requests]
         if some is None:
-            return TokenTree.roots(roots)
-        nothing = torch.full_like(some.logp, -torch.inf)
-        tokens = torch.stack([some.tokens if h is None else h.tokens for h in fresh])
-        logp = torch.stack([nothing if h is None else h.logp for h in fresh])
-        budgets = [0 if h is None else budget for h, budget in zip(fresh, budgets, strict=True)]
+            return TokenTree.roots(torch.tensor(roots))
+        tokens = np.stack([some.tokens if h is None else h.tokens for h in held])
+        logp = np.stack([np.full_like(some.logp, -np.inf) if h is None else h.logp for h in held])
         for b, request in enumerate(requests):
-            if request.room - 1 < logp.shape[1]:
-                logp[b, max(request.room - 1, 0) :] = -torch.inf
+            logp[b, max(request.room - 1, 0) :] = -np.inf  # deeper guesses are wasted
         if self.choices is None:
-            return TokenTree.from_candidates(roots, tokens, logp, budgets, self.source)
-        tree = TokenTree.from_choices(roots, tokens, self.choices, logp, self.source, distinct=True)
-        if not logp.isfinite().all():
+            return best_first(roots, tokens, logp, budgets, self.source, self.off_path.factor)
+        tree = TokenTree.from_choices(
+            torch.tensor(roots),
+            torch.from_numpy(tokens),
+            self.choices,
+            torch.from_numpy(logp),
+            self.source,
+            distinct=True,
+        )
+        if not np.isfinite(logp).all():
             tree, _ = tree.prune(tree.logp > -torch.inf)
         return tree if all(n >= size - 1 for n, size in zip(budgets, tree.sizes, strict=True)) else tree.best(budgets)
+
+    def _ready(self, request: Context) -> Candidates | None:
+        held = self._held.get(request.id)
+        return held if held is not None and held.length == len(request.tokens) else None
 
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""
@@ -206,7 +218,7 @@ def shapes_of(target: Target) -> dict[str, int]:
     }
 
 
-def best_on_host(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def best_on_host(logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The best `count` tokens of logits [B, D, V] and their log-probabilities, each [B, D, count], on the host.
 
     One copy brings both.
@@ -215,5 +227,5 @@ def best_on_host(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     top = logits.topk(count, -1)
     # Where a depth has no guess at all, its logits and their sum are -inf, and would make NaN.
     logp = top.values - logits.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
-    packed = torch.stack([top.indices.int(), logp.contiguous().view(torch.int32)]).cpu()
-    return packed[0].long(), packed[1].view(torch.float32)
+    packed = torch.stack([top.indices.int(), logp.contiguous().view(torch.int32)]).numpy(force=True)
+    return packed[0].astype(np.int64), packed[1].view(np.float32)

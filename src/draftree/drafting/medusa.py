@@ -7,20 +7,25 @@ after the one that the model itself says next. No row is added to the pass.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.drafting.base import Attachment, Step
+from draftree.drafting.folder import base_of
 from draftree.drafting.in_model import InModelDrafter
 from draftree.host.probe import Anatomy, probe
 from draftree.host.target import Target, inspect_model
 from draftree.tree import TokenTree
 
 Head = Callable[[Tensor], Tensor]
+PUBLIC_NAME = re.compile(r"(?:^|\.)(\d+\.\d+\.(?:linear\.(?:weight|bias)|weight))$")
 
 
 class ResidualBlock(nn.Module):
@@ -106,6 +111,37 @@ class Medusa(InModelDrafter):
             for i in range(drafter.weights.heads):
                 own = drafter.weights.get_parameter(f"{i}.{drafter.settings['layers']}.weight")
                 own.data.copy_(head.weight.detach())  # type: ignore[attr-defined]
+        return drafter
+
+    @classmethod
+    def from_public(cls, file: str | Path, model: Any, **settings: Any) -> Self:
+        """Heads of a public Medusa checkpoint (`medusa_lm_head.safetensors` or `.pt`), trained for `model`.
+
+        How many heads and layers there are, and whether heads have a projection of their own, is read off the names.
+
+        Args:
+            file: names as `{i}.{j}.linear.weight`, perhaps behind a prefix such as `medusa_head.`.
+            model: the model that the heads were trained for; nothing in the file tells.
+            settings: `tree`, `candidates` and `depth`.
+
+        Raises:
+            ValueError: a file without such names, or heads of another size than the model's.
+        """
+        path = Path(file)
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        named = {m[1]: tensor.float() for name, tensor in state.items() if (m := PUBLIC_NAME.search(name))}
+        blocks = {tuple(map(int, name.split(".")[:2])) for name in named if name.endswith("linear.weight")}
+        if not blocks:
+            raise ValueError(f"{path} holds no Medusa heads: give a file with tensors such as '0.0.linear.weight'.")
+        heads, layers = (1 + max(place) for place in zip(*blocks, strict=True))
+        drafter = cls.fresh(model, heads=heads, layers=layers, own_head=f"0.{layers}.weight" in named, **settings)
+        wanted = {name: tensor.shape for name, tensor in drafter.weights.state_dict().items()}
+        for name, shape in wanted.items():
+            found = list(named[name].shape) if name in named else "nothing"
+            if found != list(shape):
+                raise ValueError(f"{path} holds {found} for {name!r}, not {list(shape)}: it is no head of this model.")
+        drafter.weights.load_state_dict({name: named[name] for name in wanted})
+        drafter.base = base_of(model)
         return drafter
 
     def place(self, target: Target, anatomy: Anatomy) -> None:

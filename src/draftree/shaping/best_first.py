@@ -1,0 +1,141 @@
+"""The most probable tree of per-depth candidates, knowing that below a second choice guesses hold less often.
+
+Drafters that guess several depths in one pass (BiTA, Hidden Transfer, Medusa) do not know which candidate will be
+taken: their guesses for depth d + 1 are made, in effect, for the best one of depth d. Below any other candidate they
+hold less often, by a factor that is learned from the text. It is why BiTA's efficient tree beats the full one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from draftree.tree import TokenTree
+
+FIRST, WEIGHT = 0.5, 20.0  # the factor at first, and how many cases that counts for
+FORGET = 0.99  # weight of the past, per case
+LEAST = 0.02  # of the factor, so that it can rise again
+
+
+class _Superset(NamedTuple):
+    """Nodes that may be among the best n, whatever the probabilities; parents first.
+
+    Attributes:
+        ranks: [T, D], the candidate at each depth, K beyond the node's own depth.
+        depth: [T], from 0 for a child of the root.
+        parent: [T], -1 for the root.
+        strays: [T], steps below a candidate that was not the best of its depth.
+    """
+
+    ranks: np.ndarray
+    depth: np.ndarray
+    parent: np.ndarray
+    strays: np.ndarray
+
+
+@lru_cache(maxsize=64)
+def _superset(depth: int, k: int, budget: int) -> _Superset:
+    """A node of ranks r is outranked by all of ranks s <= r and their prefixes: sum over depths of prod (r_i + 1)."""
+    nodes: list[tuple[int, ...]] = []
+    level: list[tuple[tuple[int, ...], int, int]] = [((), 1, 0)]  # ranks, product, sum
+    for _ in range(depth):
+        below = []
+        for ranks, product, total in level:
+            for r in range(k):
+                if total + product * (r + 1) > budget:
+                    break
+                below.append(((*ranks, r), product * (r + 1), total + product * (r + 1)))
+        nodes += [ranks for ranks, *_ in below]
+        level = below
+    place = {ranks: i for i, ranks in enumerate(nodes)} | {(): -1}
+    return _Superset(
+        np.array([[*r, *[k] * (depth - len(r))] for r in nodes], np.int64).reshape(-1, depth),
+        np.array([len(r) - 1 for r in nodes], np.int64),
+        np.array([place[r[:-1]] for r in nodes], np.int64),
+        np.array([next((len(r) - 1 - i for i, rank in enumerate(r) if rank), 0) for r in nodes], np.float64),
+    )
+
+
+def best_first(
+    roots: Sequence[int],
+    tokens: np.ndarray,
+    logp: np.ndarray,
+    budgets: Sequence[int],
+    source: int = 1,
+    off_path: float = 1.0,
+) -> TokenTree:
+    """The best nodes of the product tree of candidates, best first.
+
+    Args:
+        roots: B token ids.
+        tokens: [B, D, K], different tokens at each depth, best first.
+        logp: [B, D, K], falling; -inf where there is no candidate.
+        budgets: most guesses per request.
+        source: bit of the drafter.
+        off_path: factor on a guess's probability for each step below a candidate that was not the best of its depth.
+    """
+    batch, depth, k = logp.shape
+    most = max(budgets, default=0)
+    held = _superset(depth, k, 1 << max(most - 1, 0).bit_length())
+    padded = np.concatenate([logp.astype(np.float64), np.zeros((batch, depth, 1))], 2)
+    scores = padded[:, np.arange(depth), held.ranks].sum(2) + held.strays * math.log(off_path)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :most]  # stable: parents before children that tie
+    scores = np.take_along_axis(scores, order, 1)
+    counts = np.minimum((scores > -np.inf).sum(1), np.asarray(budgets))
+    width = 1 + int(counts.max(initial=0))
+    order, scores = order[:, : width - 1], scores[:, : width - 1]
+    place = np.full((batch, len(held.parent) + 1), 0)  # the last column is the root's
+    np.put_along_axis(place, order, np.arange(1, width)[None].repeat(batch, 0), 1)
+    real = np.arange(1, width) <= counts[:, None]
+    last = held.depth[order]
+    guesses = tokens[np.arange(batch)[:, None], last, held.ranks[order, last]]
+    above = np.take_along_axis(place, held.parent[order], 1)
+    return TokenTree(
+        _columns(np.asarray(roots), np.where(real, guesses, 0)),
+        _columns(-1, np.where(real, above, -1)),
+        _columns(0.0, np.where(real, scores, -np.inf)).float(),
+        _columns(0, np.where(real, source, 0)),
+        tuple((1 + counts).tolist()),
+    )
+
+
+def _columns(root: Any, guesses: np.ndarray) -> torch.Tensor:
+    """[B, 1 + n] from what the roots hold (a number, or [B]) and the guesses [B, n]."""
+    held = np.empty((len(guesses), 1 + guesses.shape[1]), guesses.dtype)
+    held[:, 0], held[:, 1:] = root, guesses
+    return torch.from_numpy(held)
+
+
+class OffPath:
+    """Learns from the text how much less often guesses hold below a candidate that was not the best of its depth.
+
+    Candidates are compared with what came, verified or not; lossless decoding makes that exact.
+    """
+
+    def __init__(self) -> None:
+        # Of guesses below best candidates, and below others: the probability they claimed, and how often they held.
+        self._hoped = [WEIGHT, WEIGHT]
+        self._came = [WEIGHT, WEIGHT * FIRST]
+
+    @property
+    def factor(self) -> float:
+        """`off_path` of `best_first`: at most 1."""
+        on, off = (came / hoped for came, hoped in zip(self._came, self._hoped, strict=True))
+        return min(max(off / on, LEAST), 1.0)
+
+    def learn(self, tokens: np.ndarray, logp: np.ndarray, text: Sequence[int]) -> None:
+        """Candidates [D, K] and the tokens that came in their places (as many as there are, up to D)."""
+        stray = 0
+        for depth, token in enumerate(text[: len(tokens)]):
+            found = np.flatnonzero(tokens[depth] == token)
+            if depth:
+                self._hoped[stray] = FORGET * self._hoped[stray] + float(np.exp(logp[depth]).sum())
+                self._came[stray] = FORGET * self._came[stray] + len(found)
+            if not len(found):
+                return
+            stray |= int(found[0] > 0)
