@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -44,6 +45,8 @@ class Journal:
     def __init__(self, folder: Path, about: dict[str, Any], file_format: str = "jsonl") -> None:
         if file_format not in FORMATS:
             raise ValueError(f"The format is {file_format!r}: choose {' or '.join(FORMATS)}.")
+        if file_format == "arrow" and find_spec("datasets") is None:
+            raise ValueError("Arrow files need datasets: pip install 'draftree[train]', or choose jsonl.")
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{str(folder)!r} is a file: name a folder for the data.")
         self.folder, self.file_format = folder, file_format
@@ -146,10 +149,8 @@ class Journal:
             with aside.open("w", encoding="utf-8") as out:
                 out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         else:
-            from datasets import Dataset
-
             shutil.rmtree(aside, ignore_errors=True)
-            Dataset.from_list(rows).save_to_disk(str(aside))
+            _write_arrow(rows, aside)
             shutil.rmtree(path, ignore_errors=True)
         os.replace(aside, path)
         self.meta |= {
@@ -166,3 +167,15 @@ class Journal:
         aside = self.folder / f"{META}.new"
         aside.write_text(json.dumps(self.meta, indent=1) + "\n", encoding="utf-8")
         os.replace(aside, self.folder / META)
+
+
+def _write_arrow(rows: list[dict[str, Any]], folder: Path) -> None:
+    import datasets
+
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()  # the setting is global to datasets, so it is put back
+    try:
+        datasets.Dataset.from_list(rows).save_to_disk(str(folder))
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

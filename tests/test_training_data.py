@@ -1,0 +1,346 @@
+"""Data made by the model itself: the answers are Hugging Face's, a killed run goes on, bad input is one sentence."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from draftree.cli import app
+from draftree.host import inspect_model
+from draftree.training.answers import AnswerOptions, make_data
+from draftree.training.journal import JOURNAL, META, Journal
+from draftree.training.questions import Question, Template, read_questions
+from draftree.training.rows import read_data
+
+
+def ask(count):
+    return [Question(i, f"q-{i}", "shell", (f"List {i + 1} files of the folder number {i}.",)) for i in range(count)]
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def make(demo, tmp_path):
+    """Answers of the embedded model, short ones, in a folder of their own."""
+
+    def made(questions, name="data", template="short", **options):
+        file_format = options.pop("file_format", "jsonl")
+        about = make_data(
+            demo.model,
+            demo.tokenizer,
+            questions,
+            tmp_path / name,
+            template=Template(template, demo.tokenizer),
+            options=AnswerOptions(**({"max_new_tokens": 12, "slots": 3} | options)),
+            file_format=file_format,
+        )
+        return tmp_path / name, about
+
+    return made
+
+
+# -------------------------------------------------------------------- answers
+
+
+def test_answers_are_hugging_faces_greedy_ones(make, demo):
+    folder, about = make(ask(5))
+    rows = rows_of(folder)
+    assert [row["id"] for row in rows] == [f"q-{i}" for i in range(5)]
+    assert about["rows"] == 5
+    assert about["model"]["name"] == "chat_4m"
+    assert len(about["model"]["hash"]) == 64
+    assert about["template"] == "short"
+    assert about["answer_tokens"] == sum(len(row["answer_ids"]) for row in rows)
+    for row in rows:
+        ids = torch.tensor([row["prompt_ids"]])
+        expected = demo.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+        assert row["answer_ids"] == expected[0, ids.shape[1] :].tolist()
+        assert row["answer"] == demo.tokenizer.decode(row["answer_ids"], skip_special_tokens=True)
+        assert row["finish"] == ("eos" if row["answer_ids"][-1] == demo.tokenizer.eos_token_id else "length")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("short", "<s><|user|>\nHow?\n<|assistant|>\n"),
+        ("full", "<s><|system|>\nYou are a helpful assistant.\n<|user|>\nHow?\n<|assistant|>\n"),
+        ("Q: {question}\nA:", "Q: How?\nA:"),
+    ],
+)
+def test_templates(demo, kind, text):
+    ids = Template(kind, demo.tokenizer).encode(["How?"])
+    assert demo.tokenizer.decode(ids) == text
+
+
+def test_later_turns_follow_the_answers_before(make, demo):
+    talk = Question(0, "talk", "chat", ("Hello there.", "And then?"))
+    for template in ("short", "U: {question}\nB:"):
+        folder, _ = make([talk], name=f"talk-{template[0]}", template=template)
+        first, second = rows_of(folder)
+        assert (first["turn"], second["turn"]) == (0, 1)
+        expected = Template(template, demo.tokenizer).encode(talk.turns, [first["answer"]])
+        assert second["prompt_ids"] == expected
+        assert first["answer"] in demo.tokenizer.decode(expected)
+
+
+def test_arrow_holds_the_same_rows(make, demo):
+    jsonl, _ = make(ask(4), name="jsonl")
+    arrow, _ = make(ask(4), name="arrow", file_format="arrow")
+    from datasets import load_from_disk
+
+    assert list(load_from_disk(str(arrow / "rows"))) == rows_of(jsonl)
+    target = inspect_model(demo.model)
+
+    def everything(folder):
+        try:
+            data = read_data(folder, target)
+        except ValueError as error:
+            return str(error).replace(str(folder), "")
+        return data.train, data.dev
+
+    assert everything(arrow) == everything(jsonl)
+
+
+# -------------------------------------------------------------------- going on after a kill
+
+WORKER = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+import draftree
+from draftree.training.answers import AnswerOptions, make_data
+from draftree.training.questions import Question, Template
+model, tokenizer = draftree.demo_model()
+questions = [Question(i, f"q-{i}", "s", (f"List {i + 1} files of folder {i}.",)) for i in range(60)]
+make_data(
+    model, tokenizer, questions, Path(sys.argv[1]), template=Template("short", tokenizer),
+    options=AnswerOptions(max_new_tokens=16, slots=4),
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_loses_and_doubles_nothing(tmp_path):
+    def start(folder):
+        return subprocess.Popen([sys.executable, "-c", WORKER, str(folder)], env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    kills = 0
+    journal = tmp_path / "killed" / JOURNAL
+    for wanted in (4, 20, 36):
+        process = start(tmp_path / "killed")
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if journal.exists() and journal.read_bytes().count(b"\n") >= wanted:
+                process.send_signal(signal.SIGKILL)
+                kills += process.wait() == -signal.SIGKILL
+                break
+            time.sleep(0.005)
+    assert kills == 3, "the runs were to be killed midway"
+    with journal.open("ab") as torn:
+        torn.write(b'{"number": 59, "rows": [{"id": "to')
+    assert start(tmp_path / "killed").wait(timeout=200) == 0
+    assert start(tmp_path / "whole").wait(timeout=200) == 0
+    assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
+    assert len(rows_of(tmp_path / "whole")) == 60
+    assert not journal.exists()
+
+
+def test_only_what_is_missing_is_answered(make, monkeypatch, tmp_path):
+    import draftree.training.answers as module
+
+    asked = []
+    real = module.answer_all
+
+    def count(model, tokenizer, template, questions, options):
+        questions = list(questions)
+        asked.append([q.number for q in questions])
+        for i, answered in enumerate(real(model, tokenizer, template, questions, options)):
+            if len(asked) == 1 and i == 2:
+                raise KeyboardInterrupt
+            yield answered
+
+    monkeypatch.setattr(module, "answer_all", count)
+    with pytest.raises(KeyboardInterrupt):
+        make(ask(6))
+    folder, _ = make(ask(6))
+    done = set(asked[0]) - set(asked[1])
+    assert len(done) == 2
+    assert len(rows_of(folder)) == 6
+    make(ask(6))
+    assert len(asked) == 2, "a finished data set is left as it is"
+
+
+def test_a_question_answered_twice_is_kept_once(tmp_path):
+    with Journal(tmp_path / "d", {"model": "m"}) as journal:
+        journal.add(0, [{"id": "a", "answer_ids": [1]}])
+        journal.add(0, [{"id": "a", "answer_ids": [2]}])
+        assert journal.finish()["rows"] == 1
+    assert rows_of(tmp_path / "d") == [{"id": "a", "answer_ids": [1]}]
+
+
+def test_line_separators_in_answers_do_not_split_rows(tmp_path):
+    odd = "a\u2028b\x85c\r\nd"
+    for _ in range(2):  # written, then recovered
+        with Journal(tmp_path / "d", {"model": "m"}) as journal:
+            journal.add(0, [{"id": odd, "answer_ids": [1]}])
+            if journal.done and (tmp_path / "again").exists():
+                journal.finish()
+        (tmp_path / "again").touch()
+    with (tmp_path / "d" / "rows.jsonl").open(encoding="utf-8", newline="\n") as lines:
+        assert [json.loads(line)["id"] for line in lines] == [odd]
+
+
+# -------------------------------------------------------------------- bad input
+
+
+def refused(match, call):
+    with pytest.raises(ValueError, match=match) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_refuses_folders_of_something_else(make, tmp_path):
+    make(ask(2))
+    refused("another questions", lambda: make(ask(3)))
+    refused("another template", lambda: make(ask(2), template="full"))
+    refused("another max new tokens", lambda: make(ask(2), max_new_tokens=13))
+    refused("another format", lambda: make(ask(2), file_format="arrow"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    refused("'thesis.txt' and no data", lambda: make(ask(2), name="mine"))
+    (tmp_path / "file").touch()
+    refused("is a file", lambda: make(ask(2), name="file"))
+    refused("'csv': choose jsonl or arrow", lambda: make(ask(2), name="new", file_format="csv"))
+    with Journal(tmp_path / "busy", {"model": "m"}):
+        refused("Another run is writing", lambda: Journal(tmp_path / "busy", {"model": "m"}).__enter__())
+
+
+def test_refuses_prompts_beyond_the_context_or_leaves_them_out(make):
+    long = Question(2, "long", "s", ("word " * 3000,))
+    refused("'long' has .* --skip-long", lambda: make([*ask(2), long]))
+    folder, about = make([*ask(2), long], skip_long=True)
+    assert about["skipped"] == 1
+    assert len(rows_of(folder)) == 2
+    refused("No question fits", lambda: make([long], name="none", skip_long=True))
+
+
+def test_refuses_unknown_templates(demo):
+    refused("choose 'full', 'short' or a text with {question}", lambda: Template("fulll", demo.tokenizer))
+
+    class Bare:
+        chat_template = None
+
+    refused("no chat template", lambda: Template("short", Bare()))
+
+
+def test_reads_rows_of_several_forms_and_refuses_others(tmp_path):
+    file = tmp_path / "set.jsonl"
+    forms = [{"prompt": "a", "response": "never read"}, {"question": "b"}, {"turns": ["c", "d"], "question_id": 7}]
+    file.write_text("\n".join(map(json.dumps, forms)) + "\n\n")
+    questions = read_questions([tmp_path])
+    assert [q.turns for q in questions] == [("a",), ("b",), ("c", "d")]
+    assert [q.id for q in questions] == ["set-1", "set-2", "7"]
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"prompt": "x"}))
+    assert [q.id for q in read_questions([file, other], limit=2)] == ["set-1", "other-1"]
+    assert [q.id for q in read_questions([file, other], limit=3)] == ["set-1", "set-2", "other-1"]
+    assert [q.id for q in read_questions([file, other], per_set=1)] == ["set-1", "other-1"]
+    for text, match in (
+        ("{", "line 1, is not JSON"),
+        ('{"text": "plain"}', "line 1, has no question"),
+        ('{"turns": ["a", 3]}', "has no question"),
+        ('{"prompt": "  "}', "has no question"),
+        ("[1]", "has no question"),
+        ("", "There are no questions"),
+    ):
+        other.write_text(text)
+        refused(match, lambda: read_questions([other]))
+    refused("no questions file", lambda: read_questions([tmp_path / "none.jsonl"]))
+    (tmp_path / "empty").mkdir()
+    refused("holds no .jsonl", lambda: read_questions([tmp_path / "empty"]))
+
+
+def test_training_refuses_data_it_cannot_use(make, demo, tmp_path):
+    target = inspect_model(demo.model)
+    refused("is no data set", lambda: read_data(tmp_path, target))
+    folder, _ = make(ask(2))
+    refused("leaves 2 rows to train on and 0 to report on", lambda: read_data(folder, target))
+    refused("after 2 were left out as too long or too short", lambda: read_data(folder, target, max_length=5))
+    good = rows_of(folder)
+
+    def write(**changes):
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row | changes) + "\n" for row in good))
+
+    for changes, match in (
+        ({"answer_ids": []}, "Row 1 .* has no answer"),
+        ({"prompt_ids": None}, "Row 1 .* has no prompt"),
+        ({"answer_ids": [1] * 2100}, "Row 1 .* context is 2048"),
+        ({"answer_ids": [1, 5000, 2]}, "token 5000, outside the model's vocabulary"),
+    ):
+        write(**changes)
+        refused(match, lambda: read_data(folder, target))
+    (folder / "rows.jsonl").write_text("{")
+    refused("line 1, is not JSON", lambda: read_data(folder, target))
+    (folder / "rows.jsonl").unlink()
+    refused("has lost its rows.jsonl", lambda: read_data(folder, target))
+    meta = json.loads((folder / META).read_text())
+    (folder / META).write_text(json.dumps(meta | {"complete": False}))
+    refused("is unfinished", lambda: read_data(folder, target))
+    meta["model"]["hash"] = "0"
+    (folder / META).write_text(json.dumps(meta))
+    refused("made by 'chat_4m' with other weights", lambda: read_data(folder, target))
+
+
+# -------------------------------------------------------------------- the command
+
+
+def test_the_command_makes_a_data_set(tmp_path):
+    file = tmp_path / "asked.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"Say {i}."}) + "\n" for i in range(3)))
+    arguments = ["train", "data", str(file), "--out", str(tmp_path / "d"), "--max-new-tokens", "6", "--limit", "2"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("2 rows, ")
+    assert len(rows_of(tmp_path / "d")) == 2
+    done = CliRunner().invoke(app, [*arguments, "--system", "Be brief."])
+    assert "--system belongs to the template 'full'" in str(done.exception)
+
+
+def test_encoder_decoders_answer_too(tmp_path):
+    from zoo import build
+
+    from draftree.training.answers import answer_all
+
+    class Words:
+        """A tokenizer as far as the answers need one."""
+
+        chat_template = None
+
+        def __call__(self, text):
+            return type("Ids", (), {"input_ids": [3 + ord(c) % 90 for c in text]})
+
+        def decode(self, ids, skip_special_tokens=True):
+            return " ".join(map(str, ids))
+
+    model = build("t5")
+    template = Template("{question}", Words())
+    options = AnswerOptions(max_new_tokens=8, slots=2)
+    answered = dict(answer_all(model, Words(), template, ask(3), options))
+    assert sorted(answered) == [0, 1, 2]
+    for number, rows in answered.items():
+        ids = torch.tensor([rows[0]["prompt_ids"]])
+        assert ids[0].tolist() == template.encode(ask(3)[number].turns)
+        expected = model.generate(ids, max_new_tokens=8, do_sample=False)[0, 1:].tolist()
+        assert rows[0]["answer_ids"] == expected[: len(rows[0]["answer_ids"])]
+        assert len(rows[0]["answer_ids"]) == 8 or rows[0]["finish"] == "eos"
+    assert replace(options, slots=1).slots == 1
