@@ -12,6 +12,7 @@ import torch
 import zoo
 from host_driver import BUSHY, Run, Tree, hosts_for, one_thread, prune  # noqa: F401
 
+from draftree.host import open_host
 from draftree.host.hooked import HookedHost
 from draftree.host.loop import LoopHost
 from draftree.host.target import inspect_model
@@ -104,15 +105,27 @@ def test_the_loop_host_takes_stock_models_only() -> None:
     assert not _has_loop(model)
 
 
-def test_copied_weights_are_known_to_be_stale() -> None:
+def test_a_host_serves_as_long_as_the_model_stays_as_it_is() -> None:
     changes: list[Callable[[Any], Any]] = [
         lambda m: m.to(torch.bfloat16),
         lambda m: m.load_state_dict(zoo.build("mistral").state_dict()),
         lambda m: m.model.layers[2].mlp.up_proj.weight.detach().mul_(2),
+        lambda m: m.model.layers[1].register_forward_pre_hook(lambda module, args: None),
+        lambda m: setattr(m.model.layers[0].mlp, "up_proj", Lora(m.model.layers[0].mlp.up_proj)),
+        lambda m: m.set_attn_implementation("eager"),
     ]
     for change in changes:
         model = copy.deepcopy(zoo.build("llama"))
-        host = LoopHost(inspect_model(model))
-        assert host.fresh
+        host = open_host(model)
+        assert open_host(model) is host
+        assert open_host(model, "loop") is host
+        assert open_host(model, "hooked") is open_host(model, "hooked") is not host
         change(model)
-        assert not host.fresh
+        assert open_host(model) is not host
+
+
+def test_a_model_that_can_no_longer_be_driven_is_refused() -> None:
+    model = copy.deepcopy(zoo.build("llama"))
+    open_host(model)
+    with pytest.raises(ValueError, match="meta device"):
+        open_host(model.to("meta"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from torch import nn
+
 from draftree.host.base import Host
 from draftree.host.check import check_trees
 from draftree.host.families import TESTED_FAMILIES
@@ -14,9 +16,9 @@ from draftree.host.target import Target, inspect_model
 
 __all__ = ["HookedHost", "Host", "LoopHost", "Target", "inspect_model", "open_host"]
 
-# Building a host inspects and may fuse weights, so one serves all engines on a model; it holds no request's
-# state, and the model only weakly, so an entry goes with its model.
-_hosts: weakref.WeakKeyDictionary[Any, dict[str, Host]] = weakref.WeakKeyDictionary()
+# Building a host inspects and may fuse weights, so one serves all engines on a model for as long as the model stays as
+# it is; it holds no request's state, and the model only weakly, so an entry goes with its model.
+_hosts: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Host]]] = weakref.WeakKeyDictionary()
 
 
 def open_host(model: Any, choice: str | Host = "auto") -> Host:
@@ -31,17 +33,47 @@ def open_host(model: Any, choice: str | Host = "auto") -> Host:
         return choice
     if choice not in ("auto", "loop", "hooked"):
         raise ValueError(f"host is {choice!r}: choose 'auto', 'loop' or 'hooked'.")
-    target = inspect_model(model)
-    qualifies = choice != "hooked" and LoopHost.qualifies(target)
-    if choice == "auto":
-        choice = "loop" if qualifies else "hooked"
-    held = _hosts.setdefault(model, {})
-    host = held.get(choice)
-    if isinstance(host, LoopHost) and not (qualifies and host.fresh):
-        host = None
-    if host is None:
-        host = LoopHost(target) if choice == "loop" else HookedHost(target)
-        if target.model_type not in TESTED_FAMILIES:
-            check_trees(host)
-        held[choice] = host
+    state = _state_of(model)
+    known, held = _hosts.get(model, (None, {})) if isinstance(model, nn.Module) else (None, {})
+    if known == state and choice in held:
+        return held[choice]
+    host = _open(model, choice)
+    if known != state:
+        held = {}
+        _hosts[model] = state, held
+    held[choice] = held[host.name] = host
     return host
+
+
+def _open(model: Any, choice: str) -> Host:
+    target = inspect_model(model)
+    if choice == "auto":
+        choice = "loop" if LoopHost.qualifies(target) else "hooked"
+    host = LoopHost(target) if choice == "loop" else HookedHost(target)
+    if target.model_type not in TESTED_FAMILIES:
+        check_trees(host)
+    return host
+
+
+def _state_of(model: Any) -> Any:
+    """Whatever a host depends on: modules, hooks, where weights lie and their version, kind of attention.
+
+    Moving or casting a model gives its parameters other memory, training gives them another version.
+    """
+    if not isinstance(model, nn.Module):
+        return None
+    modules = list(model.modules())
+    hooks = [(m._forward_hooks, m._forward_pre_hooks) for m in modules if m._forward_hooks or m._forward_pre_hooks]
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return (
+        [(id(m), type(m)) for m in modules],
+        [_place(p) for m in modules for p in m._parameters.values() if p is not None],
+        [[id(hook) for hook in (*after.values(), *before.values())] for after, before in hooks],
+        [id(m) for m in modules if "_hf_hook" in m.__dict__],
+        attention,
+    )
+
+
+def _place(parameter: nn.Parameter) -> tuple[int, int]:
+    plain = type(parameter) is nn.Parameter  # quantised ones have no single place in memory
+    return parameter.data_ptr() if plain else id(parameter), parameter._version

@@ -89,16 +89,6 @@ class LoopHost(Host):
             self._scratch = max(layer.scratch for layer in self._layers)
         self._embedding = target.model.get_input_embeddings()
         self._cosines = self._sines = torch.empty(0)
-        self._versions = self._weight_versions()
-
-    def _weight_versions(self) -> tuple[tuple[int, int], ...]:
-        # Moving or casting a model gives its parameters other memory without a new version.
-        return tuple((p._version, p.data_ptr()) for p in self.target.model.parameters())
-
-    @property
-    def fresh(self) -> bool:
-        """Whether the fused weights still are the model's (false after training steps or loading)."""
-        return self._versions == self._weight_versions()
 
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
