@@ -162,9 +162,7 @@ class Trained:
         """Read a folder or hub repository of this method; see `load_drafter`."""
         held = _load(folder_or_repo, model, same_weights)
         if not isinstance(held, cls):
-            raise ValueError(
-                f"{str(folder_or_repo)!r} holds {held.method}, not {cls.method}: load it as that."
-            )
+            raise ValueError(f"{str(folder_or_repo)!r} holds {held.method}, not {cls.method}: load it as that.")
         return held
 
 

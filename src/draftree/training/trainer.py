@@ -72,15 +72,15 @@ class DrafterTrainer(Trainer):
             BadLossError: in every process, where any of them has a loss that is no number.
         """
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
-        self._require_finite(~loss.isfinite().all(), "The loss is no number any more")
+        self._require_finite(~loss.isfinite().all(), "The loss", self.state.global_step + 1)
         return loss
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         bad = torch.stack([~p.isfinite().all() for p in self.model.parameters()]).any()
-        self._require_finite(bad, "A weight is no number any more")
+        self._require_finite(bad, "A weight", self.state.global_step)
         super()._save_checkpoint(*args, **kwargs)
 
-    def _require_finite(self, bad: Tensor, what: str) -> None:
+    def _require_finite(self, bad: Tensor, what: str, step: int) -> None:
         if self.args.world_size > 1:
             bad = self.accelerator.reduce(bad.float(), "sum") > 0
         if not bad:
@@ -88,7 +88,7 @@ class DrafterTrainer(Trainer):
         last = get_last_checkpoint(self.args.output_dir) if Path(self.args.output_dir).is_dir() else None
         kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written"
         raise BadLossError(
-            f"{what} at step {self.state.global_step + 1}, so training stopped; {kept}: start again with a lower "
+            f"{what} is no number any more at step {step}, so training stopped; {kept}: start again with a lower "
             "learning rate."
         )
 
