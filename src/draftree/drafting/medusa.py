@@ -55,17 +55,16 @@ class MedusaWeights(nn.Module):
 
     def __init__(self, hidden_size: int, vocab_size: int, heads: int = 4, layers: int = 1, *, own_head: bool) -> None:
         super().__init__()
-        self.heads, self.own_head = heads, own_head
+        self.heads, self.layers, self.own_head = heads, layers, own_head
         for i in range(heads):
             parts: list[nn.Module] = [ResidualBlock(hidden_size) for _ in range(layers)]
             if own_head:
                 parts.append(nn.Linear(hidden_size, vocab_size, bias=False))
             self.add_module(str(i), nn.Sequential(*parts))
 
-    def forward(self, hidden: Tensor, head: Head, heads: int | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, head: Head) -> Tensor:
         """Logits [heads, ..., V] of what the model's head would read, hidden [..., d]; `head` is the model's own."""
-        count = self.heads if heads is None else heads
-        parts = [self.get_submodule(str(i))(hidden) for i in range(count)]
+        parts = [self.get_submodule(str(i))(hidden) for i in range(self.heads)]
         return torch.stack(parts) if self.own_head else head(torch.stack(parts))
 
 
@@ -98,7 +97,7 @@ class Medusa(InModelDrafter):
         self.weights = MedusaWeights(
             self._shapes["hidden_size"], self._shapes["vocab_size"], heads, layers, own_head=own_head
         )
-        self._placed: MedusaWeights = self.weights
+        self._placed: _Placed | None = None
         self._anatomy: Anatomy | None = None
         self._tap = self._shapes["layers"]
 
@@ -109,7 +108,7 @@ class Medusa(InModelDrafter):
         if drafter.weights.own_head:
             head = probe(inspect_model(model)).head
             for i in range(drafter.weights.heads):
-                own = drafter.weights.get_parameter(f"{i}.{drafter.settings['layers']}.weight")
+                own = drafter.weights.get_parameter(f"{i}.{drafter.weights.layers}.weight")
                 own.data.copy_(head.weight.detach())  # type: ignore[attr-defined]
         return drafter
 
@@ -147,17 +146,7 @@ class Medusa(InModelDrafter):
     def place(self, target: Target, anatomy: Anatomy) -> None:
         """See `InModelDrafter.place`."""
         self._anatomy = anatomy
-        if target.device.type == "cpu" and target.dtype == torch.float32:
-            self._placed = self.weights
-            return
-        s, own = self._shapes, self.settings
-        with torch.device("meta"):
-            placed = MedusaWeights(
-                s["hidden_size"], s["vocab_size"], own["heads"], own["layers"], own_head=own["own_head"]
-            )
-        state = {k: v.detach().to(target.device, target.dtype) for k, v in self.weights.state_dict().items()}
-        placed.load_state_dict(state, assign=True)
-        self._placed = placed
+        self._placed = _Placed(self.weights, self.depth, target)
 
     def attach(self, trees: TokenTree) -> Attachment:
         """See `InModelDrafter.attach`: a look at what the last layer returns."""
@@ -167,8 +156,34 @@ class Medusa(InModelDrafter):
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`."""
         hidden = step.result.hidden.get(self._tap)
-        if hidden is None or self._anatomy is None:
+        if hidden is None or self._anatomy is None or self._placed is None:
             return None
         rows = (step.offset + nodes)[:, None, None].expand(-1, 1, hidden.shape[2])
         last = self._anatomy.close(hidden.gather(1, rows))[:, 0]
-        return self._placed(last, self._anatomy.head, self.depth).transpose(0, 1)
+        return self._placed(last, self._anatomy.head).transpose(0, 1)
+
+
+class _Placed:
+    """The first heads in the target's type and on its device, blocks of all heads multiplied at once."""
+
+    def __init__(self, weights: MedusaWeights, heads: int, target: Target) -> None:
+        def stacked(layer: int, part: str) -> Tensor:
+            held = [weights.get_parameter(f"{i}.{layer}.linear.{part}").detach() for i in range(heads)]
+            return torch.stack(held).to(target.device, target.dtype)
+
+        self.blocks = [
+            (stacked(layer, "weight").mT.contiguous(), stacked(layer, "bias")[:, None])
+            for layer in range(weights.layers)
+        ]
+        self.own = [
+            weights.get_parameter(f"{i}.{weights.layers}.weight").detach().to(target.device, target.dtype)
+            for i in range(heads if weights.own_head else 0)
+        ]
+        self.heads = heads
+
+    def __call__(self, hidden: Tensor, head: Head) -> Tensor:
+        """See `MedusaWeights.forward`; hidden [B, d]."""
+        x = hidden.expand(self.heads, -1, -1)
+        for weight, bias in self.blocks:
+            x = x + F.silu(torch.baddbmm(bias, x, weight))
+        return torch.stack([F.linear(row, own) for row, own in zip(x, self.own, strict=True)]) if self.own else head(x)

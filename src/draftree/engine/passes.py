@@ -43,7 +43,7 @@ class TreePass:
     def node_rows(self, result: PassResult) -> Tensor | None:
         """Node number behind each row of the logits [B, n], -1 for other rows; None where it is row for row."""
         rows = result.rows
-        if rows is None:
+        if rows is None or all(s.keep is None for s in self.plan.surgeries):  # rows that join stand behind the nodes
             return None
         nodes = rows[:, self.offset :] - self.offset
         return nodes.masked_fill((nodes < 0) | (nodes >= self.trees.width), -1)
