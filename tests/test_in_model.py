@@ -185,7 +185,7 @@ def test_a_drafter_that_pays_does_not_rest() -> None:
     # Three nodes and a root are 16 rows; at plain cost the same guesses would let the tree grow to the drafter's all.
     worth = torch.tensor([[0.0, 0.9, 0.8, 0.7, 0.05, 0.05]]).numpy()
     few = DynamicTree(cost=cost)
-    few.bind(cost, drafter.rows)
+    few.bind(cost, drafter)
     many = DynamicTree(cost=cost)
     assert few.choose(worth)[0] < many.choose(worth)[0]
 

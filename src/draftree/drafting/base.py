@@ -97,6 +97,7 @@ class Drafter(ABC):
         name: how statistics call it.
         source: bit that marks its nodes in merged trees.
         max_nodes: most guesses worth asking for per request and step.
+        prepares: whether guesses come out of the pass before, so that drafting costs one step ahead.
         deep_prefix: per-layer (keys, values), each [kv heads, P, head dim], for rows that ask for it.
         shape: how its trees are sized; set by the engine where the user chose none, so that what was learned
             about its guesses lasts from one call to the next.
@@ -105,6 +106,7 @@ class Drafter(ABC):
     name: ClassVar[str] = "drafter"
     source: int = 1
     max_nodes: int = 64
+    prepares: ClassVar[bool] = False
     deep_prefix: list[tuple[Tensor, Tensor]] | None = None
     shape: Shape | None = None
 

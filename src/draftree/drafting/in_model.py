@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -63,6 +63,8 @@ class InModelDrafter(Trained, Drafter):
             on its device is made (where it differs).
         settings: JSON-able constructor arguments besides `shapes`.
     """
+
+    prepares: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class Engine:
             if self.shape is None:
                 drafter.shape = self.shape = drafter.shape or DynamicTree()
             if isinstance(self.shape, DynamicTree):
-                self.shape.bind(cached_cost(self.host), drafter.rows)
+                self.shape.bind(cached_cost(self.host), drafter)
         self.cache = self.host.new_cache(slots, capacity, prefix)
         self.encoder = EncoderState(self.target, slots) if self.target.encoder_decoder else None
         self.loop = Loop(self.host, self.cache, self.encoder, drafter, self.shape, tolerance, reject_drafts)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from draftree.drafting.base import Context
+from draftree.drafting.base import Context, Drafter
 from draftree.host.cost import StepCost
 from draftree.tree import TokenTree
-
-Rows = Callable[[Any, int], Any]  # what a pass over so many nodes in so many trees holds, see `Drafter.rows`
 
 
 class Shape(ABC):
     """Base of all shapes; one instance learns about one drafter's guesses."""
 
-    def bind(self, cost: StepCost, rows: Rows | None = None) -> None:
-        """Meet the machine and the drafter.
-
-        Args:
-            cost: what a step costs by its number of rows.
-            rows: how many rows a tree is, those that the drafter attaches counted; by default its nodes.
-        """
+    def bind(self, cost: StepCost, drafter: Drafter | None = None) -> None:
+        """Meet the machine, by what a step costs by its number of rows, and the drafter."""
 
     @abstractmethod
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:

@@ -6,20 +6,22 @@ they are calibrated (`Calibration`). Where no guess of a step pays, its tree is 
 many times in a row the drafter is not even asked for a while, since asking costs too; the first guess that turns
 out right ends that.
 
-A drafter inside the model pays for its guesses one step ahead, with rows that it attaches to every node of the tree.
-They count in T, and what decides whether it rests is the balance of the last steps: tokens hoped for against seconds
-spent, both in units of a plain step. The step that goes to rest still verifies what was guessed, at plain cost.
+A drafter inside the model pays for its guesses one step ahead: with rows that it attaches to every node of the tree,
+and with the time it takes to read and arrange what they say. Both count in T, as found in the steps so far. What decides
+whether it rests is the balance of the last steps: tokens hoped for against seconds spent, both in units of a plain step.
+The step that goes to rest still verifies what was guessed, at plain cost.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
 
-from draftree.drafting.base import Context
+from draftree.drafting.base import Context, Drafter
 from draftree.host.cost import StepCost
-from draftree.shaping.base import Rows, Shape
+from draftree.shaping.base import Shape
 from draftree.shaping.calibration import Calibration
 from draftree.tree import TokenTree
 
@@ -28,7 +30,9 @@ CLOCK_EVERY = 4  # steps between two that the cost curve learns from
 RECENT = 0.98  # how fast the largest tree of late fades, per step
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 REST_FIRST, REST_LAST = 4, 32  # steps of rest, doubling from the first to the last
-BALANCE = 0.85  # weight of the past in the balance of a drafter that attaches rows
+BALANCE = 0.85  # weight of the past in the balance of a drafter that prepares its guesses
+HABIT = 0.9  # weight of the past in what its steps were found to take
+DEAREST = 4.0  # times the expected, as a single step counts
 
 
 class DynamicTree(Shape):
@@ -51,16 +55,19 @@ class DynamicTree(Shape):
         self._recent = float(max_nodes)  # most guesses verified of late, fading
         self._rest = 0  # steps still to go without asking the drafter
         self._next_rest = REST_FIRST
-        self._rows: Rows | None = None  # of a drafter that attaches rows, else None
+        self._preparing: Drafter | None = None  # the drafter, if it prepares its guesses in the pass before
+        self._dearer = 1.0  # a pass with its rows, against a plain one of as many
+        self._aside = 0.0  # seconds of its own work in a step
+        self._mark = self._drafting = 0.0  # when drafting or observing began; how long drafting took
         self._numbers: dict[int, np.ndarray] = {}  # by batch: rows of passes over `batch` nodes and more
-        self._carried = 0  # requests of the coming step, if the drafter attaches rows to it
+        self._carried = 0  # requests of the coming step, if the drafter prepares the next one in it
         self._hoped = self._spent = 0.0
 
-    def bind(self, cost: StepCost, rows: Rows | None = None) -> None:
+    def bind(self, cost: StepCost, drafter: Drafter | None = None) -> None:
         """See `Shape.bind`."""
         if not self._own_cost:
             self._cost = cost
-        self._rows = rows if rows is not None and rows(1, 1) > 1 else None
+        self._preparing = drafter if drafter is not None and drafter.prepares else None
         self._numbers.clear()
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
@@ -70,27 +77,29 @@ class DynamicTree(Shape):
             self._tell(requests, resting=self._rest > 0)
             return [0] * len(requests)
         self._tell(requests, resting=False)
+        self._mark = time.perf_counter()
         # Beyond a multiple of what was verified of late, guesses would be drafted only to be cut off again.
         return [min(self.max_nodes, most, int(ASK_FACTOR * self._recent) + ASK_LEAST)] * len(requests)
 
     def _tell(self, requests: Sequence[Context], *, resting: bool) -> None:
         for request in requests:
             request.resting = resting
-        self._carried = 0 if resting or self._rows is None else len(requests)
+        self._carried = 0 if resting or self._preparing is None else len(requests)
 
     def trim(self, requests: Sequence[Context], trees: TokenTree) -> TokenTree:
         """See `Shape.trim`."""
         sizes = [0] * trees.batch
+        self._drafting = time.perf_counter() - self._mark
         if trees.width > 1:
             self.calibration.remember(requests, trees)
             worth = self.calibration.worth(trees)
-            if self._rows is not None:
+            if self._preparing is not None:
                 sizes = self._weigh(requests, worth)
             else:
                 sizes = self.choose(worth)
                 if trees.batch == 1:
                     sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
-        if self._rows is None:
+        if self._preparing is None:
             self._count(fruitful=max(sizes) > 0)
         self._recent = max(max(sizes), RECENT * self._recent)
         if all(n >= size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
@@ -98,7 +107,7 @@ class DynamicTree(Shape):
         return trees.best(sizes)
 
     def _weigh(self, requests: Sequence[Context], worth: np.ndarray) -> list[int]:
-        """Sizes for a drafter that attaches rows; go to rest where those have not paid of late."""
+        """Sizes for a drafter that prepares its guesses; go to rest where that has not paid of late."""
         assert self._cost is not None
         batch = len(worth)
         sizes, gain, seconds = self._best(worth, attached=True)
@@ -126,7 +135,7 @@ class DynamicTree(Shape):
         Args:
             worth: [B, N], probability that each guess is walked; 0 for roots and padding.
         """
-        return self._best(worth, attached=self._rows is not None)[0]
+        return self._best(worth, attached=self._preparing is not None)[0]
 
     def _best(self, worth: np.ndarray, *, attached: bool) -> tuple[list[int], float, float]:
         """The sizes of `choose`, tokens expected of such a step, and its seconds."""
@@ -153,27 +162,35 @@ class DynamicTree(Shape):
     def _seconds(self, batch: int, count: int, *, attached: bool) -> np.ndarray:
         """Seconds of steps over `batch` trees of `batch` to `batch` + `count` - 1 nodes in all."""
         assert self._cost is not None
-        if not attached or self._rows is None:
+        if not attached or self._preparing is None:
             return self._cost.table(batch, batch + count)
         numbers = self._numbers.get(batch)
         if numbers is None or len(numbers) < count:
             nodes = np.arange(batch, batch + max(count, batch * self.max_nodes + 1))
-            numbers = self._numbers[batch] = np.rint(self._rows(nodes, batch)).astype(np.int64)
-        return self._cost.table(0, int(numbers[count - 1]) + 1)[numbers[:count]]
+            numbers = self._numbers[batch] = np.rint(self._preparing.rows(nodes, batch)).astype(np.int64)
+        return self._dearer * self._cost.table(0, int(numbers[count - 1]) + 1)[numbers[:count]] + self._aside
 
     def clock(self, rows: int, seconds: float) -> None:
         """See `Shape.clock`."""
-        self._clocked += 1
         carried, self._carried = self._carried, 0  # a pass that was not planned here carries nothing
-        if self._cost is not None and not self._own_cost and self._clocked % CLOCK_EVERY == 0:
-            if carried and self._rows is not None:
-                rows = round(self._rows(rows, carried))
+        if self._cost is None or self._own_cost:
+            return
+        if carried and self._preparing is not None:
+            # The shared curve is of plain rows; what differs here is the drafter's own.
+            expected = float(self._cost.of(self._preparing.rows(rows, carried)))
+            self._dearer += (1 - HABIT) * (min(seconds / expected, DEAREST) - self._dearer)
+            aside = min(self._drafting + time.perf_counter() - self._mark, DEAREST * expected)
+            self._aside += (1 - HABIT) * (aside - self._aside)
+            return
+        self._clocked += 1
+        if self._clocked % CLOCK_EVERY == 0:
             self._cost.observe(rows, seconds)
 
     def learn(self, requests: Sequence[Context]) -> None:
         """See `Shape.learn`."""
         right = self.calibration.compare(requests)
-        if right and self._rows is None:  # whether or not it was worth a row: the drafter has something to say
+        self._mark = time.perf_counter()
+        if right and self._preparing is None:  # whether or not it was worth a row: the drafter has something to say
             self._fruitless, self._rest, self._next_rest = 0, 0, REST_FIRST
 
     def end(self, request: Context) -> None:
