@@ -54,6 +54,7 @@ class Loop:
     ) -> None:
         self.host = host
         self.target = host.target
+        self.device = host.target.device
         self.cache = cache
         self.encoder = encoder
         self.drafter = drafter
@@ -93,10 +94,10 @@ class Loop:
         drafted = drafter.draft(contexts, budgets)
         if self.reject_drafts:  # -1 is no token, so no text confirms it
             drafted = replace(drafted, tokens=torch.where(drafted.depth > 0, -1, drafted.tokens))
-        return shape.trim(contexts, drafted).to(self.target.device)
+        return shape.trim(contexts, drafted).to(self.device)
 
     def _roots(self, requests: list[Request]) -> TokenTree:
-        return TokenTree.roots(torch.tensor([r.context.tokens[-1] for r in requests], device=self.target.device))
+        return TokenTree.roots(torch.tensor([r.context.tokens[-1] for r in requests], device=self.device))
 
     def _verify(
         self, first: int, requests: list[Request], trees: TokenTree, alone: bool
@@ -133,9 +134,7 @@ class Loop:
     ) -> None:
         """Commit a part of long prompts; the drafter sees its hidden states, nothing is emitted."""
         # The chunk's last token plays the root; requests whose prompt is already in give an empty chunk.
-        roots = TokenTree.roots(
-            torch.tensor([c[-1] if c else 0 for c in chunks], dtype=torch.long, device=self.target.device)
-        )
+        roots = TokenTree.roots(torch.tensor([c[-1] if c else 0 for c in chunks], dtype=torch.long, device=self.device))
         turn, result = self._pass(first, requests, [c[:-1] for c in chunks], roots, floors, alone)
         walked = [[0] if chunk else [] for chunk in chunks]
         self.cache.commit(turn.committed(walked), result.segments)

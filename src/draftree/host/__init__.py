@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
@@ -19,6 +21,7 @@ __all__ = ["HookedHost", "Host", "LoopHost", "Target", "inspect_model", "open_ho
 # Building a host inspects and may fuse weights, so one serves all engines on a model for as long as the model stays as
 # it is; it holds no request's state, and the model only weakly, so an entry goes with its model.
 _hosts: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Host]]] = weakref.WeakKeyDictionary()
+_opening = threading.RLock()
 
 
 def open_host(model: Any, choice: str | Host = "auto") -> Host:
@@ -33,16 +36,21 @@ def open_host(model: Any, choice: str | Host = "auto") -> Host:
         return choice
     if choice not in ("auto", "loop", "hooked"):
         raise ValueError(f"host is {choice!r}: choose 'auto', 'loop' or 'hooked'.")
-    state = _state_of(model)
-    known, held = _hosts.get(model, (None, {})) if isinstance(model, nn.Module) else (None, {})
-    if known == state and choice in held:
-        return held[choice]
-    host = _open(model, choice)
-    if known != state:
-        held = {}
-        _hosts[model] = state, held
-    held[choice] = held[host.name] = host
-    return host
+    if not isinstance(model, nn.Module):
+        return _open(model, choice)  # says what is wrong with it
+    with _opening:
+        known, held = _hosts.get(model, (None, {}))
+        lock = held["hooked"].lock if "hooked" in held else nullcontext()
+        with lock:  # no pass of another thread may have its hooks on the model while it is looked at
+            state = _state_of(model)
+        if known == state and choice in held:
+            return held[choice]
+        host = _open(model, choice)
+        if known != state:
+            held = {}
+            _hosts[model] = state, held
+        held[choice] = held[host.name] = host
+        return host
 
 
 def _open(model: Any, choice: str) -> Host:
@@ -55,13 +63,11 @@ def _open(model: Any, choice: str) -> Host:
     return host
 
 
-def _state_of(model: Any) -> Any:
+def _state_of(model: nn.Module) -> Any:
     """Whatever a host depends on: modules, hooks, where weights lie and their version, kind of attention.
 
     Moving or casting a model gives its parameters other memory, training gives them another version.
     """
-    if not isinstance(model, nn.Module):
-        return None
     modules = list(model.modules())
     hooks = [(m._forward_hooks, m._forward_pre_hooks) for m in modules if m._forward_hooks or m._forward_pre_hooks]
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)

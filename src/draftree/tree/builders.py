@@ -7,6 +7,7 @@ What the user hands in is checked here, once; everything after trusts the arrays
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,15 +27,16 @@ NOTHING = float("-inf")
 def roots(tokens: Tensor) -> Fields:
     if tokens.ndim != 1:
         raise ValueError(f"Root tokens must be [batch], not {list(tokens.shape)}: pass one token a request.")
-    tokens = tokens.long()[:, None]
-    return (
-        tokens,
-        torch.full_like(tokens, -1),
-        torch.zeros(tokens.shape, device=tokens.device),
-        torch.zeros_like(tokens),
-        (1,) * len(tokens),
-        None,
-    )
+    parents, logp, source, structure = _bare(len(tokens), tokens.device)
+    return tokens.long()[:, None], parents, logp, source, (1,) * len(tokens), structure
+
+
+@lru_cache(maxsize=256)
+@torch.inference_mode(False)
+def _bare(batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Structure]:
+    """All of trees without guesses but their tokens: every step of plain decoding has them."""
+    parents = torch.full((batch, 1), -1, device=device)
+    return parents, torch.zeros(batch, 1, device=device), torch.zeros_like(parents), structure_of(parents)
 
 
 def from_arrays(

@@ -56,6 +56,7 @@ class Lookahead(Drafter):
         self._options = {"decoding_length": decoding_length, "branch_length": branch_length, **trie_options}
         self._trie: Trie | None = None
         self._answers: list[list[int]] = []  # to be stored when the trie is made
+        self._unseen: dict[int, int] = {}  # tokens at each request's end that the trie has not been given yet
         self._making = threading.Lock()  # engines in several threads may meet the drafter at once
         if "eos_token_ids" in trie_options:
             self._trie = Trie(**self._options)
@@ -91,6 +92,8 @@ class Lookahead(Drafter):
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
         trees = []
+        for request in requests:
+            self._insert(request)
         for request, budget in zip(requests, budgets, strict=True):
             depth = request.room - 1
             if budget < 1 or depth < 1:
@@ -104,11 +107,18 @@ class Lookahead(Drafter):
         """See `Drafter.observe`."""
         for request, emitted in zip(step.requests, step.emitted, strict=True):
             if emitted:
-                self.trie.extend(request.id, emitted)
+                self._unseen[request.id] = self._unseen.get(request.id, 0) + len(emitted)
 
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""
+        self._insert(request)
         self.trie.end(request.id)
+
+    def _insert(self, request: Context) -> None:
+        """Give the trie the request's newest tokens; not before it is asked, since steps without drafting need none."""
+        unseen = self._unseen.pop(request.id, 0)
+        if unseen:
+            self.trie.extend(request.id, request.tokens[-unseen:])
 
     def warm(self, answers: Sequence[Sequence[int]]) -> None:
         """Insert finished answers (token ids), such as a development set's, before serving."""
