@@ -39,6 +39,7 @@ class Objective(nn.Module, ABC):
 
     splits: ClassVar[int | None] = None
     places: tuple[int, ...]
+    weights: Any
 
     def __init__(self, trained: Trained, model: Any) -> None:
         super().__init__()

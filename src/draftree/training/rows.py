@@ -167,8 +167,9 @@ class Batch:
 
     def of(self, b: int) -> Batch:
         """The batch of row `b` alone."""
-        held = {name: getattr(self, name) for name in self.__slots__}
-        return Batch(**{name: None if t is None else t[b : b + 1] for name, t in held.items()})
+        held: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        alone: dict[str, Any] = {name: None if t is None else t[b : b + 1] for name, t in held.items()}
+        return Batch(**alone)
 
     def truth(self, ahead: int) -> tuple[Tensor, Tensor]:
         """The tokens `ahead` places after the split points [B, S], and where there is one [B, S]."""

@@ -92,7 +92,7 @@ def train(
     if model_hash(target.model, again=True) != before:
         raise ValueError("The base model's weights have changed in training, so the drafter is of no use: report this.")
     seconds = time.perf_counter() - begin
-    final = next(entry for entry in reversed(trainer.state.log_history) if "eval_accuracy" in entry)
+    final: dict[str, Any] = next(entry for entry in reversed(trainer.state.log_history) if "eval_accuracy" in entry)
     recipe = {
         "method": method,
         "base_model": asdict(trained.base),

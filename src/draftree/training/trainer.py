@@ -49,7 +49,7 @@ class DrafterTrainer(Trainer):
         splits: int | None,
         tell: Tell,
     ) -> None:
-        self.rows, self.dev, self.most = train, dev, splits
+        self.rows, self.dev, self.learner = train, dev, objective
         super().__init__(
             model=objective,
             args=args,
@@ -76,7 +76,7 @@ class DrafterTrainer(Trainer):
         return loss
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        bad = torch.stack([~p.isfinite().all() for p in self.model.parameters()]).any()
+        bad = torch.stack([~p.isfinite().all() for p in self.learner.parameters()]).any()
         self._require_finite(bad, "A weight", self.state.global_step)
         super()._save_checkpoint(*args, **kwargs)
 
@@ -85,7 +85,8 @@ class DrafterTrainer(Trainer):
             bad = self.accelerator.reduce(bad.float(), "sum") > 0
         if not bad:
             return
-        last = get_last_checkpoint(self.args.output_dir) if Path(self.args.output_dir).is_dir() else None
+        folder = Path(str(self.args.output_dir))
+        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
         kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written"
         raise BadLossError(
             f"{what} is no number any more at step {step}, so training stopped; {kept}: start again with a lower "
@@ -99,10 +100,9 @@ class DrafterTrainer(Trainer):
         """Score the dev rows: `eval_loss`, and `eval_accuracy`[d][r], the share of cases of depth d + 1 in which the
         truth was within the best `RANKS[r]`; `eval_cases`, how many there were at each depth.
         """
-        objective = self.accelerator.unwrap_model(self.model)
-        objective.eval()
+        objective = self.learner.eval()
         loader = DataLoader(
-            self.eval_dataset,
+            RowSet(self.dev, windows=False),
             batch_size=self.args.eval_batch_size,
             sampler=range(self.args.process_index, len(self.dev), self.args.world_size),
             collate_fn=self.data_collator,
@@ -119,7 +119,7 @@ class DrafterTrainer(Trainer):
         if self.args.world_size > 1:
             sums, loss = self.accelerator.reduce(sums, "sum"), self.accelerator.reduce(loss, "sum")
         shares = sums[:, :-1] / sums[:, -1:].clamp(min=1)
-        scores = {
+        scores: dict[str, Any] = {
             "eval_loss": float(loss[0] / loss[1].clamp(min=1)),
             "eval_accuracy": [[round(share, 5) for share in depth] for depth in shares.tolist()],
             "eval_cases": [int(n) for n in sums[:, -1].tolist()],
