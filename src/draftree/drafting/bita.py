@@ -158,6 +158,4 @@ class BiTA(InModelDrafter):
         if not step.own_rows or step.result.logits.shape[1] <= step.trees.width:
             return None
         group, passed = self._groups.find(step.trees, nodes)
-        mask = passed + torch.arange(self.depth, device=nodes.device)
-        missing = mask >= self.depth
-        return logits_of(step, step.trees.width + group * self.depth + mask.masked_fill(missing, 0), missing)
+        return logits_of(step, step.trees.width + group * self.depth, 1, self.depth, passed)

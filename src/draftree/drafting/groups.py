@@ -87,11 +87,14 @@ class Groups(Generic[T]):
         self._last = (trees, found)
         return found
 
-    def find(self, trees: TokenTree, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Which spawning node speaks for node `nodes[b]` of each tree, and how far above it that is; both [B, 1]."""
+    def find(self, trees: TokenTree, nodes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Which spawning node speaks for node `nodes[b]` of each tree [B, 1], and how far above it that is [B, 1].
+
+        None for how far where every node speaks for itself.
+        """
         spawners = self.spawners(trees)
         if spawners.nodes is None:
-            return nodes[:, None], torch.zeros_like(nodes)[:, None]
+            return nodes[:, None], None
         own = trees.ancestors.gather(1, nodes[:, None, None].expand(-1, 1, trees.width))[:, 0]
         above = own.gather(1, spawners.nodes)  # the root is among them, and the deepest stands last
         group = (above * torch.arange(1, above.shape[1] + 1, device=nodes.device)).argmax(1, keepdim=True)
@@ -109,14 +112,24 @@ def likeliest_ends(trees: TokenTree, count: int) -> Tensor:
     return ends.topk(count, -1).indices.sort(-1).values
 
 
-def logits_of(step: Step, wanted: Tensor, missing: Tensor) -> Tensor:
-    """Logits [B, k, V] of rows `wanted` (LongTensor [B, k]), numbered from the trees' roots as in an `Attachment`.
+def logits_of(step: Step, first: Tensor, stride: int, depth: int, passed: Tensor | None) -> Tensor:
+    """Logits [B, depth, V] of a node's own rows, as far as they look ahead of the node accepted last.
 
-    Rows that are `missing` (BoolTensor [B, k]) read -inf everywhere.
+    Args:
+        step: what a pass brought.
+        first: LongTensor [B, 1], number of the first of the rows, counted from the trees' roots as in an `Attachment`.
+        stride: from one of them to the next.
+        depth: how many there are.
+        passed: LongTensor [B, 1], how many of them speak of tokens that are accepted by now; the depths that this
+            leaves without a row read -inf everywhere. None for no such rows.
     """
+    order = torch.arange(depth, device=first.device)
+    if passed is not None:
+        order = passed + order
+    wanted = first + stride * (order if passed is None else order.clamp(max=depth - 1))
     result = step.result
     if result.rows is not None:  # rows have left or joined in mid-stack: find where each one ended up
         standing = result.rows[:, None, step.offset :] - step.offset
         wanted = (standing == wanted[:, :, None]).byte().argmax(-1)
     logits = result.logits.gather(1, wanted[:, :, None].expand(-1, -1, result.logits.shape[2]))
-    return logits.masked_fill(missing[:, :, None], -torch.inf)
+    return logits if passed is None else logits.masked_fill((order >= depth)[:, :, None], -torch.inf)

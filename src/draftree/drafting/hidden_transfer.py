@@ -151,6 +151,4 @@ class HiddenTransfer(InModelDrafter):
             return None
         group, passed = self._groups.find(step.trees, nodes)
         spawning = self._groups.spawners(step.trees).depth.shape[1]
-        transfer = passed + torch.arange(self.depth, device=nodes.device)
-        missing = transfer >= self.depth
-        return logits_of(step, step.trees.width + transfer.masked_fill(missing, 0) * spawning + group, missing)
+        return logits_of(step, step.trees.width + group, spawning, self.depth, passed)

@@ -229,5 +229,7 @@ def best_on_host(logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     top = logits.topk(count, -1)
     # Where a depth has no guess at all, its logits and their sum are -inf, and would make NaN.
     logp = top.values - logits.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    if logits.is_cpu:
+        return top.indices.numpy(), logp.numpy()
     packed = torch.stack([top.indices.int(), logp.contiguous().view(torch.int32)]).numpy(force=True)
     return packed[0].astype(np.int64), packed[1].view(np.float32)

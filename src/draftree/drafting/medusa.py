@@ -186,4 +186,6 @@ class _Placed:
         x = hidden.expand(self.heads, -1, -1)
         for weight, bias in self.blocks:
             x = x + F.silu(torch.baddbmm(bias, x, weight))
-        return torch.stack([F.linear(row, own) for row, own in zip(x, self.own, strict=True)]) if self.own else head(x)
+        if not self.own:
+            return head(x)
+        return torch.stack([F.linear(row, own) for row, own in zip(x, self.own, strict=True)])

@@ -26,14 +26,14 @@ class _Superset(NamedTuple):
     """Nodes that may be among the best n, whatever the probabilities; parents first.
 
     Attributes:
-        ranks: [T, D], the candidate at each depth, K beyond the node's own depth.
-        depth: [T], from 0 for a child of the root.
+        path: [T, D], the candidates on the way, numbered d K + rank; D K where there is no further one.
+        last: [T], the node's own candidate.
         parent: [T], -1 for the root.
         strays: [T], steps below a candidate that was not the best of its depth.
     """
 
-    ranks: np.ndarray
-    depth: np.ndarray
+    path: np.ndarray
+    last: np.ndarray
     parent: np.ndarray
     strays: np.ndarray
 
@@ -54,10 +54,10 @@ def _superset(depth: int, k: int, budget: int) -> _Superset:
         level = below
     place = {ranks: i for i, ranks in enumerate(nodes)} | {(): -1}
     return _Superset(
-        np.array([[*r, *[k] * (depth - len(r))] for r in nodes], np.int64).reshape(-1, depth),
-        np.array([len(r) - 1 for r in nodes], np.int64),
-        np.array([place[r[:-1]] for r in nodes], np.int64),
-        np.array([next((len(r) - 1 - i for i, rank in enumerate(r) if rank), 0) for r in nodes], np.float64),
+        np.array([[*(d * k + rank for d, rank in enumerate(r)), *[depth * k] * (depth - len(r))] for r in nodes]),
+        np.array([(len(r) - 1) * k + r[-1] for r in nodes]),
+        np.array([place[r[:-1]] for r in nodes]),
+        np.array([next((len(r) - 1 - i for i, rank in enumerate(r) if rank), 0) for r in nodes]),
     )
 
 
@@ -82,24 +82,28 @@ def best_first(
     batch, depth, k = logp.shape
     most = max(budgets, default=0)
     held = _superset(depth, k, 1 << max(most - 1, 0).bit_length())
-    padded = np.concatenate([logp.astype(np.float64), np.zeros((batch, depth, 1))], 2)
-    scores = padded[:, np.arange(depth), held.ranks].sum(2) + held.strays * math.log(off_path)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :most]  # stable: parents before children that tie
-    scores = np.take_along_axis(scores, order, 1)
-    counts = np.minimum((scores > -np.inf).sum(1), np.asarray(budgets))
+    rows = np.arange(batch)[:, None]
+    steps = np.zeros((batch, depth * k + 1))
+    steps[:, :-1] = logp.reshape(batch, -1)
+    scores = steps[:, held.path].sum(2) + held.strays * math.log(off_path)
+    order = (-scores).argsort(axis=1, kind="stable")[:, :most]  # stable: parents before children that tie
+    scores = scores[rows, order]
+    counts = np.minimum((scores > -np.inf).sum(1), budgets)
     width = 1 + int(counts.max(initial=0))
     order, scores = order[:, : width - 1], scores[:, : width - 1]
-    place = np.full((batch, len(held.parent) + 1), 0)  # the last column is the root's
-    np.put_along_axis(place, order, np.arange(1, width)[None].repeat(batch, 0), 1)
-    real = np.arange(1, width) <= counts[:, None]
-    last = held.depth[order]
-    guesses = tokens[np.arange(batch)[:, None], last, held.ranks[order, last]]
-    above = np.take_along_axis(place, held.parent[order], 1)
+    place = np.zeros((batch, len(held.parent) + 1), np.int64)  # the last column is the root's
+    place[rows, order] = np.arange(1, width)
+    guesses = tokens.reshape(batch, -1)[rows, held.last[order]]
+    above = place[rows, held.parent[order]]
+    bits = np.full_like(above, source)
+    if counts.min(initial=width) < width - 1:
+        padding = np.arange(1, width) > counts[:, None]
+        guesses[padding], above[padding], scores[padding], bits[padding] = 0, -1, -np.inf, 0
     return TokenTree(
-        _columns(np.asarray(roots), np.where(real, guesses, 0)),
-        _columns(-1, np.where(real, above, -1)),
-        _columns(0.0, np.where(real, scores, -np.inf)).float(),
-        _columns(0, np.where(real, source, 0)),
+        _columns(roots, guesses),
+        _columns(-1, above),
+        _columns(0.0, scores.astype(np.float32)),
+        _columns(0, bits),
         tuple((1 + counts).tolist()),
     )
 

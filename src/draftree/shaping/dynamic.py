@@ -7,9 +7,9 @@ many times in a row the drafter is not even asked for a while, since asking cost
 out right ends that.
 
 A drafter inside the model pays for its guesses one step ahead: with rows that it attaches to every node of the tree,
-and with the time it takes to read and arrange what they say. Both count in T, as found in the steps so far. What decides
-whether it rests is the balance of the last steps: tokens hoped for against seconds spent, both in units of a plain step.
-The step that goes to rest still verifies what was guessed, at plain cost.
+and with the time it takes to read and arrange what they say. Both count in T, as found in the steps so far. What
+decides whether it rests is the balance of the last steps: tokens hoped for against seconds spent, both in units of a
+plain step. The step that goes to rest still verifies what was guessed, at plain cost.
 """
 
 from __future__ import annotations
