@@ -9,7 +9,7 @@ from in_model_driver import MAKERS, make
 from torch import Tensor
 from zoo import CAUSAL, ENCODER_DECODER, build
 
-from draftree.drafting import BiTA, HiddenTransfer, Medusa
+from draftree.drafting import BiTA, Context, HiddenTransfer, Medusa
 from draftree.engine import Engine, Rules, generate
 from draftree.engine import loop as loop_module
 from draftree.host import LoopHost, inspect_model
@@ -188,6 +188,30 @@ def test_a_drafter_that_pays_does_not_rest() -> None:
     few.bind(cost, drafter)
     many = DynamicTree(cost=cost)
     assert few.choose(worth)[0] < many.choose(worth)[0]
+
+
+def test_what_its_steps_take_is_found_out() -> None:
+    """Passes with its rows turn out three times as dear; the curve of plain rows stays, and the drafter goes to rest."""
+    drafter = make("bita", build("llama"))
+    cost = StepCost((1, 8, 64), (1.0, 1.1, 2.0))
+    shape = DynamicTree()
+    shape.bind(cost, drafter)
+    worth = torch.tensor([[0.0, 0.5, 0.3, 0.2, 0.2, 0.2]]).numpy()
+    request = Context(1, [5, 6], 2, 99)
+    before = shape._seconds(1, 5, attached=True)
+    for _ in range(60):
+        shape.budgets([request], 8)
+        shape.learn([request])
+        shape.clock(4, 3 * float(cost.of(16)))
+    assert shape._seconds(1, 5, attached=True) == pytest.approx(3 * before, rel=0.01)
+    assert shape._seconds(1, 5, attached=False) == pytest.approx(cost.of(range(1, 6)))
+    assert cost.seconds.tolist() == [1.0, 1.1, 2.0]
+    assert shape._weigh([request], worth)  # a balance of losses, but too few of them to rest
+    assert not request.resting
+    for _ in range(10):
+        sizes = shape._weigh([request], worth)
+    assert request.resting
+    assert sizes == DynamicTree(cost=cost).choose(worth)  # what was guessed is verified at plain cost
 
 
 @pytest.mark.parametrize("cls", [Medusa, BiTA, HiddenTransfer])
