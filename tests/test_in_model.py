@@ -191,7 +191,7 @@ def test_a_drafter_that_pays_does_not_rest() -> None:
 
 
 def test_what_its_steps_take_is_found_out() -> None:
-    """Passes with its rows turn out three times as dear; the curve of plain rows stays, and the drafter goes to rest."""
+    """Passes with its rows turn out three times as dear: it goes to rest, and the curve of plain rows stays."""
     drafter = make("bita", build("llama"))
     cost = StepCost((1, 8, 64), (1.0, 1.1, 2.0))
     shape = DynamicTree()

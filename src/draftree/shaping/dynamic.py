@@ -58,6 +58,7 @@ class DynamicTree(Shape):
         self._preparing: Drafter | None = None  # the drafter, if it prepares its guesses in the pass before
         self._dearer = 1.0  # a pass with its rows, against a plain one of as many
         self._aside = 0.0  # seconds of its own work in a step
+        self._timed = 0  # steps that these two are learned from
         self._mark = self._drafting = 0.0  # when drafting or observing began; how long drafting took
         self._numbers: dict[int, np.ndarray] = {}  # by batch: rows of passes over `batch` nodes and more
         self._carried = 0  # requests of the coming step, if the drafter prepares the next one in it
@@ -126,7 +127,8 @@ class DynamicTree(Shape):
         self._fruitless += 1
         if self._fruitless >= FRUITLESS:
             self._rest = self._next_rest
-            self._next_rest = min(2 * self._next_rest, REST_LAST)
+            # To prepare guesses after a rest costs a pass with rows, not only a look at what is known.
+            self._next_rest = min(2 * self._next_rest, REST_LAST if self._preparing is None else 2 * REST_LAST)
             self._fruitless = FRUITLESS - 1  # one more fruitless step is enough to rest again
 
     def choose(self, worth: np.ndarray) -> list[int]:
@@ -178,9 +180,11 @@ class DynamicTree(Shape):
         if carried and self._preparing is not None:
             # The shared curve is of plain rows; what differs here is the drafter's own.
             expected = float(self._cost.of(self._preparing.rows(rows, carried)))
-            self._dearer += (1 - HABIT) * (min(seconds / expected, DEAREST) - self._dearer)
+            self._timed += 1
+            share = max(1 - HABIT, 1 / (1 + self._timed))  # the first ones weigh more, as what they correct is a guess
+            self._dearer += share * (min(seconds / expected, DEAREST) - self._dearer)
             aside = min(self._drafting + time.perf_counter() - self._mark, DEAREST * expected)
-            self._aside += (1 - HABIT) * (aside - self._aside)
+            self._aside += share * (aside - self._aside)
             return
         self._clocked += 1
         if self._clocked % CLOCK_EVERY == 0:
