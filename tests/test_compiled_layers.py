@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from host_driver import one_thread  # noqa: F401
+from host_driver import Tree, one_thread  # noqa: F401
 from torch import Tensor, nn
-from zoo import build
+from zoo import VOCABULARY, build
 
 from draftree.host import compiled, open_host
+from draftree.host.cache import SlotCache
 from draftree.host.compiled import LIBRARY, Packed, load_library
 from draftree.host.loop import LoopHost
 from draftree.host.plan import PassResult, Plan, Segment, Surgery
@@ -19,6 +20,7 @@ from draftree.host.target import inspect_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 LIBRARY_BUILT = load_library()
+ONE = torch.ones(1, 1, 1, dtype=torch.bool)
 pytestmark = pytest.mark.skipif(LIBRARY_BUILT is None, reason="not built: python hatch_build.py")
 
 
@@ -57,6 +59,47 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
             assert torch.equal(multiply(packed, x[:rows].clone(), threads), alone[:rows])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_tree_gives_the_bits_of_its_branches(family: str, threads: int) -> None:
+    """Each node in a ragged batch of trees has the logits of token by token decoding, to the last bit."""
+    torch.manual_seed(5)
+    torch.set_num_threads(threads)
+    host = LoopHost(inspect_model(build(family)))
+    prompts = [torch.randint(0, VOCABULARY, (1, n)) for n in (5, 23)]
+    trees = [Tree.random(13, seed) for seed in (1, 2)]
+
+    def prefilled(slots: int) -> SlotCache:
+        cache = host.new_cache(slots)
+        for slot in range(slots):
+            n = prompts[slot].shape[1]
+            square = torch.ones(1, n, n, dtype=torch.bool).tril()
+            result = host.run(Plan(prompts[slot], torch.arange(n)[None], square), cache, slot)
+            cache.commit([list(range(n))], result.segments)
+        return cache
+
+    try:
+        cache = prefilled(2)
+        starts = torch.tensor(cache.lengths)[:, None]
+        plan = Plan(
+            torch.stack([tree.tokens for tree in trees]),
+            starts + torch.tensor([tree.depths for tree in trees]),
+            torch.stack([tree.visible(13) for tree in trees]),
+        )
+        together = host.run(plan, cache).logits
+        for b, tree in enumerate(trees):
+            for node, branch in enumerate(tree.branches):
+                cache = prefilled(2)
+                start = cache.lengths[b]
+                for depth, above in enumerate(branch):
+                    step = Plan(tree.tokens[above].view(1, 1), torch.tensor([[start + depth]]), ONE)
+                    result = host.run(step, cache, b)
+                    cache.commit([[0]], result.segments)
+                assert torch.equal(result.logits[0, 0], together[b, node])
+    finally:
+        torch.set_num_threads(1)
+
+
 def host_without_library(model: object, monkeypatch: pytest.MonkeyPatch) -> LoopHost:
     with monkeypatch.context() as patch:
         patch.setattr("draftree.host.loop.load_library", lambda: None)
@@ -67,7 +110,8 @@ def passes(host: LoopHost, seed: int) -> list[PassResult]:
     """Prompts, a ragged batch of trees with a pruning and rows joining, and a step behind what was kept."""
     torch.manual_seed(seed)
     vocabulary, width = host.target.vocab_size, host.target.hidden_size
-    prefix = None
+    kv, _, dim = host._layers[0].parts.heads
+    prefix = [(torch.randn(kv, 3, dim), torch.randn(kv, 3, dim)) for _ in host.target.layers] if seed % 2 else None
     cache = host.new_cache(4, 300, prefix)
     results = []
     for slot, length in enumerate((5, 131, 17)):
@@ -88,6 +132,7 @@ def passes(host: LoopHost, seed: int) -> list[PassResult]:
         lengths + torch.arange(rows),
         torch.ones(3, rows, rows, dtype=torch.bool).tril(),
         embeddings=torch.randn(3, 1, width),
+        prefix_rows=None if prefix is None else torch.rand(3, rows) < 0.5,
         surgeries=surgeries,
         taps=(0, 1, 2, len(host.target.layers)),
     )
@@ -100,13 +145,14 @@ def passes(host: LoopHost, seed: int) -> list[PassResult]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_same_as_tensor_operations(family: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", [2, 3])
+def test_same_as_tensor_operations(family: str, threads: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(family)
     fast, plain = LoopHost(inspect_model(model)), host_without_library(model, monkeypatch)
     assert (fast.form, plain.form) == (f"loop, compiled {compiled.ABI}", "loop")
     torch.set_num_threads(threads)
     try:
-        results, expected = passes(fast, 3), passes(plain, 3)
+        results, expected = passes(fast, seed), passes(plain, seed)
     finally:
         torch.set_num_threads(1)
     for ours, theirs in zip(results, expected, strict=True):

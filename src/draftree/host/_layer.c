@@ -1,12 +1,11 @@
-/* A decoder layer on a CPU in two calls, before and after its attention: what else a step of a small model consists of
- * is overhead of tensor operations. Plain C behind ctypes; rowwise.py says the same in tensor operations, and tests compare
+/* Decoder layers on a CPU: several of them in one call, or one in two calls, before and after an attention of torch's. What
+ * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; rowwise.py says the same in tensor operations, and tests compare
  * them. All tensors are contiguous float32 unless strides are given. */
 #include "_thin.h"
 
-#include <math.h>
-#include <stdlib.h>
+#include "_attention.h"
 
-#define ABI 1 /* raised when a signature changes; compiled.py refuses a library of another number */
+#define ABI 2 /* raised when a signature changes; compiled.py refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 
 typedef struct {
@@ -14,6 +13,7 @@ typedef struct {
     const float *input_norm, *post_norm, *query_norm, *key_norm; /* the latter two NULL where heads have no norm */
     float input_epsilon, post_epsilon, head_epsilon;
     int32_t hidden, kv_heads, groups, dim;
+    float scaling; /* of attention scores */
 } Layer;
 
 typedef struct {
@@ -21,8 +21,12 @@ typedef struct {
     int64_t first, capacity;       /* first slot; columns of a slot */
     const int64_t *starts;         /* per request, the column its rows begin at */
     const float *cosine, *sine;    /* [batch, rows, dim]; the sine's first half negated */
-    float *scratch;                /* batch * rows * (hidden + the wider of qkv and gate and up) floats */
+    float *scratch;                /* batch * rows * (hidden + the wider of qkv and gate and up + queries) floats */
     int64_t threads;
+    int64_t prefix;                /* columns of the deep prefix */
+    const uint8_t *visible;        /* [batch, rows, rows] */
+    const uint8_t *prefix_rows;    /* [batch, rows], which see the deep prefix, or NULL for none */
+    float *scores;                 /* threads * (2 * dim + longest columns) * LANES floats, aligned to LANES */
 } Pass;
 
 /* ---------------------------------------------------------------- threads: those of OpenMP that torch already has */
@@ -31,6 +35,7 @@ typedef void (*Parallel)(void (*body)(void *), void *data, unsigned threads, uns
 typedef int (*Number)(void);
 static Parallel parallel;
 static Number own_number, team_size;
+static __thread int in_team; /* whether this thread works on a share among several */
 
 /* ---------------------------------------------------------------- rows, compiled once per instruction set */
 
@@ -87,25 +92,6 @@ INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *
         }
 }
 
-/* e^x to a unit in the last place or two: 2^k times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
-INLINE float exponential(float x) {
-    x = x > 88.0f ? 88.0f : x;
-    x = x < -87.0f ? -87.0f : x;
-    int32_t k = (int32_t)(x * 1.44269504f + 126.5f) - 126; /* a positive number cut is one rounded down */
-    float f = x - (float)k * 0.693359375f + (float)k * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * f + 1.3981999507e-3f;
-    p = p * f + 8.3334519073e-3f;
-    p = p * f + 4.1665795894e-2f;
-    p = p * f + 1.6666665459e-1f;
-    p = p * f + 5.0000001201e-1f;
-    union {
-        int32_t bits;
-        float value;
-    } power = {(k + 127) << 23};
-    return (p * f * f + f + 1.0f) * power.value;
-}
-
 /* ---------------------------------------------------------------- shares of work that threads take */
 
 typedef struct {
@@ -123,9 +109,43 @@ typedef struct {
     float *gated, *raised; /* [rows, outputs] each; the result is in `gated` */
 } Gating;
 
-typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels [first, last) of a task */
 typedef struct {
-    Share product, gating;
+    const Layer *l;
+    const Pass *p;
+    const float *query, *keys, *values; /* as rotate_rows leaves them */
+    float *out;                         /* [batch, rows, heads * dim] */
+    int64_t tiles, scratch;             /* LANES query rows each; floats of scratch a thread */
+} Attending;
+
+INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int tile) {
+    const Layer *l = t->l;
+    const Pass *p = t->p;
+    float *scratch = p->scores + (in_team ? own_number() : 0) * t->scratch;
+    for (int64_t item = first; item < last; item++) {
+        int64_t head = item / t->tiles % l->kv_heads, b = item / t->tiles / l->kv_heads, dim = l->dim;
+        int64_t store = ((p->first + b) * l->kv_heads + head) * p->capacity * dim;
+        Attention a = {
+            .rows = p->rows,
+            .groups = l->groups,
+            .dim = dim,
+            .prefix = p->prefix,
+            .start = p->starts[b],
+            .query = t->query + (b * l->kv_heads + head) * l->groups * p->rows * dim,
+            .keys = t->keys + store,
+            .values = t->values + store,
+            .visible = p->visible + b * p->rows * p->rows,
+            .prefix_rows = p->prefix_rows ? p->prefix_rows + b * p->rows : 0,
+            .scaling = l->scaling,
+            .out = t->out + (b * p->rows * l->kv_heads + head) * l->groups * dim,
+            .stride = (int64_t)l->kv_heads * l->groups * dim,
+        };
+        attend_lanes(&a, item % t->tiles * LANES, tile, (Lanes *)scratch);
+    }
+}
+
+typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels or tiles [first, last) of a task */
+typedef struct {
+    Share product, gating, attending;
     void (*norm)(const float *, const float *, float, int64_t, int64_t, float *);
     void (*rotate)(const Layer *, const Pass *, const float *, float *, float *, float *);
 } Kernels;
@@ -150,6 +170,9 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
     target static void gating_##name(const void *task, int64_t first, int64_t last) {                             \
         gating_share(task, product_##name, first, last);                                                          \
     }                                                                                                             \
+    target static void attending_##name(const void *task, int64_t first, int64_t last) {                          \
+        attending_share(task, first, last, registers >= 24 ? 12 : 4);                                             \
+    }                                                                                                             \
     target static void norm_##name(const float *x, const float *weight, float epsilon, int64_t rows,              \
                                    int64_t width, float *out) {                                                   \
         norm_rows(x, weight, epsilon, rows, width, out);                                                          \
@@ -158,7 +181,7 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
                                      float *values) {                                                             \
         rotate_rows(l, p, qkv, query, keys, values);                                                              \
     }                                                                                                             \
-    static const Kernels kernels_##name = {product_##name, gating_##name, norm_##name, rotate_##name};
+    static const Kernels kernels_##name = {product_##name, gating_##name, attending_##name, norm_##name, rotate_##name};
 
 KERNELS(plain, , 6)
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -190,7 +213,9 @@ typedef struct {
 static void spread_body(void *data) {
     const Spread *s = data;
     int64_t own = own_number(), team = team_size();
+    in_team = 1;
     s->share(s->task, s->items * own / team, s->items * (own + 1) / team);
+    in_team = 0;
 }
 
 static void spread(Share share, const void *task, int64_t items, int64_t threads, int64_t multiplications) {
@@ -225,20 +250,41 @@ void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, fl
     kernels->rotate(l, p, qkv, query, keys, values);
 }
 
-/* From the attention's result, element (b, kv head, group * rows + row, d) at mixed[b * by_request + kv * by_head + .. * by_row
- * + d], through output projection and MLP; both are added to x [batch * rows, hidden]. */
+/* From the attention's result [batch * rows, heads * dim] behind the normed rows in the scratch, through output projection and
+ * MLP; both are added to x [batch * rows, hidden]. */
+static void leave(const Layer *l, const Pass *p, float *x) {
+    int64_t rows = p->batch * p->rows, width = l->gate.outputs;
+    float *normed = p->scratch, *gathered = normed + rows * l->hidden;
+    layer_product(&l->output, gathered, rows, p->threads, 1, x);
+    kernels->norm(x, l->post_norm, l->post_epsilon, rows, l->hidden, normed);
+    Gating t = {&l->gate, &l->up, normed, rows, gathered, gathered + rows * width};
+    spread(kernels->gating, &t, panels_of(&l->gate), p->threads, 2 * rows * l->gate.inputs * width);
+    layer_product(&l->down, gathered, rows, p->threads, 1, x);
+}
+
+/* `mixed`: element (b, kv head, group * rows + row, d) at mixed[b * by_request + kv * by_head + .. * by_row + d]. */
 void layer_leave(const Layer *l, const Pass *p, const float *mixed, int64_t by_request, int64_t by_head, int64_t by_row, float *x) {
     int64_t rows = p->batch * p->rows, heads = (int64_t)l->kv_heads * l->groups, dim = l->dim;
-    float *normed = p->scratch, *gathered = normed + rows * l->hidden;
+    float *gathered = p->scratch + rows * l->hidden;
     for (int64_t b = 0; b < p->batch; b++)
         for (int64_t i = 0; i < p->rows; i++)
             for (int64_t h = 0; h < heads; h++)
                 memcpy(gathered + ((b * p->rows + i) * heads + h) * dim,
                        mixed + b * by_request + h / l->groups * by_head + (h % l->groups * p->rows + i) * by_row, dim * sizeof *mixed);
-    layer_product(&l->output, gathered, rows, p->threads, 1, x);
-    kernels->norm(x, l->post_norm, l->post_epsilon, rows, l->hidden, normed);
-    int64_t width = l->gate.outputs;
-    Gating t = {&l->gate, &l->up, normed, rows, gathered, gathered + rows * width};
-    spread(kernels->gating, &t, panels_of(&l->gate), p->threads, 2 * rows * l->gate.inputs * width);
-    layer_product(&l->down, gathered, rows, p->threads, 1, x);
+    leave(l, p, x);
+}
+
+/* `count` layers one after the other on x [batch * rows, hidden], in place. All rows see the whole context. */
+void layer_run(const Layer *const *layers, int64_t count, const Pass *p, float *x, float *const *keys, float *const *values) {
+    int64_t rows = p->batch * p->rows, longest = 0;
+    for (int64_t b = 0; b < p->batch; b++) longest = p->starts[b] > longest ? p->starts[b] : longest;
+    for (int64_t i = 0; i < count; i++) {
+        const Layer *l = layers[i];
+        int64_t heads = (int64_t)l->kv_heads * l->groups, tiles = (l->groups * p->rows + LANES - 1) / LANES;
+        float *gathered = p->scratch + rows * l->hidden, *query = gathered + rows * (heads + 2 * l->kv_heads) * l->dim;
+        layer_enter(l, p, x, query, keys[i], values[i]);
+        Attending t = {l, p, query, keys[i], values[i], gathered, tiles, (2 * l->dim + longest + p->rows) * LANES};
+        spread(kernels->attending, &t, p->batch * l->kv_heads * tiles, p->threads, rows * heads * (longest + p->rows) * l->dim);
+        leave(l, p, x);
+    }
 }

@@ -1,8 +1,9 @@
-"""The halves of `layer` as one C call each, for float32 on a CPU, loaded through ctypes.
+"""Layers in C for float32 on a CPU, loaded through ctypes: several in one call, or the halves of `layer` in one each.
 
 A step of a small model is mostly overhead of tensor operations, and a step of any model is products of a few rows with
 large matrices, which general libraries do at a fraction of the processor's speed. `_layer.c` has both: the operations
-between the products fused, and a product for few rows on weights laid out for it. It uses torch's own OpenMP
+between the products fused, an attention that masks trees as it goes, and a product for few rows on weights laid out
+for it. It uses torch's own OpenMP
 threads. The build hook (hatch_build.py) makes `_layer.so`; where it is missing, the tensor operations do.
 """
 
@@ -19,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from draftree.host.layer import Angles, Norm, Parts
+from draftree.host.plan import Segment
 
 LIBRARY = Path(__file__).with_name("_layer.so")
-ABI = 1
+ABI = 2
 LANES = 16  # outputs of a panel
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -36,6 +38,7 @@ class _Layer(Structure):
         *((name, c_void_p) for name in ("input_norm", "post_norm", "query_norm", "key_norm")),
         *((name, c_float) for name in ("input_epsilon", "post_epsilon", "head_epsilon")),
         *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim")),
+        ("scaling", c_float),
     )
 
 
@@ -44,7 +47,8 @@ class _Pass(Structure):
         *((name, c_int64) for name in ("batch", "rows", "first", "capacity")),
         ("starts", POINTER(c_int64)),
         *((name, c_void_p) for name in ("cosine", "sine", "scratch")),
-        ("threads", c_int64),
+        *((name, c_int64) for name in ("threads", "prefix")),
+        *((name, c_void_p) for name in ("visible", "prefix_rows", "scores")),
     )
 
 
@@ -66,7 +70,8 @@ def load_library() -> ctypes.CDLL | None:
     library.layer_product.argtypes = [POINTER(_Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p]
     library.layer_enter.argtypes = [POINTER(_Layer), POINTER(_Pass), *[c_void_p] * 4]
     library.layer_leave.argtypes = [POINTER(_Layer), POINTER(_Pass), c_void_p, c_int64, c_int64, c_int64, c_void_p]
-    for name in ("norm", "product", "enter", "leave"):
+    library.layer_run.argtypes = [c_void_p, c_int64, POINTER(_Pass), c_void_p, c_void_p, c_void_p]
+    for name in ("norm", "product", "enter", "leave", "run"):
         getattr(library, f"layer_{name}").restype = None
     return library
 
@@ -106,8 +111,10 @@ class CompiledLayer:
             *(None if norm is None else norm.weight.data_ptr() for norm in norms),
             *(0.0 if norm is None else norm.epsilon for norm in norms[:3]),
             *(hidden, kv, groups, dim),
+            float(attention.scaling),
         )
-        self.scratch = hidden + max(matrices[0].outputs, kv * groups * dim, 2 * matrices[2].outputs)  # floats a row
+        queries = kv * groups * dim
+        self.scratch = hidden + max(matrices[0].outputs + queries, 2 * matrices[2].outputs)  # floats a row
 
     def enter(self, x: Tensor, angles: CompiledAngles, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `layer.TensorLayer.enter`."""
@@ -128,26 +135,51 @@ class CompiledLayer:
         return x
 
 
-class CompiledAngles:
-    """`layer.Angles` as C reads them, with scratch memory for a segment of n rows a request."""
+class CompiledStack:
+    """All layers of a model, to be run in stretches."""
 
-    def __init__(self, angles: Angles, scratch: int) -> None:
+    def __init__(self, library: ctypes.CDLL, layers: Sequence[CompiledLayer]) -> None:
+        self._run = library.layer_run
+        self._layers = layers
+        self._described = (c_void_p * len(layers))(*(ctypes.addressof(layer._described) for layer in layers))
+        self.scratch = max(layer.scratch for layer in layers)
+        self.dim = max(layer.parts.heads.dim for layer in layers)
+
+    def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles) -> None:
+        """Layers [first, last) on x [B, n, d], in place; the rows of the pass see all of the context."""
+        count = last - first
+        stores = []
+        for index in range(first, last):
+            kv, _, dim = self._layers[index].parts.heads
+            stores.append(angles.cache.stores(index, kv, (dim, dim), x))
+        keys = (c_void_p * count)(*(keys.data_ptr() for keys, _ in stores))
+        values = (c_void_p * count)(*(values.data_ptr() for _, values in stores))
+        layers = ctypes.byref(self._described, first * ctypes.sizeof(c_void_p))
+        self._run(layers, count, angles.described, x.data_ptr(), keys, values)
+
+
+class CompiledAngles:
+    """`layer.Angles` and visibility of a segment as C reads them, with scratch memory."""
+
+    def __init__(self, angles: Angles, segment: Segment, stack: CompiledStack) -> None:
         self.cache = angles.cache
-        self._cosine, self._sine = angles.cosine.contiguous(), angles.sine.contiguous()
-        batch, n = angles.cosine.shape[:2]
+        batch, n = segment.positions.shape
         starts = angles.cache.starts
-        self._starts = (c_int64 * batch)(*starts)
-        self._scratch = torch.empty(batch * n * scratch)
+        threads = torch.get_num_threads()
+        prefix_rows = segment.prefix_rows
+        tensors = [
+            angles.cosine.contiguous(),
+            angles.sine.contiguous(),
+            torch.empty(batch * n * stack.scratch),
+            segment.visible.contiguous(),
+            None if prefix_rows is None else prefix_rows.contiguous(),
+            torch.empty(threads * (2 * stack.dim + max(starts) + n) * LANES),
+        ]
+        self._kept = tensors, (c_int64 * batch)(*starts)
+        cosine, sine, scratch, visible, prefix, scores = (None if t is None else t.data_ptr() for t in tensors)
         self.described = _Pass(
-            batch,
-            n,
-            angles.cache.first,
-            angles.cache.capacity,
-            self._starts,
-            self._cosine.data_ptr(),
-            self._sine.data_ptr(),
-            self._scratch.data_ptr(),
-            torch.get_num_threads(),
+            *(batch, n, angles.cache.first, angles.cache.capacity, self._kept[1]),
+            *(cosine, sine, scratch, threads, angles.cache.prefix_length, visible, prefix, scores),
         )
 
 

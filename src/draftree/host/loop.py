@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from draftree.host.base import Host
 from draftree.host.cache import SlotCache
-from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, load_library
+from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
 from draftree.host.layer import Angles, Norm, Parts, TensorHead, TensorLayer
 from draftree.host.masks import LayerKind, PassMasks
 from draftree.host.plan import PassResult, Plan, Segment, operate
@@ -74,7 +74,7 @@ class LoopHost(Host):
         copy = size <= COPY_LIMIT
         self._rotary = target.decoder.rotary_emb
         self._per_row = is_length_dependent(self._rotary)
-        self._scratch: int | None = None  # floats a row that compiled layers need
+        self._stack: CompiledStack | None = None  # where layers are compiled
         parts = [Parts.of(layer, target.config) for layer in target.layers]
         norm, head = Norm.of(target.decoder.norm), target.model.get_output_embeddings()
         library = load_library() if copy and target.dtype == torch.float32 and target.device.type == "cpu" else None
@@ -86,7 +86,7 @@ class LoopHost(Host):
             self.form = f"{self.name}, compiled {ABI}"
             self._layers = [CompiledLayer(library, part) for part in parts]
             self._head = CompiledHead(library, norm, head)
-            self._scratch = max(layer.scratch for layer in self._layers)
+            self._stack = CompiledStack(library, self._layers)
         self._embedding = target.model.get_input_embeddings()
         self._cosines = self._sines = torch.empty(0)
 
@@ -102,19 +102,31 @@ class LoopHost(Host):
         if plan.embeddings is not None:
             x = torch.cat([x[:, : -plan.embeddings.shape[1]], plan.embeddings.to(x.dtype)], 1)
         rows = _Rows(self, segment, plan, cache, first, x)
-        for i, layer in enumerate(self._layers):
+        stops = sorted({*surgeries, *plan.taps, len(self._layers)} - {0})
+        for i, stop in zip([0, *stops], stops, strict=False):
             if i in surgeries:
                 segment, x = operate(segment, surgeries[i], x, plan.width)
                 segments.append(segment)
                 rows = _Rows(self, segment, plan, cache, first, x)
             if i in plan.taps:
                 hidden[i] = x.clone()  # layers may add to x in place
-            x = _attend(layer, x, i, rows, self.target.kinds[i])
+            x = self._advance(x, i, stop, rows)
         if len(self._layers) in plan.taps:
             hidden[len(self._layers)] = x
         if plan.first_logit_row:
             x = x[:, plan.first_logit_row :]
         return PassResult(self._head(x), segments, hidden)
+
+    def _advance(self, x: Tensor, first: int, last: int, rows: _Rows) -> Tensor:
+        """Layers [first, last) on x [B, n, d], which may be changed."""
+        kinds = self.target.kinds[first:last]
+        if isinstance(rows.angles, CompiledAngles) and not any(rows.masks.limited(kind) for kind in set(kinds)):
+            assert self._stack is not None
+            self._stack.run(first, last, x, rows.angles)
+            return x
+        for i, kind in enumerate(kinds, first):
+            x = _attend(self._layers[i], x, i, rows, kind)
+        return x
 
     def angles(
         self, segment: Segment, floor: tuple[int, ...], dtype: torch.dtype, cache: SlotCache
@@ -129,7 +141,7 @@ class LoopHost(Host):
                 self._grow_angles(longest, dtype, segment.positions.device)
             cosine, sine = (F.embedding(segment.positions, table) for table in (self._cosines, self._sines))
         angles = Angles(cosine[:, :, None], sine[:, :, None], cache)
-        return angles if self._scratch is None else CompiledAngles(angles, self._scratch)
+        return angles if self._stack is None else CompiledAngles(angles, segment, self._stack)
 
     def _grow_angles(self, longest: int, dtype: torch.dtype, device: torch.device) -> None:
         count = -(-longest // ANGLE_BLOCK) * ANGLE_BLOCK
@@ -149,7 +161,7 @@ class _Rows:
 
     def __init__(self, host: LoopHost, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> None:
         self.angles = host.angles(segment, plan.rope_floor, x.dtype, cache)
-        self._masks = PassMasks(segment, cache, first, x.dtype, plain_row=True)
+        self.masks = PassMasks(segment, cache, first, x.dtype, plain_row=True)
         self.row_by_row = plan.row_by_row
         self._columns: dict[LayerKind, list[list[Tensor]]] = {}
         self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
@@ -158,7 +170,7 @@ class _Rows:
         """The additive mask repeated for every query head of a group: [B, 1, groups * n, K]."""
         key = (kind, groups)
         if key not in self._folded:
-            mask = self._masks.additive(kind)
+            mask = self.masks.additive(kind)
             if mask is not None and groups > 1 and mask.shape[2] > 1:
                 mask = mask.repeat(1, 1, groups, 1)
             self._folded[key] = mask
@@ -167,7 +179,7 @@ class _Rows:
     def columns(self, kind: LayerKind) -> list[list[Tensor]]:
         """The columns that each row of each request sees, in order."""
         if kind not in self._columns:
-            self._columns[kind] = [[row.nonzero()[:, 0] for row in seen] for seen in self._masks.boolean(kind)]
+            self._columns[kind] = [[row.nonzero()[:, 0] for row in seen] for seen in self.masks.boolean(kind)]
         return self._columns[kind]
 
 

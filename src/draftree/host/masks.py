@@ -118,15 +118,17 @@ class PassMasks:
             self._cached[kind] = self._additive(kind)
         return self._cached[kind]
 
+    def limited(self, kind: LayerKind) -> bool:
+        """Whether a window or chunk of `kind` may cut something off in this pass."""
+        reach = max(self.lengths) + self.segment.positions.shape[1] + AHEAD
+        return any(limit is not None and limit <= reach for limit in (kind.window, kind.chunk))
+
     def _additive(self, kind: LayerKind) -> Tensor | None:
         visible = self.segment.visible
         batch, rows, _ = visible.shape
         longest = max(self.lengths)
-        reach = longest + rows + AHEAD
-        limited = kind.window is not None and kind.window <= reach
-        limited = limited or (kind.chunk is not None and kind.chunk <= reach)
         low = torch.finfo(self.dtype).min
-        if not limited and not self.ragged and not self.prefix:
+        if not self.limited(kind) and not self.ragged and not self.prefix:
             if rows == 1 and self._plain_row:
                 return None
             mask = torch.zeros(batch, 1, rows, longest + rows, dtype=self.dtype, device=visible.device)

@@ -1,0 +1,106 @@
+/* Attention of a few rows over a long context. Included by _layer.c only.
+ *
+ * Lanes are query rows: the query heads of a group times the rows of a request. So keys and values are read where they lie,
+ * each row of the tree is masked by a multiplication, and requests of a batch need no common length. Scores, their sum and
+ * the values are summed column by column; columns that a row does not see add exact zeros, so its result is the same as in
+ * a pass of its own. */
+#include <math.h>
+
+typedef struct {
+    int64_t rows, groups, dim, prefix, start; /* start: columns before the rows' own; the first `prefix` are the deep prefix */
+    const float *query;                       /* [groups, rows, dim] of this request and key head */
+    const float *keys, *values;               /* [columns, dim] of this request and key head */
+    const uint8_t *visible;                   /* [rows, rows] */
+    const uint8_t *prefix_rows;               /* [rows], which see the deep prefix, or NULL for none */
+    float scaling;
+    float *out;                               /* element (row, group, d) at out[row * stride + group * dim + d] */
+    int64_t stride;
+} Attention;
+
+/* e^x to a unit in the last place or two: 2^k times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
+INLINE float exponential(float x) {
+    x = x > 88.0f ? 88.0f : x;
+    x = x < -87.0f ? -87.0f : x;
+    int32_t k = (int32_t)(x * 1.44269504f + 126.5f) - 126; /* a positive number cut is one rounded down */
+    float f = x - (float)k * 0.693359375f + (float)k * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    union {
+        int32_t bits;
+        float value;
+    } power = {(k + 127) << 23};
+    return (p * f * f + f + 1.0f) * power.value;
+}
+
+/* scores[j] = query . keys[j] for `count` columns at once; count is a constant after inlining. */
+INLINE void score_tile(const Lanes *query, const float *keys, int64_t dim, int count, Lanes *scores) {
+    Lanes sums[12];
+    UNROLL for (int j = 0; j < count; j++) sums[j] = (Lanes){0};
+    for (int64_t d = 0; d < dim; d++) {
+        Lanes q = query[d];
+        UNROLL for (int j = 0; j < count; j++) sums[j] += q * keys[j * dim + d];
+    }
+    UNROLL for (int j = 0; j < count; j++) scores[j] = sums[j];
+}
+
+/* out[j] = sum over columns of weights[c] * values[c][j] for `count` dimensions at once. */
+INLINE void value_tile(const Lanes *weights, const float *values, int64_t columns, int64_t dim, int count, Lanes *out) {
+    Lanes sums[12];
+    UNROLL for (int j = 0; j < count; j++) sums[j] = (Lanes){0};
+    for (int64_t c = 0; c < columns; c++) {
+        Lanes w = weights[c];
+        UNROLL for (int j = 0; j < count; j++) sums[j] += w * values[c * dim + j];
+    }
+    UNROLL for (int j = 0; j < count; j++) out[j] = sums[j];
+}
+
+/* Query rows [first, first + LANES) of the group's groups * rows. scratch: (2 * dim + columns) Lanes, columns = start + rows. */
+INLINE void attend_lanes(const Attention *a, int64_t first, int tile, Lanes *scratch) {
+    int64_t dim = a->dim, columns = a->start + a->rows, total = a->groups * a->rows;
+    int64_t live = total - first < LANES ? total - first : LANES;
+    Lanes *query = scratch, *mixed = query + dim, *scores = mixed + dim;
+    for (int64_t d = 0; d < dim; d++)
+        for (int64_t l = 0; l < LANES; l++)
+            query[d][l] = l < live ? a->query[(first + l) * dim + d] * a->scaling : 0;
+    int64_t c = 0;
+    if (tile == 12)
+        for (; c + 12 <= columns; c += 12) score_tile(query, a->keys + c * dim, dim, 12, scores + c);
+    for (; c + 4 <= columns; c += 4) score_tile(query, a->keys + c * dim, dim, 4, scores + c);
+    for (; c < columns; c++) score_tile(query, a->keys + c * dim, dim, 1, scores + c);
+
+    /* Unseen columns get a score that is never the largest, and later the weight 0. */
+    const float never = -3e38f;
+    for (c = 0; c < a->prefix; c++)
+        for (int64_t l = 0; l < live; l++)
+            if (!a->prefix_rows || !a->prefix_rows[(first + l) % a->rows]) scores[c][l] = never;
+    for (int64_t j = 0; j < a->rows; j++)
+        for (int64_t l = 0; l < live; l++)
+            if (!a->visible[(first + l) % a->rows * a->rows + j]) scores[a->start + j][l] = never;
+    float most[LANES], sum[LANES];
+    for (int l = 0; l < LANES; l++) most[l] = never, sum[l] = 0;
+    for (c = 0; c < columns; c++) {
+        const float *s = (const float *)(scores + c);
+        for (int l = 0; l < LANES; l++) most[l] = s[l] > most[l] ? s[l] : most[l];
+    }
+    for (c = 0; c < columns; c++) {
+        float *s = (float *)(scores + c);
+        for (int l = 0; l < LANES; l++) {
+            float weight = exponential(s[l] - most[l]);
+            s[l] = s[l] > 0.5f * never ? weight : 0;
+            sum[l] += s[l];
+        }
+    }
+    int64_t d = 0;
+    if (tile == 12)
+        for (; d + 12 <= dim; d += 12) value_tile(scores, a->values + d, columns, dim, 12, mixed + d);
+    for (; d + 4 <= dim; d += 4) value_tile(scores, a->values + d, columns, dim, 4, mixed + d);
+    for (; d < dim; d++) value_tile(scores, a->values + d, columns, dim, 1, mixed + d);
+    for (int64_t l = 0; l < live; l++) {
+        float *out = a->out + (first + l) % a->rows * a->stride + (first + l) / a->rows * dim, scale = 1.0f / sum[l];
+        for (d = 0; d < dim; d++) out[d] = mixed[d][l] * scale;
+    }
+}
