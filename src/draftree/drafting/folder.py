@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from draftree.host.target import inspect_model
@@ -137,7 +137,7 @@ class Trained:
             "settings": self.settings,
             "recipe": self.recipe,
         }
-        save_file(tensors, folder / f"{WEIGHTS}.new", {"format": "pt"})
+        (folder / f"{WEIGHTS}.new").write_bytes(save(tensors, {"format": "pt"}))  # save_file would hide it from others
         (folder / f"{CONFIG}.new").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for name in (WEIGHTS, CONFIG):
             os.replace(folder / f"{name}.new", folder / name)

@@ -7,9 +7,11 @@ and the next step drafts a tree of them. How those rows come about is all that a
 
 from __future__ import annotations
 
+import difflib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -57,6 +59,10 @@ class InModelDrafter(Trained, Drafter):
         depth: how many of the trained depths are guessed, from the first; None for all. Fewer cost fewer rows.
         settings: what else the method takes, kept for its folder.
 
+    Raises:
+        TypeError: a setting that the method does not have.
+        ValueError: one out of range, or a tree that does not exist.
+
     Attributes:
         method: the word of folders and commands.
         weights: all trained tensors; fp32 on the host until the drafter is bound, when a copy in the model's type and
@@ -76,6 +82,7 @@ class InModelDrafter(Trained, Drafter):
         depth: int | None = None,
         **settings: Any,
     ) -> None:
+        self._refuse_unknown(settings)
         if candidates < 1:
             raise ValueError(f"candidates is {candidates}: keep 1 or more tokens per depth.")
         if depth is not None and not 1 <= depth <= steps:
@@ -96,6 +103,14 @@ class InModelDrafter(Trained, Drafter):
         self.settings: dict[str, Any] = {**settings, "tree": saved, "candidates": candidates, "depth": depth}
         self.off_path = OffPath()
         self._held: dict[int, Candidates] = {}  # by request
+
+    def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
+        own = list(signature(type(self).__init__).parameters)
+        for name in settings:
+            if name not in own:
+                near = difflib.get_close_matches(name, [*own, "tree", "candidates", "depth"], 1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"{type(self).__name__} has no option {name!r}.{hint}")
 
     @classmethod
     def fresh(cls, model: Any, **settings: Any) -> Self:
