@@ -25,19 +25,19 @@ class Surgery:
             [B, N, d] at that point which returns one (early pruning, ProPD section 4.1).
         append: function of the hidden states [B, K, d] after `keep` returning new rows [B, M, d] (Hidden
             Transfer, section 3.2).
-        source: LongTensor [B, S], the rows that `append` is given, in this order; None for all K of them.
         positions: LongTensor [B, M], positions of the appended rows.
         visible: BoolTensor [B, M, K + M], which surviving and appended rows each appended row sees. Every
             appended row sees the whole context.
+        source: LongTensor [B, S], the rows that `append` is given, in this order; None for all K of them.
         hide_prefix: from here on no row sees the deep prefix (BiTA's shallow prompts).
     """
 
     layer: int
     keep: Tensor | Callable[[Tensor], Tensor] | None = None
     append: Callable[[Tensor], Tensor] | None = None
-    source: Tensor | None = None
     positions: Tensor | None = None
     visible: Tensor | None = None
+    source: Tensor | None = None
     hide_prefix: bool = False
 
 
