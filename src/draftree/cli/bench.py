@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
+from draftree.cli import bench_accuracy
+
 app = typer.Typer(name="bench", help="Measure speed, acceptance and cost on this machine.", no_args_is_help=True)
+app.command("accuracy")(bench_accuracy.accuracy)
 
 
 @app.command("quick")

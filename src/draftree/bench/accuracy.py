@@ -1,0 +1,240 @@
+"""`draftree bench accuracy`: experiments on trained drafters, named after the papers' tables and figures.
+
+What a drafter guesses right, how its states come near the real ones, how far its trees are walked. Each experiment
+leaves a table, a JSON file and a picture.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from draftree.bench import analysis_sweeps as sweeps
+from draftree.bench.analysis_accuracy import draft_accuracy
+from draftree.bench.analysis_compare import acceptance
+from draftree.bench.analysis_setup import AccuracySettings, Findings, Setup, Subject
+from draftree.bench.analysis_states import pseudo_cosine
+from draftree.bench.analysis_trees import checked_kinds
+from draftree.bench.harness import Task, Watcher
+from draftree.bench.machine import describe, now
+from draftree.bench.models import encode_prompt
+from draftree.bench.prompts import Prompt
+from draftree.bench.quick import Settings, split_prompts
+from draftree.drafting.folder import CONFIG, Trained
+from draftree.engine.limits import check_prompt
+from draftree.host import inspect_model
+
+IN_MODEL = ("bita", "hidden-transfer", "medusa")
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One analysis.
+
+    Attributes:
+        says: what it tells, in a line.
+        paper: where the papers have it.
+        methods: whose drafters it takes.
+        run: makes it.
+    """
+
+    says: str
+    paper: str
+    methods: tuple[str, ...]
+    run: Callable[[Setup], Findings]
+
+
+EXPERIMENTS = {
+    "draft-accuracy": Experiment(
+        "the truth among the best 1 to 10 guesses, depth by depth",
+        "Hidden Transfer, Figure 3",
+        (*IN_MODEL, "early-head"),
+        draft_accuracy,
+    ),
+    "pseudo-cosine": Experiment(
+        "similarity of pseudo and real hidden states by layer",
+        "Hidden Transfer, Figure 4",
+        ("hidden-transfer",),
+        pseudo_cosine,
+    ),
+    "acceptance": Experiment(
+        "tokens a step with every kind of tree at equal node budgets",
+        "BiTA, Table 4; Hidden Transfer, Tables 2 to 5",
+        IN_MODEL,
+        acceptance,
+    ),
+    "transfer-layer": Experiment(
+        "accuracy against the layer of the transfer, over drafters trained for several",
+        "Hidden Transfer, Figures 5 and 6",
+        ("hidden-transfer",),
+        sweeps.transfer_layer,
+    ),
+    "prompt-tokens": Experiment(
+        "masks only, shallow and deep prompts, over drafters trained with several numbers of them",
+        "BiTA, Table 3 and Figure 8",
+        ("bita",),
+        sweeps.prompt_tokens,
+    ),
+    "mask-tokens": Experiment(
+        "how many masks, over drafters trained with several numbers of them",
+        "BiTA, Figure 9",
+        ("bita",),
+        sweeps.mask_tokens,
+    ),
+}
+
+
+def find_experiment(name: str | None) -> Experiment:
+    """The experiment of that name.
+
+    Raises:
+        ValueError: no such experiment, or no name.
+    """
+    if name is None:
+        raise ValueError(f"Name an experiment: {', '.join(EXPERIMENTS)} (--list tells what each is).")
+    if name not in EXPERIMENTS:
+        near = difflib.get_close_matches(name, EXPERIMENTS, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"There is no experiment {name!r}: choose {', '.join(EXPERIMENTS)}.{hint}")
+    return EXPERIMENTS[name]
+
+
+def named_folders(given: Sequence[str], experiment: str, model: str | None) -> dict[str, str]:
+    """Folder or hub repository of every drafter by the name that tables give it.
+
+    Args:
+        given: `name=folder` each, or a folder alone, which is called by its last part.
+        experiment: where none is given, the drafters of the package that it takes, if the model is the embedded one.
+        model: folder or hub name; None for the embedded one.
+
+    Raises:
+        ValueError: none given, one that is empty, or two of one name.
+    """
+    found: dict[str, str] = {}
+    for entry in given:
+        name, sign, folder = entry.partition("=")
+        if not sign:
+            name, folder = Path(entry).name, entry
+        if not name or not folder:
+            raise ValueError(f"--drafter is {entry!r}: give name=folder.")
+        if name in found:
+            raise ValueError(f"Two drafters are called {name!r}: give each a name of its own, as name=folder.")
+        found[name] = folder
+    if not found and model is None:
+        here = Path(str(files("draftree") / "data" / "drafters"))
+        methods = find_experiment(experiment).methods
+        found = {name: str(here / name) for name in methods if (here / name / CONFIG).is_file()}
+    if not found:
+        raise ValueError(f"{experiment} has no drafter to look at: add --drafter name=folder, once for each.")
+    return found
+
+
+def load_subjects(folders: dict[str, str], experiment: str, model: Any) -> list[Subject]:
+    """The drafters in `folders`, read for `model`.
+
+    Raises:
+        ValueError: a folder that is missing or does not fit the model, or a method that the experiment does not take.
+    """
+    subjects = []
+    for name, folder in folders.items():
+        try:
+            trained = Trained.from_pretrained(folder, model)
+        except ValueError as error:
+            raise ValueError(f"Drafter {name!r}: {error}") from None
+        methods = find_experiment(experiment).methods
+        if trained.method not in methods:
+            raise ValueError(
+                f"{experiment} takes drafters of {' or '.join(methods)}, and {name!r} holds {trained.method}: leave it "
+                "out."
+            )
+        subjects.append(Subject(name, trained))
+    return subjects
+
+
+def run_experiment(
+    experiment: str,
+    model: Any,
+    tokenizer: Any,
+    subjects: Sequence[Subject],
+    prompts: Sequence[Prompt],
+    settings: AccuracySettings,
+    *,
+    name: str | None = None,
+    watcher: Watcher | None = None,
+) -> tuple[Findings, dict[str, Any]]:
+    """Make an experiment; also what its result file says about it.
+
+    Args:
+        experiment: one of `EXPERIMENTS`.
+        model, tokenizer: a decoder-only model and its tokenizer.
+        subjects: of `load_subjects`.
+        prompts: to measure on, and others beside them.
+        settings: how much.
+        name: the model's folder or hub name, None for the embedded one.
+        watcher: hears of progress.
+
+    Raises:
+        ValueError: a model, prompt or setting that does not fit, before any work.
+    """
+    target = inspect_model(model)
+    if target.encoder_decoder:
+        raise ValueError("bench accuracy measures decoder-only models: this one has an encoder.")
+    checked_kinds(settings.trees)
+    how_many = Settings(settings.per_set, settings.max_new_tokens, warm_per_set=settings.search_per_set)
+    measured, others = split_prompts(prompts, how_many)
+    encoded = [(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in [*measured, *others]]
+    for prompt, ids in encoded:
+        try:
+            check_prompt(ids, settings.max_new_tokens, target.vocab_size, target.max_positions)
+        except ValueError as error:
+            raise ValueError(f"Prompt {prompt.id!r}: {error}") from None
+    tasks = [Task(prompt, ids) for prompt, ids in encoded[: len(measured)]]
+    lessons = [ids for _, ids in encoded[len(measured) :]]
+    about = {"experiment": experiment} | describe(model, name) | {"started": now()}
+    findings = find_experiment(experiment).run(Setup(model, subjects, tasks, lessons, settings, watcher or Watcher()))
+    about |= {
+        "finished": now(),
+        "settings": asdict(settings),
+        "prompts": len(tasks),
+        "sets": list(dict.fromkeys(prompt.set for prompt in measured)),
+        "drafters": {
+            s.name: {"method": s.method, "settings": s.trained.settings, "recipe": s.trained.recipe} for s in subjects
+        },
+    }
+    return findings, about
+
+
+def write_json(findings: Findings, about: dict[str, Any], folder: Path) -> Path:
+    """Write bench-accuracy-EXPERIMENT.json into `folder`; returns its path. Every row says where it was made."""
+    made = {key: about[key] for key in ("commit", "device", "dtype", "threads", "command")}
+    result = {"about": about, "rows": [row | made for row in findings.rows]} | findings.more
+    path = folder / f"bench-accuracy-{about['experiment']}.json"
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def write_png(findings: Findings, about: dict[str, Any], folder: Path) -> Path:
+    """Draw bench-accuracy-EXPERIMENT.png into `folder`; returns its path. Needs matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=findings.size, layout="constrained")
+    FigureCanvasAgg(figure)
+    findings.draw(figure)
+    figure.suptitle(heading(about), fontsize=8, color="0.35")
+    path = folder / f"bench-accuracy-{about['experiment']}.png"
+    figure.savefig(path, dpi=140)
+    return path
+
+
+def heading(about: dict[str, Any]) -> str:
+    """Where and how a result was made, in a line."""
+    return (
+        f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}; {about['prompts']} "
+        f"prompts of {len(about['sets'])} sets; commit {about['commit'] or 'unknown'}"
+    )

@@ -1,0 +1,99 @@
+"""`draftree bench accuracy`: experiments on trained drafters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def accuracy(
+    experiment: Annotated[str | None, typer.Argument(help="Which one; --list tells them.", show_default=False)] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="name=folder of a trained drafter, once for each.", show_default="those of the package"),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines with a 'prompt' each, or a folder of such files.", show_default="those of the package"
+        ),
+    ] = None,
+    per_set: Annotated[int, typer.Option(min=1, help="Prompts of every set to measure on.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
+    nodes: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Guesses a step, once for each budget.", show_default="4, 8, 16, 32"),
+    ] = None,
+    tree: Annotated[
+        list[str] | None, typer.Option(help="Kind of tree, once for each.", show_default="all of them")
+    ] = None,
+    search_per_set: Annotated[
+        int, typer.Option(min=1, help="Other prompts of every set, on which choice lists are searched.")
+    ] = 4,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the JSON file and the picture.")] = Path("bench-results"),
+    show_list: Annotated[bool, typer.Option("--list", help="Tell the experiments, and do nothing else.")] = False,
+) -> None:
+    """What trained drafters guess right, and how far their trees are walked: experiments named after the papers."""
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from draftree.bench.accuracy import (
+        EXPERIMENTS,
+        find_experiment,
+        heading,
+        load_subjects,
+        named_folders,
+        run_experiment,
+        write_json,
+        write_png,
+    )
+    from draftree.bench.analysis_setup import AccuracySettings
+    from draftree.bench.analysis_trees import checked_kinds
+    from draftree.bench.models import load_model
+    from draftree.bench.plot import has_matplotlib
+    from draftree.bench.prompts import embedded_prompts, read_prompts
+    from draftree.cli.common import PIPED_WIDTH, StageBar
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    if show_list:
+        table = Table("experiment", "what it tells", "of drafters", "in the papers", title_justify="left")
+        for name, about_it in EXPERIMENTS.items():
+            table.add_row(name, about_it.says, ", ".join(about_it.methods), about_it.paper)
+        console.print(table)
+        return
+    find_experiment(experiment)
+    assert experiment is not None
+    folders = named_folders(drafter or [], experiment, model)
+    settings = AccuracySettings(
+        per_set, max_new_tokens, tuple(nodes or (4, 8, 16, 32)), checked_kinds(tree or []), search_per_set
+    )
+    found = embedded_prompts() if prompts is None else read_prompts(prompts)
+    out.mkdir(parents=True, exist_ok=True)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loaded, tokenizer = load_model(model)
+    subjects = load_subjects(folders, experiment, loaded)
+    with StageBar(console) as bar:
+        findings, about = run_experiment(
+            experiment, loaded, tokenizer, subjects, found, settings, name=model, watcher=bar
+        )
+    console.print(heading(about), markup=False)
+    for one in findings.tables:
+        console.print(one)
+    for remark in findings.remarks:
+        console.print(remark, markup=False)
+    written = [write_json(findings, about, out)]
+    if has_matplotlib():
+        written.append(write_png(findings, about, out))
+    else:
+        console.print("No plot: it needs matplotlib, which pip install 'draftree\\[bench]' brings.")
+    console.print("Written: " + ", ".join(str(path) for path in written), markup=False)
