@@ -176,7 +176,7 @@ def commands(group, path=()):
 
 def test_the_manual_tells_of_every_verb_and_option_and_of_no_other():
     page = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
-    sections = dict(re.findall(r"^## `draftree ([\w ]+)`\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    sections = dict(re.findall(r"^## `draftree ([\w -]+)`\n(.*?)(?=^## |\Z)", page, re.M | re.S))
     found = dict(commands(typer.main.get_command(app)))
     assert set(sections) == set(found)
     for name, command in found.items():

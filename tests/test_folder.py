@@ -214,3 +214,39 @@ def test_push_to_hub_uploads_what_save_writes(held, monkeypatch):
     assert drafter.push_to_hub("me/bita", private=True, token="t") == "https://hub/commit"
     assert calls["repo"] == ("me/bita", True, True)
     assert calls["files"] == {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("method", "floor"), [("medusa", 1.4), ("hidden-transfer", 1.4), ("bita", 1.1)])
+def test_shipped_drafters_fit_the_embedded_model_and_are_of_use(demo, method, floor):
+    from draftree.bench.models import encode_prompt
+    from draftree.bench.prompts import embedded_prompts, take_per_set
+
+    drafter = draftree.demo_drafter(method, demo.model)
+    assert drafter.recipe["steps"] > 100
+    tokens = steps = 0
+    for prompt in take_per_set([p for p in embedded_prompts() if p.set in ("e2e", "wikisql", "leetcode_py")], 2):
+        ids = torch.tensor([encode_prompt(demo.tokenizer, prompt.text)])
+        plain = draftree.generate(demo.model, ids, max_new_tokens=40)
+        shape = draftree.Fixed(8)
+        drafted = draftree.generate(demo.model, ids, drafter=drafter, shape=shape, max_new_tokens=40)
+        assert torch.equal(plain.sequences, drafted.sequences)
+        steps += drafted.stats.requests[0].steps
+        tokens += drafted.sequences.shape[1] - ids.shape[1]
+    assert tokens / steps > floor
+
+
+def test_shipped_drafters_are_small_and_say_how_they_were_made(demo):
+    from draftree.drafting import folder
+
+    root = folder.files("draftree") / "data" / "drafters"
+    held = sorted(p.name for p in root.iterdir())
+    assert held == ["bita", "early-head", "hidden-transfer", "medusa"]
+    assert sum(p.stat().st_size for p in root.rglob("*")) < 12_000_000
+    for name in held:
+        recipe = json.loads((root / name / "recipe.json").read_text())
+        assert recipe["base_model"]["hash"] == model_hash(demo.model)
+        assert recipe["seconds"] < 25 * 60
+        assert "/" + "work" not in json.dumps(recipe)
+    assert EarlyHead.from_pretrained(str(root / "early-head"), demo.model).layer == 4
+    with pytest.raises(ValueError, match="choose medusa, bita, hidden-transfer"):
+        draftree.demo_drafter("early-head", demo.model)

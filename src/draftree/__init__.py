@@ -14,7 +14,7 @@ from draftree.demo_model import demo_model
 
 if TYPE_CHECKING:
     from draftree.drafting import BiTA, HiddenTransfer, Lookahead, Medusa, PromptLookup
-    from draftree.drafting.folder import load_drafter
+    from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.engine import Engine, generate
     from draftree.integrations import custom_generate
     from draftree.shaping import DynamicTree, Fixed
@@ -31,6 +31,7 @@ __all__ = [
     "Medusa",
     "PromptLookup",
     "custom_generate",
+    "demo_drafter",
     "demo_model",
     "generate",
     "load_drafter",
@@ -46,6 +47,7 @@ _HOMES = {
     "Medusa": "draftree.drafting",
     "PromptLookup": "draftree.drafting",
     "custom_generate": "draftree.integrations",
+    "demo_drafter": "draftree.drafting.folder",
     "generate": "draftree.engine",
     "load_drafter": "draftree.drafting.folder",
 }

@@ -22,8 +22,12 @@ GUESS_STYLES = {
     "lookahead/prompt": "cyan",
     "lookahead/output": "green",
     "lookahead/both": "bold green",
+    "medusa": "magenta",
+    "bita": "magenta",
+    "hidden-transfer": "magenta",
 }
-DRAFTERS = ("none", "lookahead", "prompt-lookup")
+TRAINED = ("medusa", "bita", "hidden-transfer")
+DRAFTERS = ("none", "lookahead", "prompt-lookup", *TRAINED)
 
 
 def legend() -> Text:
@@ -35,7 +39,9 @@ def legend() -> Text:
         ("cyan", GUESS_STYLES["lookahead/prompt"]),
         " = from the prompt; ",
         ("bold", GUESS_STYLES["lookahead/both"]),
-        " = from both.",
+        " = from both; ",
+        ("magenta", GUESS_STYLES["medusa"]),
+        " = from a drafter inside the model.",
     )
 
 
@@ -45,23 +51,35 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
     Raises:
         ValueError: no such drafter, or an option that does not belong to it.
     """
-    if name not in DRAFTERS:
+    if name not in DRAFTERS and not Path(name).is_dir():
         near = difflib.get_close_matches(name, DRAFTERS, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"There is no drafter {name!r}: choose {', '.join(DRAFTERS)}.{hint}")
+        choice = f"{', '.join(DRAFTERS)} or a drafter folder"
+        raise ValueError(f"There is no drafter {name!r}: choose {choice}.{hint}")
     if trie is not None and name != "lookahead":
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
 
 
-def make_drafter(name: str, tokenizer: Any, *, trie: Path | None = None) -> Any:
-    """The drafter called `name` on the command line; `trie` is a saved trie for Lookahead.
+def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:
+    """The drafter called `name` on the command line: one of `DRAFTERS`, or a folder that training wrote.
+
+    Args:
+        name: those of `TRAINED` are the embedded model's.
+        tokenizer: the model's.
+        model: the target.
+        trie: a saved trie for Lookahead.
 
     Raises:
-        ValueError: no such drafter, or an option that does not belong to it.
+        ValueError: no such drafter, one trained for another model, or an option that does not belong to it.
     """
     from draftree.drafting import Lookahead, PromptLookup
+    from draftree.drafting.folder import demo_drafter, load_drafter
 
     check_drafter(name, trie)
+    if name in TRAINED:
+        return demo_drafter(name, model)
+    if name not in DRAFTERS:
+        return load_drafter(Path(name), model)
     if name == "lookahead":
         if trie is not None and trie.exists():
             return Lookahead.load(trie, tokenizer)

@@ -12,7 +12,9 @@ WARM_PER_SET = 12
 
 
 def demo(
-    drafter: Annotated[str, typer.Option(help="lookahead, prompt-lookup or none.")] = "lookahead",
+    drafter: Annotated[
+        str, typer.Option(help="none, lookahead, prompt-lookup, medusa, bita, hidden-transfer or a drafter folder.")
+    ] = "lookahead",
     max_new_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Most tokens of an answer.")] = 96,
     cold: Annotated[bool, typer.Option("--cold", help="Start with an empty trie.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
@@ -27,7 +29,7 @@ def demo(
     check_drafter(drafter)
     begin = time.perf_counter()
     model, tokenizer = demo_model()
-    chosen = make_drafter(drafter, tokenizer)
+    chosen = make_drafter(drafter, tokenizer, model)
     showcase = Showcase(model, lambda text: encode_prompt(tokenizer, text), chosen, max_new_tokens)
     view = View(tokenizer, drafter, quiet=as_json)
     view.opening(model)

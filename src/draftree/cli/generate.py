@@ -16,7 +16,9 @@ def generate(
     model: Annotated[
         str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")
     ] = None,
-    drafter: Annotated[str, typer.Option(help="none, lookahead or prompt-lookup.")] = "lookahead",
+    drafter: Annotated[
+        str, typer.Option(help="none, lookahead, prompt-lookup, medusa, bita, hidden-transfer or a drafter folder.")
+    ] = "lookahead",
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; the answer is added to it.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to emit.")] = 128,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the best.")] = False,
@@ -48,7 +50,7 @@ def generate(
     if not text.strip():
         raise ValueError("The prompt is empty: say what to answer, or give '-' and write it to standard input.")
     target, tokenizer = load_model(model)
-    chosen = make_drafter(drafter, tokenizer, trie=trie)
+    chosen = make_drafter(drafter, tokenizer, target, trie=trie)
     options = read_options(
         target,
         None,

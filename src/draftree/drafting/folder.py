@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -182,6 +183,23 @@ def load_drafter(folder_or_repo: str | Path, model: Any, *, same_weights: bool =
     if held.method in NOT_DRAFTERS:
         raise ValueError(f"{str(folder_or_repo)!r} holds an {held.method}, which prunes and does not draft.")
     return held
+
+
+def demo_drafter(method: str, model: Any) -> Any:
+    """A trained drafter for the embedded model, without network.
+
+    Args:
+        method: "bita", "hidden-transfer" or "medusa".
+        model: what `demo_model` returned.
+
+    Raises:
+        ValueError: no such drafter, or another model.
+    """
+    if method not in HOMES or method in NOT_DRAFTERS:
+        known = ", ".join(name for name in HOMES if name not in NOT_DRAFTERS)
+        raise ValueError(f"There is no drafter {method!r} for the embedded model: choose {known}.")
+    with as_file(files("draftree") / "data" / "drafters" / method) as folder:
+        return load_drafter(folder, model)
 
 
 def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained:
