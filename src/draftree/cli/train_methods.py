@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -180,6 +181,8 @@ def _train(method: str, given: dict[str, Any], settings: dict[str, Any], trainin
         dtype=torch.float16 if given["half"] else None,
         tell=lambda line: console.print(line, markup=False),
     )
+    if int(os.environ.get("RANK", "0")):  # under accelerate launch the first process speaks for all
+        return
     top = ", ".join(f"{depth} {shares[0]:.1%}" for depth, shares in recipe["accuracy"].items())
     console.print(
         f"{recipe['parameters']:,} parameters, {recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min; top-1 on "
