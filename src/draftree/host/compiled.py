@@ -25,6 +25,7 @@ from draftree.host.plan import Segment
 LIBRARY = Path(__file__).with_name("_layer.so")
 ABI = 2
 LANES = 16  # outputs of a panel
+WORTH_THREADS = 6_000_000  # multiplications of a pass under which waking other threads costs more than it saves
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
@@ -144,6 +145,11 @@ class CompiledStack:
         self._described = (c_void_p * len(layers))(*(ctypes.addressof(layer._described) for layer in layers))
         self.scratch = max(layer.scratch for layer in layers)
         self.dim = max(layer.parts.heads.dim for layer in layers)
+        self._weights = sum(p.described.inputs * p.described.outputs for layer in layers for p in layer._packed)
+
+    def threads(self, rows: int) -> int:
+        """Threads for a pass of so many rows."""
+        return torch.get_num_threads() if rows * self._weights > WORTH_THREADS else 1
 
     def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles) -> None:
         """Layers [first, last) on x [B, n, d], in place; the rows of the pass see all of the context."""
@@ -165,7 +171,7 @@ class CompiledAngles:
         self.cache = angles.cache
         batch, n = segment.positions.shape
         starts = angles.cache.starts
-        threads = torch.get_num_threads()
+        threads = stack.threads(batch * n)
         prefix_rows = segment.prefix_rows
         tensors = [
             angles.cosine.contiguous(),
@@ -200,6 +206,6 @@ class CompiledHead:
         self._library.layer_norm(x.data_ptr(), weight.data_ptr(), epsilon, rows, width, normed.data_ptr())
         matrix = self._packed.described
         logits = x.new_empty(*x.shape[:2], matrix.outputs)
-        threads = torch.get_num_threads()
+        threads = torch.get_num_threads() if rows * width * matrix.outputs > WORTH_THREADS // 4 else 1
         self._library.layer_product(matrix, normed.data_ptr(), rows, threads, 0, logits.data_ptr())
         return logits

@@ -28,7 +28,8 @@ FORGET = 0.99  # weight of the past at each tree that adds to a bin
 PRIOR = 10.0  # how many trees the drafter's own probability counts for
 RECENT = 0.95  # weight of the past in judging the last few trees
 MARGIN = 4.0  # standard deviations, were guesses independent, that count as clearly short; runs of them are not
-POOL_EVERY = 8  # trees between two readings of the rates, which cost more than a tree
+POOL_EVERY = 16  # trees between two readings of the rates, which cost more than a tree
+KNOWN, LEARN_EVERY = 64, 3  # trees after which only each third is learned from: it costs as much as drafting
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Calibration:
         self._right = np.tile(PRIOR * centre, (KINDS, 1))
         self._seen = np.full((KINDS, BINS), PRIOR)
         self._rates: np.ndarray | None = None
-        self._learned = 0
+        self._learned = self._offered = 0
         self._hoped = self._came = 0.0  # right guesses among the last few trees: as the rates say, and in fact
         self._drafted: defaultdict[int, deque[_Drafted]] = defaultdict(deque)
 
@@ -74,6 +75,10 @@ class Calibration:
         """[B, N], probability that each node is walked; roots and padding get 0."""
         logp = trees.logp.numpy(force=True)
         bins = _bins(logp)
+        if trees.batch == 1:
+            worth = (self.trust * self.rates[_kind(logp[0, 1:])])[bins]
+            worth[0, 0] = 0.0
+            return worth
         worth = np.zeros(logp.shape)
         rates = self.trust * self.rates
         for b, size in enumerate(trees.sizes):
@@ -82,7 +87,10 @@ class Calibration:
         return worth
 
     def remember(self, requests: Sequence[Context], trees: TokenTree) -> None:
-        """Keep each request's tree until its text has come."""
+        """Keep each request's tree until its text has come; once much is known, not every step's."""
+        self._offered += 1
+        if self._learned > KNOWN and self._offered % LEARN_EVERY:
+            return
         for b, request in enumerate(requests):
             size = trees.sizes[b]
             if size > 1:

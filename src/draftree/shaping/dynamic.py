@@ -2,14 +2,15 @@
 
 l(n) is the expected number of tokens of a step, 1 plus the path probabilities of the best n guesses; T(n) is the
 measured time of a step with that many rows (ProPD, section 4.2). Drafters' own probabilities are over-confident, so
-they are calibrated (`Calibration`). Where no guess of a step pays, its tree is the root alone; where that happens
-many times in a row the drafter is not even asked for a while, since asking costs too; the first guess that turns
-out right ends that.
+they are calibrated (`Calibration`). Where no guess of a step pays, its tree is the root alone.
+
+Asking costs too. Whether the drafter is asked at all is decided by the balance of the last steps: tokens hoped for
+against seconds spent, the drafter's own work included, both in units of a plain step. Where it stays negative the
+drafter rests for a while, longer each time, and is tried again.
 
 A drafter inside the model pays for its guesses one step ahead: with rows that it attaches to every node of the tree,
-and with the time it takes to read and arrange what they say. Both count in T, as found in the steps so far. What
-decides whether it rests is the balance of the last steps: tokens hoped for against seconds spent, both in units of a
-plain step. The step that goes to rest still verifies what was guessed, at plain cost.
+and with the time it takes to read and arrange what they say. Both count in T, as found in the steps so far. The step
+that goes to rest still verifies what was guessed, at plain cost.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from draftree.shaping.base import Shape
 from draftree.shaping.calibration import Calibration
 from draftree.tree import TokenTree
 
-FRUITLESS = 8  # steps in a row without a guess worth verifying after which the drafter rests
+FRUITLESS = 8  # steps in a row with a negative balance after which the drafter rests
 CLOCK_EVERY = 4  # steps between two that the cost curve learns from
 RECENT = 0.98  # how fast the largest tree of late fades, per step
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 REST_FIRST, REST_LAST = 4, 32  # steps of rest, doubling from the first to the last
-BALANCE = 0.85  # weight of the past in the balance of a drafter that prepares its guesses
+BALANCE = 0.85  # weight of the past in the balance
 HABIT = 0.9  # weight of the past in what its steps were found to take
 DEAREST = 4.0  # times the expected, as a single step counts
 
@@ -51,7 +52,7 @@ class DynamicTree(Shape):
         self._cost = cost
         self._own_cost = cost is not None
         self._clocked = 0
-        self._fruitless = 0  # steps in a row that drafted nothing worth verifying
+        self._fruitless = 0  # steps in a row with a negative balance
         self._recent = float(max_nodes)  # most guesses verified of late, fading
         self._rest = 0  # steps still to go without asking the drafter
         self._next_rest = REST_FIRST
@@ -93,32 +94,36 @@ class DynamicTree(Shape):
         self._drafting = time.perf_counter() - self._mark
         if trees.width > 1:
             self.calibration.remember(requests, trees)
-            worth = self.calibration.worth(trees)
-            if self._preparing is not None:
-                sizes = self._weigh(requests, worth)
-            else:
-                sizes = self.choose(worth)
-                if trees.batch == 1:
-                    sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
-        if self._preparing is None:
-            self._count(fruitful=max(sizes) > 0)
+            sizes = self._weigh(requests, self.calibration.worth(trees))
+            if trees.batch == 1 and self._preparing is None:
+                sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
+        elif self._preparing is None:
+            self._balance(1.0, 1.0)  # asked, and nothing known
         self._recent = max(max(sizes), RECENT * self._recent)
         if all(n >= size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
             return trees
         return trees.best(sizes)
 
     def _weigh(self, requests: Sequence[Context], worth: np.ndarray) -> list[int]:
-        """Sizes for a drafter that prepares its guesses; go to rest where that has not paid of late."""
+        """Sizes of the trees; go to rest where drafting has not paid of late."""
         assert self._cost is not None
         batch = len(worth)
-        sizes, gain, seconds = self._best(worth, attached=True)
-        self._hoped = BALANCE * self._hoped + gain / batch
-        self._spent = BALANCE * self._spent + seconds / float(self._cost.table(batch, batch + 1)[0])
-        self._count(fruitful=self._hoped > self._spent)
-        if self._rest > 0:
+        sizes, gain, seconds = self._best(worth, attached=self._preparing is not None)
+        plain = float(self._cost.table(batch, batch + 1)[0])
+        if self._preparing is None:
+            spent = time.perf_counter() - self._mark  # guessing and weighing; to observe takes about as long again
+            self._aside += (1 - HABIT) * (min(2 * spent, DEAREST * plain) - self._aside)
+            seconds += self._aside
+        self._balance(gain / batch, seconds / plain)
+        if self._rest > 0 and self._preparing is not None:
             self._tell(requests, resting=True)
             sizes, *_ = self._best(worth, attached=False)
         return sizes
+
+    def _balance(self, gain: float, spent: float) -> None:
+        self._hoped = BALANCE * self._hoped + gain
+        self._spent = BALANCE * self._spent + spent
+        self._count(fruitful=self._hoped > self._spent)
 
     def _count(self, *, fruitful: bool) -> None:
         if fruitful:
@@ -195,7 +200,7 @@ class DynamicTree(Shape):
         right = self.calibration.compare(requests)
         self._mark = time.perf_counter()
         if right and self._preparing is None:  # whether or not it was worth a row: the drafter has something to say
-            self._fruitless, self._rest, self._next_rest = 0, 0, REST_FIRST
+            self._next_rest = REST_FIRST
 
     def end(self, request: Context) -> None:
         """See `Shape.end`."""
