@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -19,16 +20,18 @@ from draftree.bench.analysis_accuracy import draft_accuracy
 from draftree.bench.analysis_compare import acceptance
 from draftree.bench.analysis_setup import AccuracySettings, Findings, Setup, Subject
 from draftree.bench.analysis_states import pseudo_cosine
-from draftree.bench.analysis_trees import checked_kinds
+from draftree.bench.analysis_trees import checked_kinds, with_depth
 from draftree.bench.harness import Task, Watcher
 from draftree.bench.machine import describe, now
 from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import Prompt
 from draftree.bench.quick import Settings, split_prompts
 from draftree.drafting.folder import CONFIG, Trained
+from draftree.drafting.in_model import InModelDrafter
 from draftree.engine.limits import check_prompt
 from draftree.host import inspect_model
 
+LETTERS = 15  # an inch, in the heading of a picture
 IN_MODEL = ("bita", "hidden-transfer", "medusa")
 
 
@@ -108,13 +111,17 @@ def named_folders(given: Sequence[str], experiment: str, model: str | None) -> d
     """Folder or hub repository of every drafter by the name that tables give it.
 
     Args:
-        given: `name=folder` each, or a folder alone, which is called by its last part.
-        experiment: where none is given, the drafters of the package that it takes, if the model is the embedded one.
+        given: `name=folder` each, or a folder alone, which is called by its last part. For the embedded model a
+            method's word stands for the drafter of the package, unless there is a folder of that name.
+        experiment: where none is given, it gets those drafters of the package that it takes.
         model: folder or hub name; None for the embedded one.
 
     Raises:
         ValueError: none given, one that is empty, or two of one name.
     """
+    here = Path(str(files("draftree") / "data" / "drafters"))
+    methods = find_experiment(experiment).methods
+    shipped = {} if model is not None else {m: str(here / m) for m in methods if (here / m / CONFIG).is_file()}
     found: dict[str, str] = {}
     for entry in given:
         name, sign, folder = entry.partition("=")
@@ -124,18 +131,21 @@ def named_folders(given: Sequence[str], experiment: str, model: str | None) -> d
             raise ValueError(f"--drafter is {entry!r}: give name=folder.")
         if name in found:
             raise ValueError(f"Two drafters are called {name!r}: give each a name of its own, as name=folder.")
-        found[name] = folder
-    if not found and model is None:
-        here = Path(str(files("draftree") / "data" / "drafters"))
-        methods = find_experiment(experiment).methods
-        found = {name: str(here / name) for name in methods if (here / name / CONFIG).is_file()}
+        found[name] = folder if Path(folder).is_dir() else shipped.get(folder, folder)
+    found = found or shipped
     if not found:
         raise ValueError(f"{experiment} has no drafter to look at: add --drafter name=folder, once for each.")
     return found
 
 
-def load_subjects(folders: dict[str, str], experiment: str, model: Any) -> list[Subject]:
+def load_subjects(folders: dict[str, str], experiment: str, model: Any, depth: int | None = None) -> list[Subject]:
     """The drafters in `folders`, read for `model`.
+
+    Args:
+        folders: of `named_folders`.
+        experiment: one of `EXPERIMENTS`.
+        model: the model that they were trained for.
+        depth: let each guess at most so many tokens ahead; None for all that it was trained for.
 
     Raises:
         ValueError: a folder that is missing or does not fit the model, or a method that the experiment does not take.
@@ -152,6 +162,8 @@ def load_subjects(folders: dict[str, str], experiment: str, model: Any) -> list[
                 f"{experiment} takes drafters of {' or '.join(methods)}, and {name!r} holds {trained.method}: leave it "
                 "out."
             )
+        if depth is not None and isinstance(trained, InModelDrafter):
+            trained = with_depth(trained, depth)
         subjects.append(Subject(name, trained))
     return subjects
 
@@ -226,7 +238,7 @@ def write_png(findings: Findings, about: dict[str, Any], folder: Path) -> Path:
     figure = Figure(figsize=findings.size, layout="constrained")
     FigureCanvasAgg(figure)
     findings.draw(figure)
-    figure.suptitle(heading(about), fontsize=8, color="0.35")
+    figure.suptitle(textwrap.fill(heading(about), int(LETTERS * findings.size[0])), fontsize=8, color="0.35")
     path = folder / f"bench-accuracy-{about['experiment']}.png"
     figure.savefig(path, dpi=140)
     return path

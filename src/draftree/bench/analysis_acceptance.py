@@ -32,7 +32,7 @@ class Counted(Answer):
     Attributes:
         passes: how many.
         rows: of all of them; rows that join half-way count as half.
-        pass_seconds: of all of them.
+        pass_seconds: of all of them, each taken to last as long as the middle one: a pause of the machine is no pass.
     """
 
     passes: int = 0
@@ -48,26 +48,27 @@ class WithTree(Draftree):
 
     def answer(self, ids: Sequence[int], after_step: Callable[[Request], None] | None = None) -> Counted:
         """See `Method.answer`."""
-        passes, rows, spent = 0, 0.0, 0.0
+        rows = 0.0
+        spent: list[float] = []
         drafted = emitted = 0
         mark = 0.0
 
         def count(request: Request) -> None:
-            nonlocal passes, rows, spent, drafted, emitted, mark
+            nonlocal rows, drafted, emitted, mark
             stats = request.stats
             if stats.steps > 1:
                 nodes = 1 + stats.drafted - drafted
                 prepared = self.drafter is not None and self._new - emitted > 1  # nothing is left to guess at the end
                 rows += float(self.drafter.rows(nodes)) if prepared and self.drafter is not None else nodes
-                passes += 1
-                spent += time.perf_counter() - mark
+                spent.append(time.perf_counter() - mark)
             drafted, emitted = stats.drafted, stats.emitted
             if after_step is not None:
                 after_step(request)
             mark = time.perf_counter()
 
         answer = super().answer(ids, count)
-        return Counted(answer.ids, answer.seconds, answer.stats, passes, rows, spent)
+        middle = float(np.median(spent)) if spent else 0.0
+        return Counted(answer.ids, answer.seconds, answer.stats, len(spent), rows, len(spent) * middle)
 
 
 @dataclass(frozen=True, slots=True)

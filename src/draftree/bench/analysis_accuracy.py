@@ -42,7 +42,7 @@ def draft_accuracy(setup: Setup) -> Findings:
         rows,
         [_table(scores, cases)],
         lambda figure: _draw(figure, scores, places, list(methods)),
-        (3.4 * len(places) + 1.2, 3.9),
+        (2.8 * len(places) + 1.2, 3.9),
         remarks=remarks,
     )
 

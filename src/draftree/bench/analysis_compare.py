@@ -13,6 +13,7 @@ from draftree.bench.analysis_acceptance import Measured, measure_trees
 from draftree.bench.analysis_setup import Findings, Sampled, Setup, Subject, bounds, plain_axis, shown
 from draftree.bench.analysis_trees import EFFICIENT, EFFICIENT_CODE, FULL, KINDS, STRAIGHTFORWARD
 
+BESIDE = 0.2  # nodes, from one kind's interval to the next one's
 MARKERS = dict(zip(KINDS, "xv^so*D", strict=True))
 
 
@@ -52,7 +53,7 @@ def acceptance(setup: Setup) -> Findings:
         [as_row(m, plain) for m in found],
         tables,
         lambda figure: _draw(figure, found, names),
-        (4.4 * len(names) + 1, 4.6),
+        (4.4 * len(names) + 3, 5.0),
         more={"relations": [relation.as_dict() for relation in relations], "plain_seconds_a_step": plain},
         remarks=remarks,
     )
@@ -97,13 +98,13 @@ def relate(found: Sequence[Measured], budgets: Sequence[int]) -> list[Relation]:
         for subject in subjects:
             for baseline in subjects:
                 if baseline.method == "medusa" != subject.method:
-                    compare("over Medusa, best trees", budget, best(subject, budget), best(baseline, budget))
+                    compare("over Medusa", budget, best(subject, budget), best(baseline, budget))
                 if _only_masks(baseline) and not _only_masks(subject) and _masks(subject) == _masks(baseline):
                     prompts = "deep" if subject.trained.settings["deep"] else "shallow"
-                    what = f"{prompts} prompts over masks only, best trees"
+                    what = f"{prompts} prompts over masks only"
                     compare(what, budget, best(subject, budget), best(baseline, budget))
             efficient = best(subject, budget, EFFICIENT, EFFICIENT_CODE)
-            compare("efficient over best full tree", budget, efficient, best(subject, budget, FULL))
+            compare("efficient over best full", budget, efficient, best(subject, budget, FULL))
             straight = best(subject, budget, STRAIGHTFORWARD)
             compare("efficient over straightforward", budget, efficient, straight)
     return relations
@@ -158,7 +159,7 @@ def _relations(relations: Sequence[Relation]) -> Table:
         title="Ratios of acceptance lengths within the same number of guesses",
         title_justify="left",
         title_style="bold",
-        caption="Best: the longest measured on these prompts. \\[95 % bootstrap, both sides by the same prompts]",
+        caption="Of each side the tree that was walked furthest. \\[95 % bootstrap, both sides by the same prompts]",
         caption_justify="left",
     )
     table.add_column("ratio")
@@ -166,9 +167,16 @@ def _relations(relations: Sequence[Relation]) -> Table:
     table.add_column("above")
     table.add_column("below")
     table.add_column("times", justify="right")
+    before = None
     for r in sorted(relations, key=lambda r: (r.what, r.above.subject.name, r.below.subject.name, r.budget)):
-        sides = [f"{m.subject.name}, {m.case.label}" for m in (r.above, r.below)]
-        table.add_row(r.what, str(r.budget), *sides, shown(r.ratio.estimate, "{:.3f}"))
+        above, below = (f"{m.subject.name}, {m.case.label}" for m in (r.above, r.below))
+        if r.below.subject is r.above.subject:
+            below = r.below.case.label
+        if before not in (None, r.what):
+            table.add_section()
+        what = "" if before == r.what else r.what
+        table.add_row(what, str(r.budget), above, below, shown(r.ratio.estimate, "{:.3f}"))
+        before = r.what
     return table
 
 
@@ -185,11 +193,12 @@ def _draw(figure: Any, found: Sequence[Measured], names: Sequence[str]) -> None:
                     [v - low for v, low in zip(values, lows, strict=True)],
                     [high - v for v, high in zip(values, highs, strict=True)],
                 ]
-                style = {"marker": MARKERS[kind], "color": f"C{k}", "markersize": 5, "linewidth": 1.2}
-                line = axis.errorbar([_nodes(m) for m in held], values, reach, **style)
+                at = [_nodes(m) + BESIDE * (k - len(KINDS) // 2) for m in held]  # so that intervals stand side by side
+                axis.errorbar(at, values, reach, linestyle="none", color=f"C{k}", alpha=0.35, linewidth=1.2)
+                line = axis.plot(at, values, marker=MARKERS[kind], color=f"C{k}", markersize=5, linewidth=1.2)[0]
                 line.set_label(kind)
                 if kind == FULL:  # of several depths, so no line leads through them
-                    line[0].set_linestyle("none")
+                    line.set_linestyle("none")
         plain_axis(axis, name, "guesses a step", "tokens a step" if axis is panels[0] else "")
     handles = {label: h for axis in panels for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), frameon=False, fontsize=8, loc="outside right center")

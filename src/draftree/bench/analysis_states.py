@@ -41,7 +41,7 @@ def pseudo_cosine(setup: Setup) -> Findings:
                 | {"cases": int(cases.sum()), "cosine": found[0].as_dict(), "own_state": found[1].as_dict()}
             )
     names = list(dict.fromkeys(name for name, _, _ in scores))
-    return Findings(rows, [_table(scores)], lambda figure: _draw(figure, scores, names), (5.2 * len(names) + 1, 4.2))
+    return Findings(rows, [_table(scores)], lambda figure: _draw(figure, scores, names), (5.2 * len(names) + 2, 4.2))
 
 
 def _similarities(setup: Setup, subject: Subject) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from draftree.drafting.in_model import BEST_FIRST, InModelDrafter
 from draftree.shaping.static import Choices, best_choices, chain, efficient, full
@@ -78,7 +79,8 @@ def cases_of(
             if kind in kinds and k > 1:
                 found.append(_static(kind, f"{kind}-{k}", efficient(k, depth, variant)))
         if SEARCHED in kinds and shares is not None:
-            found.append(_static(SEARCHED, f"{SEARCHED}-{budget}", best_choices(shares[:depth], budget)))
+            best = best_choices(shares[:depth], budget)
+            found += [_static(SEARCHED, f"{SEARCHED}-{budget}", best)] if best else []  # nothing was right even once
         if BEST_FIRST in kinds:
             found.append(Case(BEST_FIRST, f"{BEST_FIRST}-{budget}", None, budget))
     return [case for case in dict.fromkeys(found) if case.nodes <= max(budgets)]
@@ -103,6 +105,16 @@ def with_tree(drafter: InModelDrafter, case: Case) -> InModelDrafter:
     options = drafter.settings | {"tree": BEST_FIRST if case.choices is None else case.choices}
     if "groups" in options:
         options["groups"] = case.groups
+    return _made_over(drafter, options)
+
+
+def with_depth(drafter: InModelDrafter, depth: int) -> InModelDrafter:
+    """A drafter with the same weights that guesses at most `depth` tokens ahead, with best-first trees."""
+    return _made_over(drafter, drafter.settings | {"tree": BEST_FIRST, "depth": min(depth, drafter.steps)})
+
+
+def _made_over(drafter: InModelDrafter, options: dict[str, Any]) -> InModelDrafter:
     made = type(drafter)(drafter.shapes(), **options)
     made.weights = drafter.weights  # nothing is trained here, so they can be shared
+    made.base, made.recipe = drafter.base, drafter.recipe
     return made

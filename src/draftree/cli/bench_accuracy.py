@@ -12,7 +12,10 @@ def accuracy(
     experiment: Annotated[str | None, typer.Argument(help="Which one; --list tells them.", show_default=False)] = None,
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help="name=folder of a trained drafter, once for each.", show_default="those of the package"),
+        typer.Option(
+            help="name=folder of a trained drafter, or a method's word for the package's; once for each.",
+            show_default="those of the package",
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")
@@ -31,6 +34,9 @@ def accuracy(
     ] = None,
     tree: Annotated[
         list[str] | None, typer.Option(help="Kind of tree, once for each.", show_default="all of them")
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Guess at most so many tokens ahead.", show_default="all they can")
     ] = None,
     search_per_set: Annotated[
         int, typer.Option(min=1, help="Other prompts of every set, on which choice lists are searched.")
@@ -81,7 +87,7 @@ def accuracy(
     if threads is not None:
         torch.set_num_threads(threads)
     loaded, tokenizer = load_model(model)
-    subjects = load_subjects(folders, experiment, loaded)
+    subjects = load_subjects(folders, experiment, loaded, depth)
     with StageBar(console) as bar:
         findings, about = run_experiment(
             experiment, loaded, tokenizer, subjects, found, settings, name=model, watcher=bar
