@@ -61,6 +61,8 @@ class Loop:
         self.shape = shape
         self.tolerance = tolerance
         self.reject_drafts = reject_drafts
+        # Drafters that only look at texts need not be told of steps.
+        self._observed = drafter is not None and type(drafter).observe is not Drafter.observe
 
     def advance(self, first: int, requests: list[Request]) -> None:
         """One pass of the target over requests in slots [first, first + len(requests))."""
@@ -200,6 +202,8 @@ class Loop:
         contexts = [r.context for r in requests]
         if self.shape is not None:
             self.shape.learn(contexts)
+        if not self._observed:
+            return
         emitted = [walk.tokens for walk in walks]
         nodes = [walk.nodes for walk in walks]
         self.drafter.observe(

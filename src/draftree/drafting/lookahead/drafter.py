@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from draftree.drafting.base import Context, Drafter, Step
+from draftree.drafting.base import Context, Drafter
 from draftree.drafting.lookahead.trie import Draft, Trie, checked_ids
 from draftree.host.target import Target
 from draftree.tree import TokenTree
@@ -56,7 +56,7 @@ class Lookahead(Drafter):
         self._options = {"decoding_length": decoding_length, "branch_length": branch_length, **trie_options}
         self._trie: Trie | None = None
         self._answers: list[list[int]] = []  # to be stored when the trie is made
-        self._unseen: dict[int, int] = {}  # tokens at each request's end that the trie has not been given yet
+        self._seen: dict[int, int] = {}  # how many tokens of each request the trie has been given
         self._making = threading.Lock()  # engines in several threads may meet the drafter at once
         if "eos_token_ids" in trie_options:
             self._trie = Trie(**self._options)
@@ -88,6 +88,7 @@ class Lookahead(Drafter):
     def begin(self, request: Context) -> None:
         """See `Drafter.begin`."""
         self.trie.begin(request.id, request.tokens)
+        self._seen[request.id] = len(request.tokens)
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
@@ -103,22 +104,18 @@ class Lookahead(Drafter):
             trees.append(_best_first(found, request.tokens[-1]))
         return TokenTree.stack(trees) if len(trees) > 1 else trees[0]
 
-    def observe(self, step: Step) -> None:
-        """See `Drafter.observe`."""
-        for request, emitted in zip(step.requests, step.emitted, strict=True):
-            if emitted:
-                self._unseen[request.id] = self._unseen.get(request.id, 0) + len(emitted)
-
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""
         self._insert(request)
+        self._seen.pop(request.id, None)
         self.trie.end(request.id)
 
     def _insert(self, request: Context) -> None:
         """Give the trie the request's newest tokens; not before it is asked, since steps without drafting need none."""
-        unseen = self._unseen.pop(request.id, 0)
-        if unseen:
-            self.trie.extend(request.id, request.tokens[-unseen:])
+        seen = self._seen.get(request.id, len(request.tokens))
+        if seen < len(request.tokens):
+            self.trie.extend(request.id, request.tokens[seen:])
+            self._seen[request.id] = len(request.tokens)
 
     def warm(self, answers: Sequence[Sequence[int]]) -> None:
         """Insert finished answers (token ids), such as a development set's, before serving."""
