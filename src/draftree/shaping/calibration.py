@@ -162,4 +162,4 @@ def _kind(logp: np.ndarray) -> int:
 
 
 def _bins(logp: np.ndarray) -> np.ndarray:
-    return np.clip(-PER_FACTOR * logp, 0, BINS - 1).astype(np.int64)  # padding (-inf) goes to the last bin
+    return np.minimum(-PER_FACTOR * logp, BINS - 1).astype(np.int64)  # padding (-inf) goes to the last bin

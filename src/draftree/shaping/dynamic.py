@@ -32,6 +32,7 @@ RECENT = 0.98  # how fast the largest tree of late fades, per step
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 REST_FIRST, REST_LAST = 4, 64  # steps of rest, doubling from the first to the last
 BALANCE = 0.85  # weight of the past in the balance
+ASIDE = 1.2  # a drafter's work in a step, against that of guessing alone
 HABIT = 0.9  # weight of the past in what its steps were found to take
 DEAREST = 4.0  # times the expected, as a single step counts
 
@@ -111,8 +112,8 @@ class DynamicTree(Shape):
         sizes, gain, seconds = self._best(worth, attached=self._preparing is not None)
         plain = float(self._cost.table(batch, batch + 1)[0])
         if self._preparing is None:
-            spent = time.perf_counter() - self._mark  # guessing and weighing; to observe takes about as long again
-            self._aside += (1 - HABIT) * (min(2 * spent, DEAREST * plain) - self._aside)
+            spent = time.perf_counter() - self._mark  # guessing and weighing; learning from it takes less
+            self._aside += (1 - HABIT) * (min(ASIDE * spent, DEAREST * plain) - self._aside)
             seconds += self._aside
         self._balance(gain / batch, seconds / plain)
         if self._rest > 0 and self._preparing is not None:
@@ -153,7 +154,10 @@ class DynamicTree(Shape):
             order = np.sort(worth, axis=1)[:, ::-1][:, : self.max_nodes]
             flat = np.sort(order, axis=None)[::-1]
             flat = flat[flat > 0]
-        gain = batch + np.append(0.0, flat.cumsum())
+        gain = np.empty(len(flat) + 1)
+        gain[0] = 0.0
+        flat.cumsum(out=gain[1:])
+        gain += batch
         seconds = self._seconds(batch, len(gain), attached=attached)
         best = int((gain / seconds).argmax())
         chosen = float(gain[best]), float(seconds[best])
