@@ -26,11 +26,11 @@ from draftree.shaping.base import Shape
 from draftree.shaping.calibration import Calibration
 from draftree.tree import TokenTree
 
-FRUITLESS = 8  # steps in a row with a negative balance after which the drafter rests
+FRUITLESS = 4  # steps in a row with a negative balance after which the drafter rests
 CLOCK_EVERY = 8  # steps between two that the cost curve learns from
 RECENT = 0.98  # how fast the largest tree of late fades, per step
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
-REST_FIRST, REST_LAST = 4, 64  # steps of rest, doubling from the first to the last
+REST_FIRST, REST_LAST = 8, 64  # steps of rest, doubling from the first to the last
 BALANCE = 0.85  # weight of the past in the balance
 ASIDE = 1.2  # a drafter's work in a step, against that of guessing alone
 HABIT = 0.9  # weight of the past in what its steps were found to take
