@@ -54,7 +54,8 @@ def test_a_drafter_sees_the_states_of_every_committed_row(
         engine.run()
         assert [r.tokens for r in made] == [r.tokens for r in answers]
         assert len(drafter.kept) == len(PROMPTS)
-        assert drafter.passes == {True: sum(drafter.passes.values())}
+        assert (drafter.passes[False] > 0) == (chunk == 4)  # parts of prompts go without its rows
+        assert drafter.passes[True] >= sum(r.stats.steps for r in made) / 3
         for tokens, states in drafter.kept:
             for layer in drafter.taps:
                 # Every token but the newest, which is the next root; a guess that ended the text has no row either.

@@ -131,8 +131,8 @@ def appended(host: Host, model: Any) -> float:
     positions = torch.tensor([[21 + bushy.depths[n] + s for n, s in zip(nodes, steps, strict=True)]])
     grow = Surgery(2, None, lambda hidden: _stand_ins(hidden, nodes, steps), positions, visible)
     result = run.step([bushy], surgeries=(grow,))
-    assert result.rows is not None
-    assert result.rows.tolist() == [list(range(size + 3))]
+    assert result.rows is None
+    assert result.logits.shape[1] == size + 3
     worst = difference(result.logits[0, :size], run.stock(0, bushy))
     for i, (node, step) in enumerate(zip(nodes, steps, strict=True)):
         text = torch.cat([run.texts[0], bushy.tokens[bushy.branches[node]]])

@@ -31,8 +31,8 @@ class Context:
         tokens: certain token ids, prompt first; the last one is the root of the next tree.
         prompt_length: how many of them are the prompt.
         room: how many more tokens the request may emit; deeper guesses are wasted.
-        resting: set by the shape: the step after this one asks for no guesses, so rows that would prepare them are
-            wasted.
+        resting: set by the shape, or as the request takes no guesses: the step after this one asks for none, so rows
+            that would prepare it are wasted.
     """
 
     id: int
@@ -52,7 +52,9 @@ class Attachment:
         visible: BoolTensor [B, M, N + M], which tree and extra rows they see (the context always).
         prefix_rows: BoolTensor [B, N + M], rows that see the deep prefix.
         surgeries: changes mid-stack, in terms of these N + M rows.
-        taps: layers whose incoming hidden states the drafter wants.
+        taps: layers whose incoming hidden states the drafter wants; the number of layers itself taps what the last one
+            returns, from which `Host.logits` makes logits. Passes make logits of trees only.
+        laid: what a pass worked out from the above; an attachment that comes back with the same tree spares that work.
     """
 
     embeddings: Tensor | None = None
@@ -61,6 +63,7 @@ class Attachment:
     prefix_rows: Tensor | None = None
     surgeries: tuple[Surgery, ...] = ()
     taps: tuple[int, ...] = ()
+    laid: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -70,14 +73,14 @@ class Step:
     Attributes:
         requests: the requests of the pass.
         trees: the verified trees.
-        result: logits (from row `offset` on), row layouts and tapped hidden states.
+        result: logits of the trees (from row `offset` on), row layouts and tapped hidden states.
         trunk: per request, how many prompt rows came before its tree (rows 0 .. trunk - 1).
         offset: row at which the trees begin.
         accepted: per request, the node numbers walked, root first.
         emitted: per request, the new tokens; its `tokens` already end with them. Empty for a part of a prompt, and
             where strict mode put off a near-tie.
-        own_rows: whether the rows and surgeries that `plan` asked for were in the pass. Strict mode leaves them out
-            of passes that must be the plain engine's; taps are always there.
+        own_rows: whether the rows and surgeries that `plan` asked for were in the pass. They are left out of passes
+            over parts of prompts, and in strict mode of those that must be the plain engine's; taps are always there.
     """
 
     requests: Sequence[Context]

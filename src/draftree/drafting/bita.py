@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, Step
-from draftree.drafting.groups import Groups, logits_of
+from draftree.drafting.groups import Groups, Spawners, own_states, still_ahead
 from draftree.drafting.in_model import InModelDrafter
 from draftree.host.plan import Surgery
 from draftree.host.probe import Anatomy
@@ -123,6 +123,7 @@ class BiTA(InModelDrafter):
         if prefix is not None:
             prefix = [(k.detach().to(device, dtype), v.detach().to(device, dtype)) for k, v in prefix]
         self.deep_prefix = prefix
+        self._groups.clear()
 
     def rows(self, nodes: Any, requests: int = 1) -> Any:
         """See `Drafter.rows`: n (1 + M) where all nodes have a group."""
@@ -130,18 +131,11 @@ class BiTA(InModelDrafter):
 
     def attach(self, trees: TokenTree) -> Attachment:
         """See `InModelDrafter.attach`: masks stand group by group, in the order of their nodes."""
-        positions, visible, prefix_rows = self._groups.layout(trees)
-        groups = positions.shape[1] // self.depth
-        return Attachment(
-            embeddings=self._masks.repeat(groups, 1).expand(trees.batch, -1, -1),
-            positions=positions,
-            visible=visible,
-            prefix_rows=None if self.deep_prefix is None else prefix_rows,
-            surgeries=self.weights.surgeries(),
-        )
+        return self._groups.layout(trees)
 
-    def _lay_out(self, depth: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Positions [B, G M], visibility [B, G M, N + G M] and prefix rows [B, N + G M] of the groups of G nodes."""
+    def _lay_out(self, spawners: Spawners) -> Attachment:
+        """The masks of G nodes: G M rows with their positions, visibility [B, G M, N + G M] and view of the prompts."""
+        depth, ancestors = spawners.depth, spawners.ancestors
         batch, groups, n = ancestors.shape
         m = self.depth
         device = depth.device
@@ -149,13 +143,19 @@ class BiTA(InModelDrafter):
         alone = torch.eye(groups, dtype=torch.bool, device=device)
         earlier = torch.ones(m, m, dtype=torch.bool, device=device).tril()
         own = (alone[:, None, :, None] & earlier[None, :, None, :]).reshape(groups * m, groups * m)
-        visible = torch.cat([ancestors.repeat_interleave(m, 1), own.expand(batch, -1, -1)], 2)
         prefix_rows = (torch.arange(n + groups * m, device=device) >= n).expand(batch, -1)
-        return positions, visible, prefix_rows
+        return Attachment(
+            embeddings=self._masks.repeat(groups, 1).expand(batch, -1, -1),
+            positions=positions,
+            visible=torch.cat([ancestors.repeat_interleave(m, 1), own.expand(batch, -1, -1)], 2),
+            prefix_rows=None if self.deep_prefix is None else prefix_rows,
+            surgeries=self.weights.surgeries(),
+            taps=(self._shapes["layers"],),
+        )
 
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`: mask i of a node spoke of the place i + 1 behind it."""
-        if not step.own_rows or step.result.logits.shape[1] <= step.trees.width:
-            return None
         group, passed = self._groups.find(step.trees, nodes)
-        return logits_of(step, step.trees.width + group * self.depth, 1, self.depth, passed)
+        first = step.trees.width + group * self.depth
+        states = own_states(step, self._shapes["layers"], first, 1, self.depth)
+        return None if states is None else still_ahead(self.logits(step, states), passed)

@@ -10,17 +10,16 @@ straightforward decoding.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Step
+from draftree.drafting.base import Attachment, Step
 from draftree.tree import TokenTree
 
-T = TypeVar("T")
-KEPT = 64  # structures whose layout is remembered
+KEPT = 512  # layouts that are remembered
 
 
 class Spawners(NamedTuple):
@@ -37,40 +36,46 @@ class Spawners(NamedTuple):
     ancestors: Tensor
 
 
-class Groups(Generic[T]):
+class Groups:
     """Chooses the nodes that spawn, lays out their rows, and finds the rows of the node accepted last.
 
     Args:
         most: nodes of a tree that spawn, the root always among them; None for all.
-        lay_out: from depth [B, G] and ancestors [B, G, N] of the spawning nodes to whatever an attachment needs.
+        lay_out: the attachment for spawning nodes.
     """
 
-    def __init__(self, most: int | None, lay_out: Callable[[Tensor, Tensor], T]) -> None:
+    def __init__(self, most: int | None, lay_out: Callable[[Spawners], Attachment]) -> None:
         if most is not None and most < 1:
             raise ValueError(f"groups is {most}: let 1 node or more look ahead, or give None for all.")
         self.most = most
         self.lay_out = lay_out
-        self._made: dict[tuple[Any, ...], tuple[Tensor, T]] = {}
+        self._made: dict[tuple[Any, ...], tuple[Tensor, Attachment]] = {}
         self._last: tuple[TokenTree, Spawners] | None = None
+
+    def clear(self) -> None:
+        """Forget all layouts: what `lay_out` makes has changed."""
+        self._made.clear()
 
     def count(self, nodes: Any, requests: int) -> Any:
         """How many of `nodes` nodes (a number or an array) in `requests` trees spawn."""
         return nodes if self.most is None else np.minimum(nodes, self.most * requests)
 
-    def layout(self, trees: TokenTree) -> T:
-        """What `lay_out` makes of these trees."""
+    def layout(self, trees: TokenTree) -> Attachment:
+        """What `lay_out` makes of these trees; the same again for trees of the same structure and spawning nodes."""
         spawners = self.spawners(trees)
-        if spawners.nodes is not None:  # they go by the guesses' probability, and seldom come back
-            return self.lay_out(spawners.depth, spawners.ancestors)
+        ancestors, nodes = trees.ancestors, spawners.nodes
         # Decoding meets the same few structures over and over, and those share their tensors.
-        ancestors = spawners.ancestors
-        key = (ancestors.data_ptr(), ancestors.shape, ancestors.stride(), ancestors.device)
+        key: tuple[Any, ...] = (ancestors.data_ptr(), ancestors.shape, ancestors.stride(), ancestors.device)
+        if nodes is not None:
+            if not nodes.is_cpu:  # to name them would wait for the device
+                return self.lay_out(spawners)
+            key += (nodes.numpy().tobytes(),)
         found = self._made.get(key)
         if found is None:
             if len(self._made) >= KEPT:
                 self._made.clear()
             # The tensor is kept along, so that its memory, and with it the key, is not given to another one.
-            found = self._made[key] = (ancestors, self.lay_out(spawners.depth, ancestors))
+            found = self._made[key] = (ancestors, self.lay_out(spawners))
         return found[1]
 
     def spawners(self, trees: TokenTree) -> Spawners:
@@ -112,24 +117,39 @@ def likeliest_ends(trees: TokenTree, count: int) -> Tensor:
     return ends.topk(count, -1).indices.sort(-1).values
 
 
-def logits_of(step: Step, first: Tensor, stride: int, depth: int, passed: Tensor | None) -> Tensor:
-    """Logits [B, depth, V] of a node's own rows, as far as they look ahead of the node accepted last.
+def own_states(step: Step, layer: int, first: Tensor, stride: int, depth: int) -> Tensor | None:
+    """What the last layer returned [B, depth, d] for rows that a drafter attached, one group of each request.
 
     Args:
         step: what a pass brought.
+        layer: of the tap, the number of layers.
         first: LongTensor [B, 1], number of the first of the rows, counted from the trees' roots as in an `Attachment`.
         stride: from one of them to the next.
         depth: how many there are.
-        passed: LongTensor [B, 1], how many of them speak of tokens that are accepted by now; the depths that this
-            leaves without a row read -inf everywhere. None for no such rows.
     """
-    order = torch.arange(depth, device=first.device)
-    if passed is not None:
-        order = passed + order
-    wanted = first + stride * (order if passed is None else order.clamp(max=depth - 1))
+    hidden = step.result.hidden.get(layer)
+    if hidden is None or not step.own_rows:
+        return None
     result = step.result
-    if result.rows is not None:  # rows have left or joined in mid-stack: find where each one ended up
-        standing = result.rows[:, None, step.offset :] - step.offset
-        wanted = (standing == wanted[:, :, None]).byte().argmax(-1)
-    logits = result.logits.gather(1, wanted[:, :, None].expand(-1, -1, result.logits.shape[2]))
-    return logits if passed is None else logits.masked_fill((order >= depth)[:, :, None], -torch.inf)
+    if result.rows is None and len(first) == 1 and first.is_cpu:
+        begin = step.offset + int(first)
+        return hidden[:, begin : begin + stride * depth : stride]
+    wanted = step.offset + first + stride * torch.arange(depth, device=first.device)
+    if result.rows is not None:  # rows have left in mid-stack: find where each one ended up
+        wanted = (result.rows[:, None] == wanted[:, :, None]).byte().argmax(-1)
+    return hidden.gather(1, wanted[:, :, None].expand(-1, -1, hidden.shape[2]))
+
+
+def still_ahead(logits: Tensor, passed: Tensor | None) -> Tensor:
+    """Logits [B, D, V] of rows that look ahead, moved up by what is accepted by now; -inf where that leaves no row.
+
+    Args:
+        logits: [B, D, V].
+        passed: LongTensor [B, 1], how many of the rows speak of accepted tokens; None for none.
+    """
+    if passed is None:
+        return logits
+    depth = logits.shape[1]
+    order = passed + torch.arange(depth, device=passed.device)
+    moved = logits.gather(1, order.clamp(max=depth - 1)[:, :, None].expand_as(logits))
+    return moved.masked_fill_((order >= depth)[:, :, None], -torch.inf)

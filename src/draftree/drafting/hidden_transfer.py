@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, Step
-from draftree.drafting.groups import Groups, logits_of
+from draftree.drafting.groups import Groups, Spawners, own_states, still_ahead
 from draftree.drafting.in_model import InModelDrafter, checked_shapes
 from draftree.host.plan import Surgery
 from draftree.host.probe import Anatomy
@@ -104,6 +104,7 @@ class HiddenTransfer(InModelDrafter):
     def place(self, target: Target, anatomy: Anatomy) -> None:
         """See `InModelDrafter.place`."""
         self._matrices = [w.detach().to(target.device, target.dtype) for w in self.weights.matrices()]
+        self._groups.clear()
 
     def rows(self, nodes: Any, requests: int = 1) -> Any:
         """See `Drafter.rows`: n (1 + sum of (L - t_i) / L) where all nodes spawn, as step i joins after layer t_i."""
@@ -113,42 +114,43 @@ class HiddenTransfer(InModelDrafter):
 
     def attach(self, trees: TokenTree) -> Attachment:
         """See `InModelDrafter.attach`: a surgery for each layer with transfers."""
-        nodes = self._groups.spawners(trees).nodes
-        count = trees.width if nodes is None else nodes.shape[1]
+        return self._groups.layout(trees)
+
+    def _lay_out(self, spawners: Spawners) -> Attachment:
+        """For each layer with transfers, its s steps: positions [B, s G] and visibility [B, s G, N + i G].
+
+        Steps that share a layer join it together; rows are numbered step by step, in the order of their nodes.
+        """
+        nodes, depth, ancestors = spawners
+        batch, count, _ = ancestors.shape
+        same = torch.eye(count, dtype=torch.bool, device=depth.device).expand(batch, -1, -1)
+        never = torch.zeros_like(same)
 
         def transferred(steps: list[int], hidden: Tensor) -> Tensor:
             spawning = hidden[:, :count]  # of all rows the nodes come first
             return torch.cat([spawning @ self._matrices[i].T for i in steps], 1)
 
-        return Attachment(
-            surgeries=tuple(
-                Surgery(layer, append=partial(transferred, steps), source=nodes, positions=positions, visible=visible)
-                for layer, steps, positions, visible in self._groups.layout(trees)
-            )
-        )
-
-    def _lay_out(self, depth: Tensor, ancestors: Tensor) -> list[tuple[int, list[int], Tensor, Tensor]]:
-        """For each layer with transfers: it, its s steps, positions [B, s G] and visibility [B, s G, N + i G].
-
-        Steps that share a layer join it together; rows are numbered step by step, in the order of their nodes.
-        """
-        batch, count, _ = ancestors.shape
-        same = torch.eye(count, dtype=torch.bool, device=depth.device).expand(batch, -1, -1)
-        never = torch.zeros_like(same)
-        laid = []
+        surgeries = []
         for layer, group in groupby(range(self.depth), key=self.transfer_layers.__getitem__):
             steps = list(group)
             seen = [
                 [same if j == i or (j < i and not self.masked) else never for j in range(steps[-1] + 1)] for i in steps
             ]
-            visible = torch.cat([torch.cat([ancestors, *blocks], 2) for blocks in seen], 1)
-            laid.append((layer, steps, torch.cat([depth + i + 1 for i in steps], 1), visible))
-        return laid
+            surgeries.append(
+                Surgery(
+                    layer,
+                    append=partial(transferred, steps),
+                    positions=torch.cat([depth + i + 1 for i in steps], 1),
+                    visible=torch.cat([torch.cat([ancestors, *blocks], 2) for blocks in seen], 1),
+                    source=nodes,
+                )
+            )
+        return Attachment(surgeries=tuple(surgeries), taps=(self._shapes["layers"],))
 
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`: step i of a node spoke of the place i + 1 behind it."""
-        if not step.own_rows or len(step.result.segments) < 2:
-            return None
         group, passed = self._groups.find(step.trees, nodes)
         spawning = self._groups.spawners(step.trees).depth.shape[1]
-        return logits_of(step, step.trees.width + group, spawning, self.depth, passed)
+        first = step.trees.width + group
+        states = own_states(step, self._shapes["layers"], first, spawning, self.depth)
+        return None if states is None else still_ahead(self.logits(step, states), passed)

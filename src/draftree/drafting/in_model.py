@@ -163,6 +163,13 @@ class InModelDrafter(Trained, Drafter):
         None where the pass did not hold what `attach` asked for (strict mode leaves rows out).
         """
 
+    @staticmethod
+    def logits(step: Step, states: Tensor) -> Tensor:
+        """Logits [B, D, V] of what the last layer returned [B, D, d] in the step's pass."""
+        host = step.result.host
+        assert host is not None
+        return host.logits(states)
+
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: keep the candidates of the node accepted last."""
         live = [b for b, emitted in enumerate(step.emitted) if emitted]
@@ -240,11 +247,11 @@ def best_on_host(logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
 
     One copy brings both.
     """
-    logits = logits.float()
-    top = logits.topk(count, -1)
-    # Where a depth has no guess at all, its logits and their sum are -inf, and would make NaN.
-    logp = top.values - logits.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    top = logits.float().log_softmax(-1).topk(count, -1)
     if logits.is_cpu:
-        return top.indices.numpy(), logp.numpy()
-    packed = torch.stack([top.indices.int(), logp.contiguous().view(torch.int32)]).numpy(force=True)
-    return packed[0].astype(np.int64), packed[1].view(np.float32)
+        tokens, logp = top.indices.numpy(), top.values.numpy()
+    else:
+        packed = torch.stack([top.indices.int(), top.values.contiguous().view(torch.int32)]).numpy(force=True)
+        tokens, logp = packed[0].astype(np.int64), packed[1].view(np.float32)
+    # Where a depth has no guess at all, its logits are all -inf, and NaN comes of them.
+    return tokens, np.where(np.isnan(logp), np.float32(-np.inf), logp)

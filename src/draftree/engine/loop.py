@@ -89,6 +89,8 @@ class Loop:
         contexts = [r.context for r in requests]
         budgets = shape.budgets(contexts, drafter.max_nodes)
         for b, request in enumerate(requests):
+            if not request.rules.drafting:
+                request.context.resting = True
             if not request.rules.drafting or request.context.room <= 1:
                 budgets[b] = 0
         if not any(budgets):
@@ -108,9 +110,9 @@ class Loop:
         trunks = [r.context.tokens[start:-1] for r, start in zip(requests, starts, strict=True)]
         floors = [r.context.prompt_length for r in requests]
         while max(len(t) for t in trunks) > PREFILL_CHUNK:
-            self._prefill(first, requests, [t[:PREFILL_CHUNK] for t in trunks], floors, alone)
+            self._prefill(first, requests, [t[:PREFILL_CHUNK] for t in trunks], floors)
             trunks = [t[PREFILL_CHUNK:] for t in trunks]
-        return self._pass(first, requests, trunks, trees, floors, alone)
+        return self._pass(first, requests, trunks, trees, floors, bare=alone)
 
     def _pass(
         self,
@@ -119,10 +121,11 @@ class Loop:
         trunks: list[list[int]],
         trees: TokenTree,
         floors: list[int],
-        alone: bool,
+        *,
+        bare: bool,
     ) -> tuple[TreePass, PassResult]:
         attachment = self.drafter.plan([r.context for r in requests], trees) if self.drafter is not None else None
-        if alone and attachment is not None:
+        if bare and attachment is not None:
             attachment = Attachment(taps=attachment.taps)
         starts = self.cache.lengths[first : first + len(requests)]
         row_by_row = self.tolerance is not None and not any(trunks)  # prompts pass as the plain engine's
@@ -131,20 +134,18 @@ class Loop:
         with self.host.lock:
             return turn, self.host.run(turn.plan, self.cache, first, self.encoder)
 
-    def _prefill(
-        self, first: int, requests: list[Request], chunks: list[list[int]], floors: list[int], alone: bool
-    ) -> None:
-        """Commit a part of long prompts; the drafter sees its hidden states, nothing is emitted."""
+    def _prefill(self, first: int, requests: list[Request], chunks: list[list[int]], floors: list[int]) -> None:
+        """Commit a part of long prompts; the drafter sees its hidden states, nothing is guessed or emitted."""
         # The chunk's last token plays the root; requests whose prompt is already in give an empty chunk.
         roots = TokenTree.roots(torch.tensor([c[-1] if c else 0 for c in chunks], dtype=torch.long, device=self.device))
-        turn, result = self._pass(first, requests, [c[:-1] for c in chunks], roots, floors, alone)
+        turn, result = self._pass(first, requests, [c[:-1] for c in chunks], roots, floors, bare=True)
         walked = [[0] if chunk else [] for chunk in chunks]
         self.cache.commit(turn.committed(walked), result.segments)
         if self.drafter is not None:
             contexts = [r.context for r in requests]
             nothing: list[list[int]] = [[] for _ in requests]
             self.drafter.observe(
-                Step(contexts, roots, result, turn.trunk, turn.offset, walked, nothing, own_rows=not alone)
+                Step(contexts, roots, result, turn.trunk, turn.offset, walked, nothing, own_rows=False)
             )
 
     def _accept(

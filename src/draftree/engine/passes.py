@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class TreePass:
     def node_rows(self, result: PassResult) -> Tensor | None:
         """Node number behind each row of the logits [B, n], -1 for other rows; None where it is row for row."""
         rows = result.rows
-        if rows is None or all(s.keep is None for s in self.plan.surgeries):  # rows that join stand behind the nodes
+        if rows is None:
             return None
         nodes = rows[:, self.offset :] - self.offset
         return nodes.masked_fill((nodes < 0) | (nodes >= self.trees.width), -1)
@@ -102,10 +103,11 @@ def tree_pass(
             visible,
             first_logit_row=offset,
         )
+    plan.last_logit_row = offset + width
     plan.rope_floor = tuple(floors)
     plan.row_by_row = row_by_row
     if attachment is not None:
-        plan = _attach(plan, attachment, begin, offset, torch.tensor(trunk, device=device))
+        plan = _attach(plan, attachment, trees, begin, trunk)
     if limit is not None and max(s + t for s, t in zip(starts, trunk, strict=True)) + REACH >= limit:
         plan = _clamp(plan, limit - 1)
     return TreePass(plan, trees, trunk, offset)
@@ -119,20 +121,69 @@ def _clamp(plan: Plan, last: int) -> Plan:
     return replace(plan, positions=plan.positions.clamp(max=last), surgeries=surgeries)
 
 
-def _attach(plan: Plan, attachment: Attachment, begin: Tensor, offset: int, trunk: Tensor) -> Plan:
-    tokens, positions, visible = plan.tokens, plan.positions, plan.visible
-    prefix_rows = attachment.prefix_rows
+class _Laid(NamedTuple):
+    """What passes without prompt rows share, as long as an attachment comes back with trees of the same structure.
+
+    Attributes:
+        ancestors: of the trees, to know them by.
+        offsets: LongTensor [B, N + M], positions of all entering rows from the root's.
+        visible: BoolTensor [B, N + M, N + M].
+        surgeries: with `joined` filled in.
+    """
+
+    ancestors: Tensor
+    offsets: Tensor
+    visible: Tensor
+    surgeries: tuple[Surgery, ...]
+
+
+def _lay(attachment: Attachment, trees: TokenTree) -> _Laid:
+    offsets, visible = trees.depth, trees.ancestors
     if attachment.embeddings is not None:
         if attachment.positions is None or attachment.visible is None:
             raise ValueError("An attachment with embeddings must give their `positions` and `visible`.")
-        count = attachment.embeddings.shape[1]
-        tokens = torch.nn.functional.pad(tokens, (0, count))
-        positions = torch.cat([positions, begin + attachment.positions], 1)
-        visible = torch.nn.functional.pad(visible, (0, count))
-        visible = torch.cat([visible, _see_trunk(attachment.visible, offset, trunk)], 1)
-    if prefix_rows is not None:
-        prefix_rows = torch.nn.functional.pad(prefix_rows, (offset, 0))
-    surgeries = tuple(_shift(s, begin, offset, trunk) for s in attachment.surgeries)
+        offsets = torch.cat([offsets, attachment.positions], 1)
+        visible = _beside(visible, attachment.visible)
+    surgeries = []
+    seen: Tensor | None = visible
+    for surgery in attachment.surgeries:
+        if surgery.keep is not None:
+            seen = None  # who is left is known in the pass
+        if seen is not None and surgery.visible is not None:
+            seen = _beside(seen, surgery.visible)
+            surgery = replace(surgery, joined=seen)
+        surgeries.append(surgery)
+    return _Laid(trees.ancestors, offsets, visible, tuple(surgeries))
+
+
+def _beside(visible: Tensor, more: Tensor) -> Tensor:
+    """Rows that see more [B, m, n + m] behind those that see visible [B, n, n], who do not see them."""
+    return torch.cat([torch.nn.functional.pad(visible, (0, more.shape[1])), more], 1)
+
+
+def _attach(plan: Plan, attachment: Attachment, trees: TokenTree, begin: Tensor, trunk: list[int]) -> Plan:
+    laid: _Laid | None = attachment.laid
+    if laid is None or laid.ancestors is not trees.ancestors:
+        laid = attachment.laid = _lay(attachment, trees)
+    tokens, positions, visible, prefix_rows = plan.tokens, begin + laid.offsets, laid.visible, attachment.prefix_rows
+    if attachment.embeddings is not None:
+        tokens = torch.nn.functional.pad(tokens, (0, attachment.embeddings.shape[1]))
+    offset = max(trunk)
+    if offset == 0:
+        surgeries = tuple(
+            s if s.positions is None else replace(s, positions=begin + s.positions) for s in laid.surgeries
+        )
+    else:
+        real = torch.tensor(trunk, device=begin.device)
+        positions = torch.cat([plan.positions[:, :offset], positions], 1)
+        own = visible.shape[1] - trees.width
+        visible = plan.visible
+        if attachment.visible is not None:
+            visible = torch.nn.functional.pad(visible, (0, own))
+            visible = torch.cat([visible, _see_trunk(attachment.visible, offset, real)], 1)
+        if prefix_rows is not None:
+            prefix_rows = torch.nn.functional.pad(prefix_rows, (offset, 0))
+        surgeries = tuple(_shift(s, begin, offset, real) for s in attachment.surgeries)
     return replace(
         plan,
         tokens=tokens,
@@ -152,11 +203,9 @@ def _see_trunk(visible: Tensor, offset: int, trunk: Tensor) -> Tensor:
 
 
 def _shift(surgery: Surgery, begin: Tensor, offset: int, trunk: Tensor) -> Surgery:
-    """Express a surgery on tree rows as one on all rows: the trunk stays in front, untouched."""
+    """Express a surgery on tree rows as one on all rows: `offset` rows of the trunk stay in front, untouched."""
     keep, append, source, visible = surgery.keep, surgery.append, surgery.source, surgery.visible
     positions = None if surgery.positions is None else begin + surgery.positions
-    if offset == 0:
-        return replace(surgery, positions=positions)
 
     def with_trunk(rows: Tensor) -> Tensor:
         front = torch.arange(offset, device=rows.device).expand(rows.shape[0], -1)

@@ -42,3 +42,15 @@ class Host(ABC):
         The rows' keys and values lie behind each slot's context until `cache.commit` keeps some of them; a pass
         that is not committed leaves no trace. `encoder` holds the cross attention of encoder-decoders.
         """
+
+    @abstractmethod
+    def close(self, hidden: Tensor) -> Tensor:
+        """What the model's head reads [B, n, d'] of the last layer's output [B, n, d]."""
+
+    @abstractmethod
+    def head(self, closed: Tensor) -> Tensor:
+        """What the model's head says [B, n, V] of what it reads [B, n, d'], before anything is done to that."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, V] of the last layer's output [B, n, d], as a pass gives them."""

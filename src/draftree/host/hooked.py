@@ -11,7 +11,7 @@ import inspect
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,12 @@ from draftree.host.cache import SlotCache
 from draftree.host.families import family_of
 from draftree.host.gradient import GradientCache
 from draftree.host.masks import PassMasks
-from draftree.host.plan import PassResult, Plan, Segment, Surgery, operate
+from draftree.host.plan import PassResult, Plan, Segment, Surgery, logit_slice, operate
 from draftree.host.positions import is_length_dependent, per_row_angles, unchanged
 from draftree.host.target import Target
+
+if TYPE_CHECKING:
+    from draftree.host.probe import Anatomy
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
 
@@ -39,7 +42,6 @@ class HookedHost(Host):
         self.family = family_of(target)
         parameters = inspect.signature(type(target.model).forward).parameters
         self._takes_positions = "position_ids" in parameters and not target.encoder_decoder
-        self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._layer_signatures = [inspect.signature(type(layer).forward) for layer in target.layers]
         self._rotary = _outer_rotary_modules(target)
         self._length_dependent = any(is_length_dependent(m) for m in self._rotary)
@@ -49,6 +51,28 @@ class HookedHost(Host):
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Host.run`."""
         return self._run(plan, cache, first, encoder)
+
+    @torch.no_grad()
+    def close(self, hidden: Tensor) -> Tensor:
+        """See `Host.close`."""
+        return self._anatomy.close(hidden)
+
+    @torch.no_grad()
+    def head(self, closed: Tensor) -> Tensor:
+        """See `Host.head`."""
+        return self._anatomy.head(closed)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Host.logits`."""
+        anatomy = self._anatomy
+        return anatomy.finish(anatomy.head(anatomy.close(hidden)))
+
+    @property
+    def _anatomy(self) -> Anatomy:
+        from draftree.host.probe import probe  # here, as the probe drives a hooked host
+
+        return probe(self.target)
 
     def run_with_gradients(
         self, plan: Plan, prefix: Sequence[tuple[Tensor, Tensor]] | None = None, encoder: Any = None
@@ -116,18 +140,10 @@ class _HookedPass:
             arguments["attention_mask"] = self._forward_mask()
         if self.host._takes_positions:
             arguments["position_ids"] = plan.positions
-        rows = plan.width - plan.first_logit_row
-        trimmed = self.host._takes_logits_to_keep and plan.first_logit_row > 0 and not plan.surgeries
-        if trimmed:
-            arguments["logits_to_keep"] = rows
         with ExitStack() as stack:
             self._hook(stack)
             logits = target.model(**arguments).logits
-        if self.final is not None:
-            logits = target.model.get_output_embeddings()(self.final)
-        if not trimmed:
-            logits = logits[:, plan.first_logit_row :]
-        return PassResult(logits, self.segments, self.hidden)
+        return PassResult(logits, self.segments, self.hidden, self.host)
 
     def _forward_mask(self) -> Any:
         if self.family.layer_arguments_needed:
@@ -165,6 +181,8 @@ class _HookedPass:
             self._add(stack, target.layers[-1].register_forward_hook(self._tap_last))
         if self.family.views_final_rows and plan.surgeries:
             self._add(stack, target.decoder.ln_f.register_forward_hook(self._view_final))
+        head = target.model.get_output_embeddings()
+        self._add(stack, head.register_forward_pre_hook(self._before_head))
 
     @staticmethod
     def _add(stack: ExitStack, handle: Any) -> None:
@@ -192,6 +210,10 @@ class _HookedPass:
         if output.shape[1] >= wanted:
             return output[:, :wanted]
         return torch.nn.functional.pad(output, (0, 0, 0, wanted - output.shape[1]))
+
+    def _before_head(self, module: nn.Module, args: Any) -> Any:
+        hidden = args[0] if self.final is None else self.final
+        return (hidden[:, logit_slice(self.plan, self.segments[-1])],)
 
     def _before_layer(self, index: int, *, rewrite: bool) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

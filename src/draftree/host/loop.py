@@ -20,7 +20,7 @@ from draftree.host.cache import SlotCache
 from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
 from draftree.host.layer import Angles, Norm, Parts, TensorHead, TensorLayer
 from draftree.host.masks import LayerKind, PassMasks
-from draftree.host.plan import PassResult, Plan, Segment, operate
+from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
 from draftree.host.positions import is_length_dependent, per_row_angles
 from draftree.host.product import COPY_LIMIT
 from draftree.host.target import Target
@@ -76,16 +76,16 @@ class LoopHost(Host):
         self._per_row = is_length_dependent(self._rotary)
         self._stack: CompiledStack | None = None  # where layers are compiled
         parts = [Parts.of(layer, target.config) for layer in target.layers]
-        norm, head = Norm.of(target.decoder.norm), target.model.get_output_embeddings()
+        self._norm, head = Norm.of(target.decoder.norm), target.model.get_output_embeddings()
         library = load_library() if copy and target.dtype == torch.float32 and target.device.type == "cpu" else None
         self._layers: list[Any]
         self._head: Any
         if library is None:
-            self._layers, self._head = [TensorLayer(part, copy) for part in parts], TensorHead(norm, head, copy)
+            self._layers, self._head = [TensorLayer(part, copy) for part in parts], TensorHead(self._norm, head, copy)
         else:
             self.form = f"{self.name}, compiled {ABI}"
             self._layers = [CompiledLayer(library, part) for part in parts]
-            self._head = CompiledHead(library, norm, head)
+            self._head = CompiledHead(library, self._norm, head)
             self._stack = CompiledStack(library, self._layers)
         self._embedding = target.model.get_input_embeddings()
         self._cosines = self._sines = torch.empty(0)
@@ -113,9 +113,23 @@ class LoopHost(Host):
             x = self._advance(x, i, stop, rows)
         if len(self._layers) in plan.taps:
             hidden[len(self._layers)] = x
-        if plan.first_logit_row:
-            x = x[:, plan.first_logit_row :]
-        return PassResult(self._head(x), segments, hidden)
+        return PassResult(self._head(x[:, logit_slice(plan, segment)]), segments, hidden, self)
+
+    @torch.inference_mode()
+    def close(self, hidden: Tensor) -> Tensor:
+        """See `Host.close`."""
+        return self._norm(hidden)
+
+    @torch.inference_mode()
+    def head(self, closed: Tensor) -> Tensor:
+        """See `Host.head`."""
+        return F.linear(closed, self.target.model.get_output_embeddings().weight)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Host.logits`."""
+        logits: Tensor = self._head(hidden)
+        return logits
 
     def _advance(self, x: Tensor, first: int, last: int, rows: _Rows) -> Tensor:
         """Layers [first, last) on x [B, n, d], which may be changed."""

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from draftree.host.base import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Surgery:
             appended row sees the whole context.
         source: LongTensor [B, S], the rows that `append` is given, in this order; None for all K of them.
         hide_prefix: from here on no row sees the deep prefix (BiTA's shallow prompts).
+        joined: BoolTensor [B, K + M, K + M], who sees whom once the rows have joined, where that is known beforehand;
+            else it is put together in the pass.
     """
 
     layer: int
@@ -39,6 +45,7 @@ class Surgery:
     visible: Tensor | None = None
     source: Tensor | None = None
     hide_prefix: bool = False
+    joined: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -54,6 +61,9 @@ class Plan:
         surgeries: changes of rows mid-stack, ascending by layer.
         taps: layers whose incoming hidden states are wanted; `layers` itself taps what the last one returns.
         first_logit_row: rows before this one get no logits (a prompt's rows need none).
+        last_logit_row: rows from this one on get none either (of a drafter's rows, those behind one node matter, and
+            that node is known only when the pass is over: see `Host.logits`). None for no such rows. Where rows leave
+            in mid-stack, the rows that are left all get logits.
         rope_floor: length [B] (host-side) below which length-dependent rotary embeddings do not choose their
             frequencies: the prompt's length, as in Hugging Face's own prefill.
     row_by_row: each row attends alone, over the columns it sees and no others, as it would in a pass of its own
@@ -70,6 +80,7 @@ class Plan:
     first_logit_row: int = 0
     rope_floor: tuple[int, ...] = ()
     row_by_row: bool = False
+    last_logit_row: int | None = None
 
     @property
     def batch(self) -> int:
@@ -90,7 +101,14 @@ class Plan:
         surgeries = []
         for s in self.surgeries:
             keep = s.keep if s.keep is None or callable(s.keep) else s.keep[b : b + 1]
-            own = replace(s, keep=keep, source=row(s.source), positions=row(s.positions), visible=row(s.visible))
+            own = replace(
+                s,
+                keep=keep,
+                source=row(s.source),
+                positions=row(s.positions),
+                visible=row(s.visible),
+                joined=row(s.joined),
+            )
             surgeries.append(own)
         return replace(
             self,
@@ -111,7 +129,7 @@ class Segment:
     Attributes:
         start: first layer of the run.
         rows: LongTensor [B, n]; original row number (appended rows are numbered on from N; padding is -1), or
-            None where the rows are exactly the plan's entering rows.
+            None where no row has left, so that row i is number i.
         positions: LongTensor [B, n].
         visible: BoolTensor [B, n, n].
         prefix_rows: BoolTensor [B, n] or None.
@@ -129,18 +147,20 @@ class PassResult:
     """What came out of a pass.
 
     Attributes:
-        logits: [B, n, V] of the final segment's rows from `first_logit_row` on.
+        logits: [B, n, V] of the final segment's rows from `first_logit_row` on, up to `last_logit_row`.
         segments: the row layouts that the cache holds, one per run of layers.
         hidden: layer index -> tapped hidden states [B, n_at_that_layer, d].
+        host: what made it, for logits of tapped rows.
     """
 
     logits: Tensor
     segments: list[Segment]
     hidden: dict[int, Tensor] = field(default_factory=dict)
+    host: Host | None = None
 
     @property
     def rows(self) -> Tensor | None:
-        """Original row numbers [B, n] of the final rows, None where nothing was dropped or appended."""
+        """Original row numbers [B, n] of the final rows, None where none has left and row i is number i."""
         return self.segments[-1].rows
 
     @classmethod
@@ -164,7 +184,7 @@ class PassResult:
                 )
             )
         hidden = {layer: cat([r.hidden[layer] for r in results]) for layer in results[0].hidden}
-        return cls(cat([r.logits for r in results]), segments, hidden)
+        return cls(cat([r.logits for r in results]), segments, hidden, results[0].host)
 
 
 def _pad_and_cat(parts: list[Tensor], fill: int = 0) -> Tensor:
@@ -178,6 +198,11 @@ def _pad_and_cat(parts: list[Tensor], fill: int = 0) -> Tensor:
     return torch.cat(padded)
 
 
+def logit_slice(plan: Plan, segment: Segment) -> slice:
+    """The rows of the final `segment` that get logits."""
+    return slice(plan.first_logit_row, plan.last_logit_row if segment.rows is None else None)
+
+
 def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> tuple[Segment, Tensor]:
     """Apply `surgery` to `hidden` [B, n, d]; return the new segment and the new hidden states.
 
@@ -187,7 +212,7 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
     batch, count, _ = hidden.shape
     device = hidden.device
     rows = segment.rows
-    if rows is None and (surgery.keep is not None or surgery.append is not None):
+    if rows is None and surgery.keep is not None:
         rows = torch.arange(count, device=device).expand(batch, count)
     positions, visible, prefix_rows = segment.positions, segment.visible, segment.prefix_rows
     if surgery.hide_prefix:
@@ -209,18 +234,20 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
     if surgery.append is not None:
         if surgery.positions is None or surgery.visible is None:
             raise ValueError("A surgery that appends rows must give their `positions` and `visible`.")
-        assert rows is not None
         given = hidden
         if surgery.source is not None:
             given = hidden.gather(1, surgery.source[:, :, None].expand(-1, -1, hidden.shape[2]))
         extra = surgery.append(given)
         added = extra.shape[1]
-        known = max(width, int(rows.max()) + 1) if rows.numel() else width
-        rows = torch.cat([rows, torch.arange(known, known + added, device=device).expand(batch, added)], 1)
+        if rows is not None:
+            known = max(width, int(rows.max()) + 1) if rows.numel() else width
+            rows = torch.cat([rows, torch.arange(known, known + added, device=device).expand(batch, added)], 1)
         hidden = torch.cat([hidden, extra.to(hidden.dtype)], 1)
         positions = torch.cat([positions, surgery.positions], 1)
-        old = torch.nn.functional.pad(visible, (0, added))
-        visible = torch.cat([old, surgery.visible], 1)
+        if surgery.joined is not None:
+            visible = surgery.joined
+        else:
+            visible = torch.cat([torch.nn.functional.pad(visible, (0, added)), surgery.visible], 1)
         if prefix_rows is not None:
             prefix_rows = torch.nn.functional.pad(prefix_rows, (0, added))
     return Segment(surgery.layer, rows, positions, visible, prefix_rows), hidden

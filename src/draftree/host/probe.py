@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class Anatomy:
         value_dim: width of a value.
         closing: modules that a hidden state passes between the last layer and the head, in order.
         scale: factor on what they return before the head reads it (T5 with a tied head), else 1.
+        factor: on what the head says (Cohere, Granite), else 1.
+        cap: what the head says is bent to stay within -cap .. cap (Gemma 2); None where it is not.
         reference: weak, so that cached facts do not keep the model alive.
     """
 
@@ -43,6 +45,8 @@ class Anatomy:
     value_dim: int
     closing: tuple[nn.Module, ...] = field(repr=False)
     scale: float
+    factor: float
+    cap: float | None
     reference: weakref.ref[Any] = field(repr=False)
 
     def close(self, hidden: Tensor) -> Tensor:
@@ -50,6 +54,15 @@ class Anatomy:
         for module in self.closing:
             hidden = module(hidden)
         return hidden if self.scale == 1.0 else hidden * self.scale
+
+    def finish(self, said: Tensor) -> Tensor:
+        """From what the head says [..., V] to the model's logits."""
+        if self.cap is not None:
+            said = self.cap * torch.tanh(said / self.cap)
+        if self.factor != 1.0:
+            said = said * self.factor
+        bias = getattr(self.reference(), "final_logits_bias", None)  # BART and its kin
+        return said if bias is None else said + bias.to(said)
 
     @property
     def head(self) -> Callable[[Tensor], Tensor]:
@@ -99,6 +112,7 @@ def _look(target: Target) -> Anatomy:
         cache = _Watched(len(target.layers), 1)
         calls: list[tuple[nn.Module, Tensor]] = []  # behind the last layer, in order
         read: list[Tensor] = []
+        said: list[Tensor] = []
 
         def note(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor) and args and isinstance(args[0], Tensor):
@@ -112,6 +126,7 @@ def _look(target: Target) -> Anatomy:
                     stack.callback(module.register_forward_hook(note).remove)
             stack.callback(target.layers[-1].register_forward_pre_hook(lambda *_: calls.clear()).remove)
             stack.callback(head.register_forward_pre_hook(lambda _, args: read.append(args[0])).remove)
+            stack.callback(head.register_forward_hook(lambda *call: said.append(call[-1])).remove)
             row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
             one = torch.zeros(1, 1, dtype=torch.long, device=device)
             result = host.run(Plan(one, one, row, taps=(len(target.layers),)), cache, encoder=encoder)
@@ -123,7 +138,27 @@ def _look(target: Target) -> Anatomy:
     kv_heads, head_dim, value_dim = cache.shapes.pop()
     closing = tuple(module for module, _ in calls if not isinstance(module, nn.Dropout))
     scale = _scale(closing, result.hidden[len(target.layers)], read[-1] if read else None, target.model_type)
-    return Anatomy(kv_heads, head_dim, value_dim, closing, scale, target.reference)
+    anatomy = Anatomy(kv_heads, head_dim, value_dim, closing, scale, 1.0, None, target.reference)
+    return _finished(anatomy, target, said[-1], result.logits)
+
+
+def _finished(anatomy: Anatomy, target: Target, said: Tensor, logits: Tensor) -> Anatomy:
+    """The anatomy with what the model does to what its head said before it calls it logits."""
+    cap = getattr(target.config, "final_logit_softcapping", None)
+    if cap is not None:
+        anatomy = replace(anatomy, cap=float(cap))
+    else:
+        bias = getattr(target.model, "final_logits_bias", None)
+        given = logits if bias is None else logits - bias.to(logits)
+        ours, theirs = said.double().flatten(), given.double().flatten()
+        factor = float((ours @ theirs) / (ours @ ours))
+        anatomy = replace(anatomy, factor=1.0 if abs(factor - 1) < CLOSE else factor)
+    if (anatomy.finish(said) - logits).abs().max() <= CLOSE * logits.abs().max():
+        return anatomy
+    raise ValueError(
+        f"Cannot follow a '{target.model_type}' model from its head to its logits: use a drafter that reads none, such "
+        "as draftree.Lookahead(), and please report this architecture."
+    )
 
 
 def _scale(closing: tuple[nn.Module, ...], last: Tensor, read: Tensor | None, family: str) -> float:
