@@ -194,10 +194,12 @@ class InModelDrafter(Trained, Drafter):
         roots = [request.tokens[-1] for request in requests]
         if some is None:
             return TokenTree.roots(torch.tensor(roots))
-        tokens = np.stack([some.tokens if h is None else h.tokens for h in held])
-        logp = np.stack([np.full_like(some.logp, -np.inf) if h is None else h.logp for h in held])
+        tokens = np.array([some.tokens if h is None else h.tokens for h in held])
+        logp = np.array([some.logp if h is None else h.logp for h in held])
         for b, request in enumerate(requests):
-            logp[b, max(request.room - 1, 0) :] = -np.inf  # deeper guesses are wasted
+            if held[b] is None or request.room <= self.depth:
+                reach = 0 if held[b] is None else max(request.room - 1, 0)
+                logp[b, reach:] = -np.inf  # deeper guesses are wasted
         if self.choices is None:
             return best_first(roots, tokens, logp, budgets, self.source, self.off_path.factor)
         tree = TokenTree.from_choices(

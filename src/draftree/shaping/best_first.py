@@ -26,7 +26,7 @@ class _Superset(NamedTuple):
     """Nodes that may be among the best n, whatever the probabilities; parents first.
 
     Attributes:
-        path: [T, D], the candidates on the way, numbered d K + rank; D K where there is no further one.
+        path: [D, T], the candidates on the way, numbered d K + rank; D K where there is no further one.
         last: [T], the node's own candidate.
         parent: [T], -1 for the root.
         strays: [T], steps below a candidate that was not the best of its depth.
@@ -54,7 +54,9 @@ def _superset(depth: int, k: int, budget: int) -> _Superset:
         level = below
     place = {ranks: i for i, ranks in enumerate(nodes)} | {(): -1}
     return _Superset(
-        np.array([[*(d * k + rank for d, rank in enumerate(r)), *[depth * k] * (depth - len(r))] for r in nodes]),
+        np.array(
+            [[*(d * k + rank for d, rank in enumerate(r)), *[depth * k] * (depth - len(r))] for r in nodes]
+        ).T.copy(),
         np.array([(len(r) - 1) * k + r[-1] for r in nodes]),
         np.array([place[r[:-1]] for r in nodes]),
         np.array([next((len(r) - 1 - i for i, rank in enumerate(r) if rank), 0) for r in nodes]),
@@ -82,29 +84,32 @@ def best_first(
     batch, depth, k = logp.shape
     most = max(budgets, default=0)
     held = _superset(depth, k, 1 << max(most - 1, 0).bit_length())
-    rows = np.arange(batch)[:, None]
     steps = np.zeros((batch, depth * k + 1))
     steps[:, :-1] = logp.reshape(batch, -1)
-    scores = steps[:, held.path].sum(2) + held.strays * math.log(off_path)
+    scores = steps.take(held.path[0], 1)
+    for further in held.path[1:]:
+        scores += steps.take(further, 1)
+    scores += held.strays * math.log(off_path)
     order = (-scores).argsort(axis=1, kind="stable")[:, :most]  # stable: parents before children that tie
+    rows = np.arange(batch)[:, None]
     scores = scores[rows, order]
-    counts = np.minimum((scores > -np.inf).sum(1), budgets)
-    width = 1 + int(counts.max(initial=0))
+    counts = [min(n, budget) for n, budget in zip((scores > -np.inf).sum(1).tolist(), budgets, strict=True)]
+    width = 1 + max(counts)
     order, scores = order[:, : width - 1], scores[:, : width - 1]
     place = np.zeros((batch, len(held.parent) + 1), np.int64)  # the last column is the root's
     place[rows, order] = np.arange(1, width)
     guesses = tokens.reshape(batch, -1)[rows, held.last[order]]
     above = place[rows, held.parent[order]]
     bits = np.full_like(above, source)
-    if counts.min(initial=width) < width - 1:
-        padding = np.arange(1, width) > counts[:, None]
+    if min(counts) < width - 1:
+        padding = np.arange(1, width) > np.array(counts)[:, None]
         guesses[padding], above[padding], scores[padding], bits[padding] = 0, -1, -np.inf, 0
     return TokenTree(
         _columns(roots, guesses),
         _columns(-1, above),
         _columns(0.0, scores.astype(np.float32)),
         _columns(0, bits),
-        tuple((1 + counts).tolist()),
+        tuple(1 + count for count in counts),
     )
 
 
@@ -135,11 +140,13 @@ class OffPath:
     def learn(self, tokens: np.ndarray, logp: np.ndarray, text: Sequence[int]) -> None:
         """Candidates [D, K] and the tokens that came in their places (as many as there are, up to D)."""
         stray = 0
+        sums = np.exp(logp).sum(1).tolist()
         for depth, token in enumerate(text[: len(tokens)]):
-            found = np.flatnonzero(tokens[depth] == token)
+            ranks: list[int] = tokens[depth].tolist()
+            rank = ranks.index(token) if token in ranks else -1
             if depth:
-                self._hoped[stray] = FORGET * self._hoped[stray] + float(np.exp(logp[depth]).sum())
-                self._came[stray] = FORGET * self._came[stray] + len(found)
-            if not len(found):
+                self._hoped[stray] = FORGET * self._hoped[stray] + sums[depth]
+                self._came[stray] = FORGET * self._came[stray] + (rank >= 0)
+            if rank < 0:
                 return
-            stray |= int(found[0] > 0)
+            stray |= rank > 0
