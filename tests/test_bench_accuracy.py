@@ -63,6 +63,11 @@ def test_hits_of_heads_are_those_of_stock_passes(demo):
     assert (found.right == right).all()
     assert 0 < found.right.sum() < found.cases.sum() * RANKS
     assert found.by_rank[0][0] == pytest.approx(right[:, 0, 0].sum() / cases[:, 0].sum())
+    rows = EXPERIMENTS["draft-accuracy"].run(setup).rows
+    third = next(row for row in rows if (row["place"], row["top"]) == (4, 2))
+    assert third["accuracy"]["value"] == pytest.approx(right[:, 2, :2].sum() / cases[:, 2].sum())
+    sets = [task.prompt.set for task in setup.tasks]
+    assert third["by_set"] == pytest.approx({s: right[t, 2, :2].sum() / cases[t, 2] for t, s in enumerate(sets)})
 
 
 @torch.no_grad()

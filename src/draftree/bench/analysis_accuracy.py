@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -25,10 +26,11 @@ def draft_accuracy(setup: Setup) -> Findings:
         if hits.cases[:, d].any()
     }
     cases = {(s.name, p): int(hits.cases[:, d].sum()) for s, hits in found for d, p in enumerate(hits.places)}
+    by_set = {(s.name, p): _by_set(setup, hits, d) for s, hits in found for d, p in enumerate(hits.places)}
     methods = {subject.name: subject.method for subject, _ in found}
     rows = [
         {"drafter": name, "method": methods[name], "place": place, "top": k, "cases": cases[name, place]}
-        | {"accuracy": score.as_dict()}
+        | {"accuracy": score.as_dict(), "by_set": by_set[name, place][k - 1]}
         for (name, place), by_rank in scores.items()
         for k, score in enumerate(by_rank, 1)
     ]
@@ -60,6 +62,14 @@ def accuracies(hits: Hits, d: int) -> list[Estimate]:
     """Top-1, top-2, .. top-10 accuracy at depth number `d` (from 0)."""
     within = hits.right[:, d].cumsum(-1)
     return [Sampled.share(within[:, k], hits.cases[:, d]).estimate for k in range(RANKS)]
+
+
+def _by_set(setup: Setup, hits: Hits, d: int) -> list[dict[str, float]]:
+    """Top-1, top-2, .. accuracy in every set of prompts that has a case at depth number `d`."""
+    sets = np.array([task.prompt.set for task in setup.tasks])
+    within, cases = hits.right[:, d].cumsum(-1), hits.cases[:, d]
+    sums = {name: (within[sets == name].sum(0), cases[sets == name].sum()) for name in dict.fromkeys(sets.tolist())}
+    return [{name: float(right[k] / seen) for name, (right, seen) in sums.items() if seen} for k in range(RANKS)]
 
 
 def _table(scores: dict[tuple[str, int], list[Estimate]], cases: dict[tuple[str, int], int]) -> Table:
