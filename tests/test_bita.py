@@ -16,7 +16,8 @@ import draftree
 from draftree.drafting import BiTA
 from draftree.engine import generate
 from draftree.host import LoopHost, inspect_model
-from draftree.shaping import Fixed
+from draftree.host.cost import StepCost
+from draftree.shaping import DynamicTree, Fixed
 
 
 @torch.no_grad()
@@ -60,13 +61,16 @@ def test_mask_rows_equal_a_slow_pass(name: str, options: dict[str, Any]) -> None
             agree(s, slow(model, drafter, s.tokens[: len(s.tokens) - 1 - passed])[passed:], f"{name}, {host}")
 
 
-def test_the_nearest_ancestor_speaks_for_a_node_without_masks() -> None:
+@pytest.mark.parametrize("shape", ["fixed", "dynamic"])
+def test_the_nearest_ancestor_speaks_for_a_node_without_masks(shape: str) -> None:
     """Some groups: whoever spoke is one of the nodes passed, and the deepest whose slow pass agrees."""
     model = build("llama")
-    drafter = randomised(BiTA.fresh(model, groups=3))
+    drafter = randomised(BiTA.fresh(model, groups=3 if shape == "fixed" else None))
     seen = recorded(drafter)
     ids, mask = left_pad(prompts())
-    generate(model, ids, mask, drafter=drafter, shape=Fixed(16), max_new_tokens=NEW)
+    cheap = StepCost((1, 64), (1.0, 1.2))
+    sized = Fixed(16) if shape == "fixed" else DynamicTree(cost=cheap)
+    generate(model, ids, mask, drafter=drafter, shape=sized, max_new_tokens=NEW)
     own = 0
     for s in seen[::2]:
         finite = int((s.logp > -torch.inf).any(-1).sum())
@@ -102,6 +106,8 @@ def test_what_a_tree_costs() -> None:
     assert BiTA.fresh(model, masks=3, depth=2).rows(10, 2) == 30
     assert BiTA.fresh(model, masks=3, groups=1).rows(10, 2) == 16
     assert BiTA.fresh(model, masks=3, groups=4).rows(3, 1) == 12
+    assert BiTA.fresh(model, masks=3).rows(10, 1, 2) == 16
+    assert BiTA.fresh(model, masks=3, groups=1).rows(10, 1, 2) == 13
 
 
 def test_added_parameters_at_the_size_of_7b() -> None:

@@ -15,6 +15,7 @@ from draftree.engine import loop as loop_module
 from draftree.host import LoopHost, inspect_model
 from draftree.host.cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
+from draftree.tree import TokenTree
 
 DEFAULT = ("llama", "gpt2", "gemma3", "mpt", "bart")
 FAMILIES = [
@@ -199,6 +200,7 @@ def test_what_its_steps_take_is_found_out() -> None:
     worth = torch.tensor([[0.0, 0.5, 0.3, 0.2, 0.2, 0.2]]).numpy()
     request = Context(1, [5, 6], 2, 99)
     before = shape._seconds(1, 5, attached=True)
+    shape._spawned = 4  # each of the four nodes has its three rows
     for _ in range(60):
         shape.budgets([request], 8)
         shape.learn([request])
@@ -212,6 +214,34 @@ def test_what_its_steps_take_is_found_out() -> None:
         sizes = shape._weigh([request], worth)
     assert request.resting
     assert sizes == DynamicTree(cost=cost).choose(worth)  # what was guessed is verified at plain cost
+
+
+@pytest.mark.parametrize("kind", ["bita", "hidden-transfer", "medusa"])
+def test_as_many_nodes_have_rows_as_are_worth_it(kind: str) -> None:
+    """All where rows are free, the root alone where they are dear, the likely ends of walks in between."""
+    drafter = make(kind, build("llama"))
+    tree = TokenTree.from_paths(5, [[6, 7, 8], [9], [10]], [[-0.1, -0.7, -1.0], [-3.0], [-4.0]])
+    counts = []
+    for slope in (0.0, 0.002, 1.0):
+        shape = DynamicTree()
+        cost = StepCost((1, 64), (1.0, 1.0 + 63 * slope))
+        shape.bind(cost, drafter)
+        request = Context(1, [4, 5], 2, 99)
+        shape.budgets([request], 8)
+        found = shape.trim([request], tree)
+        counts.append(request.spawn)
+        if kind != "medusa":
+            attached = drafter.plan([request], found)
+            rows = found.width if attached.embeddings is None else attached.embeddings.shape[1]
+            if attached.embeddings is not None:
+                assert rows == min(request.spawn, found.width) * drafter.depth
+            else:
+                assert attached.surgeries[0].positions.shape[1] == min(request.spawn, found.width)
+    if kind == "medusa":
+        assert counts == [None] * 3
+        return
+    assert counts[0] >= 4  # a walk hardly ends at the two poor guesses
+    assert counts[0] >= counts[1] >= counts[2] == 1
 
 
 @pytest.mark.parametrize("cls", [Medusa, BiTA, HiddenTransfer])

@@ -33,6 +33,7 @@ class Context:
         room: how many more tokens the request may emit; deeper guesses are wasted.
         resting: set by the shape, or as the request takes no guesses: the step after this one asks for none, so rows
             that would prepare it are wasted.
+        spawn: set by the shape: nodes of the tree that are worth rows of the drafter's own; None leaves that to it.
     """
 
     id: int
@@ -40,6 +41,7 @@ class Context:
     prompt_length: int
     room: int
     resting: bool = False
+    spawn: int | None = None
 
 
 @dataclass(slots=True)
@@ -123,7 +125,7 @@ class Drafter(ABC):
         """What statistics call a node with these source bits."""
         return self.name
 
-    def rows(self, nodes: Any, requests: int = 1) -> Any:
+    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
         """Rows of a pass over trees of `nodes` nodes in all, those that `plan` attaches counted.
 
         One row is a row through all layers; rows that join half-way count as half. Shapes size trees by it.
@@ -131,6 +133,7 @@ class Drafter(ABC):
         Args:
             nodes: a number or an array of them, the roots of all trees included.
             requests: how many trees.
+            spawning: how many of the nodes have rows attached; None for what the drafter does by itself.
         """
         return nodes
 

@@ -8,13 +8,13 @@ that. Both together are 0.01 to 0.06 % of the model, and all else stays as it is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from draftree.drafting.base import Attachment, Step
+from draftree.drafting.base import Attachment, Context, Step
 from draftree.drafting.groups import Groups, Spawners, own_states, still_ahead
 from draftree.drafting.in_model import InModelDrafter
 from draftree.host.plan import Surgery
@@ -80,9 +80,10 @@ class BiTA(InModelDrafter):
         masks: M, how many tokens ahead; the paper takes 3, and 4 for its largest models.
         prompts: P, prompt keys and values per layer; 0 for mask tokens only.
         deep: prompts in every layer; False for the first layer only (ablation of Table 3).
-        groups: how many nodes of a tree have a group of masks, the likeliest to be accepted last; None for all, as in
-            the paper. 1 with tree="chain" is its straightforward decoding: what is left of the root's guesses after
-            some were accepted is all that the next step has (ablation of Table 4).
+        groups: how many nodes of a tree have a group of masks at most, the likeliest to be accepted last. With None
+            `DynamicTree` chooses how many are worth their rows, and under other shapes all have one, as in the paper.
+            1 with tree="chain" is its straightforward decoding: what is left of the root's guesses after some were
+            accepted is all that the next step has (ablation of Table 4).
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
 
     Raises:
@@ -125,13 +126,13 @@ class BiTA(InModelDrafter):
         self.deep_prefix = prefix
         self._groups.clear()
 
-    def rows(self, nodes: Any, requests: int = 1) -> Any:
+    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
         """See `Drafter.rows`: n (1 + M) where all nodes have a group."""
-        return nodes + self.depth * self._groups.count(nodes, requests)
+        return nodes + self.depth * self._groups.count(nodes, requests, spawning)
 
-    def attach(self, trees: TokenTree) -> Attachment:
+    def attach(self, requests: Sequence[Context], trees: TokenTree) -> Attachment:
         """See `InModelDrafter.attach`: masks stand group by group, in the order of their nodes."""
-        return self._groups.layout(trees)
+        return self._groups.layout(requests, trees)
 
     def _lay_out(self, spawners: Spawners) -> Attachment:
         """The masks of G nodes: G M rows with their positions, visibility [B, G M, N + G M] and view of the prompts."""
@@ -155,7 +156,7 @@ class BiTA(InModelDrafter):
 
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`: mask i of a node spoke of the place i + 1 behind it."""
-        group, passed = self._groups.find(step.trees, nodes)
+        group, passed = self._groups.find(step, nodes)
         first = step.trees.width + group * self.depth
         states = own_states(step, self._shapes["layers"], first, 1, self.depth)
         return None if states is None else still_ahead(self.logits(step, states), passed)

@@ -9,14 +9,14 @@ straightforward decoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, Step
+from draftree.drafting.base import Attachment, Context, Step
 from draftree.tree import TokenTree
 
 KEPT = 512  # layouts that are remembered
@@ -40,7 +40,8 @@ class Groups:
     """Chooses the nodes that spawn, lays out their rows, and finds the rows of the node accepted last.
 
     Args:
-        most: nodes of a tree that spawn, the root always among them; None for all.
+        most: nodes of a tree that spawn, the root always among them; None for all, or as many as the shape finds worth
+            their rows (`Context.spawn`).
         lay_out: the attachment for spawning nodes.
     """
 
@@ -50,19 +51,20 @@ class Groups:
         self.most = most
         self.lay_out = lay_out
         self._made: dict[tuple[Any, ...], tuple[Tensor, Attachment]] = {}
-        self._last: tuple[TokenTree, Spawners] | None = None
+        self._last: tuple[TokenTree, int, Spawners] | None = None
 
     def clear(self) -> None:
         """Forget all layouts: what `lay_out` makes has changed."""
         self._made.clear()
 
-    def count(self, nodes: Any, requests: int) -> Any:
-        """How many of `nodes` nodes (a number or an array) in `requests` trees spawn."""
-        return nodes if self.most is None else np.minimum(nodes, self.most * requests)
+    def count(self, nodes: Any, requests: int, spawning: Any = None) -> Any:
+        """How many of `nodes` nodes (a number or an array) in `requests` trees spawn, see `Drafter.rows`."""
+        count = nodes if spawning is None else np.minimum(nodes, spawning)
+        return count if self.most is None else np.minimum(count, self.most * requests)
 
-    def layout(self, trees: TokenTree) -> Attachment:
+    def layout(self, requests: Sequence[Context], trees: TokenTree) -> Attachment:
         """What `lay_out` makes of these trees; the same again for trees of the same structure and spawning nodes."""
-        spawners = self.spawners(trees)
+        spawners = self.spawners(requests, trees)
         ancestors, nodes = trees.ancestors, spawners.nodes
         # Decoding meets the same few structures over and over, and those share their tensors.
         key: tuple[Any, ...] = (ancestors.data_ptr(), ancestors.shape, ancestors.stride(), ancestors.device)
@@ -78,26 +80,32 @@ class Groups:
             found = self._made[key] = (ancestors, self.lay_out(spawners))
         return found[1]
 
-    def spawners(self, trees: TokenTree) -> Spawners:
+    def spawners(self, requests: Sequence[Context], trees: TokenTree) -> Spawners:
         """The nodes of `trees` that spawn; asked before and after a pass, worked out once."""
+        most = self._most(requests, trees.width)
         last = self._last  # read once: another thread may put its own
-        if last is not None and last[0] is trees:
-            return last[1]
-        if self.most is None or self.most >= trees.width:
+        if last is not None and last[0] is trees and last[1] == most:
+            return last[2]
+        if most >= trees.width:
             found = Spawners(None, trees.depth, trees.ancestors)
         else:
-            nodes = likeliest_ends(trees, self.most)
+            nodes = likeliest_ends(trees, most)
             rows = nodes[:, :, None].expand(-1, -1, trees.width)
             found = Spawners(nodes, trees.depth.gather(1, nodes), trees.ancestors.gather(1, rows))
-        self._last = (trees, found)
+        self._last = (trees, most, found)
         return found
 
-    def find(self, trees: TokenTree, nodes: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _most(self, requests: Sequence[Context], width: int) -> int:
+        most = max((width if request.spawn is None else request.spawn for request in requests), default=width)
+        return max(1, most if self.most is None else min(most, self.most))
+
+    def find(self, step: Step, nodes: Tensor) -> tuple[Tensor, Tensor | None]:
         """Which spawning node speaks for node `nodes[b]` of each tree [B, 1], and how far above it that is [B, 1].
 
         None for how far where every node speaks for itself.
         """
-        spawners = self.spawners(trees)
+        trees = step.trees
+        spawners = self.spawners(step.requests, trees)
         if spawners.nodes is None:
             return nodes[:, None], None
         own = trees.ancestors.gather(1, nodes[:, None, None].expand(-1, 1, trees.width))[:, 0]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from draftree.drafting.base import Attachment, Step
+from draftree.drafting.base import Attachment, Context, Step
 from draftree.drafting.groups import Groups, Spawners, own_states, still_ahead
 from draftree.drafting.in_model import InModelDrafter, checked_shapes
 from draftree.host.plan import Surgery
@@ -61,8 +61,8 @@ class HiddenTransfer(InModelDrafter):
         shapes: of the model; `HiddenTransfer.fresh(model)` takes them from it.
         transfer_layers: t_1 <= t_2 <= .., 1-based layers after whose output step i's pseudo states are made; by
             default three of them, see `default_transfer_layers`.
-        groups: how many nodes of a tree spawn pseudo states, the likeliest to be accepted last; None for all, as in
-            the paper.
+        groups: how many nodes of a tree spawn pseudo states at most, the likeliest to be accepted last. With None
+            `DynamicTree` chooses how many are worth their rows, and under other shapes all do, as in the paper.
         masked: pseudo states do not see the earlier ones of their node (ablation of section 4.4).
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
 
@@ -106,15 +106,15 @@ class HiddenTransfer(InModelDrafter):
         self._matrices = [w.detach().to(target.device, target.dtype) for w in self.weights.matrices()]
         self._groups.clear()
 
-    def rows(self, nodes: Any, requests: int = 1) -> Any:
+    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
         """See `Drafter.rows`: n (1 + sum of (L - t_i) / L) where all nodes spawn, as step i joins after layer t_i."""
         layers = self._shapes["layers"]
         share = sum((layers - t) / layers for t in self.transfer_layers[: self.depth])
-        return nodes + share * self._groups.count(nodes, requests)
+        return nodes + share * self._groups.count(nodes, requests, spawning)
 
-    def attach(self, trees: TokenTree) -> Attachment:
+    def attach(self, requests: Sequence[Context], trees: TokenTree) -> Attachment:
         """See `InModelDrafter.attach`: a surgery for each layer with transfers."""
-        return self._groups.layout(trees)
+        return self._groups.layout(requests, trees)
 
     def _lay_out(self, spawners: Spawners) -> Attachment:
         """For each layer with transfers, its s steps: positions [B, s G] and visibility [B, s G, N + i G].
@@ -149,8 +149,8 @@ class HiddenTransfer(InModelDrafter):
 
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`: step i of a node spoke of the place i + 1 behind it."""
-        group, passed = self._groups.find(step.trees, nodes)
-        spawning = self._groups.spawners(step.trees).depth.shape[1]
+        group, passed = self._groups.find(step, nodes)
+        spawning = self._groups.spawners(step.requests, step.trees).depth.shape[1]
         first = step.trees.width + group
         states = own_states(step, self._shapes["layers"], first, spawning, self.depth)
         return None if states is None else still_ahead(self.logits(step, states), passed)

@@ -150,10 +150,10 @@ class InModelDrafter(Trained, Drafter):
         """See `Drafter.plan`: nothing where no step will draft from it."""
         if all(request.resting or request.room <= 1 for request in requests):
             return None
-        return self.attach(trees)
+        return self.attach(requests, trees)
 
     @abstractmethod
-    def attach(self, trees: TokenTree) -> Attachment:
+    def attach(self, requests: Sequence[Context], trees: TokenTree) -> Attachment:
         """The rows or taps from which `guesses` reads."""
 
     @abstractmethod

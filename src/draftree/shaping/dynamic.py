@@ -10,7 +10,8 @@ drafter rests for a while, longer each time, and is tried again.
 
 A drafter inside the model pays for its guesses one step ahead: with rows that it attaches to every node of the tree,
 and with the time it takes to read and arrange what they say. Both count in T, as found in the steps so far. The step
-that goes to rest still verifies what was guessed, at plain cost.
+that goes to rest still verifies what was guessed, at plain cost. Rows of a node are wasted unless the walk ends there:
+only so many nodes get some as are worth it, by the chance of that, by what guesses brought of late, and by T.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ BALANCE = 0.85  # weight of the past in the balance
 ASIDE = 1.2  # a drafter's work in a step, against that of guessing alone
 HABIT = 0.9  # weight of the past in what its steps were found to take
 DEAREST = 4.0  # times the expected, as a single step counts
+GROUPS_FIRST, PRIZE_FIRST = 1.0, 0.5  # nodes of a tree with rows, and what guesses are worth, before it is known
+LEFT = 0.5  # of that worth, what the rows of a node further up still bring
+WORTH = 0.95  # weight of the past in how many nodes have rows, and in what guesses are found to be worth
 
 
 class DynamicTree(Shape):
@@ -59,10 +63,16 @@ class DynamicTree(Shape):
         self._next_rest = REST_FIRST
         self._preparing: Drafter | None = None  # the drafter, if it prepares its guesses in the pass before
         self._dearer = 1.0  # a pass with its rows, against a plain one of as many
+        self._usual = 1.0  # a plain pass, against what the curve says of it; that learns more slowly
         self._aside = 0.0  # seconds of its own work in a step
         self._timed = 0  # steps that these two are learned from
         self._mark = self._drafting = 0.0  # when drafting or observing began; how long drafting took
-        self._numbers: dict[int, np.ndarray] = {}  # by batch: rows of passes over `batch` nodes and more
+        self._spawns = False  # whether it attaches rows to nodes, so that their number can be chosen
+        self._spawned = 0  # nodes of the coming step that have rows attached
+        self._groups = 0.0  # such nodes of a tree, of late
+        self._prize = PRIZE_FIRST  # tokens that guesses add to a step, less what those would cost otherwise
+        # By batch and spawning nodes of a tree: rows of passes over `batch` nodes and more.
+        self._numbers: dict[tuple[int, int], np.ndarray] = {}
         self._carried = 0  # requests of the coming step, if the drafter prepares the next one in it
         self._hoped = self._spent = 0.0
 
@@ -71,6 +81,8 @@ class DynamicTree(Shape):
         if not self._own_cost:
             self._cost = cost
         self._preparing = drafter if drafter is not None and drafter.prepares else None
+        self._spawns = self._preparing is not None and self._preparing.rows(8, 1, 1) != self._preparing.rows(8, 1, 8)
+        self._groups = self._groups or GROUPS_FIRST
         self._numbers.clear()
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
@@ -101,9 +113,33 @@ class DynamicTree(Shape):
         elif self._preparing is None:
             self._balance(1.0, 1.0)  # asked, and nothing known
         self._recent = max(max(sizes), RECENT * self._recent)
-        if all(n >= size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
-            return trees
-        return trees.best(sizes)
+        if any(n < size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
+            trees = trees.best(sizes)
+        if self._spawns and self._carried:
+            count = self._spawning(trees) if trees.width > 1 else 1
+            self._groups += (1 - WORTH) * (count - self._groups)
+            self._spawned = trees.batch * count
+            for request in requests:
+                request.spawn = count
+        return trees
+
+    def _spawning(self, trees: TokenTree) -> int:
+        """How many nodes of each tree are worth rows; the likeliest ends of walks come first."""
+        assert self._preparing is not None
+        assert self._cost is not None
+        batch, width = trees.batch, trees.width
+        ends = self.calibration.worth(trees)
+        reached, above = ends[:, 1:].copy(), trees.parents[:, 1:].numpy(force=True).clip(min=0)
+        ends[:, 0] = 1.0
+        np.subtract.at(ends, (np.arange(batch)[:, None], above), reached)
+        ends[:, 1:] = -np.sort(-ends[:, 1:].clip(min=0), axis=1)
+        covered = ends.sum(0).cumsum()  # by groups of a tree, from 1
+        rows = np.rint(self._preparing.rows(batch * width, batch, batch * np.arange(1, width + 1))).astype(np.int64)
+        seconds = self._dearer / self._usual * self._cost.table(0, int(rows[-1]) + 1)[rows]
+        # What the time is worth: tokens that a plain step's time brings at the pace of late.
+        pace = self._hoped / self._spent if self._spent else 1.0
+        price = batch * max(pace, 1.0) / float(self._cost.table(batch, batch + 1)[0])
+        return 1 + int((covered * (1 - LEFT) * self._prize - price * seconds).argmax())
 
     def _weigh(self, requests: Sequence[Context], worth: np.ndarray) -> list[int]:
         """Sizes of the trees; go to rest where drafting has not paid of late."""
@@ -116,6 +152,11 @@ class DynamicTree(Shape):
             self._aside += (1 - HABIT) * (min(ASIDE * spent, DEAREST * plain) - self._aside)
             seconds += self._aside
         self._balance(gain / batch, seconds / plain)
+        if self._spawns:
+            nodes = batch + sum(sizes)
+            extra = float(self._cost.table(nodes, nodes + 1)[0]) / plain - 1
+            brought = max(gain / batch - 1 - self._hoped / self._spent * extra, 0.0)
+            self._prize += (1 - WORTH) * (brought - self._prize)
         if self._rest > 0 and self._preparing is not None:
             self._tell(requests, resting=True)
             sizes, *_ = self._best(worth, attached=False)
@@ -175,11 +216,14 @@ class DynamicTree(Shape):
         assert self._cost is not None
         if not attached or self._preparing is None:
             return self._cost.table(batch, batch + count)
-        numbers = self._numbers.get(batch)
+        groups = max(1, round(self._groups))
+        numbers = self._numbers.get((batch, groups))
         if numbers is None or len(numbers) < count:
             nodes = np.arange(batch, batch + max(count, batch * self.max_nodes + 1))
-            numbers = self._numbers[batch] = np.rint(self._preparing.rows(nodes, batch)).astype(np.int64)
-        return self._dearer * self._cost.table(0, int(numbers[count - 1]) + 1)[numbers[:count]] + self._aside
+            attached_to = self._preparing.rows(nodes, batch, batch * groups)
+            numbers = self._numbers[batch, groups] = np.rint(attached_to).astype(np.int64)
+        rows = self._cost.table(0, int(numbers[count - 1]) + 1)[numbers[:count]]
+        return (self._dearer * rows + self._aside) / self._usual
 
     def clock(self, rows: int, seconds: float) -> None:
         """See `Shape.clock`."""
@@ -188,13 +232,16 @@ class DynamicTree(Shape):
             return
         if carried and self._preparing is not None:
             # The shared curve is of plain rows; what differs here is the drafter's own.
-            expected = float(self._cost.of(self._preparing.rows(rows, carried)))
+            spawned = self._spawned if self._spawns else None
+            expected = float(self._cost.of(self._preparing.rows(rows, carried, spawned)))
             self._timed += 1
             share = max(1 - HABIT, 1 / (1 + self._timed))  # the first ones weigh more, as what they correct is a guess
             self._dearer += share * (min(seconds / expected, DEAREST) - self._dearer)
             aside = min(self._drafting + time.perf_counter() - self._mark, DEAREST * expected)
             self._aside += share * (aside - self._aside)
             return
+        if self._preparing is not None:
+            self._usual += (1 - HABIT) * (min(seconds / float(self._cost.of(rows)), DEAREST) - self._usual)
         self._clocked += 1
         if self._clocked % CLOCK_EVERY == 0:
             self._cost.observe(rows, seconds)
