@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from draftree.demo_model import demo_model
 
 if TYPE_CHECKING:
+    from draftree.acceptance import LossyTypical
     from draftree.drafting import BiTA, HiddenTransfer, Lookahead, Medusa, PromptLookup
     from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.engine import Engine, generate
@@ -28,6 +29,7 @@ __all__ = [
     "Fixed",
     "HiddenTransfer",
     "Lookahead",
+    "LossyTypical",
     "Medusa",
     "PromptLookup",
     "custom_generate",
@@ -44,6 +46,7 @@ _HOMES = {
     "Fixed": "draftree.shaping",
     "HiddenTransfer": "draftree.drafting",
     "Lookahead": "draftree.drafting",
+    "LossyTypical": "draftree.acceptance",
     "Medusa": "draftree.drafting",
     "PromptLookup": "draftree.drafting",
     "custom_generate": "draftree.integrations",

@@ -8,6 +8,8 @@ that of Hugging Face's `generate(do_sample=True)`. Logits processors see each no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
@@ -45,10 +47,15 @@ class PrefixChooser:
             self._stretch *= max(penalty, 1 / penalty)
         self._noise: Tensor | None = None  # of the present position; survives a near-tie
 
-    def scores(self, logits: Tensor) -> Tensor:
-        """Processed scores [1, V] in float32 of raw `logits` [V] at the present prefix."""
+    def scores(self, logits: Tensor, ahead: Sequence[int] = ()) -> Tensor:
+        """Processed scores [1, V] in float32 of raw `logits` [V] at the present prefix, `ahead` tokens behind it."""
         raw = logits[None].to(dtype=torch.float32, copy=True)
-        return self._processors(self._ids[:, : self._length], raw)  # type: ignore[arg-type]
+        end = self._length + len(ahead)
+        if end > self._ids.shape[1]:  # guesses may reach further than there is room
+            self._ids = torch.nn.functional.pad(self._ids, (0, end - self._ids.shape[1]))
+        if ahead:
+            self._ids[0, self._length : end] = torch.tensor(ahead, device=self._ids.device)
+        return self._processors(self._ids[:, :end], raw)  # type: ignore[arg-type]
 
     def choose(self, logits: Tensor, tolerance: float | None = None) -> int | None:
         """See `Chooser.choose`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from draftree.acceptance import LossyTypical
 from draftree.drafting.base import Drafter
 from draftree.engine.limits import check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
@@ -35,6 +36,7 @@ class Engine:
             that does and does not promise.
         capacity: cache columns to allocate at first, where the need is known.
         reject_drafts: verify guesses but accept none; the worst case, for measurements.
+        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
 
     Raises:
         TypeError, ValueError: a model, drafter or option that does not fit; one sentence, before any work.
@@ -52,6 +54,7 @@ class Engine:
         strict: bool = False,
         capacity: int = 256,
         reject_drafts: bool = False,
+        acceptance: LossyTypical | None = None,
     ) -> None:
         if not isinstance(slots, int) or slots < 1:
             raise ValueError(f"slots is {slots}: give a whole number of at least 1.")
@@ -61,6 +64,12 @@ class Engine:
             )
         if shape is not None and not isinstance(shape, Shape):
             raise TypeError(f"shape is a {type(shape).__name__}: pass a shape object such as draftree.DynamicTree().")
+        if acceptance is not None and not isinstance(acceptance, LossyTypical):
+            raise TypeError(
+                f"acceptance is a {type(acceptance).__name__}: pass None (lossless) or draftree.LossyTypical()."
+            )
+        if acceptance is not None and strict:
+            raise ValueError("strict=True asks for the plain engine's text, which LossyTypical changes: choose one.")
         if pruner is not None:
             raise ValueError("Pruning inside the pass is not built yet: leave pruner=None.")
         self.model = model  # hosts hold it weakly
@@ -84,7 +93,7 @@ class Engine:
                 self.shape.bind(cached_cost(self.host), drafter)
         self.cache = self.host.new_cache(slots, capacity, prefix)
         self.encoder = EncoderState(self.target, slots) if self.target.encoder_decoder else None
-        self.loop = Loop(self.host, self.cache, self.encoder, drafter, self.shape, tolerance, reject_drafts)
+        self.loop = Loop(self.host, self.cache, self.encoder, drafter, self.shape, tolerance, reject_drafts, acceptance)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i lives in slot i
         self._stepping = False
@@ -116,6 +125,8 @@ class Engine:
         """
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         rules = rules or Rules(eos_token_ids=eos_token_ids(self.target.model))
+        if self.loop.acceptance is not None:
+            self.loop.acceptance.check(rules.processors)
         check_prompt(prompt, rules.max_new_tokens, self.target.vocab_size, self.target.max_positions)
         request = Request(
             prompt,

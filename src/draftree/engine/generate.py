@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from draftree.acceptance import LossyTypical
 from draftree.drafting.base import Drafter
 from draftree.engine.batch import feed, finish
 from draftree.engine.engine import Engine
@@ -55,6 +56,7 @@ def generate(
     generation_config: GenerationConfig | None = None,
     streamer: Any = None,
     strict: bool = False,
+    acceptance: LossyTypical | None = None,
     host: str = "auto",
     tokenizer: Any = None,
     **options: Any,
@@ -77,6 +79,7 @@ def generate(
         generation_config: Hugging Face's; explicit arguments win over it.
         streamer: Hugging Face streamer (batch 1).
         strict: decide near-ties again by a one-row pass (16-bit types).
+        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
         host: "auto", "loop" or "hooked".
         tokenizer: needed for `stop_strings`.
         options: any other option of Hugging Face's GenerationConfig.
@@ -104,6 +107,7 @@ def generate(
         "shape": shape,
         "host": opened,
         "strict": strict,
+        "acceptance": acceptance,
     }
     # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the model's own.
     given = {name: value for name, value in named.items() if value is not None} | options

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftree.acceptance.base import Walk, lazy_walk
 from draftree.acceptance.greedy import greedy_walks
+from draftree.acceptance.typical import LossyTypical
 from draftree.drafting.base import Attachment, Drafter, Step
 from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.request import Request
@@ -40,6 +41,7 @@ class Loop:
         shape: sizes the trees; None without a drafter.
         tolerance: gap of the best two logits under which a choice is a near-tie (strict mode), or None.
         reject_drafts: accept no guess, whatever it says.
+        acceptance: a lossy rule; None for the lossless one.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Loop:
         shape: Shape | None,
         tolerance: float | None,
         reject_drafts: bool,
+        acceptance: LossyTypical | None = None,
     ) -> None:
         self.host = host
         self.target = host.target
@@ -61,6 +64,7 @@ class Loop:
         self.shape = shape
         self.tolerance = tolerance
         self.reject_drafts = reject_drafts
+        self.acceptance = acceptance
         # Drafters that only look at texts need not be told of steps.
         self._observed = drafter is not None and type(drafter).observe is not Drafter.observe
 
@@ -155,12 +159,16 @@ class Loop:
         rows = turn.node_rows(result)
         logits = result.logits if rows is not None else result.logits[:, : trees.width]
         walks = [Walk() for _ in requests]
-        if any(r.chooser is None for r in requests):
+        if self.acceptance is None and any(r.chooser is None for r in requests):
             walks = greedy_walks(trees, logits, rows, tolerance)
         for b, request in enumerate(requests):
             request.decide_alone = False
-            if request.chooser is not None:
-                where = None if rows is None else {n: i for i, n in enumerate(rows[b].tolist()) if n >= 0}
+            where = None if rows is None else {n: i for i, n in enumerate(rows[b].tolist()) if n >= 0}
+            choices: Iterable[Choice]
+            if self.acceptance is not None:
+                choices = self.acceptance.walk(trees, b, logits[b], where, request.chooser)
+                walk = Walk()
+            elif request.chooser is not None:
                 choices = lazy_walk(trees, b, logits[b], where, request.chooser, tolerance)
                 walk = Walk()
             else:

@@ -70,7 +70,18 @@ OF_THE_LOOP = (
     "disable_compile",
     "prefill_chunk_size",
 )
-OURS = ("attention_mask", "drafter", "pruner", "shape", "seed", "stopping_criteria", "streamer", "strict", "host")
+OURS = (
+    "attention_mask",
+    "drafter",
+    "pruner",
+    "shape",
+    "seed",
+    "stopping_criteria",
+    "streamer",
+    "strict",
+    "acceptance",
+    "host",
+)
 
 
 @dataclass(slots=True)

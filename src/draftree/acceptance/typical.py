@@ -1,0 +1,129 @@
+"""Typical acceptance: guesses that the model finds plausible are kept, whether or not it would have said them. LOSSY.
+
+Medusa (Cai et al., 2024), section 2.3.1. A guess x after a prefix is kept where p(x) > min(epsilon, delta exp(-H(p))):
+the surer the model is (the lower the entropy H of its distribution p), the likelier a guess has to be. The longest path
+of such guesses is walked, and the token behind it is chosen as ever. Texts are no longer those of the plain engine,
+and nobody gets the rule without asking for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from draftree.acceptance.sampled import PrefixChooser
+from draftree.tree import TokenTree
+
+# Processors of Hugging Face that count on seeing each position once, in order.
+STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
+
+
+@dataclass(frozen=True, slots=True)
+class LossyTypical:
+    """The lossy rule: keep guesses with p > min(posterior_threshold, posterior_alpha exp(-H)).
+
+    p is the distribution of the processed scores (temperature, top_p and the like included), H its entropy in nats. The
+    best token always satisfies it, so greedy decoding walks at least as far as under the lossless rule.
+
+    Args:
+        posterior_threshold: epsilon, the probability that is always enough.
+        posterior_alpha: delta, the share of exp(-H) that is enough where the model is unsure.
+
+    Raises:
+        ValueError: a threshold outside 0 to 1, or an alpha outside 0 to 1.
+    """
+
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name in ("posterior_threshold", "posterior_alpha"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} is {value}: give a number from 0 to less than 1.")
+
+    @staticmethod
+    def check(processors: Sequence[object]) -> None:
+        """Refuse logits processors that cannot be asked about guesses.
+
+        Raises:
+            ValueError: one that keeps a state from position to position.
+        """
+        for processor in processors:
+            if type(processor).__name__ in STATEFUL:
+                raise ValueError(
+                    f"{type(processor).__name__} keeps a state from token to token, and typical acceptance looks at "
+                    "several guesses of a place: leave its option out, or acceptance=None for the lossless rule."
+                )
+
+    def keeps(self, scores: Tensor, tokens: Sequence[int]) -> list[float]:
+        """Probability of each of `tokens` under scores [V] where the rule keeps it, else 0 (-1 is no token)."""
+        logp = scores.float().log_softmax(-1)
+        p = logp.exp()
+        entropy = -(p * logp).nansum()  # what processors rule out has p 0 and logp -inf
+        least = torch.clamp(self.posterior_alpha * torch.exp(-entropy), max=self.posterior_threshold)
+        index = torch.tensor(tokens, device=p.device)
+        of_tokens = p[index.clamp(min=0)]
+        kept: list[float] = torch.where((of_tokens > least) & (index >= 0), of_tokens, 0.0).tolist()
+        return kept
+
+    def walk(
+        self, tree: TokenTree, b: int, logits: Tensor, rows: dict[int, int] | None, chooser: PrefixChooser | None
+    ) -> Iterator[tuple[int, int | None, int | None]]:
+        """Walk tree `b` along the longest path that the rule keeps, of equals the likeliest.
+
+        Args:
+            tree: the batch of trees.
+            b: which tree.
+            logits: [N, V], one row per surviving node.
+            rows: node number -> row of `logits` where nodes were pruned inside the pass; None where all survived.
+            chooser: the request's processors and choice behind the path; None for the best of the raw scores.
+
+        Yields:
+            (node, token, guess) as `lazy_walk` does; the last token is the model's own.
+        """
+        tokens = tree.tokens[b].tolist()
+        path = self._longest(tree, b, tokens, logits, rows, chooser)
+        for node, guess in pairwise(path):
+            yield node, tokens[guess], guess
+            if chooser is not None:
+                chooser.push(tokens[guess])
+        row = logits[path[-1] if rows is None else rows[path[-1]]]
+        token = int(row.argmax()) if chooser is None else chooser.choose(row)
+        assert token is not None
+        yield path[-1], token, None
+        if chooser is not None:
+            chooser.push(token)
+
+    def _longest(
+        self,
+        tree: TokenTree,
+        b: int,
+        tokens: list[int],
+        logits: Tensor,
+        rows: dict[int, int] | None,
+        chooser: PrefixChooser | None,
+    ) -> list[int]:
+        """Nodes of the walk, root first."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(tree.parents[b, : tree.sizes[b]].tolist()):
+            if node and (rows is None or node in rows):
+                children.setdefault(parent, []).append(node)
+        best: tuple[int, float, list[int]] = (1, 1.0, [0])
+        open_paths: list[tuple[float, list[int]]] = [(1.0, [0])]
+        while open_paths:
+            joint, path = open_paths.pop()
+            best = max(best, (len(path), joint, path), key=lambda found: found[:2])
+            below = children.get(path[-1])
+            if not below:
+                continue
+            row = logits[path[-1] if rows is None else rows[path[-1]]]
+            scores = row if chooser is None else chooser.scores(row, [tokens[node] for node in path[1:]])[0]
+            for node, p in zip(below, self.keeps(scores, [tokens[node] for node in below]), strict=True):
+                if p > 0:
+                    open_paths.append((joint * p, [*path, node]))
+        return best[2]
