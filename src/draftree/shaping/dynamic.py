@@ -28,7 +28,7 @@ from draftree.shaping.calibration import Calibration
 from draftree.tree import TokenTree
 
 FRUITLESS = 4  # steps in a row with a negative balance after which the drafter rests
-CLOCK_EVERY = 8  # steps between two that the cost curve learns from
+CLOCK_EVERY = 16  # steps between two that the cost curve learns from
 RECENT = 0.98  # how fast the largest tree of late fades, per step
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 REST_FIRST, REST_LAST = 8, 64  # steps of rest, doubling from the first to the last
