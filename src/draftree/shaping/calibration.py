@@ -86,10 +86,10 @@ class Calibration:
                 worth[b, 1:size] = rates[_kind(logp[b, 1:size]), bins[b, 1:size]]
         return worth
 
-    def remember(self, requests: Sequence[Context], trees: TokenTree) -> None:
-        """Keep each request's tree until its text has come; once much is known, not every step's."""
+    def remember(self, requests: Sequence[Context], trees: TokenTree, *, always: bool = True) -> None:
+        """Keep each request's tree until its text has come; once much is known, not every step's unless `always`."""
         self._offered += 1
-        if self._learned > KNOWN and self._offered % LEARN_EVERY:
+        if not always and self._learned > KNOWN and self._offered % LEARN_EVERY:
             return
         for b, request in enumerate(requests):
             size = trees.sizes[b]

@@ -106,7 +106,7 @@ class DynamicTree(Shape):
         sizes = [0] * trees.batch
         self._drafting = time.perf_counter() - self._mark
         if trees.width > 1:
-            self.calibration.remember(requests, trees)
+            self.calibration.remember(requests, trees, always=self._hoped <= self._spent)
             sizes = self._weigh(requests, self.calibration.worth(trees))
             if trees.batch == 1 and self._preparing is None:
                 sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
@@ -251,7 +251,7 @@ class DynamicTree(Shape):
         right = self.calibration.compare(requests)
         self._mark = time.perf_counter()
         if right and self._preparing is None:  # whether or not it was worth a row: the drafter has something to say
-            self._next_rest = REST_FIRST
+            self._fruitless, self._rest, self._next_rest = min(self._fruitless, FRUITLESS - 2), 0, REST_FIRST
 
     def end(self, request: Context) -> None:
         """See `Shape.end`."""
