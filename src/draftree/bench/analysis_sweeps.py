@@ -134,4 +134,5 @@ def _draw(
         right.plot([x for x, _ in points], values, marker="o", color=f"C{b}", label=f"{budget} nodes")
     plain_axis(right, "Acceptance length, best-first trees", axis, "tokens a step")
     for panel in (left, right):
+        panel.set_xticks(sorted({int(x) for line in panel.get_lines() for x in line.get_xdata()}))
         panel.legend(frameon=False, fontsize=8)
