@@ -173,7 +173,7 @@ def test_a_drafter_that_pays_does_not_rest() -> None:
         logits = guesses(step, nodes)
         if logits is None:  # the last pass prepares nothing
             return None
-        logits[:] = -10
+        logits = logits.new_full((1, drafter.depth, logits.shape[-1]), -10)
         at = len(step.requests[0].tokens)
         for d, token in enumerate(truth[at : at + 3]):
             logits[0, d, token] = 5

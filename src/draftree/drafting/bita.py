@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, Context, Step
-from draftree.drafting.groups import Groups, Spawners, own_states, still_ahead
+from draftree.drafting.groups import Groups, Spawners, own_logits
 from draftree.drafting.in_model import InModelDrafter
 from draftree.host.plan import Surgery
 from draftree.host.probe import Anatomy
@@ -158,5 +158,4 @@ class BiTA(InModelDrafter):
         """See `InModelDrafter.guesses`: mask i of a node spoke of the place i + 1 behind it."""
         group, passed = self._groups.find(step, nodes)
         first = step.trees.width + group * self.depth
-        states = own_states(step, self._shapes["layers"], first, 1, self.depth)
-        return None if states is None else still_ahead(self.logits(step, states), passed)
+        return own_logits(step, self._shapes["layers"], first, 1, self.depth, passed)

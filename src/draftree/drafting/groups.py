@@ -67,11 +67,13 @@ class Groups:
         spawners = self.spawners(requests, trees)
         ancestors, nodes = trees.ancestors, spawners.nodes
         # Decoding meets the same few structures over and over, and those share their tensors.
-        key: tuple[Any, ...] = (ancestors.data_ptr(), ancestors.shape, ancestors.stride(), ancestors.device)
-        if nodes is not None:
-            if not nodes.is_cpu:  # to name them would wait for the device
-                return self.lay_out(spawners)
-            key += (nodes.numpy().tobytes(),)
+        key: tuple[Any, ...] = (ancestors.shape, ancestors.device)
+        if spawners.depth.shape[1] > 1:  # what the root's rows see is the same in all trees of a size
+            key += (ancestors.data_ptr(), ancestors.stride())
+            if nodes is not None:
+                if not nodes.is_cpu:  # to name them would wait for the device
+                    return self.lay_out(spawners)
+                key += (nodes.numpy().tobytes(),)
         found = self._made.get(key)
         if found is None:
             if len(self._made) >= KEPT:
@@ -88,6 +90,9 @@ class Groups:
             return last[2]
         if most >= trees.width:
             found = Spawners(None, trees.depth, trees.ancestors)
+        elif most == 1:
+            root = trees.depth[:, :1]  # which is 0, as the root's number
+            found = Spawners(root, root, trees.ancestors[:, :1])
         else:
             nodes = likeliest_ends(trees, most)
             rows = nodes[:, :, None].expand(-1, -1, trees.width)
@@ -108,6 +113,8 @@ class Groups:
         spawners = self.spawners(step.requests, trees)
         if spawners.nodes is None:
             return nodes[:, None], None
+        if spawners.nodes.shape[1] == 1:
+            return spawners.nodes, trees.depth.gather(1, nodes[:, None])
         own = trees.ancestors.gather(1, nodes[:, None, None].expand(-1, 1, trees.width))[:, 0]
         above = own.gather(1, spawners.nodes)  # the root is among them, and the deepest stands last
         group = (above * torch.arange(1, above.shape[1] + 1, device=nodes.device)).argmax(1, keepdim=True)
@@ -125,39 +132,37 @@ def likeliest_ends(trees: TokenTree, count: int) -> Tensor:
     return ends.topk(count, -1).indices.sort(-1).values
 
 
-def own_states(step: Step, layer: int, first: Tensor, stride: int, depth: int) -> Tensor | None:
-    """What the last layer returned [B, depth, d] for rows that a drafter attached, one group of each request.
+def own_logits(step: Step, layer: int, first: Tensor, stride: int, depth: int, passed: Tensor | None) -> Tensor | None:
+    """Logits [B, D, V] of rows that a drafter attached, as far as they look ahead of the node accepted last.
 
     Args:
         step: what a pass brought.
         layer: of the tap, the number of layers.
-        first: LongTensor [B, 1], number of the first of the rows, counted from the trees' roots as in an `Attachment`.
+        first: LongTensor [B, 1], number of the first of a request's rows, counted from the trees' roots as in an
+            `Attachment`.
         stride: from one of them to the next.
         depth: how many there are.
+        passed: LongTensor [B, 1], how many of them speak of tokens that are accepted by now; None for none. D is what
+            they leave of `depth` for one request on the host, else `depth`, with -inf where nothing is left.
+
+    Returns:
+        None where the pass held no such rows.
     """
-    hidden = step.result.hidden.get(layer)
-    if hidden is None or not step.own_rows:
-        return None
     result = step.result
+    hidden = result.hidden.get(layer)
+    if hidden is None or result.host is None or not step.own_rows:
+        return None
     if result.rows is None and len(first) == 1 and first.is_cpu:
         begin = step.offset + int(first)
-        return hidden[:, begin : begin + stride * depth : stride]
-    wanted = step.offset + first + stride * torch.arange(depth, device=first.device)
+        gone = 0 if passed is None else min(int(passed), depth)
+        if gone == depth:
+            return hidden.new_empty(1, 0, result.logits.shape[-1])
+        return result.host.logits(hidden[:, begin + stride * gone : begin + stride * depth : stride])
+    order = torch.arange(depth, device=first.device)
+    if passed is not None:
+        order = passed + order
+    wanted = step.offset + first + stride * order.clamp(max=depth - 1)
     if result.rows is not None:  # rows have left in mid-stack: find where each one ended up
         wanted = (result.rows[:, None] == wanted[:, :, None]).byte().argmax(-1)
-    return hidden.gather(1, wanted[:, :, None].expand(-1, -1, hidden.shape[2]))
-
-
-def still_ahead(logits: Tensor, passed: Tensor | None) -> Tensor:
-    """Logits [B, D, V] of rows that look ahead, moved up by what is accepted by now; -inf where that leaves no row.
-
-    Args:
-        logits: [B, D, V].
-        passed: LongTensor [B, 1], how many of the rows speak of accepted tokens; None for none.
-    """
-    if passed is None:
-        return logits
-    depth = logits.shape[1]
-    order = passed + torch.arange(depth, device=passed.device)
-    moved = logits.gather(1, order.clamp(max=depth - 1)[:, :, None].expand_as(logits))
-    return moved.masked_fill_((order >= depth)[:, :, None], -torch.inf)
+    logits = result.host.logits(hidden.gather(1, wanted[:, :, None].expand(-1, -1, hidden.shape[2])))
+    return logits if passed is None else logits.masked_fill_((order >= depth)[:, :, None], -torch.inf)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, Context, Step
-from draftree.drafting.groups import Groups, Spawners, own_states, still_ahead
+from draftree.drafting.groups import Groups, Spawners, own_logits
 from draftree.drafting.in_model import InModelDrafter, checked_shapes
 from draftree.host.plan import Surgery
 from draftree.host.probe import Anatomy
@@ -152,5 +152,4 @@ class HiddenTransfer(InModelDrafter):
         group, passed = self._groups.find(step, nodes)
         spawning = self._groups.spawners(step.requests, step.trees).depth.shape[1]
         first = step.trees.width + group
-        states = own_states(step, self._shapes["layers"], first, spawning, self.depth)
-        return None if states is None else still_ahead(self.logits(step, states), passed)
+        return own_logits(step, self._shapes["layers"], first, spawning, self.depth, passed)

@@ -158,17 +158,10 @@ class InModelDrafter(Trained, Drafter):
 
     @abstractmethod
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
-        """Logits [B, D, V] of what follows the token after node `nodes[b]` (LongTensor [B]), D = `depth`.
+        """Logits [B, D, V] of what follows the token after node `nodes[b]` (LongTensor [B]), D at most `depth`.
 
         None where the pass did not hold what `attach` asked for (strict mode leaves rows out).
         """
-
-    @staticmethod
-    def logits(step: Step, states: Tensor) -> Tensor:
-        """Logits [B, D, V] of what the last layer returned [B, D, d] in the step's pass."""
-        host = step.result.host
-        assert host is not None
-        return host.logits(states)
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: keep the candidates of the node accepted last."""
@@ -180,6 +173,10 @@ class InModelDrafter(Trained, Drafter):
         if logits is None:
             return
         tokens, logp = best_on_host(logits, self.candidates)
+        short = self.depth - tokens.shape[1]
+        if short > 0:  # what guesses are left of rows that speak for an ancestor
+            tokens = np.pad(tokens, ((0, 0), (0, short), (0, 0)))
+            logp = np.pad(logp, ((0, 0), (0, short), (0, 0)), constant_values=-np.inf)
         for b in live:
             request = step.requests[b]
             before = self._held.get(request.id)

@@ -85,7 +85,7 @@ class LoopHost(Host):
         else:
             self.form = f"{self.name}, compiled {ABI}"
             self._layers = [CompiledLayer(library, part) for part in parts]
-            self._head = CompiledHead(library, self._norm, head)
+            self._head = _CompiledHead(library, self._norm, head)
             self._stack = CompiledStack(library, self._layers)
         self._embedding = target.model.get_input_embeddings()
         self._cosines = self._sines = torch.empty(0)
@@ -123,6 +123,8 @@ class LoopHost(Host):
     @torch.inference_mode()
     def head(self, closed: Tensor) -> Tensor:
         """See `Host.head`."""
+        if isinstance(self._head, _CompiledHead):
+            return self._head.product(closed)
         return F.linear(closed, self.target.model.get_output_embeddings().weight)
 
     @torch.inference_mode()
@@ -162,6 +164,19 @@ class LoopHost(Host):
         like = torch.empty(1, 1, 1, dtype=dtype, device=device)
         cosine, sine = self._rotary(like, position_ids=torch.arange(count, device=device)[None])
         self._cosines, self._sines = cosine[0], _fold_sign(sine[0])
+
+
+class _CompiledHead(CompiledHead):
+    """The compiled head, whose product can be had without its norm: these weights are in the caches already."""
+
+    def product(self, read: Tensor) -> Tensor:
+        """Logits [B, n, V] of normed states [B, n, d]."""
+        read = read.contiguous()
+        matrix = self._packed.described
+        logits = read.new_empty(*read.shape[:2], matrix.outputs)
+        rows = read.shape[0] * read.shape[1]
+        self._library.layer_product(matrix, read.data_ptr(), rows, torch.get_num_threads(), 0, logits.data_ptr())
+        return logits
 
 
 def _fold_sign(sine: Tensor) -> Tensor:
