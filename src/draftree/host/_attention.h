@@ -8,9 +8,10 @@
 
 typedef struct {
     int64_t rows, groups, dim, prefix, start; /* start: columns before the rows' own; the first `prefix` are the deep prefix */
+    int64_t back;                             /* columns of the context that `visible` speaks of as well */
     const float *query;                       /* [groups, rows, dim] of this request and key head */
     const float *keys, *values;               /* [columns, dim] of this request and key head */
-    const uint8_t *visible;                   /* [rows, rows] */
+    const uint8_t *visible;                   /* [rows, back + rows] */
     const uint8_t *prefix_rows;               /* [rows], which see the deep prefix, or NULL for none */
     float scaling;
     float *out;                               /* element (row, group, d) at out[row * stride + group * dim + d] */
@@ -77,9 +78,10 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int tile, Lanes *scr
     for (c = 0; c < a->prefix; c++)
         for (int64_t l = 0; l < live; l++)
             if (!a->prefix_rows || !a->prefix_rows[(first + l) % a->rows]) scores[c][l] = never;
-    for (int64_t j = 0; j < a->rows; j++)
+    int64_t told = a->back + a->rows, before = a->start - a->back; /* negative where the context is shorter than that */
+    for (int64_t j = before < 0 ? -before : 0; j < told; j++)
         for (int64_t l = 0; l < live; l++)
-            if (!a->visible[(first + l) % a->rows * a->rows + j]) scores[a->start + j][l] = never;
+            if (!a->visible[(first + l) % a->rows * told + j]) scores[before + j][l] = never;
     float most[LANES], sum[LANES];
     for (int l = 0; l < LANES; l++) most[l] = never, sum[l] = 0;
     for (c = 0; c < columns; c++) {

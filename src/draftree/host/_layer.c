@@ -5,7 +5,7 @@
 
 #include "_attention.h"
 
-#define ABI 2 /* raised when a signature changes; compiled.py refuses a library of another number */
+#define ABI 3 /* raised when a signature changes; compiled.py refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 
 typedef struct {
@@ -24,7 +24,8 @@ typedef struct {
     float *scratch;                /* batch * rows * (hidden + the wider of qkv and gate and up + queries) floats */
     int64_t threads;
     int64_t prefix;                /* columns of the deep prefix */
-    const uint8_t *visible;        /* [batch, rows, rows] */
+    int64_t back;                  /* columns of the context that `visible` speaks of as well */
+    const uint8_t *visible;        /* [batch, rows, back + rows] */
     const uint8_t *prefix_rows;    /* [batch, rows], which see the deep prefix, or NULL for none */
     float *scores;                 /* threads * (2 * dim + longest columns) * LANES floats, aligned to LANES */
 } Pass;
@@ -130,10 +131,11 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
             .dim = dim,
             .prefix = p->prefix,
             .start = p->starts[b],
+            .back = p->back,
             .query = t->query + (b * l->kv_heads + head) * l->groups * p->rows * dim,
             .keys = t->keys + store,
             .values = t->values + store,
-            .visible = p->visible + b * p->rows * p->rows,
+            .visible = p->visible + b * p->rows * (p->back + p->rows),
             .prefix_rows = p->prefix_rows ? p->prefix_rows + b * p->rows : 0,
             .scaling = l->scaling,
             .out = t->out + (b * p->rows * l->kv_heads + head) * l->groups * dim,

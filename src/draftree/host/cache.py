@@ -9,6 +9,7 @@ trees).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -192,6 +193,33 @@ class SlotCache(Cache):
                 if index is None or index.device != held.device:
                     index = torch.tensor([base + i for i in local[done:]], device=held.device)
                 held[slot, :, begin:end] = held[slot].index_select(1, index)
+
+    def keep(self, slot: int, length: int, tail: list[int]) -> None:
+        """Of a slot's context keep the first `length` columns and, in this order, of those behind them `tail`.
+
+        Args:
+            slot: which request.
+            length: columns that stay as they are.
+            tail: ascending numbers of columns, from 0 for the first behind `length`.
+        """
+        self.lengths[slot] = length
+        self._move(0, len(self._keys), slot, tail)
+        self.lengths[slot] += len(tail)
+
+    @torch.inference_mode(False)
+    def arrange(self, order: Sequence[int], slots: int) -> None:
+        """Have `slots` slots: the first take over from the present ones of `order`, further ones are empty."""
+        used = self.prefix_length + max(self.lengths)
+        index = list(order)
+        for store in (self._keys, self._values):
+            for i, old in enumerate(store):
+                if old is not None:
+                    new = old.new_zeros(slots, *old.shape[1:])
+                    new[: len(index), :, :used] = old[index, :, :used]
+                    new[len(index) :, :, : self.prefix_length] = old[:1, :, : self.prefix_length]
+                    store[i] = new
+        self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
+        self.slots = slots
 
     def move(self, source: int, target: int) -> None:
         """Copy slot `source` over slot `target` (used to keep the live slots contiguous)."""

@@ -23,7 +23,7 @@ from draftree.host.layer import Angles, Norm, Parts
 from draftree.host.plan import Segment
 
 LIBRARY = Path(__file__).with_name("_layer.so")
-ABI = 2
+ABI = 3
 LANES = 16  # outputs of a panel
 WORTH_THREADS = 6_000_000  # multiplications of a pass under which waking other threads costs more than it saves
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
@@ -48,7 +48,7 @@ class _Pass(Structure):
         *((name, c_int64) for name in ("batch", "rows", "first", "capacity")),
         ("starts", POINTER(c_int64)),
         *((name, c_void_p) for name in ("cosine", "sine", "scratch")),
-        *((name, c_int64) for name in ("threads", "prefix")),
+        *((name, c_int64) for name in ("threads", "prefix", "back")),
         *((name, c_void_p) for name in ("visible", "prefix_rows", "scores")),
     )
 
@@ -185,7 +185,8 @@ class CompiledAngles:
         cosine, sine, scratch, visible, prefix, scores = (None if t is None else t.data_ptr() for t in tensors)
         self.described = _Pass(
             *(batch, n, angles.cache.first, angles.cache.capacity, self._kept[1]),
-            *(cosine, sine, scratch, threads, angles.cache.prefix_length, visible, prefix, scores),
+            *(cosine, sine, scratch, threads, angles.cache.prefix_length, segment.visible.shape[2] - n),
+            *(visible, prefix, scores),
         )
 
 

@@ -55,7 +55,10 @@ class Plan:
     Attributes:
         tokens: LongTensor [B, N], token ids of the entering rows.
         positions: LongTensor [B, N], position of each row in its request (0 = first prompt token).
-        visible: BoolTensor [B, N, N]; row i sees row j of this pass. Committed context is always visible.
+        visible: BoolTensor [B, N, N]; row i sees row j of this pass. Committed context is always visible, except where
+            this is wider: [B, N, C + N] speaks of the last C committed columns as well, which is how a drafter's own
+            model grows a tree over several passes. A request with less context has True in the columns it lacks. Not
+            to be combined with surgeries; windows take such a column's number for its position.
         embeddings: floating [B, M, d]; the last M rows enter with these embeddings, not their tokens'.
         prefix_rows: BoolTensor [B, N]; rows that see the cache's deep prefix (none by default).
         surgeries: changes of rows mid-stack, ascending by layer.
