@@ -1,0 +1,131 @@
+"""Sizes of llama-shaped models: those of well-known ones by name, and one for any number of parameters.
+
+An inflated model takes its cost from here and its text from a small model; see `draftree.bench.inflate`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+ROUND = 32  # widths of MLPs are multiples of it
+OVER = 1.05  # most parameters of a size over those asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The numbers that decide what a llama-shaped model costs.
+
+    Attributes:
+        hidden_size: width of the residual stream.
+        layers: decoder layers.
+        heads: query heads of a layer.
+        kv_heads: key/value heads, a divisor of `heads`.
+        head_dim: width of a head, even.
+        intermediate_size: units of an MLP.
+        vocab_size: rows of the embedding, and of the head.
+    """
+
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, config: Any) -> Size:
+        """The size in a Hugging Face config."""
+        heads = int(config.num_attention_heads)
+        return cls(
+            int(config.hidden_size),
+            int(config.num_hidden_layers),
+            heads,
+            int(config.num_key_value_heads),
+            int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+            int(config.intermediate_size),
+            int(config.vocab_size),
+        )
+
+    @property
+    def groups(self) -> int:
+        """Query heads to a key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def parameters(self) -> int:
+        """How many there are with an untied head and no biases."""
+        attention = 2 * self.hidden_size * (self.heads + self.kv_heads) * self.head_dim
+        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        return self.layers * layer + 2 * self.vocab_size * self.hidden_size + self.hidden_size
+
+
+# As their public configurations say.
+SIZES = {
+    "smollm2-360m": Size(960, 32, 15, 5, 64, 2560, 49152),
+    "tinyllama-1.1b": Size(2048, 22, 32, 4, 64, 5632, 32000),
+    "llama-3.2-1b": Size(2048, 16, 32, 8, 64, 8192, 128256),
+    "llama-7b": Size(4096, 32, 32, 32, 128, 11008, 32000),
+    "llama-3-8b": Size(4096, 32, 32, 8, 128, 14336, 128256),
+    "llama-13b": Size(5120, 40, 40, 40, 128, 13824, 32000),
+}
+
+
+def size_named(name: str) -> Size:
+    """The size called `name`.
+
+    Raises:
+        ValueError: no such size.
+    """
+    if name not in SIZES:
+        near = difflib.get_close_matches(name, SIZES, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"There is no shape {name!r}: choose one of {', '.join(SIZES)}.{hint}")
+    return SIZES[name]
+
+
+def parameters_named(text: str) -> int:
+    """The number that "400M", "1.3B" or "50000000" stands for.
+
+    Raises:
+        ValueError: not such a number, or none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
+    if not match or float(match[1]) == 0:
+        raise ValueError(f"{text!r} is no number of parameters: write one such as 400M or 1.3B.")
+    return round(float(match[1]) * UNITS[match[2]])
+
+
+def size_for(parameters: int, small: Size) -> Size:
+    """A size of about so many parameters, in the proportions of public models; vocabulary and groups of `small`.
+
+    24 layers at 400M and 32 at 7B; heads 64 wide, from 1B on 128, rounded up to a multiple of the small model's (whose
+    rotary angles are then among the large one's to the last bit). The MLP's width makes up what is missing.
+
+    Raises:
+        ValueError: fewer than the smallest of these sizes has.
+    """
+    layers = max(small.layers, small.layers * round(24 * (parameters / 4e8) ** 0.1 / small.layers))
+    usual = 64 if parameters < 10**9 else 128
+    dim = small.head_dim * math.ceil(usual / small.head_dim)
+    # With kv heads = heads / groups and an MLP of 8/3 the width, a layer has this many squares of the width.
+    squares = layers * (2 + 2 / small.groups + 8)
+    width = (math.sqrt(small.vocab_size**2 + squares * parameters) - small.vocab_size) / squares
+    per_step = small.groups * dim
+    heads = max(small.heads, small.groups * max(1, round(width / per_step)))
+    heads = max(heads, small.groups * math.ceil((small.hidden_size + 1) / per_step))
+    bare = Size(heads * dim, layers, heads, heads // small.groups, dim, 0, small.vocab_size)
+    units = (parameters - bare.parameters) / (3 * bare.hidden_size * layers)
+    intermediate = max(small.intermediate_size, ROUND * round(units / ROUND))
+    size = replace(bare, intermediate_size=intermediate)
+    if size.parameters > OVER * parameters:
+        raise ValueError(
+            f"{parameters:,} parameters are too few to hold this model of {small.parameters:,} in the proportions of "
+            f"larger ones: give {math.ceil(size.parameters / 10**6)}M or more, or a shape."
+        )
+    return size

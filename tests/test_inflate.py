@@ -1,0 +1,195 @@
+"""Inflated models: they say what the small one says, hidden states keep their place, and bad sizes are refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from zoo import MEMBERS, VOCABULARY, build, construct
+
+import draftree
+from draftree.bench import inflate as inflation
+from draftree.bench.inflate import inflate, places_of
+from draftree.bench.models import encode_prompt
+from draftree.bench.prompts import embedded_prompts, take_per_set
+from draftree.bench.sizes import SIZES, Size, parameters_named, size_for
+from draftree.host import open_host
+from draftree.host.plan import Plan
+
+# Of the embedded model: heads and groups other than its 4 and 2, widths that are no multiples, and more tokens.
+DEMO_SIZES = {
+    "more of all": Size(400, 13, 10, 5, 96, 700, 4096),
+    "one group each": Size(512, 8, 8, 8, 64, 512, 4096),
+    "larger groups": Size(768, 16, 12, 2, 64, 512, 5000),
+    "one more of a few": Size(196, 9, 4, 4, 50, 513, 4097),
+}
+
+
+def prompts_of(demo, count):
+    chosen = take_per_set([p for p in embedded_prompts() if not p.warm], 1)[:count]
+    return [torch.tensor([encode_prompt(demo.tokenizer, p.text)]) for p in chosen]
+
+
+@pytest.mark.parametrize("size", DEMO_SIZES.values(), ids=DEMO_SIZES)
+@torch.no_grad()
+def test_the_large_model_says_what_the_small_one_says(demo, size):
+    large = inflate(demo.model, shape=size)
+    assert Size.of(large.config) == size
+    assert sum(p.numel() for p in large.parameters()) == size.parameters
+    for ids in prompts_of(demo, 3):
+        logits, expected = large(ids).logits, demo.model(ids).logits
+        torch.testing.assert_close(logits[..., :4096], expected, rtol=1e-4, atol=1e-3)
+        assert (logits[..., 4096:] < expected.min() - 1000).all(), "tokens that the small model lacks never win"
+        wanted = demo.model.generate(ids, max_new_tokens=24, do_sample=False)
+        assert torch.equal(large.generate(ids, max_new_tokens=24, do_sample=False), wanted)
+        assert torch.equal(draftree.generate(large, ids, max_new_tokens=24).sequences, wanted)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "llama-biased", "mistral", "qwen2"])
+@torch.no_grad()
+def test_other_models_than_the_embedded_one(name):
+    """Sharp random models, where any mistake shows; Qwen 2 has biases, and one llama has them everywhere."""
+    if name == "llama-biased":
+        model = construct(MEMBERS["llama"], attention_bias=True, mlp_bias=True)
+    else:
+        model = build(name)
+    large = inflate(model, shape=Size(156, 7, 12, 4, 40, 200, VOCABULARY + 20))
+    ids = torch.randint(0, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(large(ids).logits[..., :VOCABULARY], model(ids).logits, rtol=1e-4, atol=1e-3)
+
+
+@torch.no_grad()
+def test_states_after_a_share_of_the_layers_are_those_after_the_same_share_of_the_small_model(demo):
+    large = inflate(demo.model, shape=DEMO_SIZES["more of all"])
+    places = places_of(large)
+    ids = prompts_of(demo, 1)[0]
+    small_states = demo.model(ids, output_hidden_states=True).hidden_states
+    count = ids.shape[1]
+    plan = Plan(ids, torch.arange(count)[None], torch.ones(1, count, count).tril().bool(), taps=tuple(range(14)))
+    host = open_host(large)
+    states = host.run(plan, host.new_cache(1)).hidden
+    for after in range(8):  # behind the last layer Hugging Face gives normed states
+        at = places.layer(after)
+        assert at == after * 13 // 8
+        torch.testing.assert_close(states[at][..., :192], small_states[after], rtol=1e-4, atol=1e-4)
+        assert not states[at][..., 192:].any()
+
+
+def test_zeros_take_memory(demo):
+    """A large tensor of the system's zeros is one page, read from a cache at no cost."""
+    large = inflate(demo.model, shape=Size(1024, 8, 8, 8, 64, 4096, 4096))
+    zeros = large.model.layers[0].mlp.down_proj.weight
+    assert not zeros[200:].any()
+    pages = resident_pages(zeros.data_ptr(), zeros.nbytes)
+    assert pages is None or pages > 0.95
+
+
+def resident_pages(address: int, size: int) -> float | None:
+    """The share of pages that have memory of their own; None where the system does not tell."""
+    try:
+        with open("/proc/self/pagemap", "rb") as file:
+            file.seek(address // 4096 * 8)
+            words = memoryview(file.read(size // 4096 * 8)).cast("Q")
+    except OSError:
+        return None
+    return sum(word >> 63 for word in words) / len(words)
+
+
+def test_the_model_given_stays_as_it_is(demo):
+    before = {name: tensor.clone() for name, tensor in demo.model.state_dict().items()}
+    config = demo.model.config.to_dict()
+    inflate(demo.model, "20M")
+    assert demo.model.config.to_dict() == config
+    assert all(torch.equal(tensor, before[name]) for name, tensor in demo.model.state_dict().items())
+
+
+def test_saved_and_loaded_it_still_knows_what_it_was(demo, tmp_path):
+    large = inflate(demo.model, shape=DEMO_SIZES["one group each"])
+    large.save_pretrained(tmp_path)
+    loaded = type(large).from_pretrained(tmp_path)
+    assert places_of(loaded) == places_of(large)
+    ids = prompts_of(demo, 1)[0]
+    assert torch.equal(loaded(ids).logits, large(ids).logits)
+
+
+@pytest.mark.parametrize("text", ["20M", "50M", "400M", "1.3B", "7B"])
+def test_sizes_have_the_number_of_parameters_asked_for(text):
+    small = Size(192, 8, 4, 2, 48, 512, 4096)
+    size = size_for(parameters_named(text), small)
+    assert abs(size.parameters / parameters_named(text) - 1) < 0.03
+    assert size.layers % small.layers == 0
+    assert size.head_dim % small.head_dim == 0
+    assert size.groups == small.groups
+    assert 1 < size.intermediate_size / size.hidden_size < 4
+
+
+def test_named_sizes_are_those_of_the_models():
+    """Public parameter counts, in millions; two of the models tie their head to the embedding."""
+    millions = {name: round(size.parameters / 1e6) for name, size in SIZES.items()}
+    assert millions["llama-7b"] == 6738
+    assert millions["llama-13b"] == 13016
+    assert millions["llama-3-8b"] == 8030
+    assert millions["tinyllama-1.1b"] == 1100
+    assert millions["llama-3.2-1b"] == round(1235.8 + 2048 * 128256 / 1e6)
+    assert millions["smollm2-360m"] == round(361.8 + 960 * 49152 / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give one of them"),
+        ({"params": "50M", "shape": "llama-7b"}, "give one of them"),
+        ({"params": "lots"}, "'lots' is no number of parameters: write one such as 400M"),
+        ({"params": "2M"}, "too few to hold this model of 4,"),
+        ({"params": 10_000_000}, "too few"),
+        ({"shape": "lama-7b"}, "Did you mean 'llama-7b'"),
+        ({"shape": Size(192, 8, 4, 2, 48, 512, 5000)}, "hidden_size is 192, and to hold this model it takes 193"),
+        ({"shape": Size(200, 7, 4, 2, 48, 512, 4096)}, "layers is 7"),
+        ({"shape": Size(200, 8, 2, 2, 48, 512, 4096)}, "heads is 2"),
+        ({"shape": Size(200, 8, 3, 3, 48, 512, 4096)}, "heads is 3"),
+        ({"shape": Size(200, 8, 4, 2, 46, 512, 4096)}, "head_dim is 46"),
+        ({"shape": Size(200, 8, 4, 2, 48, 511, 4096)}, "intermediate_size is 511"),
+        ({"shape": Size(200, 8, 4, 2, 48, 512, 4095)}, "vocab_size is 4095"),
+        ({"shape": Size(200, 8, 9, 4, 48, 512, 4096)}, "9 heads of 48 entries with 4"),
+        ({"shape": Size(200, 8, 4, 2, 49, 512, 4096)}, "width is even"),
+        ({"shape": Size(202, 8, 4, 2, 48, 512, 4096)}, "hidden_size is a multiple"),
+        ({"params": "900B"}, "GiB are free: inflate to a smaller size"),
+    ],
+)
+def test_refused_in_one_sentence(demo, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        inflate(demo.model, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("gpt2", "A 'gpt2' model"), ("qwen3", "A 'qwen3' model"), ("t5", "A 't5'"), ("mistral-window", "sliding windows")],
+)
+def test_models_that_cannot_be_inflated(name, message):
+    with pytest.raises(ValueError, match=message):
+        inflate(build(name), "50M")
+
+
+def test_stretched_angles_fit_one_head_width():
+    model = build("llama-yarn")
+    with pytest.raises(ValueError, match=r"\(yarn\).*head_dim 16"):
+        inflate(model, shape=Size(156, 7, 12, 4, 40, 200, VOCABULARY))
+    large = inflate(model, shape=Size(156, 7, 12, 4, 16, 200, VOCABULARY))
+    ids = torch.randint(0, VOCABULARY, (1, 90), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(large(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-3)
+
+
+def test_another_activation_is_named():
+    model = copy.deepcopy(build("llama"))
+    model.config.hidden_act = "gelu"
+    with pytest.raises(ValueError, match="An MLP with gelu"):
+        inflate(model, "50M")
+
+
+def test_free_memory_is_looked_at_before_any_work(demo, monkeypatch):
+    monkeypatch.setattr(inflation, "free_bytes", lambda _: 2**30)
+    with pytest.raises(ValueError, match=r"takes 1\.5 GiB and 1\.0 GiB are free"):
+        inflate(demo.model, "400M")
