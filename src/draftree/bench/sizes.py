@@ -11,7 +11,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+DTYPES = ("float32", "bfloat16", "float16")
 ROUND = 32  # widths of MLPs are multiples of it
 OVER = 1.05  # most parameters of a size over those asked for
 
@@ -99,6 +102,32 @@ def parameters_named(text: str) -> int:
     if not match or float(match[1]) == 0:
         raise ValueError(f"{text!r} is no number of parameters: write one such as 400M or 1.3B.")
     return round(float(match[1]) * UNITS[match[2]])
+
+
+def dtype_named(name: str | None) -> torch.dtype | None:
+    """The type of weights called `name`; None for None.
+
+    Raises:
+        ValueError: no such type.
+    """
+    if name not in (None, *DTYPES):
+        raise ValueError(f"There is no dtype {name!r} here: choose {', '.join(DTYPES)}.")
+    return None if name is None else getattr(torch, name)
+
+
+def device_named(name: str | None) -> str | None:
+    """`name`, if it is a device of this machine; None for None.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if name is None:
+        return None
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"This machine has no device {name!r}: choose cpu, or cuda where there is a GPU.") from None
+    return name
 
 
 def size_for(parameters: int, small: Size) -> Size:

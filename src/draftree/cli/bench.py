@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli import bench_accuracy
+from draftree.cli import bench_accuracy, bench_inflate
 
 app = typer.Typer(name="bench", help="Measure speed, acceptance and cost on this machine.", no_args_is_help=True)
 app.command("accuracy")(bench_accuracy.accuracy)
+app.command("inflate")(bench_inflate.inflate)
 
 
 @app.command("quick")
