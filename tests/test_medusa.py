@@ -99,3 +99,28 @@ def test_16_bit_models_get_heads_of_their_type() -> None:
 def test_bad_options(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         draftree.Medusa.fresh(build("llama"), **options)
+
+
+def test_weights_are_brought_to_a_model_once_until_they_change() -> None:
+    model = build("llama")
+    drafter = draftree.Medusa.fresh(model, own_head=True)
+    placed = []
+    place = drafter.place
+    drafter.place = lambda target: (placed.append(target.dtype), place(target))  # type: ignore[method-assign]
+    ids = torch.tensor(prompts((9,)))
+
+    def guesses() -> list[torch.Tensor]:
+        seen = recorded(drafter)
+        generate(model, ids, drafter=drafter, shape=Fixed(4), max_new_tokens=4)
+        return [s.logp for s in seen]
+
+    before = guesses()
+    assert all(torch.equal(a, b) for a, b in zip(before, guesses(), strict=True))
+    assert len(placed) == 1
+    randomised(drafter)
+    assert not torch.allclose(before[0], guesses()[0])
+    assert len(placed) == 2
+    half = type(model)(model.config).to(torch.bfloat16).eval()
+    half.load_state_dict(model.state_dict())
+    generate(half, ids, drafter=drafter, shape=Fixed(4), max_new_tokens=2)
+    assert placed[2:] == [torch.bfloat16]

@@ -18,7 +18,6 @@ from draftree.drafting.base import Attachment, Context, Step
 from draftree.drafting.groups import Groups, Spawners, own_logits
 from draftree.drafting.in_model import InModelDrafter
 from draftree.host.plan import Surgery
-from draftree.host.probe import Anatomy
 from draftree.host.target import Target
 from draftree.tree import TokenTree
 
@@ -116,7 +115,7 @@ class BiTA(InModelDrafter):
         self._groups = Groups(groups, self._lay_out)
         self._masks = self.weights.mask_embeddings.detach()
 
-    def place(self, target: Target, anatomy: Anatomy) -> None:
+    def place(self, target: Target) -> None:
         """See `InModelDrafter.place`."""
         device, dtype = target.device, target.dtype
         self._masks = self.weights.mask_embeddings.detach()[: self.depth].to(device, dtype)

@@ -19,7 +19,6 @@ from draftree.drafting.base import Attachment, Context, Step
 from draftree.drafting.groups import Groups, Spawners, own_logits
 from draftree.drafting.in_model import InModelDrafter, checked_shapes
 from draftree.host.plan import Surgery
-from draftree.host.probe import Anatomy
 from draftree.host.target import Target
 from draftree.tree import TokenTree
 
@@ -101,7 +100,7 @@ class HiddenTransfer(InModelDrafter):
         self._groups = Groups(groups, self._lay_out)
         self._matrices = [w.detach() for w in self.weights.matrices()]
 
-    def place(self, target: Target, anatomy: Anatomy) -> None:
+    def place(self, target: Target) -> None:
         """See `InModelDrafter.place`."""
         self._matrices = [w.detach().to(target.device, target.dtype) for w in self.weights.matrices()]
         self._groups.clear()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftree.drafting.base import Attachment, Context, Drafter, Step
 from draftree.drafting.folder import Trained
-from draftree.host.probe import Anatomy, probe
+from draftree.host.probe import probe
 from draftree.host.target import Target, inspect_model
 from draftree.shaping.best_first import OffPath, best_first
 from draftree.shaping.static import Choices, choices_named
@@ -103,6 +103,7 @@ class InModelDrafter(Trained, Drafter):
         self.settings: dict[str, Any] = {**settings, "tree": saved, "candidates": candidates, "depth": depth}
         self.off_path = OffPath()
         self._held: dict[int, Candidates] = {}  # by request
+        self._state: Any = None  # of the weights as they were placed, and where
 
     def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
         own = list(signature(type(self).__init__).parameters)
@@ -140,10 +141,14 @@ class InModelDrafter(Trained, Drafter):
                     f"This {self.method} drafter was made for a model with {name} {wanted}, and this one has "
                     f"{found[name]}: load the drafter that was trained for it."
                 )
-        self.place(target, probe(target))
+        # Engines come and go, one for each call of `generate`; weights are copied again only if they have changed.
+        state = (target.device, target.dtype, [(w.data_ptr(), w._version) for w in self.weights.parameters()])
+        if state != self._state:
+            self.place(target)
+            self._state = state
 
     @abstractmethod
-    def place(self, target: Target, anatomy: Anatomy) -> None:
+    def place(self, target: Target) -> None:
         """Bring what a pass needs of the weights to the target's device and type."""
 
     def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
@@ -166,7 +171,7 @@ class InModelDrafter(Trained, Drafter):
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: keep the candidates of the node accepted last."""
         live = [b for b, emitted in enumerate(step.emitted) if emitted]
-        if not live:
+        if not live or self._shapes["layers"] not in step.result.hidden:
             return
         last = [walked[-1] if walked else 0 for walked in step.accepted]
         logits = self.guesses(step, torch.tensor(last, device=step.trees.device))

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from draftree.drafting.base import Attachment, Context, Step
 from draftree.drafting.folder import base_of
 from draftree.drafting.in_model import InModelDrafter
-from draftree.host.probe import Anatomy, probe
+from draftree.host.probe import probe
 from draftree.host.target import Target, inspect_model
 from draftree.tree import TokenTree
 
@@ -142,7 +142,7 @@ class Medusa(InModelDrafter):
         drafter.base = base_of(model)
         return drafter
 
-    def place(self, target: Target, anatomy: Anatomy) -> None:
+    def place(self, target: Target) -> None:
         """See `InModelDrafter.place`."""
         self._placed = _Placed(self.weights, self.depth, target)
 
