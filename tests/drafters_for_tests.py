@@ -101,6 +101,7 @@ class InModel(RandomTree):
     prefix_length = 3
 
     def bind(self, target: Target, **hints: Any) -> None:
+        self.layers = len(target.layers)
         generator = torch.Generator().manual_seed(7)
         self.embeddings = torch.randn(self.masks, target.hidden_size, generator=generator)
         self.transfer = torch.randn(target.hidden_size, target.hidden_size, generator=generator) / 8
@@ -147,7 +148,7 @@ class InModel(RandomTree):
             visible,
             prefix_rows,
             (surgery,),
-            self.taps,
+            (*self.taps, self.layers),
         )
 
     def observe(self, step: Step) -> None:
@@ -161,7 +162,9 @@ class InModel(RandomTree):
                 assert step.result.rows is not None
                 final = step.result.rows[b, step.offset :].tolist()
                 own = [final.index(step.offset + step.trees.width + i) for i in (0, self.masks)]
-                logits = step.result.logits[b, own]
+                assert step.result.host is not None
+                states = step.result.hidden[self.layers][b : b + 1, [step.offset + i for i in own]]
+                logits = step.result.host.logits(states)[0]
                 assert logits.isfinite().all()
                 self.own_guesses[request.id] = logits.argmax(-1).tolist()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, TextStreamer
 from zoo import MEMBERS, build, construct
 
-from draftree.drafting import Lookahead
+from draftree.drafting import Lookahead, PromptLookup
 from draftree.engine import Engine, Rules, generate
 from draftree.integrations import custom_generate
 from draftree.shaping import DynamicTree, Fixed
@@ -75,7 +75,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "mask of another type": ({"attention_mask": [[1] * 9]}, TypeError, "attention_mask is a list"),
     "streamer with a batch": ({"input_ids": BATCH, "streamer": Quiet()}, ValueError, "batch of 1"),
     "stop strings alone": ({"stop_strings": ["x"]}, ValueError, "tokenizer"),
-    "pruner": ({"pruner": object()}, ValueError, "leave pruner=None"),
+    "pruner": ({"pruner": object()}, TypeError, "pruner is a object"),
     "strict with an encoder": ({"model": "t5", "strict": True}, ValueError, "decoder-only"),
     "source beyond the encoder": ({"model": "bart", "input_ids": torch.full((1, 300), 5)}, ValueError, "reads 256"),
     "source outside the vocabulary": ({"model": "t5", "input_ids": ids(5, 97)}, ValueError, "token id 97"),
@@ -130,7 +130,7 @@ def test_recurrent_models() -> None:
         ({"slots": 2.5}, ValueError, "slots is 2.5"),
         ({"drafter": 3}, TypeError, "drafter is a int"),
         ({"shape": "dynamic"}, TypeError, "shape is a str"),
-        ({"pruner": "early"}, ValueError, "pruner=None"),
+        ({"pruner": "early", "drafter": PromptLookup()}, TypeError, "pruner is a str"),
         ({"host": None}, ValueError, "host is None"),
     ],
 )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.engine import Engine, generate
     from draftree.integrations import custom_generate
+    from draftree.pruning import EarlyHead, EarlyPruning, demo_early_head
     from draftree.shaping import DynamicTree, Fixed
 
 __version__ = "0.1.0.dev0"
@@ -25,6 +26,8 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "BiTA",
     "DynamicTree",
+    "EarlyHead",
+    "EarlyPruning",
     "Engine",
     "Fixed",
     "HiddenTransfer",
@@ -34,6 +37,7 @@ __all__ = [
     "PromptLookup",
     "custom_generate",
     "demo_drafter",
+    "demo_early_head",
     "demo_model",
     "generate",
     "load_drafter",
@@ -42,6 +46,8 @@ __all__ = [
 _HOMES = {
     "BiTA": "draftree.drafting",
     "DynamicTree": "draftree.shaping",
+    "EarlyHead": "draftree.pruning",
+    "EarlyPruning": "draftree.pruning",
     "Engine": "draftree.engine",
     "Fixed": "draftree.shaping",
     "HiddenTransfer": "draftree.drafting",
@@ -51,6 +57,7 @@ _HOMES = {
     "PromptLookup": "draftree.drafting",
     "custom_generate": "draftree.integrations",
     "demo_drafter": "draftree.drafting.folder",
+    "demo_early_head": "draftree.pruning",
     "generate": "draftree.engine",
     "load_drafter": "draftree.drafting.folder",
 }

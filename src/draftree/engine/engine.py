@@ -19,6 +19,7 @@ from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.host import Host, open_host
 from draftree.host.cost import cached_cost
 from draftree.host.encoder import EncoderState
+from draftree.pruning.early import EarlyPruning
 from draftree.shaping import DynamicTree, Shape
 
 
@@ -30,7 +31,7 @@ class Engine:
         drafter: makes guesses; None decodes plainly.
         slots: requests decoded together; more wait.
         shape: sizes the trees; by default by measured cost and calibrated probability (`DynamicTree`).
-        pruner: prunes trees inside the pass; not there yet, must be None.
+        pruner: drops unlikely guesses inside the pass (`EarlyPruning`); None for none.
         host: "auto" (loop where the model qualifies, else hooked), "loop", "hooked", or a host opened for the model.
         strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
             that does and does not promise.
@@ -49,7 +50,7 @@ class Engine:
         drafter: Drafter | None = None,
         slots: int = 8,
         shape: Shape | None = None,
-        pruner: Any = None,
+        pruner: EarlyPruning | None = None,
         host: str | Host = "auto",
         strict: bool = False,
         capacity: int = 256,
@@ -70,8 +71,12 @@ class Engine:
             )
         if acceptance is not None and strict:
             raise ValueError("strict=True asks for the plain engine's text, which LossyTypical changes: choose one.")
-        if pruner is not None:
-            raise ValueError("Pruning inside the pass is not built yet: leave pruner=None.")
+        if pruner is not None and drafter is None:
+            raise ValueError("pruner prunes a drafter's guesses, and drafter is None: pass a drafter, or no pruner.")
+        if pruner is not None and not isinstance(pruner, EarlyPruning):
+            raise TypeError(
+                f"pruner is a {type(pruner).__name__}: pass a pruner object such as draftree.EarlyPruning(head)."
+            )
         self.model = model  # hosts hold it weakly
         self.host: Host = open_host(model, host)
         self.target = self.host.target
@@ -91,9 +96,13 @@ class Engine:
                 drafter.shape = self.shape = drafter.shape or DynamicTree()
             if isinstance(self.shape, DynamicTree):
                 self.shape.bind(cached_cost(self.host), drafter)
+        if pruner is not None:
+            pruner.bind(self.host, None if pruner.always else cached_cost(self.host))
         self.cache = self.host.new_cache(slots, capacity, prefix)
         self.encoder = EncoderState(self.target, slots) if self.target.encoder_decoder else None
-        self.loop = Loop(self.host, self.cache, self.encoder, drafter, self.shape, tolerance, reject_drafts, acceptance)
+        self.loop = Loop(
+            self.host, self.cache, self.encoder, drafter, self.shape, tolerance, reject_drafts, acceptance, pruner
+        )
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i lives in slot i
         self._stepping = False

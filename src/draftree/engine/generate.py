@@ -18,6 +18,7 @@ from draftree.engine.limits import check_prompt, check_source
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.stats import RunStats
 from draftree.host import Target, open_host
+from draftree.pruning.early import EarlyPruning
 from draftree.shaping import Shape
 
 MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
@@ -42,7 +43,7 @@ def generate(
     attention_mask: Tensor | None = None,
     *,
     drafter: Drafter | None = None,
-    pruner: Any = None,
+    pruner: EarlyPruning | None = None,
     shape: Shape | None = None,
     max_new_tokens: int | None = None,
     do_sample: bool | None = None,
@@ -68,7 +69,7 @@ def generate(
         input_ids: LongTensor [batch, length]; padding is what `attention_mask` hides, on either side.
         attention_mask: [batch, length] of 0 and 1; None where nothing is padding.
         drafter: who guesses, such as `Lookahead()`; None decodes plainly.
-        pruner: prunes trees inside the pass; not there yet, must be None.
+        pruner: drops unlikely guesses inside the pass (`EarlyPruning`); None for none.
         shape: sizes the trees; by default by measured cost.
         max_new_tokens: most tokens to emit (128 where neither this nor a config says).
         do_sample: draw tokens (default False); with it `temperature`, `top_k`, `top_p` as in Hugging Face.

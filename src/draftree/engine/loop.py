@@ -23,6 +23,7 @@ from draftree.host import Host
 from draftree.host.cache import SlotCache
 from draftree.host.encoder import EncoderState
 from draftree.host.plan import PassResult
+from draftree.pruning.early import EarlyPruning
 from draftree.shaping import Shape
 from draftree.tree import TokenTree
 
@@ -42,6 +43,7 @@ class Loop:
         tolerance: gap of the best two logits under which a choice is a near-tie (strict mode), or None.
         reject_drafts: accept no guess, whatever it says.
         acceptance: a lossy rule; None for the lossless one.
+        pruner: drops guesses inside the pass; None for none.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Loop:
         tolerance: float | None,
         reject_drafts: bool,
         acceptance: LossyTypical | None = None,
+        pruner: EarlyPruning | None = None,
     ) -> None:
         self.host = host
         self.target = host.target
@@ -65,6 +68,7 @@ class Loop:
         self.tolerance = tolerance
         self.reject_drafts = reject_drafts
         self.acceptance = acceptance
+        self.pruner = pruner
         # Drafters that only look at texts need not be told of steps.
         self._observed = drafter is not None and type(drafter).observe is not Drafter.observe
 
@@ -135,6 +139,8 @@ class Loop:
         row_by_row = self.tolerance is not None and not any(trunks)  # prompts pass as the plain engine's
         limit = self.target.max_positions
         turn = tree_pass(trunks, trees, starts, attachment, floors, limit, row_by_row=row_by_row)
+        if self.pruner is not None and turn.offset == 0 and trees.width > 1:
+            turn.plan = self.pruner.enter(self.host, turn.plan, trees)
         with self.host.lock:
             return turn, self.host.run(turn.plan, self.cache, first, self.encoder)
 
@@ -163,7 +169,10 @@ class Loop:
             walks = greedy_walks(trees, logits, rows, tolerance)
         for b, request in enumerate(requests):
             request.decide_alone = False
-            where = None if rows is None else {n: i for i, n in enumerate(rows[b].tolist()) if n >= 0}
+            where = None
+            if rows is not None:
+                where = {n: i for i, n in enumerate(rows[b].tolist()) if n >= 0}
+                request.stats.pruned += trees.sizes[b] - len(where)
             choices: Iterable[Choice]
             if self.acceptance is not None:
                 choices = self.acceptance.walk(trees, b, logits[b], where, request.chooser)

@@ -46,7 +46,7 @@ class TreePass:
         rows = result.rows
         if rows is None:
             return None
-        nodes = rows[:, self.offset :] - self.offset
+        nodes = rows[:, self.offset : self.offset + result.logits.shape[1]] - self.offset
         return nodes.masked_fill((nodes < 0) | (nodes >= self.trees.width), -1)
 
     def committed(self, accepted: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -207,7 +207,9 @@ def _shift(surgery: Surgery, begin: Tensor, offset: int, trunk: Tensor) -> Surge
     keep, append, source, visible = surgery.keep, surgery.append, surgery.source, surgery.visible
     positions = None if surgery.positions is None else begin + surgery.positions
 
-    def with_trunk(rows: Tensor) -> Tensor:
+    def with_trunk(rows: Tensor | None) -> Tensor | None:
+        if rows is None:
+            return None
         front = torch.arange(offset, device=rows.device).expand(rows.shape[0], -1)
         return torch.cat([front, torch.where(rows >= 0, rows + offset, rows)], 1)
 

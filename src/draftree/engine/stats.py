@@ -18,7 +18,8 @@ class RequestStats:
 
     Attributes:
         steps: passes of the target that this request took part in.
-        drafted: guesses verified.
+        drafted: guesses that entered a pass.
+        pruned: those of them that left it before its end.
         accepted: guesses confirmed and emitted.
         emitted: new tokens.
         accepted_by_depth: how often the guess at depth 1, 2, .. was accepted.
@@ -35,6 +36,7 @@ class RequestStats:
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     re_decided: int = 0
+    pruned: int = 0
 
     @property
     def acceptance_length(self) -> float:
@@ -64,6 +66,7 @@ class RequestStats:
         self.accepted += other.accepted
         self.emitted += other.emitted
         self.re_decided += other.re_decided
+        self.pruned += other.pruned
         self.accepted_by_depth.extend([0] * (len(other.accepted_by_depth) - len(self.accepted_by_depth)))
         for depth, hits in enumerate(other.accepted_by_depth):
             self.accepted_by_depth[depth] += hits
@@ -83,6 +86,7 @@ class RequestStats:
             "accepted_by_source": dict(self.accepted_by_source),
             "seconds": dict(self.seconds),
             "re_decided": self.re_decided,
+            "pruned": self.pruned,
         }
 
 
@@ -116,6 +120,8 @@ class RunStats:
         table.add_row("steps (target passes)", str(total.steps))
         table.add_row("acceptance length (1 + accepted / steps)", f"{total.acceptance_length:.2f}")
         table.add_row("guesses accepted / drafted", f"{total.accepted} / {total.drafted}")
+        if total.pruned:
+            table.add_row("guesses pruned inside the pass", f"{total.pruned} ({total.pruned / total.drafted:.0%})")
         depths = "  ".join(f"{depth + 1}: {hits}" for depth, hits in enumerate(total.accepted_by_depth))
         table.add_row("accepted by depth", depths or "-")
         sources = "  ".join(f"{name}: {hits}" for name, hits in sorted(total.accepted_by_source.items()))

@@ -125,6 +125,7 @@ class _HookedPass:
         self.rotary_calls: list[tuple[nn.Module, Any, Any, Any]] = []
         self.rotary_again: dict[int, Any] = {}
         self.recomputing = False
+        self.operating = False  # a surgery may ask the model's head, which is not the end of the pass then
 
     # ---------------------------------------------------------------- the call
 
@@ -212,6 +213,8 @@ class _HookedPass:
         return torch.nn.functional.pad(output, (0, 0, 0, wanted - output.shape[1]))
 
     def _before_head(self, module: nn.Module, args: Any) -> Any:
+        if self.operating:
+            return None
         hidden = args[0] if self.final is None else self.final
         return (hidden[:, logit_slice(self.plan, self.segments[-1])],)
 
@@ -243,7 +246,11 @@ class _HookedPass:
         return named
 
     def _operate(self, surgery: Surgery, hidden: Tensor) -> Tensor:
-        segment, hidden = operate(self.segments[-1], surgery, hidden, self.plan.width)
+        self.operating = True
+        try:
+            segment, hidden = operate(self.segments[-1], surgery, hidden, self.plan.width)
+        finally:
+            self.operating = False
         self.segments.append(segment)
         self.masks = PassMasks(segment, self.cache, self.first, self.dtype)
         self.rotary_again = {}

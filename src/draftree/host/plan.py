@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 class Surgery:
     """A change of the rows on their way into decoder layer `layer` (1 .. layers - 1).
 
-    First `keep` drops rows, then `append` adds rows behind the survivors.
+    First `keep` drops rows, then `resolve` says what the rest means for those that are left, then `append` adds rows
+    behind them.
 
     Attributes:
         layer: index of the first decoder layer that sees the changed rows.
         keep: LongTensor [B, K] of row numbers (ascending, padded with -1), or a function of the hidden states
-            [B, N, d] at that point which returns one (early pruning, ProPD section 4.1).
+            [B, N, d] at that point which returns one, or None where all rows stay (early pruning, ProPD section 4.1).
+            A function that knows requests apart has a method `of(b)`, which returns that of request b alone.
         append: function of the hidden states [B, K, d] after `keep` returning new rows [B, M, d] (Hidden
             Transfer, section 3.2).
         positions: LongTensor [B, M], positions of the appended rows.
@@ -36,16 +38,22 @@ class Surgery:
         hide_prefix: from here on no row sees the deep prefix (BiTA's shallow prompts).
         joined: BoolTensor [B, K + M, K + M], who sees whom once the rows have joined, where that is known beforehand;
             else it is put together in the pass.
+        resolve: function of this surgery and the row numbers [B, K] that are left (padded with -1), returning the
+            surgery to carry out: for surgeries behind a `keep` that is not known beforehand.
+        numbers: LongTensor [B, M], row numbers of the appended rows, where `resolve` left some of them out; by default
+            they are numbered on.
     """
 
     layer: int
-    keep: Tensor | Callable[[Tensor], Tensor] | None = None
+    keep: Tensor | Callable[[Tensor], Tensor | None] | None = None
     append: Callable[[Tensor], Tensor] | None = None
     positions: Tensor | None = None
     visible: Tensor | None = None
     source: Tensor | None = None
     hide_prefix: bool = False
     joined: Tensor | None = None
+    resolve: Callable[[Surgery, Tensor], Surgery] | None = None
+    numbers: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -66,7 +74,7 @@ class Plan:
         first_logit_row: rows before this one get no logits (a prompt's rows need none).
         last_logit_row: rows from this one on get none either (of a drafter's rows, those behind one node matter, and
             that node is known only when the pass is over: see `Host.logits`). None for no such rows. Where rows leave
-            in mid-stack, the rows that are left all get logits.
+            in mid-stack, the columns get logits in which any request still has a row before this one.
         rope_floor: length [B] (host-side) below which length-dependent rotary embeddings do not choose their
             frequencies: the prompt's length, as in Hugging Face's own prefill.
     row_by_row: each row attends alone, over the columns it sees and no others, as it would in a pass of its own
@@ -103,10 +111,12 @@ class Plan:
 
         surgeries = []
         for s in self.surgeries:
-            keep = s.keep if s.keep is None or callable(s.keep) else s.keep[b : b + 1]
+            keep = s.keep
+            if callable(keep):
+                keep = keep.of(b) if hasattr(keep, "of") else keep
             own = replace(
                 s,
-                keep=keep,
+                keep=keep if callable(keep) else row(keep),
                 source=row(s.source),
                 positions=row(s.positions),
                 visible=row(s.visible),
@@ -175,12 +185,15 @@ class PassResult:
 
         segments = []
         for parts in zip(*(r.segments for r in results), strict=True):
-            rows = [p.rows for p in parts]
+            rows = None
+            if any(p.rows is not None for p in parts):
+                every = [torch.arange(p.positions.shape[1], device=p.positions.device)[None] for p in parts]
+                rows = [every[i] if p.rows is None else p.rows for i, p in enumerate(parts)]
             prefix = [p.prefix_rows for p in parts]
             segments.append(
                 Segment(
                     parts[0].start,
-                    None if rows[0] is None else _pad_and_cat([r for r in rows if r is not None], fill=-1),
+                    None if rows is None else _pad_and_cat(rows, fill=-1),
                     cat([p.positions for p in parts]),
                     cat([p.visible for p in parts]),
                     None if prefix[0] is None else cat([p for p in prefix if p is not None]),
@@ -202,8 +215,12 @@ def _pad_and_cat(parts: list[Tensor], fill: int = 0) -> Tensor:
 
 
 def logit_slice(plan: Plan, segment: Segment) -> slice:
-    """The rows of the final `segment` that get logits."""
-    return slice(plan.first_logit_row, plan.last_logit_row if segment.rows is None else None)
+    """The columns of the final `segment` that get logits."""
+    last = plan.last_logit_row
+    if segment.rows is not None and last is not None:
+        # Survivors stand in ascending order, so those before `last` come first.
+        last = int(((segment.rows >= 0) & (segment.rows < last)).sum(1).max())
+    return slice(plan.first_logit_row, last)
 
 
 def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> tuple[Segment, Tensor]:
@@ -215,14 +232,14 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
     batch, count, _ = hidden.shape
     device = hidden.device
     rows = segment.rows
-    if rows is None and surgery.keep is not None:
+    keep = surgery.keep(hidden) if callable(surgery.keep) else surgery.keep
+    if rows is None and keep is not None:
         rows = torch.arange(count, device=device).expand(batch, count)
     positions, visible, prefix_rows = segment.positions, segment.visible, segment.prefix_rows
     if surgery.hide_prefix:
         prefix_rows = None
-    if surgery.keep is not None:
+    if keep is not None:
         assert rows is not None
-        keep = surgery.keep(hidden) if callable(surgery.keep) else surgery.keep
         real = keep >= 0
         index = keep.clamp(min=0)
         kept = index.shape[1]
@@ -234,6 +251,8 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
         visible = visible | torch.eye(kept, dtype=torch.bool, device=device)
         if prefix_rows is not None:
             prefix_rows = prefix_rows.gather(1, index)
+    if surgery.resolve is not None and rows is not None:
+        surgery = surgery.resolve(surgery, rows)
     if surgery.append is not None:
         if surgery.positions is None or surgery.visible is None:
             raise ValueError("A surgery that appends rows must give their `positions` and `visible`.")
@@ -242,7 +261,9 @@ def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> t
             given = hidden.gather(1, surgery.source[:, :, None].expand(-1, -1, hidden.shape[2]))
         extra = surgery.append(given)
         added = extra.shape[1]
-        if rows is not None:
+        if surgery.numbers is not None and rows is not None:
+            rows = torch.cat([rows, surgery.numbers], 1)
+        elif rows is not None:
             known = max(width, int(rows.max()) + 1) if rows.numel() else width
             rows = torch.cat([rows, torch.arange(known, known + added, device=device).expand(batch, added)], 1)
         hidden = torch.cat([hidden, extra.to(hidden.dtype)], 1)

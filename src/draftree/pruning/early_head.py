@@ -7,6 +7,7 @@ identity, so an untrained head is the plain early exit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.resources import as_file, files
 from typing import Any, ClassVar, Self
 
 import torch
@@ -84,3 +85,16 @@ class EarlyHead(Trained):
     def shapes(self) -> dict[str, Any]:
         """See `Trained.shapes`."""
         return dict(self._shapes)
+
+
+def demo_early_head(model: Any) -> EarlyHead:
+    """The early head trained for the embedded model, after layer 4 of its 8; without network.
+
+    Args:
+        model: what `demo_model` returned.
+
+    Raises:
+        ValueError: another model.
+    """
+    with as_file(files("draftree") / "data" / "drafters" / EarlyHead.method) as folder:
+        return EarlyHead.from_pretrained(folder, model)

@@ -241,7 +241,8 @@ class DynamicTree(Shape):
             self._aside += share * (aside - self._aside)
             return
         if self._preparing is not None:
-            self._usual += (1 - HABIT) * (min(seconds / float(self._cost.of(rows)), DEAREST) - self._usual)
+            expected = float(self._cost.table(rows, rows + 1)[0])
+            self._usual += (1 - HABIT) * (min(seconds / expected, DEAREST) - self._usual)
         self._clocked += 1
         if self._clocked % CLOCK_EVERY == 0:
             self._cost.observe(rows, seconds)

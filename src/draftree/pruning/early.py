@@ -1,0 +1,344 @@
+"""Early pruning: guesses that an early head holds unlikely leave the pass before its later layers (ProPD, section 4.1).
+
+The head reads every inner node's state after layer n and says what could follow; children that are not among it go,
+with all below them and all rows that a drafter attached to them. The rest of the pass is that of a smaller tree. Any
+drafter's tree can be pruned so, and the text stays the model's own: a guess that leaves is only one that is not tried.
+
+To look costs a product with the model's head, and is worth it only where rows cost enough and enough of them leave. So
+a pass is pruned when what that saves is expected to exceed what looking takes, both as found in the passes so far.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.host.base import Host
+from draftree.host.cost import StepCost
+from draftree.host.plan import Plan, Surgery
+from draftree.host.probe import probe
+from draftree.pruning.early_head import EarlyHead
+from draftree.tree import TokenTree
+
+CRITERIA = ("top-k", "best", "threshold")
+HABIT = 0.95  # weight of the past in what pruned passes were like
+STAY_FIRST = 0.4  # share of guesses that stay, before any pass was pruned; the paper's trees keep 0.2 to 0.4
+AGAIN = 64  # passes that could have been pruned after which one is, to see whether it pays by now
+DEAREST = 4.0  # times the expected, as a single look counts
+
+
+class EarlyPruning:
+    """Prunes trees inside the pass, for any drafter.
+
+    Args:
+        head: the early head; its layer is where trees are pruned.
+        criterion: which guesses stay. "top-k": those among the head's `top_k` likeliest tokens after their parent
+            (the paper's); "best": the `keep` guesses of highest path probability; "threshold": those whose path
+            probability is at least `threshold`. Path probabilities are products of the head's along the path.
+        top_k: for "top-k".
+        keep: for "best".
+        threshold: for "threshold".
+        always: prune every pass that has two guesses or more, whether or not it pays.
+
+    Attributes:
+        passes: how many passes were pruned.
+
+    Raises:
+        TypeError, ValueError: something that is no early head, or an option out of range.
+    """
+
+    def __init__(
+        self,
+        head: EarlyHead,
+        *,
+        criterion: str = "top-k",
+        top_k: int = 50,
+        keep: int = 16,
+        threshold: float = 0.02,
+        always: bool = False,
+    ) -> None:
+        if not isinstance(head, EarlyHead):
+            raise TypeError(
+                f"head is a {type(head).__name__}: pass an EarlyHead, as draftree.EarlyHead.from_pretrained(folder, "
+                "model) gives."
+            )
+        if criterion not in CRITERIA:
+            raise ValueError(f"criterion is {criterion!r}: choose {', '.join(CRITERIA)}.")
+        if top_k < 1:
+            raise ValueError(f"top_k is {top_k}: give 1 or more.")
+        if keep < 1:
+            raise ValueError(f"keep is {keep}: give 1 or more.")
+        if not 0 < threshold < 1:
+            raise ValueError(f"threshold is {threshold}: give a probability over 0 and under 1.")
+        self.head = head
+        self.layer = head.layer
+        self.criterion, self.top_k, self.keep, self.threshold = criterion, top_k, keep, threshold
+        self.always = always
+        self.passes = 0
+        self._cost: StepCost | None = None
+        self._share = 0.0  # of the layers, those before the pruning
+        self._weights = head.weights
+        self._stay = STAY_FIRST
+        self._look = 0.0  # seconds of looking, against those of a pass of as many rows
+        self._missed = 0
+
+    def bind(self, host: Host, cost: StepCost | None = None) -> None:
+        """Meet the model, and what a step costs by its number of rows; by default every pass is pruned.
+
+        Raises:
+            ValueError: a model of other shapes.
+        """
+        target = host.target
+        found = {
+            "hidden_size": target.hidden_size,
+            "layers": len(target.layers),
+            "vocab_size": target.vocab_size,
+        }
+        for name, wanted in self.head.shapes().items():
+            if found.get(name) != wanted:
+                raise ValueError(
+                    f"This early head was made for a model with {name} {wanted}, and this one has {found.get(name)}: "
+                    "load the head that was trained for it."
+                )
+        probe(target)  # a host asks it for the model's head, and must not begin to in the middle of a pass
+        self._cost = cost
+        self._share = self.layer / len(target.layers)
+        self._weights = self.head.weights
+        if target.device != self.head.weights.norm.device:
+            self._weights = copy.deepcopy(self.head.weights).to(target.device)
+        if not self._look:
+            # A row costs this much in the head against all layers, until it has been measured.
+            layers = sum(p.numel() for layer in target.layers for p in layer.parameters())
+            self._look = target.hidden_size * target.vocab_size / max(layers, 1)
+
+    # ---------------------------------------------------------------- what it costs
+
+    def rows(self, rows: Any) -> Any:
+        """Rows through all layers that a pass of `rows` rows (a number or an array) amounts to when it is pruned."""
+        pruned = rows * (self._share + (1 - self._share) * self._stay + self._look)
+        return pruned if self.always else np.minimum(rows, pruned)
+
+    def pays(self, rows: int) -> bool:
+        """Whether to prune a pass of `rows` rows; now and then to find out."""
+        if self.always or self._cost is None:
+            return True
+        full, rest = (float(seconds) for seconds in self._cost.of((rows, max(self._stay * rows, 1.0))))
+        if (1 - self._share) * (full - rest) > self._look * full:
+            self._missed = 0
+            return True
+        self._missed += 1
+        return self._missed % AGAIN == 0
+
+    # ---------------------------------------------------------------- a pass
+
+    def enter(self, host: Host, plan: Plan, trees: TokenTree) -> Plan:
+        """The plan of a pass of `host` over `trees` (which begin at row 0), with the pruning in it where that pays.
+
+        Raises:
+            ValueError: the drafter drops rows in the pass itself.
+        """
+        if trees.width <= 2 or not self.pays(plan.batch * plan.width):
+            return plan
+        if any(s.keep is not None for s in plan.surgeries):
+            raise ValueError("The drafter drops rows inside the pass already: leave pruner=None with it.")
+        before = [s for s in plan.surgeries if s.layer < self.layer]
+        same = next((s for s in plan.surgeries if s.layer == self.layer), None)
+        visible = plan.visible
+        for surgery in before:
+            visible = _joined(visible, surgery)
+        cut = _Cut(self, host, trees.tokens, trees.parents, trees.ancestors, visible)
+        total = visible.shape[1]
+        surgeries = [*before, Surgery(self.layer, keep=cut)]
+        if same is not None:
+            surgeries[-1] = replace(_following(same, total), keep=cut)
+            total += _added(same)
+        for surgery in plan.surgeries:
+            if surgery.layer > self.layer:
+                surgeries.append(_following(surgery, total))
+                total += _added(surgery)
+        return replace(plan, surgeries=tuple(surgeries))
+
+    def alive(self, host: Host, hidden: Tensor, tokens: Tensor, parents: Tensor, ancestors: Tensor) -> Tensor:
+        """Which nodes stay: BoolTensor [B, N], closed upwards; roots do, padding does not.
+
+        Args:
+            host: whose head is asked.
+            hidden: [B, N, d], the nodes' states after `layer` layers.
+            tokens, parents: LongTensor [B, N].
+            ancestors: BoolTensor [B, N, N].
+        """
+        inner, place = _inner(parents)
+        states = hidden if inner is None else hidden.gather(1, inner[:, :, None].expand(-1, -1, hidden.shape[2]))
+        logits = self._weights(states, host.head)  # [B, I, V]
+        requests = torch.arange(len(tokens), device=tokens.device)[:, None]
+        guesses = tokens[:, 1:].clamp(min=0)
+        said = logits[requests, place]  # [B, N - 1, V]
+        own = said.gather(2, guesses[:, :, None])
+        real = parents[:, 1:] >= 0
+        if self.criterion == "top-k":
+            gone = (said > own).sum(2) >= self.top_k
+        else:
+            steps = own[:, :, 0].float() - logits.float().logsumexp(2)[requests, place]
+            steps = steps.masked_fill(~real, -torch.inf)
+            paths = torch.where(ancestors[:, 1:, 1:], steps[:, None], 0.0).sum(2)
+            if self.criterion == "threshold":
+                gone = paths < np.log(self.threshold)
+            else:
+                gone = torch.ones_like(real)
+                best = paths.topk(min(self.keep, paths.shape[1]), 1).indices
+                gone.scatter_(1, best, False)
+        gone |= ~real
+        stays = ~(ancestors[:, 1:, 1:] & gone[:, None]).any(2)
+        return torch.nn.functional.pad(stays, (1, 0), value=True)
+
+    def note(self, stays: Tensor, real: Tensor, seconds: float, rows: int) -> None:
+        """A pass of `rows` rows was pruned to the nodes `stays` of the `real` ones [B, N]; looking took `seconds`."""
+        self.passes += 1
+        guesses = max(int(real.sum()) - len(real), 1)
+        share = (int(stays.sum()) - len(stays)) / guesses
+        self._stay += (1 - HABIT) * (share - self._stay)
+        if self._cost is not None:
+            spent = min(seconds / float(self._cost.of(rows)), DEAREST * self._look)
+            self._look += (1 - HABIT) * (spent - self._look)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The `keep` of one pass: rows that stay, given the states of all.
+
+    Attributes:
+        visible: BoolTensor [B, T, T], who sees whom among the nodes and the rows attached behind them.
+    """
+
+    pruner: EarlyPruning
+    host: Host
+    tokens: Tensor
+    parents: Tensor
+    ancestors: Tensor
+    visible: Tensor
+
+    def __call__(self, hidden: Tensor) -> Tensor | None:
+        began = time.perf_counter()
+        nodes = self.tokens.shape[1]
+        alive = self.pruner.alive(self.host, hidden[:, :nodes], self.tokens, self.parents, self.ancestors)
+        real = self.parents >= 0
+        real[:, 0] = True
+        self.pruner.note(alive, real, time.perf_counter() - began, hidden.shape[0] * hidden.shape[1])
+        if self.visible.shape[1] > nodes:
+            # An attached row goes when any node that it sees has gone: it looked ahead of that node.
+            behind = ~(self.visible[:, nodes:, :nodes] & ~alive[:, None]).any(2)
+            alive = torch.cat([alive, behind], 1)
+        return None if bool(alive.all()) else _numbers(alive)
+
+    def of(self, b: int) -> _Cut:
+        """For request `b` alone."""
+        own = slice(b, b + 1)
+        tensors = (self.tokens, self.parents, self.ancestors, self.visible)
+        return _Cut(self.pruner, self.host, *(t[own] for t in tensors))
+
+
+def _inner(parents: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Nodes with children, LongTensor [B, I] ascending (0 in padding), and where each guess's parent is among them.
+
+    None for all nodes: off the host, as to count them would wait for the device.
+    """
+    above = parents[:, 1:].clamp(min=0)
+    if not parents.is_cpu:
+        return None, above
+    held = above.numpy()
+    found = [np.unique(row, return_inverse=True) for row in held]
+    width = max(len(nodes) for nodes, _ in found)
+    inner = np.zeros((len(held), width), np.int64)
+    for row, (nodes, _) in zip(inner, found, strict=True):
+        row[: len(nodes)] = nodes
+    return torch.from_numpy(inner), torch.from_numpy(np.stack([place.reshape(-1) for _, place in found]))
+
+
+def _numbers(alive: Tensor) -> Tensor:
+    """Where [B, T] is true, ascending and padded with -1: LongTensor [B, K]."""
+    counts = alive.sum(1)
+    most = int(counts.max())
+    order = alive.byte().sort(dim=1, descending=True, stable=True).indices[:, :most]
+    return order.masked_fill(torch.arange(most, device=alive.device) >= counts[:, None], -1)
+
+
+def _added(surgery: Surgery) -> int:
+    return 0 if surgery.positions is None else surgery.positions.shape[1]
+
+
+def _joined(visible: Tensor, surgery: Surgery) -> Tensor:
+    """Who sees whom behind `surgery`, which drops nothing."""
+    if surgery.joined is not None:
+        return surgery.joined
+    if surgery.visible is None:
+        return visible
+    return torch.cat([torch.nn.functional.pad(visible, (0, surgery.visible.shape[1])), surgery.visible], 1)
+
+
+def _following(surgery: Surgery, total: int) -> Surgery:
+    """`surgery`, said for `total` rows, for those of them that are left."""
+    if surgery.append is None:
+        return surgery
+    return replace(surgery, joined=None, resolve=_Resolve(total))
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolve:
+    """Brings a surgery that was said for all rows to those that are left (see `Surgery.resolve`).
+
+    Attributes:
+        total: rows that had a number before this surgery.
+    """
+
+    total: int
+
+    def __call__(self, surgery: Surgery, rows: Tensor) -> Surgery:
+        visible, positions, append = surgery.visible, surgery.positions, surgery.append
+        assert visible is not None
+        assert positions is not None
+        assert append is not None
+        total, batch = self.total, len(rows)
+        real = rows >= 0
+        place = torch.full((batch, total + 1), -1, dtype=torch.long, device=rows.device)
+        local = torch.arange(rows.shape[1], device=rows.device).expand(batch, -1)
+        place = place.scatter(1, torch.where(real, rows, total), local)[:, :total]
+        alive = ~(visible[:, :, :total] & (place < 0)[:, None]).any(2)
+        stay = _numbers(alive)
+        index = stay.clamp(min=0)
+        left = stay >= 0
+        wide = index[:, :, None]
+        # Columns: the rows that are left, then the appended ones that are.
+        columns = torch.cat([torch.where(real, rows, 0), total + index], 1)
+        seen = visible.gather(1, wide.expand(-1, -1, visible.shape[2]))
+        seen = seen.gather(2, columns[:, None].expand(-1, index.shape[1], -1))
+        seen &= torch.cat([real, left], 1)[:, None]
+        itself = torch.eye(index.shape[1], dtype=torch.bool, device=rows.device)
+        seen[:, :, rows.shape[1] :] |= itself & ~left[:, :, None]  # padding must see something
+        source = torch.arange(total, device=rows.device).expand(batch, -1) if surgery.source is None else surgery.source
+        return replace(
+            surgery,
+            source=place.gather(1, source).clamp(min=0),
+            append=_Chosen(append, index),
+            positions=positions.gather(1, index),
+            visible=seen,
+            numbers=(total + index).masked_fill(~left, -1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Some of the rows [B, K, d] that `make` makes, by index [B, K]."""
+
+    make: Callable[[Tensor], Tensor]
+    index: Tensor
+
+    def __call__(self, given: Tensor) -> Tensor:
+        made = self.make(given)
+        return made.gather(1, self.index[:, :, None].expand(-1, -1, made.shape[2]))

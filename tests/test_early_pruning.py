@@ -1,0 +1,269 @@
+"""Early pruning: the text stays the model's own, the right guesses leave, drafters read what they would have read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from generate_driver import NEW, SAMPLED, drafters, hf, left_pad, prompts, references_of, same
+from in_model_driver import MAKERS, make, recorded
+from torch import Tensor
+from zoo import CAUSAL, ENCODER_DECODER, build
+
+import draftree
+from draftree.engine import generate
+from draftree.host import LoopHost, inspect_model, open_host
+from draftree.host.cost import StepCost
+from draftree.host.plan import Plan
+from draftree.pruning import EarlyHead, EarlyPruning
+from draftree.shaping import DynamicTree, Fixed
+from draftree.tree import TokenTree
+
+DEFAULT = ("llama", "gpt2", "gemma3", "mpt", "bart")
+FAMILIES = [
+    pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL + ENCODER_DECODER
+]
+SEED = 11
+# Between them every criterion, layer and kind of head; tiny models' early states say little, so much leaves.
+PRUNERS: dict[str, Callable[[Any], EarlyPruning]] = {
+    "top-k": lambda m: pruner(m, 1, top_k=30),
+    "best": lambda m: pruner(m, 2, criterion="best", keep=6),
+    "threshold": lambda m: pruner(m, 3, rank=8, criterion="threshold", threshold=2e-4),
+}
+
+
+def pruner(model: Any, layer: int, rank: int = 0, **options: Any) -> EarlyPruning:
+    head = randomised_head(EarlyHead.fresh(model, layer=layer, rank=rank))
+    return EarlyPruning(head, always=True, **options)
+
+
+def randomised_head(head: EarlyHead) -> EarlyHead:
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weight in head.weights.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    return head
+
+
+def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: Any) -> None:
+    model = build(name)
+    rows = prompts()
+    fast = LoopHost.qualifies(inspect_model(model))
+    outside = {} if model.config.is_encoder_decoder else drafters(references_of(rows, wanted), in_model=False)
+    makers = outside | {kind: lambda kind=kind: make(kind, model) for kind in MAKERS}
+    pruned = drafted = accepted = 0
+    for number, (kind, maker) in enumerate(makers.items()):
+        criterion = list(PRUNERS)[number % len(PRUNERS)]
+        host = "loop" if fast and number % 2 else "hooked"
+        out = generate(
+            model,
+            ids,
+            mask,
+            drafter=maker(),
+            pruner=PRUNERS[criterion](model),
+            shape=Fixed(16),
+            host=host,
+            max_new_tokens=NEW,
+            **options,
+        )
+        same(out.sequences, wanted, f"{name} on {host} with {kind}, {criterion}")
+        total = out.stats.total
+        pruned, drafted, accepted = pruned + total.pruned, drafted + total.drafted, accepted + total.accepted
+    assert 0 < pruned < drafted
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_in_a_ragged_batch(name: str) -> None:
+    ids, mask = left_pad(prompts())
+    options: dict[str, Any] = {}
+    if build(name).config.is_encoder_decoder:
+        ids, mask, options = ids.flip(1), mask.flip(1), {"no_repeat_ngram_size": 3}
+    check(name, ids, mask, hf(build(name), ids, mask, **options), **options)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sampled_in_a_ragged_batch(name: str) -> None:
+    ids, mask = left_pad(prompts())
+    if build(name).config.is_encoder_decoder:
+        ids, mask = ids.flip(1), mask.flip(1)
+    wanted = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    check(name, ids, mask, wanted, seed=SEED, **SAMPLED)
+
+
+def test_alone_and_with_a_dynamic_tree() -> None:
+    """Also where the pruner decides by itself what pays; both ways of deciding are met."""
+    model, rows = build("llama"), prompts((19,))
+    ids = torch.tensor(rows)
+    wanted = hf(model, ids)
+    flat, steep = StepCost((1, 64), (1.0, 1.01)), StepCost((1, 64), (1.0, 20.0))
+    pruned = []
+    for cost in (flat, steep):
+        early = EarlyPruning(randomised_head(EarlyHead.fresh(model, layer=1)), top_k=8)
+        early.bind(open_host(model), cost)
+        early.bind = lambda *_: None  # type: ignore[method-assign, assignment]
+        drafter = drafters(references_of(rows, wanted), in_model=False)["random"]()
+        out = generate(model, ids, drafter=drafter, pruner=early, shape=Fixed(24), max_new_tokens=NEW)
+        same(out.sequences, wanted)
+        pruned.append(out.stats.total.pruned)
+        out = generate(model, ids, drafter=drafter, pruner=early, shape=DynamicTree(cost=cost), max_new_tokens=NEW)
+        same(out.sequences, wanted)
+    assert pruned[0] == 0
+    assert pruned[1] > 0
+
+
+def reference(model: Any, early: EarlyPruning, text: list[int], tree: TokenTree) -> list[int]:
+    """Nodes that stay, one path at a time, from a stock pass over each."""
+    head = model.get_output_embeddings()
+    parents, tokens = tree.parents[0].tolist(), tree.tokens[0].tolist()
+
+    def says(node: int) -> np.ndarray:
+        path = []
+        while node > 0:
+            path.append(tokens[node])
+            node = parents[node]
+        states = model(torch.tensor([text + path[::-1]]), output_hidden_states=True).hidden_states[early.layer]
+        return early.head.weights(states[:, -1:], head)[0, 0].log_softmax(-1).numpy()
+
+    logp, stays, allowed = [0.0], [True], [True]
+    for node in range(1, len(parents)):
+        given = says(parents[node])
+        logp.append(logp[parents[node]] + given[tokens[node]])
+        allowed.append(bool((given > given[tokens[node]]).sum() < early.top_k))
+    if early.criterion == "threshold":
+        allowed = [p >= np.log(early.threshold) for p in logp]
+    if early.criterion == "best":
+        allowed = [node == 0 or rank < early.keep for node, rank in enumerate(_ranks(logp))]
+    for node in range(1, len(parents)):
+        stays.append(allowed[node] and stays[parents[node]])
+    return [node for node, stay in enumerate(stays) if stay]
+
+
+def _ranks(logp: list[float]) -> list[int]:
+    """Of the guesses by falling probability; the root has none."""
+    order = sorted(range(1, len(logp)), key=lambda node: -logp[node])
+    return [-1, *(order.index(node) for node in range(1, len(logp)))]
+
+
+@pytest.mark.parametrize("criterion", list(PRUNERS))
+@pytest.mark.parametrize("host_name", ["loop", "hooked"])
+@torch.no_grad()
+def test_those_stay_that_should(criterion: str, host_name: str) -> None:
+    model = build("llama")
+    early, host = PRUNERS[criterion](model), open_host(model, host_name)
+    early.bind(host)
+    generator = torch.Generator().manual_seed(2)
+    size = 20
+    parents = [-1, *(int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, size))]
+    tokens = torch.randint(3, 97, (1, size), generator=generator)
+    tree = TokenTree.from_arrays(tokens[0, 1:], [p - 1 for p in parents[1:]], root=int(tokens[0, 0]))
+    text = prompts((12,))[0]
+    with host.guard():
+        cache = host.new_cache(1)
+        causal = torch.ones(1, 12, 12, dtype=torch.bool).tril()
+        result = host.run(Plan(torch.tensor([text]), torch.arange(12)[None], causal), cache)
+        cache.commit([list(range(12))], result.segments)
+        plan = Plan(tokens, 12 + tree.depth, tree.ancestors, last_logit_row=size)
+        result = host.run(early.enter(host, plan, tree), cache)
+    wanted = reference(model, early, [*text, int(tokens[0, 0])], tree)
+    assert 1 < len(wanted) < size
+    assert result.rows is not None
+    assert result.rows.tolist() == [wanted]
+    assert result.logits.shape[1] == len(wanted)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MAKERS if "groups" not in kind and "straight" not in kind])
+def test_drafters_read_what_they_would_have_read(kind: str) -> None:
+    """Where every node has rows, what is read at the one accepted last depends on the text alone, whatever left."""
+    model = build("llama")
+    ids, mask = left_pad(prompts())
+    seen = []
+    for early in (None, *(maker(model) for maker in PRUNERS.values())):
+        drafter = make(kind, model)
+        steps = recorded(drafter)
+        generate(model, ids, mask, drafter=drafter, pruner=early, shape=Fixed(12), max_new_tokens=NEW)
+        seen.append({tuple(s.tokens): s for s in steps})
+    plain, compared = seen[0], 0
+    for pruned in seen[1:]:
+        for text in plain.keys() & pruned.keys():
+            depth = min(int(s.logp[:, 0].isfinite().sum()) for s in (plain[text], pruned[text]))
+            torch.testing.assert_close(plain[text].logp[:depth], pruned[text].logp[:depth], rtol=1e-3, atol=1e-3)
+            compared += depth
+    assert compared > 60
+
+
+def test_a_drafter_keeps_all_it_needs_when_nothing_leaves() -> None:
+    model = build("llama")
+    ids = torch.tensor(prompts((9,)))
+    early = pruner(model, 2, top_k=97)
+    out = generate(model, ids, drafter=make("bita", model), pruner=early, shape=Fixed(8), max_new_tokens=NEW)
+    assert early.passes > 0
+    assert out.stats.total.pruned == 0
+
+
+def test_it_learns_what_a_look_costs_and_how_much_leaves() -> None:
+    model = build("llama")
+    cost = StepCost((1, 64), (1.0, 64.0))
+    early = EarlyPruning(EarlyHead.fresh(model, layer=1))
+    early.bind(open_host(model), cost)
+    assert early.pays(32)
+    every, root = torch.ones(1, 32, dtype=torch.bool), torch.zeros(1, 32, dtype=torch.bool)
+    root[0, 0] = True
+    for _ in range(100):
+        early.note(every, every, 2.0, 32)
+    assert not early.pays(32)  # nothing ever leaves
+    assert early.rows(32) == 32
+    for _ in range(100):
+        early.note(root, every, 1e-6, 32)
+    assert early.pays(32)
+    assert early.rows(32) == pytest.approx(32 / 4, rel=0.1)
+    for _ in range(400):
+        early.note(root, every, 100.0, 32)
+    assert not early.pays(32)  # looking takes longer than the pass
+    assert sum(early.pays(32) for _ in range(200)) == 3  # but it is tried again
+
+
+def test_the_shipped_head_prunes_most_of_a_tree_at_little_loss() -> None:
+    model, tokenizer = draftree.demo_model()
+    text = "Write a Python function that returns the sum of a list."
+    chat = [{"role": "user", "content": text}]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    outs = []
+    for early in (None, EarlyPruning(draftree.demo_early_head(model), always=True)):
+        drafter = draftree.demo_drafter("hidden-transfer", model)
+        outs.append(generate(model, ids, drafter=drafter, pruner=early, shape=Fixed(32), max_new_tokens=64))
+    same(outs[0].sequences, outs[1].sequences)
+    total = outs[1].stats.total
+    assert total.pruned > 0.57 * total.drafted
+    assert total.acceptance_length > 0.9 * outs[0].stats.acceptance_length
+    assert "pruned inside the pass" in outs[1].stats.summary()
+    assert total.as_dict()["pruned"] == total.pruned
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"criterion": "rank"}, {"top_k": 0}, {"keep": 0}, {"threshold": 0.0}, {"threshold": 1.0}],
+    ids=lambda o: next(iter(o)),
+)
+def test_bad_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        EarlyPruning(EarlyHead.fresh(build("llama"), layer=1), **options)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"draftree\.EarlyHead"):
+        EarlyPruning("folder")  # type: ignore[arg-type]
+    early = EarlyPruning(EarlyHead.fresh(build("llama"), layer=1))
+    ids = torch.tensor(prompts((9,)))
+    with pytest.raises(ValueError, match="pass a drafter"):
+        generate(build("llama"), ids, pruner=early)
+    demo, _ = draftree.demo_model()
+    with pytest.raises(ValueError, match="made for a model with hidden_size 64"):
+        generate(demo, ids, drafter=draftree.Lookahead(), pruner=early)
+    keeping = drafters(references_of(prompts((9,)), hf(build("llama"), ids)))["in-model"]()
+    early = EarlyPruning(early.head, always=True)
+    with pytest.raises(ValueError, match="drops rows inside the pass already"):
+        generate(build("llama"), ids, drafter=keeping, pruner=early, shape=Fixed(8))
