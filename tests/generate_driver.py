@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 import torch
 from drafters_for_tests import InModel, RandomTree, References
 from torch import Tensor
+from zoo import build
 
-from draftree.drafting import Drafter, Lookahead, PromptLookup
+from draftree.drafting import Drafter, DraftModel, Lookahead, PromptLookup
 from draftree.host.cost import StepCost
 from draftree.shaping import DynamicTree, Fixed, Shape
 
@@ -67,6 +70,17 @@ def references_of(rows: Sequence[Sequence[int]], sequences: Tensor) -> Reference
     return {tuple(row): sequences[b, width:].tolist() for b, row in enumerate(rows)}
 
 
+@functools.cache
+def noisy(name: str, noise: float = 0.1) -> Any:
+    """A model of the zoo that often says what the one of the same name says, and often something else."""
+    model = copy.deepcopy(build(name))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += noise * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
+    return model
+
+
 def drafters(references: References, *, in_model: bool = True) -> dict[str, Callable[[], Drafter]]:
     """Every kind of drafter; tries know parts of the answers, so that their guesses sometimes hold."""
 
@@ -87,6 +101,7 @@ def drafters(references: References, *, in_model: bool = True) -> dict[str, Call
         "lookahead-prompt": trie(sources="prompt"),
         "lookahead-output": trie(sources="output"),
         "prompt-lookup": lambda: PromptLookup(6),
+        "draft-model": lambda: DraftModel(noisy("llama"), depth=4, branching=3, confidence=0),
     }
     if in_model:
         made["in-model"] = lambda: InModel(references, seed=2)

@@ -14,7 +14,7 @@ from draftree.demo_model import demo_model
 
 if TYPE_CHECKING:
     from draftree.acceptance import LossyTypical
-    from draftree.drafting import BiTA, HiddenTransfer, Lookahead, Medusa, PromptLookup
+    from draftree.drafting import BiTA, DraftModel, HiddenTransfer, Lookahead, Medusa, PromptLookup
     from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.engine import Engine, generate
     from draftree.integrations import custom_generate
@@ -25,6 +25,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "BiTA",
+    "DraftModel",
     "DynamicTree",
     "EarlyHead",
     "EarlyPruning",
@@ -45,6 +46,7 @@ __all__ = [
 
 _HOMES = {
     "BiTA": "draftree.drafting",
+    "DraftModel": "draftree.drafting",
     "DynamicTree": "draftree.shaping",
     "EarlyHead": "draftree.pruning",
     "EarlyPruning": "draftree.pruning",

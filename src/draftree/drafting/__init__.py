@@ -2,6 +2,7 @@
 
 from draftree.drafting.base import Attachment, Context, Drafter, Step
 from draftree.drafting.bita import BiTA
+from draftree.drafting.draft_model import DraftModel
 from draftree.drafting.hidden_transfer import HiddenTransfer
 from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.medusa import Medusa
@@ -11,6 +12,7 @@ __all__ = [
     "Attachment",
     "BiTA",
     "Context",
+    "DraftModel",
     "Drafter",
     "HiddenTransfer",
     "Lookahead",

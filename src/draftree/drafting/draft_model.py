@@ -1,0 +1,276 @@
+"""DraftModel: a small causal model guesses what the large one will say, as a chain or a tree.
+
+Speculative decoding with a second model (Leviathan et al., 2023; Hugging Face's assisted generation), with trees: the
+small model reads its own likeliest guesses depth by depth, all nodes of a depth in one pass, and the most probable
+paths become the tree. What is accepted is what the large model itself says, so the text is that of plain decoding,
+greedy or sampled, however small or wrong the small model is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from draftree.drafting.base import Context, Drafter, Step
+from draftree.drafting.in_model import best_on_host
+from draftree.drafting.small_model import SmallModel
+from draftree.host import Host, Target, open_host
+from draftree.tree import TokenTree
+
+PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one, before both were timed
+WORTH = 2.0  # guesses have to promise this many tokens for the time of a step that they take
+SHORT = 8  # rows of a pass that is timed; prompts take longer
+HABIT = 0.95  # weight of the past in both times
+LONGEST = 4.0  # times the usual, as a single pass or step counts
+
+
+class DraftModel(Drafter):
+    """Drafts with a small model of the same vocabulary; one object may serve many calls, engines and threads.
+
+    Args:
+        model: a Hugging Face causal language model, as loaded; on any device, of any type.
+        depth: most tokens ahead.
+        branching: most tokens tried behind each node; 1 drafts a chain.
+        beam: most nodes of a depth that the small model reads, all of them in one pass.
+        confidence: stop where the paths to be read next have less than this probability together; None: where a
+            pass over them takes longer than their guesses are worth, both models' times being measured as they run.
+        host: how the small model is driven: "auto", "loop" or "hooked".
+
+    Raises:
+        TypeError, ValueError: a model that cannot draft, or an option out of range.
+    """
+
+    name: ClassVar[str] = "draft-model"
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        depth: int = 8,
+        branching: int = 4,
+        beam: int = 4,
+        confidence: float | None = None,
+        host: str = "auto",
+    ) -> None:
+        for option, value in (("depth", depth), ("branching", branching), ("beam", beam)):
+            if value < 1:
+                raise ValueError(f"{option} is {value}: give at least 1.")
+        if confidence is not None and not 0 <= confidence <= 1:
+            raise ValueError(f"confidence is {confidence}: give a probability from 0 (never stop) to 1, or None.")
+        self.model = model  # hosts hold it weakly
+        self.depth, self.branching, self.beam, self.confidence = depth, branching, beam, confidence
+        self._choice = host
+        self._small = SmallModel(self._open())
+        self._live: list[int] = []  # requests that have begun
+        self._eos: frozenset[int] = frozenset()
+        self._lock = threading.RLock()
+        self._pass_seconds = self._step_seconds = 0.0
+        self._drafted = 0.0  # when the last draft was handed over; 0 where its step has been seen
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str], tokenizer: Any = None, **options: Any) -> Self:
+        """Load the small model from a folder or hub repository.
+
+        Args:
+            name: what `AutoModelForCausalLM.from_pretrained` takes.
+            tokenizer: the large model's; the small one's is compared with it where the repository has one.
+            options: of the constructor; `dtype` and `device_map` go to Hugging Face.
+
+        Raises:
+            ValueError: the small model's tokenizer is another one.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        loading = {key: options.pop(key) for key in ("dtype", "device_map") if key in options}
+        model = AutoModelForCausalLM.from_pretrained(name, **loading).eval()
+        if tokenizer is not None:
+            try:
+                own = AutoTokenizer.from_pretrained(name)
+            except (OSError, ValueError):
+                own = None  # a model alone: its vocabulary's size has to do
+            if own is not None and own.get_vocab() != tokenizer.get_vocab():
+                raise ValueError(
+                    f"The small model {str(name)!r} has another tokenizer than the large one, so its guesses would be "
+                    "other words: choose a small model of the same family."
+                )
+        return cls(model, **options)
+
+    def _open(self) -> Host:
+        host = open_host(self.model, self._choice)
+        if host.target.encoder_decoder:
+            raise ValueError(
+                f"The small model is an encoder-decoder ('{host.target.model_type}'): give a causal language model."
+            )
+        return host
+
+    # ---------------------------------------------------------------- the drafter's contract
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`.
+
+        Raises:
+            ValueError: another vocabulary, or an encoder-decoder.
+        """
+        with self._lock:
+            host = self._open()
+            small = host.target
+            if target.encoder_decoder:
+                raise ValueError(
+                    f"The large model is an encoder-decoder ('{target.model_type}') and the small one is not, so it "
+                    "does not know what to write about: use Lookahead, or no drafter."
+                )
+            if small.vocab_size != target.vocab_size:
+                raise ValueError(
+                    f"The small model has a vocabulary of {small.vocab_size} and the large one of {target.vocab_size}: "
+                    "choose a small model with the same tokenizer."
+                )
+            if _size(small.model) >= _size(target.model):
+                warnings.warn(
+                    "The small model is no smaller than the large one, so drafting with it saves no time.", stacklevel=4
+                )
+            if host is not self._small.host:  # its weights were changed, moved or cast
+                self._small = SmallModel(host)
+                for request in self._live:
+                    self._small.begin(request)
+            self._eos = frozenset(hints.get("eos_token_ids", ()))
+
+    def begin(self, request: Context) -> None:
+        """See `Drafter.begin`."""
+        with self._lock:
+            self._live.append(request.id)
+            self._small.begin(request.id)
+
+    def end(self, request: Context) -> None:
+        """See `Drafter.end`."""
+        with self._lock:
+            if request.id in self._live:
+                self._live.remove(request.id)
+            self._small.end(request.id)
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`."""
+        host = self._small.host
+        # A hooked host must not run in the inference mode of the target's: stock modules may keep what they make.
+        inference = torch.inference_mode(host.guard is torch.inference_mode)
+        with self._lock, host.lock, torch.no_grad(), inference:
+            trees = self._grow(requests, budgets)
+        self._drafted = time.perf_counter()
+        return TokenTree.stack(trees)
+
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`: learn how long a step takes."""
+        if self._drafted and step.offset == 0:
+            seconds = time.perf_counter() - self._drafted
+            self._step_seconds = _smooth(self._step_seconds, seconds)
+        self._drafted = 0.0
+
+    # ---------------------------------------------------------------- trees
+
+    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> list[TokenTree]:
+        limit = self._small.host.target.max_positions or math.inf
+        reaches = []
+        for request, budget in zip(requests, budgets, strict=True):
+            reach = min(self.depth, request.room - 1, limit - len(request.tokens) + 1)
+            reaches.append(int(reach) if budget > 0 and reach > 0 else 0)
+        growths = [_Growth(budget, self.branching, self.beam) for budget in budgets]
+        if any(reaches):
+            ids = [request.id for request in requests]
+            texts = [request.tokens if reach else None for request, reach in zip(requests, reaches, strict=True)]
+            begin = time.perf_counter()
+            logits = self._small.read(ids, texts)
+            frontiers: list[list[int]] = [[-1] if reach else [] for reach in reaches]
+            self._offer(growths, frontiers, logits[:, None])
+            if self._small.last_width <= SHORT:
+                self._clock(begin)
+            for depth in range(1, max(reaches)):
+                frontiers = [
+                    growth.frontier(self._least(), self._eos) if reach > depth else []
+                    for growth, reach in zip(growths, reaches, strict=True)
+                ]
+                if not any(frontiers):
+                    break
+                begin = time.perf_counter()
+                nodes = [growth.read(frontier) for growth, frontier in zip(growths, frontiers, strict=True)]
+                logits = self._small.grow(ids, [n[0] for n in nodes], [n[1] for n in nodes], depth)
+                self._offer(growths, frontiers, logits)
+                self._clock(begin)
+        return [growth.tree(request.tokens[-1], self.source) for growth, request in zip(growths, requests, strict=True)]
+
+    def _clock(self, begin: float) -> None:
+        self._pass_seconds = _smooth(self._pass_seconds, time.perf_counter() - begin)
+
+    def _least(self) -> float:
+        """Probability that paths must have together, to be read on."""
+        if self.confidence is not None:
+            return self.confidence
+        timed = self._pass_seconds and self._step_seconds
+        return WORTH * (self._pass_seconds / self._step_seconds if timed else PRICE_FIRST)
+
+    def _offer(self, growths: Sequence[_Growth], frontiers: Sequence[Sequence[int]], logits: torch.Tensor) -> None:
+        tokens, logp = best_on_host(logits, min(self.branching, logits.shape[-1]))
+        for b, (growth, frontier) in enumerate(zip(growths, frontiers, strict=True)):
+            for i, above in enumerate(frontier):
+                growth.offer(above, tokens[b, i].tolist(), logp[b, i].tolist())
+
+
+class _Growth:
+    """One request's tree while it grows: all candidates offered so far, those of the last depth from `newest` on."""
+
+    def __init__(self, budget: int, branching: int, beam: int) -> None:
+        self.budget, self.branching, self.beam = budget, branching, beam
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.logp: list[float] = []
+        self.newest = 0  # first candidate of the last depth
+        self._rows: dict[int, int] = {-1: -1}  # candidate -> its number among the nodes that were read
+
+    def offer(self, above: int, tokens: list[int], logp: list[float]) -> None:
+        """Candidates behind node `above` (-1: the root), with their log-probabilities there."""
+        base = 0.0 if above < 0 else self.logp[above]
+        self.tokens += tokens
+        self.parents += [above] * len(tokens)
+        self.logp += [base + value for value in logp]
+
+    def frontier(self, least: float, ends: frozenset[int]) -> list[int]:
+        """Nodes of the last depth worth reading: their children can be among the best, and they promise enough."""
+        lowest = -math.inf
+        if len(self.logp) >= self.budget:
+            lowest = sorted(self.logp, reverse=True)[self.budget - 1]
+        last = range(self.newest, len(self.logp))
+        fit = [i for i in last if self.logp[i] > lowest and self.tokens[i] not in ends]
+        self.newest = len(self.logp)
+        best = sorted(fit, key=self.logp.__getitem__, reverse=True)[: self.beam]
+        return best if sum(math.exp(self.logp[i]) for i in best) >= least else []
+
+    def read(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Tokens of `nodes`, which are read now, and the nodes above them as the small model numbers them."""
+        parents = [self._rows[self.parents[node]] for node in nodes]
+        for node in nodes:
+            self._rows[node] = len(self._rows) - 1
+        return [self.tokens[node] for node in nodes], parents
+
+    def tree(self, root: int, source: int) -> TokenTree:
+        """The best nodes, likeliest first."""
+        logp = np.array(self.logp, dtype=np.float32)
+        order = np.argsort(-logp, kind="stable")[: self.budget]  # stable: parents before children of equal worth
+        order = order[np.isfinite(logp[order])]
+        place = np.full(len(logp) + 1, -1)
+        place[order] = np.arange(len(order))
+        tokens, parents = np.array(self.tokens, dtype=np.int64), np.array(self.parents, dtype=np.int64)
+        return TokenTree.from_arrays(tokens[order], place[parents[order]], logp[order], source, root=root)
+
+
+def _size(model: Any) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _smooth(usual: float, seconds: float) -> float:
+    return seconds if usual == 0 else usual + (1 - HABIT) * (min(seconds, LONGEST * usual) - usual)

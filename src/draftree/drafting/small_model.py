@@ -1,0 +1,196 @@
+"""A small causal model that reads what requests say: a slot a request, caught up with what the target accepted.
+
+Each request's keys and values live in a slot of a cache of the small model's own. What it reads beyond the certain
+text, the nodes of a tree that grows depth by depth, lies behind it; when the target has spoken, the nodes on its way
+stay and the rest is dropped. So no token is read twice. Drafters with a second model share this; what they guess is
+theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.host import Host
+from draftree.host.plan import PassResult, Plan
+
+CHUNK = 512  # rows of a pass over prompts
+CLOSE = 16  # requests that differ by fewer unread tokens are caught up in one pass
+
+
+@dataclass(slots=True)
+class Branches:
+    """What of a request the small model has read.
+
+    Attributes:
+        certain: tokens of the text read, from its start.
+        tokens: nodes read behind them, in the order of their columns.
+        parents: node above each, -1 where that is the newest certain token.
+        seen: for each node a bool array over those before it and itself, True for its ancestors and itself.
+    """
+
+    certain: int = 0
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    seen: list[np.ndarray] = field(default_factory=list)
+
+    def walk(self, said: Sequence[int]) -> list[int]:
+        """The nodes along `said`, as far as they were read."""
+        path: list[int] = []
+        above = -1
+        for token in said:
+            found = [
+                i for i, (t, p) in enumerate(zip(self.tokens, self.parents, strict=True)) if (t, p) == (token, above)
+            ]
+            if not found:
+                break
+            above = found[0]
+            path.append(above)
+        return path
+
+
+class SmallModel:
+    """The small model under its host, and its cache.
+
+    Args:
+        host: drives the small model.
+
+    Attributes:
+        last_width: rows per request of the last pass.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.last_width = 0
+        self._cache = host.new_cache(1)
+        self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
+        self._read: dict[int, Branches] = {}
+
+    def begin(self, request: int) -> None:
+        """Give a request a slot."""
+        if len(self._slots) == self._cache.slots:
+            self._cache.arrange(range(len(self._slots)), 2 * self._cache.slots)
+        self._cache.clear(len(self._slots))
+        self._slots.append(request)
+        self._read[request] = Branches()
+
+    def end(self, request: int) -> None:
+        """Free its slot; the last one moves there, as in the engine. An unknown request is no error."""
+        if self._read.pop(request, None) is None:
+            return
+        slot, last = self._slots.index(request), len(self._slots) - 1
+        if slot != last:
+            self._cache.move(last, slot)
+            self._slots[slot] = self._slots[last]
+        self._slots.pop()
+        self._cache.clear(last)
+
+    def first_slot(self, requests: Sequence[int]) -> int:
+        """The first of neighbouring slots that hold `requests` in this order; slots are exchanged where they do not."""
+        first = self._slots.index(requests[0])
+        if self._slots[first : first + len(requests)] != list(requests):
+            wanted = set(requests)
+            order = [*requests, *(r for r in self._slots if r not in wanted)]
+            self._cache.arrange([self._slots.index(r) for r in order], self._cache.slots)
+            self._slots, first = order, 0
+        return first
+
+    def read(self, requests: Sequence[int], texts: Sequence[Sequence[int] | None]) -> Tensor:
+        """Read the requests' texts to their ends, from where they were left.
+
+        Args:
+            requests: in the order of all calls until the next `read`.
+            texts: certain tokens of each; None leaves a request out.
+
+        Returns:
+            logits [B, V] behind the newest token of each; of no meaning for those left out.
+        """
+        first = self.first_slot(requests)
+        unread: list[list[int]] = []
+        for slot, (request, text) in enumerate(zip(requests, texts, strict=True), first):
+            read = self._read[request]
+            if text is None:
+                unread.append([])
+                continue
+            # The newest token is read in any case, for what follows it.
+            path = read.walk(text[read.certain : -1])
+            self._cache.keep(slot, min(read.certain, len(text) - 1), path)
+            read = self._read[request] = Branches(self._cache.lengths[slot])
+            unread.append(list(text[read.certain :]))
+        while (longest := max(map(len, unread))) > CLOSE and (len(unread) > 1 or longest > CHUNK):
+            parts = [tokens[:-1][:CHUNK] for tokens in unread]
+            self._read_certain(first, requests, parts, len(parts[0]))
+            unread = [tokens[len(part) :] for tokens, part in zip(unread, parts, strict=True)]
+        ends = [max(len(tokens), 1) - 1 for tokens in unread]
+        begin = min(ends)
+        logits = self._read_certain(first, requests, unread, begin).logits
+        if len(ends) == 1:
+            return logits[:, -1]
+        rows = torch.tensor([end - begin for end in ends], device=logits.device)
+        return logits[torch.arange(len(ends), device=logits.device), rows]
+
+    def _read_certain(
+        self, first: int, requests: Sequence[int], tokens: Sequence[Sequence[int]], logits_from: int
+    ) -> PassResult:
+        width = max(1, *map(len, tokens))
+        ids = np.zeros((len(tokens), width), dtype=np.int64)
+        for row, own in zip(ids, tokens, strict=True):
+            row[: len(own)] = own
+        certain = np.array([self._read[request].certain for request in requests])
+        visible = np.tri(width, dtype=bool)[None].repeat(len(tokens), 0)
+        result = self._pass(first, ids, certain[:, None] + np.arange(width), visible, min(logits_from, width - 1))
+        self._cache.commit([list(range(len(own))) for own in tokens], result.segments)
+        for request, own in zip(requests, tokens, strict=True):
+            self._read[request].certain += len(own)
+        return result
+
+    def grow(
+        self, requests: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], depth: int
+    ) -> Tensor:
+        """Read one more depth of the trees behind the texts.
+
+        Args:
+            requests: as of the last `read`.
+            tokens: of the new nodes, for each request.
+            parents: node above each, in the order in which they were read; -1 for the newest certain token.
+            depth: of the new nodes, from 1.
+
+        Returns:
+            logits [B, n, V] behind the new nodes, n those of the request with most of them.
+        """
+        batch, width = len(tokens), max(map(len, tokens))
+        held = [self._read[request] for request in requests]
+        before = max(len(read.tokens) for read in held)
+        ids = np.zeros((batch, width), dtype=np.int64)
+        visible = np.zeros((batch, width, before + width), dtype=bool)
+        visible[:, :, before:] = np.eye(width, dtype=bool)
+        for b, read in enumerate(held):
+            nodes = len(read.tokens)
+            visible[b, :, : before - nodes] = True  # these columns are still text
+            ids[b, : len(tokens[b])] = tokens[b]
+            for i, above in enumerate(parents[b]):
+                if above >= 0:
+                    seen = read.seen[above]
+                    visible[b, i, before - nodes : before - nodes + len(seen)] = seen
+        places = np.array([read.certain + depth - 1 for read in held])
+        result = self._pass(self.first_slot(requests), ids, places[:, None].repeat(width, 1), visible, 0)
+        self._cache.commit([list(range(len(own))) for own in tokens], result.segments)
+        for b, read in enumerate(held):
+            nodes = len(read.tokens)
+            for i in range(len(tokens[b])):
+                read.seen.append(visible[b, i, before - nodes : before + i + 1])
+            read.tokens += tokens[b]
+            read.parents += parents[b]
+        return result.logits
+
+    def _pass(self, first: int, ids: np.ndarray, positions: np.ndarray, visible: np.ndarray, begin: int) -> PassResult:
+        self.last_width = ids.shape[1]
+        device, limit = self.host.target.device, self.host.target.max_positions
+        if limit is not None:  # rows that only fill up may lie beyond
+            positions = positions.clip(max=limit - 1)
+        rows, places, seen = (torch.from_numpy(array).to(device) for array in (ids, positions, visible))
+        return self.host.run(Plan(rows, places, seen, first_logit_row=begin), self._cache, first)
