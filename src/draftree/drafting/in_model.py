@@ -178,14 +178,12 @@ class InModelDrafter(Trained, Drafter):
         if logits is None:
             return
         tokens, logp = best_on_host(logits, self.candidates)
-        short = self.depth - tokens.shape[1]
-        if short > 0:  # what guesses are left of rows that speak for an ancestor
-            tokens = np.pad(tokens, ((0, 0), (0, short), (0, 0)))
-            logp = np.pad(logp, ((0, 0), (0, short), (0, 0)), constant_values=-np.inf)
+        if tokens.shape[1] < self.depth:  # what guesses are left of rows that speak for an ancestor
+            tokens, logp = _deepened(tokens, self.depth, 0), _deepened(logp, self.depth, -np.inf)
         for b in live:
             request = step.requests[b]
             before = self._held.get(request.id)
-            if before is not None:
+            if before is not None and len(request.tokens) > before.length + 1:  # a single token stands below no guess
                 self.off_path.learn(before.tokens, before.logp, request.tokens[before.length :])
             self._held[request.id] = Candidates(len(request.tokens), tokens[b], logp[b])
 
@@ -197,7 +195,7 @@ class InModelDrafter(Trained, Drafter):
         if some is None:
             return TokenTree.roots(torch.tensor(roots))
         tokens = np.array([some.tokens if h is None else h.tokens for h in held])
-        logp = np.array([some.logp if h is None else h.logp for h in held])
+        logp = np.array([some.logp if h is None else h.logp for h in held])  # a copy, as it is changed
         for b, request in enumerate(requests):
             if held[b] is None or request.room <= self.depth:
                 reach = 0 if held[b] is None else max(request.room - 1, 0)
@@ -244,6 +242,13 @@ def shapes_of(target: Target) -> dict[str, int]:
         "head_dim": anatomy.head_dim,
         "value_dim": anatomy.value_dim,
     }
+
+
+def _deepened(part: np.ndarray, depth: int, fill: float) -> np.ndarray:
+    """[B, D, K] as [B, depth, K], with `fill` at the depths that are missing; np.pad takes several times as long."""
+    whole = np.full((len(part), depth, part.shape[2]), fill, part.dtype)
+    whole[:, : part.shape[1]] = part
+    return whole
 
 
 def best_on_host(logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
