@@ -14,7 +14,7 @@ from draftree.demo_model import demo_model
 
 if TYPE_CHECKING:
     from draftree.acceptance import LossyTypical
-    from draftree.drafting import BiTA, DraftModel, HiddenTransfer, Lookahead, Medusa, PromptLookup
+    from draftree.drafting import BiTA, DraftModel, HiddenTransfer, Lookahead, Medusa, Merge, PromptLookup
     from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.engine import Engine, generate
     from draftree.integrations import custom_generate
@@ -35,6 +35,7 @@ __all__ = [
     "Lookahead",
     "LossyTypical",
     "Medusa",
+    "Merge",
     "PromptLookup",
     "custom_generate",
     "demo_drafter",
@@ -56,6 +57,7 @@ _HOMES = {
     "Lookahead": "draftree.drafting",
     "LossyTypical": "draftree.acceptance",
     "Medusa": "draftree.drafting",
+    "Merge": "draftree.drafting",
     "PromptLookup": "draftree.drafting",
     "custom_generate": "draftree.integrations",
     "demo_drafter": "draftree.drafting.folder",

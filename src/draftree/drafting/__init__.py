@@ -6,6 +6,7 @@ from draftree.drafting.draft_model import DraftModel
 from draftree.drafting.hidden_transfer import HiddenTransfer
 from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.medusa import Medusa
+from draftree.drafting.merge import Merge
 from draftree.drafting.prompt_lookup import PromptLookup
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "HiddenTransfer",
     "Lookahead",
     "Medusa",
+    "Merge",
     "PromptLookup",
     "Step",
 ]

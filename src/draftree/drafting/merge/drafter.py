@@ -1,0 +1,178 @@
+"""Merge: several drafters at once, their trees joined under one node budget by calibrated probability.
+
+A trie knows what was said before, and nothing of new text; heads and masks inside the model guess new text, two or
+three tokens far. Where each is strong the other is weak, so one tree of both is walked further than that of either with
+as many nodes. Merging is outside of shaping and pruning: those work on its trees as on any other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.merge.attachments import Joint, join
+from draftree.drafting.merge.votes import Votes
+from draftree.host.target import Target
+from draftree.tree import TokenTree
+
+ASKED = 16  # guesses that a drafter is asked for at least: that two agree shows only as far as both have spoken
+PASSES = 8  # under way at a time, in as many threads
+KEPT = 64  # joint attachments that are remembered
+
+
+class Merge(Drafter):
+    """Joins the trees of several drafters under one node budget.
+
+    Args:
+        drafters: the drafters, in any order; each is bound, asked and told as if it were alone, and may go on living
+            elsewhere afterwards. A `Merge` among them stands for its own drafters.
+
+    Raises:
+        TypeError: something that is no drafter.
+        ValueError: no drafter, or the same one twice.
+
+    Attributes:
+        drafters: the drafters, one level deep.
+        names: what statistics call them; several of one name are numbered. A guess of two is "lookahead+bita".
+        votes: what is known of the worth of their guesses.
+    """
+
+    name: ClassVar[str] = "merge"
+
+    def __init__(self, drafters: Iterable[Drafter]) -> None:
+        if isinstance(drafters, Drafter) or not isinstance(drafters, Iterable):
+            raise TypeError(f"Merge takes a list of drafters, not one {type(drafters).__name__}: put it into a list.")
+        self.drafters: tuple[Drafter, ...] = tuple(_flat(drafters))
+        if not self.drafters:
+            raise ValueError("Merge has no drafter: give two or more, such as [draftree.Lookahead(), medusa].")
+        if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
+            raise ValueError("Merge has the same drafter object twice, whose state would be mixed up: make two of it.")
+        self.names = _numbered([drafter.name for drafter in self.drafters])
+        self.max_nodes = sum(drafter.max_nodes for drafter in self.drafters)
+        # What is a constant of other drafters' classes depends here on which ones are merged.
+        self.prepares = any(drafter.prepares for drafter in self.drafters)  # type: ignore[misc]
+        self.votes = Votes(len(self.drafters))
+        self._begun: dict[int, list[int]] = {}  # by request, the drafters that have begun it
+        self._passes: deque[tuple[TokenTree, Joint]] = deque(maxlen=PASSES)
+        self._joints: dict[tuple[Any, ...], tuple[list[Attachment | None], Joint]] = {}
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`.
+
+        Raises:
+            ValueError: a drafter that does not fit the model, or two with keys and values of their own.
+        """
+        for i in range(len(self.drafters)):
+            with self._named(i):
+                self.drafters[i].bind(target, **hints)
+        prefixes = [(n, d.deep_prefix) for n, d in zip(self.names, self.drafters, strict=True) if d.deep_prefix]
+        if len(prefixes) > 1:
+            raise ValueError(
+                f"{prefixes[0][0]} and {prefixes[1][0]} both bring keys and values of their own, and a pass has room "
+                "for one: merge only one of them."
+            )
+        self.deep_prefix = prefixes[0][1] if prefixes else None
+        self._joints.clear()
+
+    def source_name(self, source: int) -> str:
+        """See `Drafter.source_name`: all drafters that made the guess."""
+        return "+".join(name for i, name in enumerate(self.names) if source >> i & 1)
+
+    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
+        """See `Drafter.rows`: the nodes once, and what each drafter attaches to them."""
+        return nodes + sum(drafter.rows(nodes, requests, spawning) - nodes for drafter in self.drafters)
+
+    def begin(self, request: Context) -> None:
+        """See `Drafter.begin`."""
+        begun = self._begun[request.id] = []
+        for i, drafter in enumerate(self.drafters):
+            begun.append(i)  # one that raises may have kept something
+            with self._named(i):
+                drafter.begin(request)
+
+    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
+        """See `Drafter.plan`: rows beside each other, and all that anyone wants to read."""
+        parts: list[Attachment | None] = []
+        for i, drafter in enumerate(self.drafters):
+            with self._named(i):
+                parts.append(drafter.plan(requests, trees))
+        # A drafter that gives the same attachment again spares work; so does the same joint one.
+        key = (trees.width, trees.batch, *map(_key, parts))
+        found = self._joints.get(key)
+        if found is None:
+            if len(self._joints) >= KEPT:
+                self._joints.clear()
+            # The parts are kept along, so that none of these ids is given to another.
+            found = self._joints[key] = (parts, join(list(zip(self.names, parts, strict=True)), trees))
+        self._passes.append((trees, found[1]))
+        return found[1].attachment
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`."""
+        trees = []
+        for i, drafter in enumerate(self.drafters):
+            asked = [min(max(n, ASKED), drafter.max_nodes) if n else 0 for n in budgets]
+            with self._named(i):
+                trees.append(drafter.draft(requests, asked))
+        return self.votes.join(requests, trees, budgets)
+
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`."""
+        self.votes.compare(step.requests)
+        joint = next((joint for trees, joint in self._passes if trees is step.trees), None)
+        for i, drafter in enumerate(self.drafters):
+            if type(drafter).observe is not Drafter.observe:
+                with self._named(i):
+                    drafter.observe(step if joint is None else joint.view(step, i))
+
+    def end(self, request: Context) -> None:
+        """See `Drafter.end`; one drafter's error keeps no other from forgetting the request."""
+        self.votes.forget(request)
+        errors = []
+        for i in self._begun.pop(request.id, ()):
+            try:
+                with self._named(i):
+                    self.drafters[i].end(request)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    @contextmanager
+    def _named(self, drafter: int) -> Iterator[None]:
+        """Whatever drafter number `drafter` raises says whose it is."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"Raised by the drafter {self.names[drafter]!r} in draftree.Merge.")
+            raise
+
+
+def _flat(drafters: Iterable[Any]) -> Iterator[Drafter]:
+    for drafter in drafters:
+        if isinstance(drafter, Merge):
+            yield from drafter.drafters
+        elif isinstance(drafter, Drafter):
+            yield drafter
+        else:
+            raise TypeError(f"{drafter!r} is no drafter: give Merge drafter objects such as draftree.Lookahead().")
+
+
+def _key(part: Attachment | None) -> Any:
+    """What an attachment is known by: by itself, or by what it reads where it has no rows."""
+    if part is None or (part.embeddings is None and not part.surgeries):
+        return None if part is None else part.taps
+    return id(part)
+
+
+def _numbered(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, several of one with a number behind."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return tuple(found)

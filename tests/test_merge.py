@@ -1,0 +1,319 @@
+"""Merged trees: budgets, sources and probabilities of the union; what agreement is worth; whose fault an error is."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from drafters_for_tests import InModel, Raising, RandomTree
+from generate_driver import NEW, hf, left_pad, prompts, references_of, same
+from in_model_driver import make, recorded
+from zoo import build
+
+from draftree.drafting import BiTA, Context, HiddenTransfer, Lookahead, Medusa, Merge, PromptLookup
+from draftree.drafting.in_model import InModelDrafter
+from draftree.drafting.merge.votes import HEED, Votes
+from draftree.engine import Engine, Rules, generate
+from draftree.engine.generate import GenerateOutput
+from draftree.host.cost import StepCost
+from draftree.shaping import DynamicTree, Fixed
+from draftree.shaping.calibration import PER_FACTOR
+from draftree.tree import TokenTree
+
+Paths = Sequence[Sequence[int]]
+
+
+def context(number: int, tokens: list[int]) -> Context:
+    return Context(number, tokens, 3, 1000)
+
+
+def tree(paths: Paths, steps: Sequence[Sequence[float]], root: int = 9) -> TokenTree:
+    """A tree of paths with a probability for each of their tokens."""
+    return TokenTree.from_paths(root, paths, [[math.log(p) for p in path] for path in steps], source=4)
+
+
+def nodes(tree: TokenTree, b: int = 0) -> dict[tuple[int, ...], tuple[float, int]]:
+    """Probability and source by path."""
+    rows = (tree.logp[b].exp().tolist(), tree.source[b].tolist())
+    return {tuple(tree.path(b, n)[1:]): (rows[0][n], rows[1][n]) for n in range(1, tree.sizes[b])}
+
+
+# ------------------------------------------------------------------------------- who may be merged
+
+
+def test_what_is_no_list_of_drafters() -> None:
+    trie = Lookahead()
+    with pytest.raises(ValueError, match="Merge has no drafter"):
+        Merge([])
+    with pytest.raises(ValueError, match="same drafter object twice"):
+        Merge([trie, PromptLookup(), trie])
+    with pytest.raises(ValueError, match="same drafter object twice"):
+        Merge([trie, Merge([trie, PromptLookup()])])
+    with pytest.raises(TypeError, match="put it into a list"):
+        Merge(trie)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="'medusa' is no drafter"):
+        Merge([trie, "medusa"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="is no drafter"):
+        Merge([Lookahead])  # type: ignore[list-item]
+
+
+def test_merges_in_merges_are_one() -> None:
+    a, b, c = Lookahead(), PromptLookup(), Lookahead(8)
+    merged = Merge([a, Merge([b, Merge([c])])])
+    assert merged.drafters == (a, b, c)
+    assert merged.names == ("lookahead", "prompt_lookup", "lookahead-2")
+    assert merged.max_nodes == 64 + 10 + 8
+    assert [merged.source_name(mask) for mask in (1, 4, 7)] == [
+        "lookahead",
+        "lookahead-2",
+        "lookahead+prompt_lookup+lookahead-2",
+    ]
+    assert (a.source, b.source, c.source) == (1, 1, 1)
+
+
+def test_it_costs_what_its_drafters_cost() -> None:
+    model = build("llama")
+    bita, transfer = BiTA.fresh(model, masks=2), HiddenTransfer.fresh(model)
+    assert not Merge([Lookahead(), PromptLookup()]).prepares
+    merged = Merge([Lookahead(), bita, transfer])
+    assert merged.prepares
+    for spawning in (None, 1, 3):
+        own = [drafter.rows(8, 2, spawning) - 8 for drafter in (bita, transfer)]
+        assert merged.rows(8, 2, spawning) == 8 + sum(own) > 8
+
+
+def test_two_deep_prefixes_are_one_too_many() -> None:
+    model = build("llama")
+    two = Merge([BiTA.fresh(model), Lookahead(), BiTA.fresh(model)])
+    with pytest.raises(ValueError, match="bita and bita-2 both bring keys and values of their own"):
+        Engine(model, drafter=two)
+    Engine(model, drafter=Merge([BiTA.fresh(model), BiTA.fresh(model, prompts=0)]))
+
+
+def test_a_drafter_of_another_model_is_refused() -> None:
+    merged = Merge([Lookahead(), Medusa.fresh(build("gpt2"))])
+    with pytest.raises(ValueError, match="This medusa drafter was made for a model with") as raised:
+        Engine(build("llama"), drafter=merged)
+    assert raised.value.__notes__ == ["Raised by the drafter 'medusa' in draftree.Merge."]
+
+
+def test_rows_that_leave_are_refused_beside_others() -> None:
+    """`InModel` drops a row of its own in mid-stack: alone with drafters outside the model it may, else not."""
+    model, ids = build("llama"), torch.tensor(prompts((9,)))
+    wanted = hf(model, ids)
+    references = references_of(prompts((9,)), wanted)
+    out = generate(model, ids, drafter=Merge([InModel(references), Lookahead()]), shape=Fixed(8), max_new_tokens=NEW)
+    same(out.sequences, wanted)
+    assert out.stats.total.accepted > 0
+    with pytest.raises(ValueError, match="in_model drops rows inside the pass"):
+        generate(model, ids, drafter=Merge([InModel(references), HiddenTransfer.fresh(model)]), shape=Fixed(8))
+
+
+# ------------------------------------------------------------------------------- the union
+
+
+def test_the_union_by_probability() -> None:
+    votes = Votes(2)
+    one = tree([[1, 2], [3]], [[0.8, 0.5], [0.1]])
+    two = tree([[1, 4], [5]], [[0.5, 0.5], [0.3]])
+    merged = votes.join([context(0, [7, 9])], [one, two], [64])
+    found = nodes(merged)
+    assert set(found) == {(1,), (1, 2), (1, 4), (3,), (5,)}
+    assert {path: source for path, (_, source) in found.items()} == {(1,): 3, (1, 2): 1, (1, 4): 2, (3,): 1, (5,): 2}
+    alone = [nodes(Votes(2).join([context(0, [7, 9])], pair, [64])) for pair in ([one, roots(9)], [roots(9), two])]
+    said = [side[1,][0] for side in alone]
+    assert found[1,][0] == pytest.approx(1 - (1 - said[0]) * (1 - said[1]))  # at first as if they knew different things
+    for path, side in (((1, 2), 0), ((1, 4), 1)):
+        below = alone[side][path][0] / alone[side][1,][0]
+        assert found[path][0] == pytest.approx(found[1,][0] * below)
+    assert found[5,][0] == alone[1][5,][0]
+    best_first = merged.logp[0].tolist()
+    assert best_first == sorted(best_first, reverse=True)
+
+
+def roots(*tokens: int) -> TokenTree:
+    return TokenTree.roots(torch.tensor(tokens))
+
+
+def random_tree(rng: random.Random, size: int) -> TokenTree:
+    """Siblings may share a token, as a trie's separate branches do."""
+    parents = [rng.randrange(-1, i) for i in range(size)]
+    logp: list[float] = []
+    for parent in parents:
+        logp.append((logp[parent] if parent >= 0 else 0.0) - rng.random())
+    return TokenTree.from_arrays([rng.randrange(4) for _ in parents], parents, logp, root=9)
+
+
+def test_any_union_is_a_tree_within_its_budgets() -> None:
+    rng = random.Random(3)
+    for _ in range(60):
+        batch = rng.randrange(1, 4)
+        trees = [
+            TokenTree.stack([random_tree(rng, rng.choice([0, 1, 5, 20])) for _ in range(batch)])
+            for _ in range(rng.randrange(1, 4))
+        ]
+        budgets = [rng.choice([0, 1, 3, 100]) for _ in range(batch)]
+        requests = [context(b, [7, 9]) for b in range(batch)]
+        merged = Votes(len(trees)).join(requests, trees, budgets)
+        whole = trees[0].merge(*trees[1:])
+        for b, budget in enumerate(budgets):
+            size = merged.sizes[b]
+            assert size == 1 + min(budget, whole.sizes[b] - 1)
+            parents, logp = merged.parents[b].tolist(), merged.logp[b].tolist()
+            assert all(0 <= parents[n] < n for n in range(1, size))
+            assert all(logp[n] <= logp[n - 1] for n in range(1, size))
+            assert parents[size:] == [-1] * (merged.width - size)
+            assert logp[size:] == [-math.inf] * (merged.width - size)
+            found = nodes(merged, b)
+            assert len(found) == size - 1  # no path is there twice
+            for path, (_, source) in found.items():
+                knows = [path in nodes(tree, b) for tree in trees]
+                assert source == sum(1 << i for i, known in enumerate(knows) if known)
+
+
+def test_who_knows_nothing_changes_nothing() -> None:
+    one = tree([[1, 2], [3]], [[0.8, 0.5], [0.1]])
+    empty = roots(9)
+    alone = Votes(1).join([context(0, [7, 9])], [one], [2])
+    beside = Votes(2).join([context(0, [7, 9])], [one, empty], [2])
+    assert nodes(alone) == nodes(beside)
+    assert Votes(2).join([context(0, [7, 9])], [empty, empty], [64]).sizes == (1,)
+
+
+# ------------------------------------------------------------------------------- what agreement is worth
+
+
+def agreed(votes: Votes, rng: random.Random, number: int, *, alike: bool) -> None:
+    """One step: both guess token 1, each sure of it or not, and right as often as they think; alike or on their own."""
+    surely = [rng.random() < 0.5 for _ in range(2)]
+    if alike:
+        surely[1] = surely[0]
+    sure, unsure = math.exp(-0.5 / PER_FACTOR), math.exp(-4.5 / PER_FACTOR)  # what calibration first makes of itself
+    steps = [sure if is_sure else unsure for is_sure in surely]
+    wrong = 1 - steps[0] if alike else (1 - steps[0]) * (1 - steps[1])
+    request = context(number, [7, 9])
+    votes.join([request], [tree([[1]], [[step]]) for step in steps], [4])
+    request.tokens += [1 if rng.random() > wrong else 2, 5]
+    votes.compare([request])
+    votes.forget(request)
+
+
+def test_a_second_word_counts_as_much_as_it_has_proved_to() -> None:
+    weights = []
+    for alike in (True, False):
+        votes, rng = Votes(2), random.Random(1)
+        for calibration in votes.calibrations:  # each one's own probabilities stay: agreement alone is learned here
+            calibration.remember = lambda *_, **__: None  # type: ignore[assignment]
+        for step in range(1500):
+            agreed(votes, rng, step, alike=alike)
+        assert votes.heed[0][1] == votes.heed[1][0]
+        weights.append(votes.heed[0][1])
+    assert weights[0] < 0.2
+    assert weights[1] == pytest.approx(HEED, abs=0.25)
+
+
+def test_guesses_are_calibrated_by_what_came() -> None:
+    """One drafter is sure and wrong, one is modest and right: in the end the modest one's guess is first."""
+    votes, order = Votes(2), []
+    for step in range(200):
+        request = context(step, [7, 9])
+        merged = votes.join([request], [tree([[1]], [[0.9]]), tree([[2]], [[0.3]])], [1])
+        order.append(int(merged.source[0, 1]))
+        request.tokens += [2, 5]
+        votes.compare([request])
+        votes.forget(request)
+    assert order[0] == 1
+    assert order[-50:] == [2] * 50
+
+
+# ------------------------------------------------------------------------------- in the engine
+
+TRIO = ("bita", "hidden-transfer", "medusa")
+
+
+def run(drafter: Merge | InModelDrafter, name: str, *, host: str = "auto", size: int = 8) -> GenerateOutput:
+    ids, mask = left_pad(prompts())
+    return generate(build(name), ids, mask, drafter=drafter, shape=Fixed(size), host=host, max_new_tokens=NEW)
+
+
+@pytest.mark.parametrize("host", ["loop", "hooked"])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        TRIO,
+        ("hidden-transfer-one-layer", "bita-shallow-full", "hidden-transfer-masked-groups"),
+        ("medusa", "bita-masks-only-groups", "bita", "hidden-transfer"),
+    ],
+)
+def test_in_a_joint_pass_each_guesses_as_alone(kinds: tuple[str, ...], host: str) -> None:
+    """Rows stand elsewhere and see others' rows nowhere, so every drafter's candidates are those it has alone."""
+    model = build("llama")
+    drafters = [make(kind, model) for kind in kinds]
+    together = [recorded(drafter) for drafter in drafters]
+    out = run(Merge(drafters), "llama", host=host)
+    assert out.stats.total.accepted > 0
+    for kind, seen in zip(kinds, together, strict=True):
+        own = make(kind, model)
+        alone = recorded(own)
+        run(own, "llama", host=host, size=own.max_nodes if own.choices is None else len(own.choices))
+        known = {tuple(s.tokens): s for s in alone if s.logp.isfinite().all()}
+        shared = [(s, known[tuple(s.tokens)]) for s in seen if tuple(s.tokens) in known and s.logp.isfinite().all()]
+        assert len(shared) > 10, kind
+        for here, there in shared:
+            assert torch.allclose(here.logp, there.logp, atol=2e-4), kind
+
+
+def test_statistics_name_all_that_made_a_guess() -> None:
+    ids, mask = left_pad(prompts())
+    wanted = generate(build("llama"), ids, mask, max_new_tokens=NEW).sequences
+    references = references_of(prompts(), wanted)
+    merged = Merge([RandomTree(references, seed=1), RandomTree(references, seed=2)])
+    out = run(merged, "llama", size=16)
+    same(out.sequences, wanted)
+    total = out.stats.total
+    assert set(total.accepted_by_source) == {"random", "random-2", "random+random-2"}
+    assert sum(total.accepted_by_source.values()) == total.accepted
+    assert out.stats.acceptance_length > max(
+        run(RandomTree(references, seed=seed), "llama", size=16).stats.acceptance_length  # type: ignore[arg-type]
+        for seed in (1, 2)
+    )
+
+
+def test_a_merge_rests_where_nothing_pays() -> None:
+    """Where rows cost what tokens bring, `DynamicTree` asks no one, and no rows are attached."""
+    model = build("llama")
+    steep = StepCost((1, 2, 64), (1.0, 2.0, 64.0))
+    merged = Merge([Lookahead(), make("hidden-transfer", model)])
+    attached = []
+    plan = merged.plan
+
+    def watching(requests: Sequence[Context], trees: TokenTree) -> object:
+        attached.append(plan(requests, trees))
+        return attached[-1]
+
+    merged.plan = watching  # type: ignore[assignment,method-assign]
+    out = generate(model, torch.tensor(prompts((9,))), drafter=merged, shape=DynamicTree(cost=steep), max_new_tokens=80)
+    assert out.stats.total.drafted < 5
+    assert sum(attachment is not None for attachment in attached) < 30
+
+
+@pytest.mark.parametrize("stage", ["begin", "plan", "draft", "observe", "end"])
+def test_a_drafter_that_raises_is_named(stage: str) -> None:
+    rows = prompts()
+    trie, raising, other = Lookahead(), Raising({}, stage, 2), RandomTree({}, seed=1)
+    engine = Engine(build("llama"), drafter=Merge([trie, raising, other]), shape=Fixed(8), slots=2)
+    made = [engine.add(row, Rules(max_new_tokens=8)) for row in rows]
+    try:
+        engine.run()
+    except ArithmeticError:
+        engine.run()  # those that waited
+    errors = [request.error for request in made if request.error is not None]
+    assert errors
+    for error in errors:
+        assert isinstance(error, ArithmeticError)
+        assert "Raised by the drafter 'raising' in draftree.Merge." in error.__notes__
+    assert not other.live
+    assert trie.trie.live_requests == 0

@@ -1,0 +1,110 @@
+"""The one law for merged drafters: families, batches, hosts, greedy and sampled; an EOS inside merged drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import RandomTree, References
+from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
+from in_model_driver import make
+from torch import Tensor
+from zoo import CAUSAL, build
+
+from draftree.drafting import Merge
+from draftree.engine import generate
+from draftree.host import LoopHost, inspect_model
+
+DEFAULT = ("llama", "gpt2", "gemma3", "mpt")
+FAMILIES = [pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL]
+SEED = 11
+
+
+def merges(model: Any, references: References) -> dict[str, Callable[[], Merge]]:
+    """Every kind of partner: outside drafters, one with rows inside the model, several of them; EOS and 0 in drafts."""
+    outside = drafters(references, in_model=False)
+    trie = outside["lookahead"]
+    return {
+        "trie+transfer": lambda: Merge([trie(), make("hidden-transfer", model)]),
+        "trie+medusa": lambda: Merge([trie(), make("medusa", model)]),
+        "trie+lookup": lambda: Merge([trie(), outside["prompt-lookup"]()]),
+        "trie+bita": lambda: Merge([trie(), make("bita", model)]),
+        "random+three": lambda: Merge(
+            [RandomTree(references, seed=1), *(make(k, model) for k in ("bita", "hidden-transfer", "medusa"))]
+        ),
+    }
+
+
+def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: Any) -> None:
+    """Every merge on every host, shapes in turn, against `wanted`."""
+    model = build(name)
+    references = references_of(prompts(LENGTHS if len(ids) > 1 else LENGTHS[:1]), wanted)
+    hosts = ["loop", "hooked"] if LoopHost.qualifies(inspect_model(model)) else ["hooked"]
+    accepted = 0
+    for number, (kind, merged) in enumerate(merges(model, references).items()):
+        for host in hosts:
+            shape = list(SHAPES)[number % 2]
+            out = generate(
+                model,
+                ids,
+                mask,
+                drafter=merged(),
+                shape=SHAPES[shape](),
+                host=host,
+                max_new_tokens=NEW,
+                **options,
+            )
+            same(out.sequences, wanted, f"{name} on {host} with {kind}, {shape}")
+            accepted += out.stats.total.accepted
+    assert accepted > wanted.shape[1] - ids.shape[1]  # or nothing was shown
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_in_a_ragged_batch(name: str) -> None:
+    ids, mask = left_pad(prompts())
+    check(name, ids, mask, hf(build(name), ids, mask))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sampled_in_a_ragged_batch(name: str) -> None:
+    ids, mask = left_pad(prompts())
+    wanted = generate(build(name), ids, mask, max_new_tokens=NEW, seed=SEED, **SAMPLED).sequences
+    check(name, ids, mask, wanted, seed=SEED, **SAMPLED)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_alone(name: str) -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    check(name, ids, None, hf(build(name), ids))
+    check(name, ids, None, hf(build(name), ids, seed=SEED, **SAMPLED), seed=SEED, **SAMPLED)
+
+
+def test_an_eos_inside_merged_drafts() -> None:
+    """The answer ends at a token that drafts hold in their midst; 0 may be that token."""
+    ids, mask = left_pad(prompts())
+    answer = hf(build("llama"), ids, mask)[0, ids.shape[1] :].tolist()
+    for eos in (answer[9], answer[14], 0):
+        check("llama", ids, mask, hf(build("llama"), ids, mask, eos_token_id=eos), eos_token_id=eos)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_encoder_decoders(name: str) -> None:
+    ids, mask = left_pad(prompts())
+    ids, mask = ids.flip(1), mask.flip(1)
+    wanted = hf(build(name), ids, mask, no_repeat_ngram_size=3)
+    for kinds in (("hidden-transfer",), ("medusa", "bita")):
+        trie = drafters({})["lookahead"]()
+        trie.warm([row.tolist() for row in wanted])
+        out = generate(
+            build(name),
+            ids,
+            mask,
+            drafter=Merge([trie, *(make(kind, build(name)) for kind in kinds)]),
+            shape=SHAPES["fixed-16"](),
+            max_new_tokens=NEW,
+            no_repeat_ngram_size=3,
+        )
+        same(out.sequences, wanted, f"{name} with {kinds}")
+        assert out.stats.total.accepted > 0
