@@ -13,7 +13,7 @@ from drafters_for_tests import InModel, RandomTree, References
 from torch import Tensor
 from zoo import build
 
-from draftree.drafting import Drafter, DraftModel, Lookahead, PromptLookup
+from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, PromptLookup
 from draftree.host.cost import StepCost
 from draftree.shaping import DynamicTree, Fixed, Shape
 
@@ -105,6 +105,7 @@ def drafters(references: References, *, in_model: bool = True) -> dict[str, Call
     }
     if in_model:
         made["in-model"] = lambda: InModel(references, seed=2)
+        made["jacobi"] = lambda: Jacobi(5, 3, 4, from_prompt=True)
     return made
 
 

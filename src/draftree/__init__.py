@@ -14,7 +14,7 @@ from draftree.demo_model import demo_model
 
 if TYPE_CHECKING:
     from draftree.acceptance import LossyTypical
-    from draftree.drafting import BiTA, DraftModel, HiddenTransfer, Lookahead, Medusa, Merge, PromptLookup
+    from draftree.drafting import BiTA, DraftModel, HiddenTransfer, Jacobi, Lookahead, Medusa, Merge, PromptLookup
     from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.engine import Engine, generate
     from draftree.integrations import custom_generate
@@ -32,6 +32,7 @@ __all__ = [
     "Engine",
     "Fixed",
     "HiddenTransfer",
+    "Jacobi",
     "Lookahead",
     "LossyTypical",
     "Medusa",
@@ -54,6 +55,7 @@ _HOMES = {
     "Engine": "draftree.engine",
     "Fixed": "draftree.shaping",
     "HiddenTransfer": "draftree.drafting",
+    "Jacobi": "draftree.drafting",
     "Lookahead": "draftree.drafting",
     "LossyTypical": "draftree.acceptance",
     "Medusa": "draftree.drafting",

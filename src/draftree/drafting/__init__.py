@@ -4,6 +4,7 @@ from draftree.drafting.base import Attachment, Context, Drafter, Step
 from draftree.drafting.bita import BiTA
 from draftree.drafting.draft_model import DraftModel
 from draftree.drafting.hidden_transfer import HiddenTransfer
+from draftree.drafting.jacobi import Jacobi
 from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.medusa import Medusa
 from draftree.drafting.merge import Merge
@@ -16,6 +17,7 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "HiddenTransfer",
+    "Jacobi",
     "Lookahead",
     "Medusa",
     "Merge",

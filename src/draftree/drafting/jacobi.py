@@ -1,0 +1,227 @@
+"""Jacobi: guesses from the model's own parallel trajectories; nothing is trained and there is no second model.
+
+Lookahead decoding (Fu et al., 2024). Beside the tree every pass holds a window of W places by N - 1 levels: level 0 is
+a guess at the next W tokens, and each further level what the model made of the level before, one place on (a Jacobi
+iteration). What it makes of the last level completes W n-grams, which are kept in a pool; those that begin with the
+newest token are the branches of the next tree. It is the training-free baseline of the papers, and pays where rows are
+nearly free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.groups import own_logits
+from draftree.host.target import Target
+from draftree.tree import TokenTree
+
+WIDEST = 128  # places of a window; further ahead no row may stand
+CONFIDENCE, OLDER = 0.6, 0.7  # probability of a guessed token, and of an n-gram against the next newer one: before any
+KEYS = 1 << 16  # first tokens that a shared pool keeps n-grams of
+
+
+class Pool:
+    """n-grams by their first token, the newest `most` of each.
+
+    Args:
+        most: n-grams kept for each first token (G).
+        keys: first tokens kept; those that got no n-gram for longest go. None for no limit.
+    """
+
+    def __init__(self, most: int, keys: int | None = None) -> None:
+        self._most, self._keys = most, keys
+        self._held: dict[int, dict[tuple[int, ...], None]] = {}  # in order of age, the oldest first
+
+    def add(self, grams: Iterable[Sequence[int]]) -> None:
+        """Keep n-grams, the later ones as the newer."""
+        for first, *rest in grams:
+            held = self._held.pop(first, {})
+            held.pop(tuple(rest), None)
+            held[tuple(rest)] = None
+            if len(held) > self._most:
+                del held[next(iter(held))]
+            self._held[first] = held
+        while self._keys is not None and len(self._held) > self._keys:
+            del self._held[next(iter(self._held))]
+
+    def behind(self, first: int) -> list[tuple[int, ...]]:
+        """What followed `first`, the newest first."""
+        return list(self._held.get(first, ()))[::-1]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._held.values()))
+
+
+@dataclass(slots=True)
+class _Window:
+    """Trajectories of one request.
+
+    Attributes:
+        levels: int64 [N - 1, W]; place w of level l stands w + l places behind the root, and place 0 of level 0 is it.
+        length: of the request's tokens when the root was the newest.
+        pool: of its n-grams.
+    """
+
+    levels: np.ndarray
+    length: int
+    pool: Pool
+
+
+class Jacobi(Drafter):
+    """Guesses from a window of Jacobi iterations (lookahead decoding, section 3).
+
+    Args:
+        window: W, places of the window; W (N - 1) - 1 rows are attached to each pass.
+        ngram: N, tokens of an n-gram; the newest token and N - 1 guesses behind it.
+        guesses: G, n-grams kept for each first token, and tried behind it.
+        from_prompt: begin with the n-grams of the prompt (the paper's "prompt as reference").
+        shared: one pool for all requests, instead of one for each.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    name: ClassVar[str] = "jacobi"
+    prepares: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        window: int = 15,
+        ngram: int = 5,
+        guesses: int = 15,
+        *,
+        from_prompt: bool = False,
+        shared: bool = False,
+    ) -> None:
+        for option, value, least in (("window", window, 1), ("ngram", ngram, 3), ("guesses", guesses, 1)):
+            if value < least:
+                raise ValueError(f"{option} is {value}: give at least {least}.")
+        if window + ngram > WIDEST:
+            raise ValueError(f"window {window} and ngram {ngram} reach too far ahead: give at most {WIDEST} together.")
+        self.window, self.ngram, self.guesses, self.from_prompt = window, ngram, guesses, from_prompt
+        self.max_nodes = guesses * (ngram - 1)
+        self._shared = Pool(guesses, KEYS) if shared else None
+        self._live: dict[int, _Window] = {}
+        self._eos: tuple[int, ...] = ()
+        self._random = np.random.default_rng(0)  # of places that nothing is known of; no text depends on it
+        self._offsets, self._pattern = _layout(window, ngram)
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`."""
+        self._layers = len(target.layers)
+        self._embedding = target.decoder.get_input_embeddings() or target.model.get_input_embeddings()
+        self._eos = tuple(hints.get("eos_token_ids", ()))
+        self._offsets, self._pattern = (t.to(target.device) for t in (self._offsets, self._pattern))
+
+    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
+        """See `Drafter.rows`."""
+        return nodes + requests * len(self._offsets)
+
+    def begin(self, request: Context) -> None:
+        """See `Drafter.begin`: the window starts with random tokens of the prompt."""
+        pool = Pool(self.guesses) if self._shared is None else self._shared
+        if self.from_prompt:
+            tokens = request.tokens
+            pool.add(tokens[i : i + self.ngram] for i in range(len(tokens) - self.ngram + 1))
+        levels = self._unknown(request, self.window)
+        self._live[request.id] = _Window(levels, len(request.tokens), pool)
+
+    def end(self, request: Context) -> None:
+        """See `Drafter.end`."""
+        self._live.pop(request.id, None)
+
+    # ---------------------------------------------------------------- a step
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`: the n-grams that begin with the newest token, equal beginnings merged."""
+        trees = []
+        for request, budget in zip(requests, budgets, strict=True):
+            reach = min(self.ngram - 1, request.room - 1)
+            paths = []
+            if budget > 0 and reach > 0:
+                found = self._live[request.id].pool.behind(request.tokens[-1])[: self.guesses]
+                paths = [self._up_to_eos(path[:reach]) for path in found]
+            # Each token's own: the age weighs once, at the beginning of the path.
+            logp = [
+                [(i == 0) * age * np.log(OLDER) + np.log(CONFIDENCE) for i in range(len(path))]
+                for age, path in enumerate(paths)
+            ]
+            tree = TokenTree.from_paths(request.tokens[-1], paths, logp, self.source)
+            trees.append(tree if tree.sizes[0] - 1 <= budget else tree.best(max(budget, 0)))
+        return TokenTree.stack(trees)
+
+    def _up_to_eos(self, path: tuple[int, ...]) -> tuple[int, ...]:
+        end = next((i for i, token in enumerate(path) if token in self._eos), len(path))
+        return path[: end + 1]
+
+    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
+        """See `Drafter.plan`: the window's rows, which see the root and each other, and not the tree."""
+        if all(request.resting or request.room <= 1 for request in requests):
+            return None
+        device = trees.device
+        for request in requests:
+            self._catch_up(request)
+        levels = np.stack([self._live[request.id].levels for request in requests])
+        ids = torch.from_numpy(levels.reshape(len(requests), -1)[:, 1:]).to(device)
+        between = torch.zeros(len(self._pattern), trees.width - 1, dtype=torch.bool, device=device)
+        visible = torch.cat([self._pattern[:, :1], between, self._pattern[:, 1:]], 1)
+        batch = len(requests)
+        with torch.no_grad():
+            embeddings = self._embedding(ids)
+        return Attachment(
+            embeddings=embeddings,
+            positions=self._offsets.expand(batch, -1),
+            visible=visible.expand(batch, -1, -1),
+            taps=(self._layers,),
+        )
+
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`: n-grams into the pool, the window one level on."""
+        last = len(self._offsets) - self.window
+        first = torch.full((len(step.requests), 1), step.trees.width + last, device=step.trees.device)
+        logits = own_logits(step, self._layers, first, 1, self.window, None)
+        if logits is None:
+            return
+        made = logits.argmax(-1).numpy(force=True)
+        for b, (request, emitted) in enumerate(zip(step.requests, step.emitted, strict=True)):
+            window = self._live[request.id]
+            if not emitted or window.length != len(request.tokens) - len(emitted):
+                continue  # nothing was decided, or this is no window of the root that passed
+            levels = np.concatenate([window.levels, made[b, None]])
+            levels[0, 0] = request.tokens[-len(emitted) - 1]
+            window.pool.add(levels.T.tolist())
+            # Level l + 1 of a place is level l of the same place behind the next root.
+            window.levels, window.length = levels[1:], window.length + 1
+            self._catch_up(request)
+
+    def _catch_up(self, request: Context) -> None:
+        """Move the window on to the newest token; what comes into it at its end is not known."""
+        window = self._live[request.id]
+        gone = min(len(request.tokens) - window.length, self.window)
+        if gone > 0:
+            window.levels = np.concatenate([window.levels[:, gone:], self._unknown(request, gone)], 1)
+        window.length = len(request.tokens)
+
+    def _unknown(self, request: Context, places: int) -> np.ndarray:
+        """Random tokens of the text for so many places of all levels."""
+        tokens = request.tokens
+        drawn = self._random.integers(len(tokens), size=(self.ngram - 1) * places)
+        return np.array([tokens[i] for i in drawn.tolist()], dtype=np.int64).reshape(self.ngram - 1, places)
+
+
+def _layout(window: int, ngram: int) -> tuple[Tensor, Tensor]:
+    """Positions [M] from the root's, and who is seen [M, 1 + M]: the root, then the rows, level by level.
+
+    Place w of level l sees level 0 up to place w, and place w of the levels between.
+    """
+    level, place = (grid.flatten() for grid in np.mgrid[: ngram - 1, :window])
+    base = (level == 0) & (place <= place[:, None])
+    column = (place == place[:, None]) & (level <= level[:, None])
+    return torch.from_numpy((level + place)[1:]), torch.from_numpy((base | column)[1:])
