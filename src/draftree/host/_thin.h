@@ -1,19 +1,24 @@
 /* Products of a few rows with a large matrix, the bulk of a decoding step. Included by _layer.c only.
  *
  * The weights lie in panels of LANES outputs, [panels, in, LANES], so that one pass over a panel feeds every row: a
- * dozen rows cost little more than one while the matrix comes from memory. Every output is summed in the order of the
+ * dozen rows cost little more than one while the matrix comes from memory. What comes next is asked for ahead, as the
+ * processor's own foresight ends with each page: with one tile of rows a page ahead, with several the panels behind these,
+ * so that memory works while the later tiles only compute. Every output is summed in the order of the
  * inputs whatever the number of rows and threads, so a row's result does not depend on the rows beside it. */
 #include <stdint.h>
 #include <string.h>
 
 #define LANES 16
+#define AHEAD 64 /* inputs of a panel, which are one page */
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 12")
+#define FETCH(address) __builtin_prefetch(address)
 #else
 #define INLINE static inline
 #define UNROLL
+#define FETCH(address)
 #endif
 
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -24,8 +29,11 @@ typedef struct {
     int64_t inputs, outputs;
 } Matrix;
 
-/* `rows` x `wide` panels at once, in registers: x [rows, inputs], result [rows, wide, LANES]; constants after inlining. */
-INLINE void product_tile(const Matrix *m, const float *x, int64_t panel, int rows, int wide, float *result) {
+/* `rows` x `wide` panels at once, in registers: x [rows, inputs], result [rows, wide, LANES]; constants after inlining.
+ * Weights from `ahead` on will be read soon; two streams of them, since that is how many panels wait for memory longest. */
+INLINE void product_tile(const Matrix *m, const float *x, int64_t panel, int rows, int wide, const float *const *ahead,
+                         float *result) {
+    const float *soon = ahead[0], *also = ahead[1];
     Lanes sums[12][4];
     const float *weights = m->panels + panel * m->inputs * LANES;
     UNROLL for (int r = 0; r < rows; r++) {
@@ -34,6 +42,8 @@ INLINE void product_tile(const Matrix *m, const float *x, int64_t panel, int row
     for (int64_t k = 0; k < m->inputs; k++) {
         Lanes w[4];
         UNROLL for (int p = 0; p < wide; p++) w[p] = *(const Lanes *)(weights + (p * m->inputs + k) * LANES);
+        FETCH(soon + k * LANES);
+        FETCH(also + k * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
             float a = x[r * m->inputs + k];
             UNROLL for (int p = 0; p < wide; p++) sums[r][p] += a * w[p];
@@ -46,7 +56,7 @@ INLINE void product_tile(const Matrix *m, const float *x, int64_t panel, int row
 
 #define TILE(n, wide)                                        \
     case n:                                                  \
-        product_tile(m, at, panel, n, wide, result);         \
+        product_tile(m, at, panel, n, wide, ahead, result);  \
         break;
 #define TILES_TO_6(wide) TILE(1, wide) TILE(2, wide) TILE(3, wide) TILE(4, wide) TILE(5, wide) TILE(6, wide)
 #define TILES_TO_12(wide) TILES_TO_6(wide) TILE(7, wide) TILE(8, wide) TILE(9, wide) TILE(10, wide) TILE(11, wide) TILE(12, wide)
@@ -75,6 +85,9 @@ INLINE void product_panels(const Matrix *m, const float *x, int64_t rows, int64_
         for (int64_t t = 0, done = 0; t < tiles; t++) {
             int64_t count = (rows - done + tiles - t - 1) / (tiles - t);
             const float *at = x + done * m->inputs;
+            const float *own = m->panels + panel * m->inputs * LANES;
+            const float *ahead[2] = {own + AHEAD * LANES, own + ((wide > 1 ? m->inputs : 0) + AHEAD) * LANES};
+            if (tiles > 1) ahead[0] = ahead[1] = own + (wide + (t < wide ? t : 0)) * m->inputs * LANES;
             float result[12 * 4 * LANES], *to = out + done * m->outputs;
             done += count;
             if (wide == 4)
