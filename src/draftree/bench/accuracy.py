@@ -17,6 +17,7 @@ from typing import Any
 
 from draftree.bench import analysis_sweeps as sweeps
 from draftree.bench.analysis_accuracy import draft_accuracy
+from draftree.bench.analysis_clock import wall_clock
 from draftree.bench.analysis_compare import acceptance
 from draftree.bench.analysis_setup import AccuracySettings, Findings, Setup, Subject
 from draftree.bench.analysis_states import pseudo_cosine
@@ -44,12 +45,14 @@ class Experiment:
         paper: where the papers have it.
         methods: whose drafters it takes.
         run: makes it.
+        budgets: guesses a step, where none are asked for.
     """
 
     says: str
     paper: str
     methods: tuple[str, ...]
     run: Callable[[Setup], Findings]
+    budgets: tuple[int, ...] = (4, 8, 16, 32)
 
 
 EXPERIMENTS = {
@@ -70,6 +73,13 @@ EXPERIMENTS = {
         "BiTA, Table 4; Hidden Transfer, Tables 2 to 5",
         IN_MODEL,
         acceptance,
+    ),
+    "wall-clock": Experiment(
+        "tokens a second with small trees, and the rows, step time and acceptance that make them",
+        "Hidden Transfer, Table 1; BiTA, Table 1",
+        IN_MODEL,
+        wall_clock,
+        (1, 2, 4, 8),
     ),
     "transfer-layer": Experiment(
         "accuracy against the layer of the transfer, over drafters trained for several",

@@ -58,8 +58,11 @@ class WithTree(Draftree):
             stats = request.stats
             if stats.steps > 1:
                 nodes = 1 + stats.drafted - drafted
-                prepared = self.drafter is not None and self._new - emitted > 1  # nothing is left to guess at the end
-                rows += float(self.drafter.rows(nodes)) if prepared and self.drafter is not None else nodes
+                context = request.context
+                # Nothing is left to guess at the end, and a drafter that will rest prepares nothing.
+                prepared = self.drafter is not None and self._new - emitted > 1 and not context.resting
+                own = self.drafter.rows(nodes, 1, context.spawn) if prepared and self.drafter is not None else nodes
+                rows += float(own)
                 spent.append(time.perf_counter() - mark)
             drafted, emitted = stats.drafted, stats.emitted
             if after_step is not None:

@@ -30,7 +30,9 @@ def accuracy(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
     nodes: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Guesses a step, once for each budget.", show_default="4, 8, 16, 32"),
+        typer.Option(
+            min=1, help="Guesses a step, once for each budget.", show_default="4, 8, 16, 32; of wall-clock 1, 2, 4, 8"
+        ),
     ] = None,
     tree: Annotated[
         list[str] | None, typer.Option(help="Kind of tree, once for each.", show_default="all of them")
@@ -76,12 +78,10 @@ def accuracy(
             table.add_row(name, about_it.says, ", ".join(about_it.methods), about_it.paper)
         console.print(table)
         return
-    find_experiment(experiment)
+    budgets = tuple(nodes or find_experiment(experiment).budgets)
     assert experiment is not None
     folders = named_folders(drafter or [], experiment, model)
-    settings = AccuracySettings(
-        per_set, max_new_tokens, tuple(nodes or (4, 8, 16, 32)), checked_kinds(tree or []), search_per_set
-    )
+    settings = AccuracySettings(per_set, max_new_tokens, budgets, checked_kinds(tree or []), search_per_set)
     found = embedded_prompts() if prompts is None else read_prompts(prompts)
     out.mkdir(parents=True, exist_ok=True)
     if threads is not None:
