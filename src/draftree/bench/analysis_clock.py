@@ -165,13 +165,13 @@ def _table(found: Sequence[Clocked], hf: Row) -> Table:
         title="Tokens a second, and what they are made of",
         title_justify="left",
         title_style="bold",
-        caption=f"HF generate: {hf.speed.value:.0f} tokens/s. Rows that join half-way count as half. "
-        "\\[95 % bootstrap, both sides by the same prompts]",
+        caption=f"HF generate: {hf.speed.value:.0f} tokens/s. Ahead: nodes with rows of the drafter's own; rows that join "
+        "half-way count as half. Plain steps: a step's time in those. \\[95 % bootstrap, both sides by the same prompts]",
         caption_justify="left",
     )
-    for column in ("drafter", "guesses", "who looks ahead"):
+    for column in ("drafter", "guesses", "ahead"):
         table.add_column(column)
-    for column in ("rows", "step, ms", "over plain", "tokens a step", "tokens/s", "over plain", "over HF"):
+    for column in ("rows", "step, ms", "plain steps", "tokens a step", "tokens/s", "over plain", "over HF"):
         table.add_column(column, justify="right")
     plain = found[0]
     for before, c in zip([None, *found], found, strict=False):
