@@ -165,8 +165,9 @@ def _table(found: Sequence[Clocked], hf: Row) -> Table:
         title="Tokens a second, and what they are made of",
         title_justify="left",
         title_style="bold",
-        caption=f"HF generate: {hf.speed.value:.0f} tokens/s. Ahead: nodes with rows of the drafter's own; rows that join "
-        "half-way count as half. Plain steps: a step's time in those. \\[95 % bootstrap, both sides by the same prompts]",
+        caption=f"HF generate: {hf.speed.value:.0f} tokens/s. Ahead: nodes with rows of the drafter's own; rows that "
+        "join half-way count as half. Plain steps: a step's time in them. "
+        "\\[95 % bootstrap, both sides by the same prompts]",
         caption_justify="left",
     )
     for column in ("drafter", "guesses", "ahead"):
