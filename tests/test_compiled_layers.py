@@ -13,8 +13,9 @@ from zoo import VOCABULARY, build
 
 from draftree.host import compiled, open_host
 from draftree.host.cache import SlotCache
-from draftree.host.compiled import LIBRARY, Packed, load_library
+from draftree.host.compiled import LIBRARY, load_library
 from draftree.host.loop import LoopHost
+from draftree.host.panels import Packed
 from draftree.host.plan import PassResult, Plan, Segment, Surgery
 from draftree.host.target import inspect_model
 

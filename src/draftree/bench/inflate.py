@@ -28,10 +28,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from draftree.bench.inflate_weights import inflated_weights
-from draftree.bench.machine import free_bytes
 from draftree.bench.places import Places
 from draftree.bench.sizes import Size, parameters_named, size_for, size_named
 from draftree.drafting.folder import model_hash
+from draftree.host.product import free_bytes
 from draftree.host.target import Target, inspect_model
 
 FAMILIES = ("llama", "mistral", "qwen2")

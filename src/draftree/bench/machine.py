@@ -60,19 +60,6 @@ def describe(model: Any, name: str | None) -> dict[str, Any]:
     }
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that a new tensor on `device` may take; None where the system does not tell."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu":
-        return None
-    try:
-        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(facts["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
-
-
 def _shown(argument: str) -> str:
     """An argument as a result file shows it: the last part of an absolute path, which says nothing elsewhere."""
     option, sign, value = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from draftree.host.panels import PackedLinear
 from draftree.host.target import inspect_model
 
 CONFIG = "draftree_config.json"
@@ -62,13 +63,16 @@ def model_hash(model: Any, *, again: bool = False) -> str:
     Computed once per model object, and again when a parameter was seen to be written to or replaced; `again` computes
     it in any case.
     """
-    parameters = sorted(model.named_parameters())
+    packed = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
+    parameters = sorted([*model.named_parameters(), *((name, m.panels) for name, m in packed.items())])
     version = tuple((p._version if not p.is_inference() else 0, p.data_ptr()) for _, p in parameters)
     held = _hashes.get(model)
     if not again and held is not None and held[0] == version:
         return held[1]
     digest = hashlib.sha256()
     for name, parameter in parameters:
+        if name in packed:
+            parameter = packed[name].weight
         digest.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     _hashes[model] = (version, digest.hexdigest())

@@ -7,16 +7,18 @@ import weakref
 from contextlib import nullcontext
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from draftree.host.base import Host
 from draftree.host.check import check_trees
 from draftree.host.families import TESTED_FAMILIES
 from draftree.host.hooked import HookedHost
 from draftree.host.loop import LoopHost
+from draftree.host.packing import pack_weights, unpack_weights
+from draftree.host.panels import PackedLinear
 from draftree.host.target import Target, inspect_model
 
-__all__ = ["HookedHost", "Host", "LoopHost", "Target", "inspect_model", "open_host"]
+__all__ = ["HookedHost", "Host", "LoopHost", "Target", "inspect_model", "open_host", "pack_weights", "unpack_weights"]
 
 # Building a host inspects and may fuse weights, so one serves all engines on a model for as long as the model stays as
 # it is; it holds no request's state, and the model only weakly, so an entry goes with its model.
@@ -74,12 +76,13 @@ def _state_of(model: nn.Module) -> Any:
     return (
         [(id(m), type(m)) for m in modules],
         [_place(p) for m in modules for p in m._parameters.values() if p is not None],
+        [_place(m.panels) for m in modules if isinstance(m, PackedLinear)],
         [[id(hook) for hook in (*after.values(), *before.values())] for after, before in hooks],
         [id(m) for m in modules if "_hf_hook" in m.__dict__],
         attention,
     )
 
 
-def _place(parameter: nn.Parameter) -> tuple[int, int]:
-    plain = type(parameter) is nn.Parameter  # quantised ones have no single place in memory
+def _place(parameter: Tensor) -> tuple[int, int]:
+    plain = type(parameter) in (nn.Parameter, Tensor)  # quantised ones have no single place in memory
     return parameter.data_ptr() if plain else id(parameter), parameter._version

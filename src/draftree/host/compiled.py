@@ -17,25 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftree.host.layer import Angles, Norm, Parts
+from draftree.host.panels import LANES, Matrix, Packed
 from draftree.host.plan import Segment
 
 LIBRARY = Path(__file__).with_name("_layer.so")
 ABI = 3
-LANES = 16  # outputs of a panel
 WORTH_THREADS = 6_000_000  # multiplications of a pass under which waking other threads costs more than it saves
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
-class _Matrix(Structure):
-    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64))
-
-
 class _Layer(Structure):
     _fields_ = (
-        *((name, _Matrix) for name in ("qkv", "output", "gate", "up", "down")),
+        *((name, Matrix) for name in ("qkv", "output", "gate", "up", "down")),
         *((name, c_void_p) for name in ("input_norm", "post_norm", "query_norm", "key_norm")),
         *((name, c_float) for name in ("input_epsilon", "post_epsilon", "head_epsilon")),
         *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim")),
@@ -68,7 +64,7 @@ def load_library() -> ctypes.CDLL | None:
     if library.layer_start(*openmp) != ABI:
         return None
     library.layer_norm.argtypes = [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p]
-    library.layer_product.argtypes = [POINTER(_Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p]
+    library.layer_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p]
     library.layer_enter.argtypes = [POINTER(_Layer), POINTER(_Pass), *[c_void_p] * 4]
     library.layer_leave.argtypes = [POINTER(_Layer), POINTER(_Pass), c_void_p, c_int64, c_int64, c_int64, c_void_p]
     library.layer_run.argtypes = [c_void_p, c_int64, POINTER(_Pass), c_void_p, c_void_p, c_void_p]
@@ -77,31 +73,13 @@ def load_library() -> ctypes.CDLL | None:
     return library
 
 
-class Packed:
-    """Linears on the same input as one matrix in panels; `described` is what C reads."""
-
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        weight = torch.cat([m.weight.detach() for m in linears])
-        outputs, inputs = weight.shape
-        panels = -(-outputs // LANES)
-        padded = torch.nn.functional.pad(weight, (0, 0, 0, panels * LANES - outputs))
-        self._panels = padded.view(panels, LANES, inputs).transpose(1, 2).contiguous()
-        self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears])
-        bias = None if self._bias is None else self._bias.data_ptr()
-        self.described = _Matrix(self._panels.data_ptr(), bias, inputs, outputs)
-
-
 class CompiledLayer:
     """See `layer.TensorLayer`."""
 
     def __init__(self, library: ctypes.CDLL, parts: Parts) -> None:
         self.parts = parts
         self._enter, self._leave = library.layer_enter, library.layer_leave
-        attention, mlp = parts.attention, parts.mlp
-        self._packed = [
-            Packed([attention.q_proj, attention.k_proj, attention.v_proj]),
-            *(Packed([m]) for m in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)),
-        ]
+        self._packed = [Packed(linears) for linears in parts.products()]
         kv, groups, dim = parts.heads
         query_norm, key_norm = parts.head_norms or (None, None)
         norms = [*parts.norms, query_norm, key_norm]
@@ -112,7 +90,7 @@ class CompiledLayer:
             *(None if norm is None else norm.weight.data_ptr() for norm in norms),
             *(0.0 if norm is None else norm.epsilon for norm in norms[:3]),
             *(hidden, kv, groups, dim),
-            float(attention.scaling),
+            float(parts.attention.scaling),
         )
         queries = kv * groups * dim
         self.scratch = hidden + max(matrices[0].outputs + queries, 2 * matrices[2].outputs)  # floats a row

@@ -77,6 +77,11 @@ class Parts(NamedTuple):
             head_norms = Norm.of(attention.q_norm), Norm.of(attention.k_norm)
         return cls(heads, norms, head_norms, attention, layer.mlp)
 
+    def products(self) -> list[list[Any]]:
+        """The linears, those on the same input together: query, key and value; output; gate; up; down."""
+        a, m = self.attention, self.mlp
+        return [[a.q_proj, a.k_proj, a.v_proj], [a.o_proj], [m.gate_proj], [m.up_proj], [m.down_proj]]
+
 
 class Angles(NamedTuple):
     """Rotary angles of a segment's rows, and where their keys and values go.

@@ -20,9 +20,10 @@ from draftree.host.cache import SlotCache
 from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
 from draftree.host.layer import Angles, Norm, Parts, TensorHead, TensorLayer
 from draftree.host.masks import LayerKind, PassMasks
+from draftree.host.panels import PackedLinear
 from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
 from draftree.host.positions import is_length_dependent, per_row_angles
-from draftree.host.product import COPY_LIMIT
+from draftree.host.product import may_copy
 from draftree.host.target import Target
 
 SHAPED_LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
@@ -56,6 +57,10 @@ class LoopHost(Host):
                 getattr(hook, "__module__", None) not in OUTPUT_HOOKS for hook in hooks
             ):
                 return False
+            if type(module) is PackedLinear:  # by `pack_weights`, and not moved or cast since
+                if module.panels.dtype != torch.float32 or not module.panels.is_cpu:
+                    return False
+                continue
             if not type(module).__module__.startswith(STOCK_MODULES):
                 return False
             if "Linear" in type(module).__name__ and type(module) is not nn.Linear:
@@ -70,17 +75,17 @@ class LoopHost(Host):
                 "use host='hooked' or host='auto'."
             )
         super().__init__(target)
-        size = sum(p.numel() * p.element_size() for p in target.model.parameters())
-        copy = size <= COPY_LIMIT
+        library = load_library() if target.dtype == torch.float32 and target.device.type == "cpu" else None
+        packed = any(isinstance(module, PackedLinear) for module in target.model.modules())
+        copy = packed or may_copy(target.model, target.device, compiled=library is not None)
         self._rotary = target.decoder.rotary_emb
         self._per_row = is_length_dependent(self._rotary)
         self._stack: CompiledStack | None = None  # where layers are compiled
         parts = [Parts.of(layer, target.config) for layer in target.layers]
         self._norm, head = Norm.of(target.decoder.norm), target.model.get_output_embeddings()
-        library = load_library() if copy and target.dtype == torch.float32 and target.device.type == "cpu" else None
         self._layers: list[Any]
         self._head: Any
-        if library is None:
+        if library is None or not copy:
             self._layers, self._head = [TensorLayer(part, copy) for part in parts], TensorHead(self._norm, head, copy)
         else:
             self.form = f"{self.name}, compiled {ABI}"

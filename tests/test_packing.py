@@ -1,0 +1,185 @@
+"""Models whose weights lie in panels: one copy, the same text, the same files, and back again."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+
+import pytest
+import torch
+from generate_driver import hf, prompts
+from zoo import MEMBERS, build, construct
+
+import draftree
+from draftree.bench.inflate import inflate
+from draftree.bench.sizes import Size
+from draftree.drafting.folder import model_hash
+from draftree.engine.generate import generate
+from draftree.host import open_host, pack_weights, product, unpack_weights
+from draftree.host.compiled import load_library
+from draftree.host.panels import Packed, PackedLinear
+
+FAMILIES = ("llama", "llama-tied", "mistral", "qwen2", "qwen3")
+pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
+
+
+def packed_copy(name):
+    model = copy.deepcopy(build(name))
+    pack_weights(model)
+    return model
+
+
+def linears_of(model, kind):
+    return [m for m in model.modules() if type(m) is kind]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("host", ["loop", "hooked"])
+def test_a_packed_model_says_the_same(name, host):
+    model = packed_copy(name)
+    tied = [model.get_output_embeddings()] if name == "llama-tied" else []
+    assert linears_of(model, torch.nn.Linear) == tied
+    ids = torch.tensor(prompts((9,)))
+    wanted = hf(build(name), ids)
+    assert torch.equal(hf(model, ids), wanted)
+    assert torch.equal(generate(model, ids, host=host, max_new_tokens=wanted.shape[1] - 9).sequences, wanted)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, build(name)(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_loop_host_has_no_copy_of_its_own(name):
+    model = packed_copy(name)
+    host = open_host(model, "loop")
+    assert host.form.startswith("loop, compiled")
+    own = {m.panels.untyped_storage().data_ptr() for m in linears_of(model, PackedLinear)}
+    read = [p._panels.untyped_storage().data_ptr() for layer in host._layers for p in layer._packed]
+    assert set(read) <= own
+    tied = name == "llama-tied"
+    assert (host._head._packed._panels.untyped_storage().data_ptr() in own) != tied
+
+
+def test_one_copy_of_the_weights_is_alive(demo):
+    model = inflate(demo.model, shape=Size(512, 16, 8, 8, 64, 1024, 4096))
+    stock = [weakref.ref(p) for p in model.parameters() if p.dim() == 2]
+    weights = sum(p.nbytes for p in model.parameters())
+    pack_weights(model)
+    held = [*model.parameters(), *(m.panels for m in model.modules() if isinstance(m, PackedLinear))]
+    assert sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values()) == weights
+    assert [p() is not None for p in stock] == [True] + [False] * (len(stock) - 1), "the embedding alone stays"
+
+
+def test_unpacked_it_is_as_it_was():
+    for name in FAMILIES:
+        model = packed_copy(name)
+        unpack_weights(model)
+        before, after = build(name).state_dict(), model.state_dict()
+        assert list(before) == list(after)
+        assert all(torch.equal(before[key], after[key]) for key in before)
+        assert [type(m) for m in model.modules()] == [type(m) for m in build(name).modules()]
+        assert all(p.requires_grad for p in model.parameters())
+        assert open_host(model, "loop").form.startswith("loop, compiled")
+
+
+def test_packing_twice_changes_nothing():
+    model = packed_copy("llama")
+    before = [m.panels.data_ptr() for m in linears_of(model, PackedLinear)]
+    pack_weights(model)
+    assert [m.panels.data_ptr() for m in linears_of(model, PackedLinear)] == before
+
+
+def test_it_saves_and_loads_stock_files(tmp_path):
+    model = packed_copy("qwen2")
+    model.save_pretrained(tmp_path)
+    stock = type(model).from_pretrained(tmp_path)
+    expected = build("qwen2").state_dict()
+    assert {k: v.tolist() for k, v in stock.state_dict().items()} == {k: v.tolist() for k, v in expected.items()}
+    other = construct(MEMBERS["qwen2"])
+    for parameter in other.parameters():
+        torch.nn.init.normal_(parameter)
+    host = open_host(model, "loop")
+    model.load_state_dict(other.state_dict())
+    assert all(torch.equal(model.state_dict()[k], v) for k, v in other.state_dict().items())
+    assert open_host(model, "loop") is not host, "new weights, new host"
+    wrong = other.state_dict()
+    wrong["lm_head.weight"] = torch.zeros(3, 64)
+    with pytest.raises(RuntimeError, match=r"lm_head\.weight has shape"):
+        model.load_state_dict(wrong)
+    del wrong["lm_head.weight"]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict(wrong)
+
+
+def test_drafters_still_know_their_model(demo):
+    model = copy.deepcopy(demo.model)
+    pack_weights(model)
+    assert model_hash(model) == model_hash(demo.model)
+    drafter = draftree.demo_drafter("hidden-transfer", model)
+    ids = torch.tensor(prompts((9,)))
+    out = draftree.generate(model, ids, drafter=drafter, max_new_tokens=12)
+    assert torch.equal(out.sequences, draftree.generate(demo.model, ids, max_new_tokens=12).sequences)
+
+
+def test_gradients_of_inputs_pass_through():
+    model = packed_copy("llama")
+    embeddings = torch.randn(1, 5, 64, requires_grad=True)
+    model(inputs_embeds=embeddings).logits.sum().backward()
+    expected = embeddings.detach().clone().requires_grad_()
+    build("llama")(inputs_embeds=expected).logits.sum().backward()
+    torch.testing.assert_close(embeddings.grad, expected.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_cast_it_leaves_the_loop_host_and_still_works():
+    model = packed_copy("llama").to(torch.bfloat16)
+    assert open_host(model).name == "hooked"
+    ids = torch.tensor(prompts((9,)))
+    with torch.no_grad():
+        expected = copy.deepcopy(build("llama")).to(torch.bfloat16)(ids).logits
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_heads_that_end_within_a_panel_are_packed_apart():
+    model = construct(MEMBERS["llama"], hidden_size=60, num_attention_heads=5, num_key_value_heads=5)  # 60 outputs each
+    stock = copy.deepcopy(model)
+    pack_weights(model)
+    ids = torch.tensor(prompts((9,)))
+    assert torch.equal(
+        generate(model, ids, host="loop", max_new_tokens=12).sequences, hf(stock, ids, max_new_tokens=12)
+    )
+
+
+def test_what_lies_apart_is_copied():
+    model = packed_copy("llama")
+    attention = copy.deepcopy(model.model.layers[0].self_attn)
+    attention.k_proj = copy.deepcopy(attention.k_proj)
+    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
+    packed = Packed(parts)
+    assert packed._panels.untyped_storage().data_ptr() != attention.q_proj.panels.untyped_storage().data_ptr()
+    assert torch.equal(packed._panels, torch.cat([m.panels for m in parts]))
+
+
+@pytest.mark.parametrize(("free", "form"), [(10**6, "loop"), (None, "loop"), (10**12, "loop, compiled")])
+def test_large_models_are_copied_where_memory_is_plenty(free, form, monkeypatch):
+    monkeypatch.setattr(product, "COPY_LIMIT", 1000)
+    monkeypatch.setattr(product, "free_bytes", lambda _: free)
+    model = copy.deepcopy(build("llama"))
+    assert open_host(model, "loop").form.startswith(form)
+    assert ("compiled" in open_host(model, "loop").form) == ("compiled" in form)
+    pack_weights(model)
+    assert open_host(model, "loop").form.startswith("loop, compiled"), "a packed model needs no copy"
+
+
+def test_free_memory_is_known_here():
+    assert product.free_bytes(torch.device("meta")) is None
+    free = product.free_bytes(torch.device("cpu"))
+    assert free is None or 2**20 < free < 2**50
+
+
+def test_what_cannot_be_packed_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="'gpt2' model does not qualify"):
+        pack_weights(build("gpt2"))
+    with pytest.raises(ValueError, match=r"float32 on the CPU, and these are torch\.bfloat16"):
+        pack_weights(copy.deepcopy(build("llama")).to(torch.bfloat16))
+    monkeypatch.setattr("draftree.host.packing.load_library", lambda: None)
+    with pytest.raises(ValueError, match="not built"):
+        pack_weights(copy.deepcopy(build("llama")))
