@@ -98,11 +98,15 @@ class HiddenTransfer(InModelDrafter):
         self.masked = masked
         self.weights = HiddenTransferWeights(self._shapes["hidden_size"], chosen)
         self._groups = Groups(groups, self._lay_out)
-        self._matrices = [w.detach() for w in self.weights.matrices()]
+        # By layer: the matrices of all steps that join there beside each other, [d, s d].
+        self._matrices: dict[int, Tensor] = {}
 
     def place(self, target: Target) -> None:
         """See `InModelDrafter.place`."""
-        self._matrices = [w.detach().to(target.device, target.dtype) for w in self.weights.matrices()]
+        held = self.weights.matrices()
+        for layer, steps in self._joining():
+            beside = torch.cat([held[i].detach().T for i in steps], 1)
+            self._matrices[layer] = beside.to(target.device, target.dtype).contiguous()
         self._groups.clear()
 
     def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
@@ -125,26 +129,30 @@ class HiddenTransfer(InModelDrafter):
         same = torch.eye(count, dtype=torch.bool, device=depth.device).expand(batch, -1, -1)
         never = torch.zeros_like(same)
 
-        def transferred(steps: list[int], hidden: Tensor) -> Tensor:
-            spawning = hidden[:, :count]  # of all rows the nodes come first
-            return torch.cat([spawning @ self._matrices[i].T for i in steps], 1)
+        def transferred(layer: int, hidden: Tensor) -> Tensor:
+            made = hidden[:, :count] @ self._matrices[layer]  # of all rows the nodes come first
+            return made.unflatten(2, (-1, hidden.shape[2])).transpose(1, 2).flatten(1, 2)
 
         surgeries = []
-        for layer, group in groupby(range(self.depth), key=self.transfer_layers.__getitem__):
-            steps = list(group)
+        for layer, steps in self._joining():
             seen = [
                 [same if j == i or (j < i and not self.masked) else never for j in range(steps[-1] + 1)] for i in steps
             ]
             surgeries.append(
                 Surgery(
                     layer,
-                    append=partial(transferred, steps),
+                    append=partial(transferred, layer),
                     positions=torch.cat([depth + i + 1 for i in steps], 1),
                     visible=torch.cat([torch.cat([ancestors, *blocks], 2) for blocks in seen], 1),
                     source=nodes,
                 )
             )
         return Attachment(surgeries=tuple(surgeries), taps=(self._shapes["layers"],))
+
+    def _joining(self) -> list[tuple[int, list[int]]]:
+        """Layers with transfers, and the steps (from 0) that join after each."""
+        steps = groupby(range(self.depth), key=self.transfer_layers.__getitem__)
+        return [(layer, list(group)) for layer, group in steps]
 
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`: step i of a node spoke of the place i + 1 behind it."""
