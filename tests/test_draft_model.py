@@ -71,7 +71,7 @@ def test_guesses_have_the_probabilities_of_the_small_model(name: str, host: str)
     assert sum(r.stats.accepted for r in made) > 5
     assert sum(r.stats.accepted < r.stats.drafted for r in made) == len(made)
     # A window sees a node's column as its position, and a distance likewise: guesses are a little off there.
-    tolerance = {"gemma3": 1.0, "mistral": 1.0, "bloom": 1.0}.get(name, 2e-3)
+    tolerance = {"gemma3": 1.0, "bloom": 1.0}.get(name, 2e-3)
     checked = 0
     for text, tree in drafter.drafted[::3]:
         for node in range(1, tree.sizes[0]):

@@ -5,7 +5,7 @@
 
 #include "_attention.h"
 
-#define ABI 3 /* raised when a signature changes; compiled.py refuses a library of another number */
+#define ABI 4 /* raised when a signature changes; compiled.py refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 
 typedef struct {
@@ -290,3 +290,5 @@ void layer_run(const Layer *const *layers, int64_t count, const Pass *p, float *
         leave(l, p, x);
     }
 }
+
+#include "_ahead.h"

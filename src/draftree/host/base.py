@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from draftree.host.cache import BLOCK, SlotCache
 from draftree.host.plan import PassResult, Plan
 from draftree.host.target import Target
+
+if TYPE_CHECKING:
+    from draftree.host.ahead import Course
 
 
 class Host(ABC):
@@ -54,3 +59,34 @@ class Host(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [B, n, V] of the last layer's output [B, n, d], as a pass gives them."""
+
+    def run_ahead(
+        self,
+        cache: SlotCache,
+        first: int,
+        positions: Sequence[int],
+        given: np.ndarray,
+        best: int,
+        least: float,
+        ends: Sequence[int] = (),
+        taking_part: Sequence[bool] = (),
+    ) -> Course | None:
+        """Let texts go on by their best tokens, a row a request and step, in less time than passes take.
+
+        Rows lie behind the context, a column a step, until `cache.commit` or `cache.keep` keeps some of them.
+
+        Args:
+            cache: as of `run`.
+            first: slot of the first request.
+            positions: of each request's first row.
+            given: int64 [B, steps], contiguous; tokens to be read, and -1 from where a request goes on by itself.
+            best: K, tokens told of what may follow each row.
+            least: log-probability that the path of at least one request must have for another step; what follows
+                given tokens is certain.
+            ends: token ids behind which a path is not followed.
+            taking_part: False for requests whose rows do not matter; by default all take part.
+
+        Returns:
+            what may follow the rows of the steps made, or None where this host has no quicker way than passes.
+        """
+        return None

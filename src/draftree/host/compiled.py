@@ -24,7 +24,7 @@ from draftree.host.panels import LANES, Matrix, Packed
 from draftree.host.plan import Segment
 
 LIBRARY = Path(__file__).with_name("_layer.so")
-ABI = 3
+ABI = 4
 WORTH_THREADS = 6_000_000  # multiplications of a pass under which waking other threads costs more than it saves
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 

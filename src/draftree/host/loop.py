@@ -9,17 +9,20 @@ not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from draftree.host.ahead import Course, runner_of
 from draftree.host.base import Host
 from draftree.host.cache import SlotCache
 from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
 from draftree.host.layer import Angles, Norm, Parts, TensorHead, TensorLayer
-from draftree.host.masks import LayerKind, PassMasks
+from draftree.host.masks import LayerKind, PassMasks, limits
 from draftree.host.panels import PackedLinear
 from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
 from draftree.host.positions import is_length_dependent, per_row_angles
@@ -93,6 +96,7 @@ class LoopHost(Host):
             self._head = _CompiledHead(library, self._norm, head)
             self._stack = CompiledStack(library, self._layers)
         self._embedding = target.model.get_input_embeddings()
+        self._runner = None if self._per_row else runner_of(library, self._stack, self._head, self._embedding)
         self._cosines = self._sines = torch.empty(0)
 
     @torch.inference_mode()
@@ -119,6 +123,30 @@ class LoopHost(Host):
         if len(self._layers) in plan.taps:
             hidden[len(self._layers)] = x
         return PassResult(self._head(x[:, logit_slice(plan, segment)]), segments, hidden, self)
+
+    def run_ahead(
+        self,
+        cache: SlotCache,
+        first: int,
+        positions: Sequence[int],
+        given: np.ndarray,
+        best: int,
+        least: float,
+        ends: Sequence[int] = (),
+        taking_part: Sequence[bool] = (),
+    ) -> Course | None:
+        """See `Host.run_ahead`."""
+        batch, steps = given.shape
+        reach = max(cache.lengths[first : first + batch]) + steps
+        if self._runner is None or any(limits(kind, reach) for kind in self.target.kinds):
+            return None
+        longest = max(positions) + steps
+        if longest > self._cosines.shape[0]:
+            self._grow_angles(longest, self.target.dtype, self.target.device)
+        cache.open(first, batch, steps)
+        tables = self._cosines, self._sines
+        taking_part = taking_part or [True] * batch
+        return self._runner.run(cache, tables, positions, given, best, least, ends, taking_part)
 
     @torch.inference_mode()
     def close(self, hidden: Tensor) -> Tensor:

@@ -120,8 +120,7 @@ class PassMasks:
 
     def limited(self, kind: LayerKind) -> bool:
         """Whether a window or chunk of `kind` may cut something off in this pass."""
-        reach = max(self.lengths) + self.segment.positions.shape[1] + AHEAD
-        return any(limit is not None and limit <= reach for limit in (kind.window, kind.chunk))
+        return limits(kind, max(self.lengths) + self.segment.positions.shape[1])
 
     def _additive(self, kind: LayerKind) -> Tensor | None:
         visible = self.segment.visible
@@ -138,3 +137,8 @@ class PassMasks:
         seen = self.boolean(kind)
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, low)
         return mask[:, None]
+
+
+def limits(kind: LayerKind, columns: int) -> bool:
+    """Whether a window or chunk of `kind` may cut something off of so many columns."""
+    return any(limit is not None and limit <= columns + AHEAD for limit in (kind.window, kind.chunk))
