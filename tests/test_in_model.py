@@ -199,14 +199,14 @@ def test_what_its_steps_take_is_found_out() -> None:
     shape.bind(cost, drafter)
     worth = torch.tensor([[0.0, 0.5, 0.3, 0.2, 0.2, 0.2]]).numpy()
     request = Context(1, [5, 6], 2, 99)
-    before = shape._seconds(1, 5, attached=True)
+    before = shape.planner.seconds(1, 5, attached=True)
     shape._spawned = 4  # each of the four nodes has its three rows
     for _ in range(60):
         shape.budgets([request], 8)
         shape.learn([request])
-        shape.clock(4, 3 * float(cost.of(16)))
-    assert shape._seconds(1, 5, attached=True) == pytest.approx(3 * before, rel=0.01)
-    assert shape._seconds(1, 5, attached=False) == pytest.approx(cost.of(range(1, 6)))
+        shape.clock(4, 3 * float(cost.of(16)), 3 * float(cost.of(16)))
+    assert shape.planner.seconds(1, 5, attached=True) == pytest.approx(3 * before, rel=0.01)
+    assert shape.planner.seconds(1, 5, attached=False) == pytest.approx(cost.of(range(1, 6)))
     assert cost.seconds.tolist() == [1.0, 1.1, 2.0]
     assert shape._weigh([request], worth)  # a balance of losses, but too few of them to rest
     assert not request.resting

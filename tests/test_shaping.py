@@ -238,7 +238,7 @@ def test_real_steps_bend_the_curve() -> None:
     assert 1.0 < far < near
     before = cost.of(8)
     cost.observe(8, 4000.0)  # one stall
-    assert cost.of(8) < 1.05 * before
+    assert cost.of(8) < 1.1 * before
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
@@ -305,3 +305,30 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     host = open_host(build("llama"))
     monkeypatch.setattr(host, "costs", {})
     assert cached_cost(host) is FLAT
+
+
+def test_a_curve_from_disk_that_no_longer_holds_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A curve measured beside a busy process has another shape: few steps tell, and only where steps are quick."""
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
+    truth = StepCost((1, 16, 64), (0.001, 0.002, 0.008))
+    flat = StepCost((1, 16, 64), (0.001, 0.001, 0.002))
+    slow = StepCost((1, 16, 64), (1.0, 1.0, 2.0))
+    measured = []
+
+    def measure(host: object, seconds: float = 0.0, counts: object = None) -> StepCost:
+        measured.append(counts)
+        return truth
+
+    host = open_host(build("llama"))
+    for held, calls in ((truth, 1), (flat, 2), (slow, 0)):
+        monkeypatch.setattr(host, "costs", {})
+        path = tmp_path / f"{cost_module._key(host)}.json"
+        path.write_text(json.dumps({"rows": held.rows.tolist(), "seconds": held.seconds.tolist()}))
+        measured.clear()
+        monkeypatch.setattr(cost_module, "measure_cost", measure)
+        found = cached_cost(host)
+        assert len(measured) == calls
+        assert found.seconds.tolist() == (slow if held is slow else truth).seconds.tolist()
+    monkeypatch.setattr(host, "costs", {})

@@ -94,8 +94,8 @@ class Engine:
             prefix = drafter.deep_prefix
             if self.shape is None:
                 drafter.shape = self.shape = drafter.shape or DynamicTree()
-            if isinstance(self.shape, DynamicTree):
-                self.shape.bind(cached_cost(self.host), drafter)
+            if type(self.shape).bind is not Shape.bind:  # or nothing has to be measured
+                self.shape.bind(cached_cost(self.host), drafter, pruner, packed=self.host.packs)
         if pruner is not None:
             pruner.bind(self.host, None if pruner.always else cached_cost(self.host))
         self.cache = self.host.new_cache(slots, capacity, prefix)

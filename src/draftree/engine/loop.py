@@ -86,9 +86,11 @@ class Loop:
         self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
         marks.append(time.perf_counter())
         self._observe(requests, turn, result, walks, own_rows=not alone)
-        if self.shape is not None and turn.offset == 0:  # reading the choices waits for the device, so it counts
-            self.shape.clock(trees.batch * trees.width, marks[3] - marks[1])
         self._account(requests, trees, walks, marks)
+        if self.shape is not None and turn.offset == 0:  # reading the choices waits for the device, so it counts
+            rows = sum(trees.sizes) if self.host.packs else trees.batch * trees.width
+            plain = turn.plan.width == trees.width and not turn.plan.surgeries
+            self.shape.clock(rows, marks[3] - marks[1], time.perf_counter() - marks[0], plain=plain)
 
     def _draft(self, requests: list[Request], alone: bool) -> TokenTree:
         drafter, shape = self.drafter, self.shape

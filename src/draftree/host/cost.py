@@ -13,6 +13,7 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 128  # tokens of context while measuring
 SECONDS = 0.4  # time spent measuring, once the model has run once
 FORMAT = 1  # of the file on disk
-PACE = 0.02  # weight of one real step against the curve as it stands; the shape matters, and single steps are noisy
+PACE = 0.1  # weight of one real step against the curve as it stands; single steps are noisy
 SHARED = 0.3  # part of a step's news that concerns all row counts alike
 TABLE = 256  # row counts in the planning table
-TABLE_EVERY = 16  # steps between two renewals of it
+TABLE_EVERY = 8  # steps between two renewals of it
 MOST_FACTOR = 2.0  # a step counts as no more than this much slower or faster than expected
+CHECKED = (1, 16)  # rows of the steps that a curve from disk is checked by
+CHECK_MOST = 0.02  # seconds of a step up to which that is done: it has to be cheap
+AGREES = 1.3  # how far the two may grow apart before the curve is measured again
 
 
 class StepCost:
@@ -52,6 +56,7 @@ class StepCost:
         self._octaves = np.log2(self.rows)
         self._table: np.ndarray | None = None
         self._observed = 0
+        self._weights: dict[int, np.ndarray] = {}  # by rows: how much a step of so many concerns each point
         if not (np.isfinite(self._points) & (self._points > 0)).all():
             raise ValueError("A step-cost curve needs a finite time over 0 for each row count.")
 
@@ -79,25 +84,28 @@ class StepCost:
 
         A factor, not a sum, is averaged over time, so that one stalled step weighs no more than a slow one.
         """
-        factor = min(max(seconds / self.table(rows, rows + 1)[0], 1 / MOST_FACTOR), MOST_FACTOR)
-        octaves = np.abs(self._octaves - math.log2(rows))
-        self._points *= factor ** (PACE * (SHARED + (1 - SHARED) * np.exp(-octaves)))
+        weights = self._weights.get(rows)
+        if weights is None:
+            octaves = np.abs(self._octaves - math.log2(rows))
+            weights = self._weights[rows] = PACE * (SHARED + (1 - SHARED) * np.exp(-octaves))
+        factor = min(max(seconds / float(self.table(rows, rows + 1)[0]), 1 / MOST_FACTOR), MOST_FACTOR)
+        self._points *= factor**weights
         self._observed += 1
         if self._observed % TABLE_EVERY == 0:
             self._table = None
 
 
-def measure_cost(host: Host, seconds: float = SECONDS) -> StepCost:
+def measure_cost(host: Host, seconds: float = SECONDS, counts: Sequence[int] = ROWS) -> StepCost:
     """Time steps of 1 to 64 rows behind a short context, interleaved, and keep each one's fastest."""
     with host.lock, host.guard():
-        return _measure(host, seconds)
+        return _measure(host, seconds, counts)
 
 
-def _measure(host: Host, seconds: float) -> StepCost:
+def _measure(host: Host, seconds: float, counts: Sequence[int]) -> StepCost:
     device = host.target.device
     limit = host.target.max_positions or CONTEXT + ROWS[-1]
     context = max(1, min(CONTEXT, limit - ROWS[-1]))
-    rows = [n for n in ROWS if context + n <= limit]
+    rows = [n for n in counts if context + n <= limit]
     cache = host.new_cache(1, context + rows[-1])
     encoder = None
     if host.target.encoder_decoder:
@@ -141,7 +149,9 @@ def _from_disk(host: Host) -> StepCost:
     path = _cache_folder() / f"{_key(host)}.json"
     try:
         held = json.loads(path.read_text())
-        return StepCost(held["rows"], held["seconds"])
+        cost = StepCost(held["rows"], held["seconds"])
+        if _still_true(host, cost):
+            return cost
     except (OSError, ValueError, KeyError, TypeError):
         pass  # none yet, or a damaged one: measured again and written over
     cost = measure_cost(host)
@@ -153,6 +163,15 @@ def _from_disk(host: Host) -> StepCost:
     except OSError:
         pass  # a read-only home costs a measurement per process, nothing more
     return cost
+
+
+def _still_true(host: Host, cost: StepCost) -> bool:
+    """Whether a few steps agree with the curve's shape: it may have been measured beside a busy process."""
+    if cost.of(CHECKED[-1]) > CHECK_MOST or cost.rows[-1] < CHECKED[-1]:
+        return True
+    now = measure_cost(host, 10 * float(cost.of(CHECKED[-1])), CHECKED)
+    few, many = now.of(CHECKED) / cost.of(CHECKED)
+    return bool(1 / AGREES < few / many < AGREES)
 
 
 def _cache_folder() -> Path:

@@ -7,14 +7,29 @@ from collections.abc import Sequence
 
 from draftree.drafting.base import Context, Drafter
 from draftree.host.cost import StepCost
+from draftree.pruning.early import EarlyPruning
 from draftree.tree import TokenTree
 
 
 class Shape(ABC):
     """Base of all shapes; one instance learns about one drafter's guesses."""
 
-    def bind(self, cost: StepCost, drafter: Drafter | None = None) -> None:
-        """Meet the machine, by what a step costs by its number of rows, and the drafter."""
+    def bind(
+        self,
+        cost: StepCost,
+        drafter: Drafter | None = None,
+        pruner: EarlyPruning | None = None,
+        *,
+        packed: bool = True,
+    ) -> None:
+        """Meet the machine and the parts that share a pass.
+
+        Args:
+            cost: what a step costs by its number of rows.
+            drafter: makes the guesses.
+            pruner: drops guesses inside the pass; None for none.
+            packed: whether only real rows cost, and not the padding of smaller trees.
+        """
 
     @abstractmethod
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
@@ -27,8 +42,15 @@ class Shape(ABC):
         """The trees to verify: the best part of each drafted tree."""
         return trees
 
-    def clock(self, rows: int, seconds: float) -> None:
-        """A step over trees of `rows` rows in all took `seconds`."""
+    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
+        """A step is over.
+
+        Args:
+            rows: of its trees, in all.
+            seconds: for the pass and reading its choices.
+            whole: for all of the step, guessing and learning included.
+            plain: whether the trees' rows passed all layers alone.
+        """
 
     def learn(self, requests: Sequence[Context]) -> None:
         """The requests' tokens have grown; what was drafted for them can be compared with what came."""

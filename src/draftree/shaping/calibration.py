@@ -26,8 +26,10 @@ KIND_LEAST = (-0.5, -1.2)  # log-probability of the best guess above which a tre
 KINDS = len(KIND_LEAST) + 1
 FORGET = 0.99  # weight of the past at each tree that adds to a bin
 PRIOR = 10.0  # how many trees the drafter's own probability counts for
-RECENT = 0.95  # weight of the past in judging the last few trees
-MARGIN = 4.0  # standard deviations, were guesses independent, that count as clearly short; runs of them are not
+RECENT = 0.95  # weight of the past in judging the last few trees of a request
+DOUBT = 6.0  # right guesses by which a request's own record counts as much as that of all
+MOST = 1.5  # how much more often than all its guesses may be held to come true
+SUREST = 0.999  # no guess counts as surer
 POOL_EVERY = 16  # trees between two readings of the rates, which cost more than a tree
 KNOWN, LEARN_EVERY = 64, 3  # trees after which only each third is learned from: it costs as much as drafting
 
@@ -51,7 +53,9 @@ class Calibration:
         self._seen = np.full((KINDS, BINS), PRIOR)
         self._rates: np.ndarray | None = None
         self._learned = self._offered = 0
-        self._hoped = self._came = 0.0  # right guesses among the last few trees: as the rates say, and in fact
+        # Right guesses among the last few trees, as the rates say and in fact: of each request, and of all.
+        self._records: dict[int, tuple[float, float]] = {}
+        self._record = (0.0, 0.0)
         self._drafted: defaultdict[int, deque[_Drafted]] = defaultdict(deque)
 
     @property
@@ -61,30 +65,33 @@ class Calibration:
             self._rates = np.stack([_falling(*kind) for kind in zip(self._right, self._seen, strict=True)])
         return self._rates
 
-    @property
-    def trust(self) -> float:
-        """What the rates are to be multiplied with: 1, or less where the last few trees fell clearly short of them.
+    def trust(self, request: Context) -> float:
+        """What the rates are to be multiplied with for this request: texts differ, and they may change at any time.
 
-        The rates remember hundreds of trees; text that suddenly goes another way must not wait that long.
+        The rates remember hundreds of trees of all texts; a text that goes its own way must not wait that long. A new
+        one is taken for what the others were like of late.
         """
-        if self._came >= self._hoped - MARGIN * self._hoped**0.5:
-            return 1.0
-        return self._came / self._hoped
+        hoped, came = self._record
+        usual = min((came + DOUBT) / (hoped + DOUBT), 1.0)
+        hoped, came = self._records.get(request.id, (0.0, 0.0))
+        return min((came + usual * DOUBT) / (hoped + DOUBT), MOST)
 
-    def worth(self, trees: TokenTree) -> np.ndarray:
-        """[B, N], probability that each node is walked; roots and padding get 0."""
+    def worth(self, trees: TokenTree, requests: Sequence[Context] | None = None) -> np.ndarray:
+        """[B, N], probability that each node is walked; roots and padding get 0.
+
+        Args:
+            trees: B trees.
+            requests: theirs; None for requests that nothing is known of.
+        """
         logp = trees.logp.numpy(force=True)
         bins = _bins(logp)
-        if trees.batch == 1:
-            worth = (self.trust * self.rates[_kind(logp[0, 1:])])[bins]
-            worth[0, 0] = 0.0
-            return worth
         worth = np.zeros(logp.shape)
-        rates = self.trust * self.rates
         for b, size in enumerate(trees.sizes):
             if size > 1:
-                worth[b, 1:size] = rates[_kind(logp[b, 1:size]), bins[b, 1:size]]
-        return worth
+                worth[b, 1:size] = self.rates[_kind(logp[b, 1:size]), bins[b, 1:size]]
+                if requests is not None:
+                    worth[b] *= self.trust(requests[b])
+        return worth if requests is None else np.minimum(worth, SUREST)
 
     def remember(self, requests: Sequence[Context], trees: TokenTree, *, always: bool = True) -> None:
         """Keep each request's tree until its text has come; once much is known, not every step's unless `always`."""
@@ -97,27 +104,32 @@ class Calibration:
                 arrays = (t[b, :size].numpy(force=True) for t in (trees.tokens, trees.parents, trees.logp))
                 self._drafted[request.id].append(_Drafted(len(request.tokens), *arrays))
 
-    def compare(self, requests: Sequence[Context]) -> bool:
-        """Learn from trees whose text has come as far as it agrees; return whether any of their guesses was right."""
-        any_right = False
+    def compare(self, requests: Sequence[Context]) -> set[int]:
+        """Learn from trees whose text has come as far as it agrees; the ids of requests that had a right guess."""
+        with_right: set[int] = set()
         for request in requests:
             waiting = self._drafted.get(request.id)
             while waiting:
                 right = _right(waiting[0], request.tokens)
                 if right is None:
                     break
-                any_right |= self._learn(waiting.popleft(), right)
-        return any_right
+                if self._learn(request.id, waiting.popleft(), right):
+                    with_right.add(request.id)
+        return with_right
 
     def forget(self, request: Context) -> None:
         """The request is over; the rest of its text will not come."""
         self._drafted.pop(request.id, None)
+        self._records.pop(request.id, None)
 
-    def _learn(self, drafted: _Drafted, right: np.ndarray) -> bool:
+    def _learn(self, request: int, drafted: _Drafted, right: np.ndarray) -> bool:
         guesses = drafted.logp[1:]
         kind, bins = _kind(guesses), _bins(guesses)
-        self._hoped = RECENT * self._hoped + float(self.rates[kind, bins].sum())
-        self._came = RECENT * self._came + int(right[1:].sum())
+        expected, found = float(self.rates[kind, bins].sum()), int(right[1:].sum())
+        hoped, came = self._records.get(request, (0.0, 0.0))
+        self._records[request] = (RECENT * hoped + expected, RECENT * came + found)
+        hoped, came = self._record
+        self._record = (RECENT * hoped + expected, RECENT * came + found)
         seen = np.bincount(bins, minlength=BINS)
         keep = np.where(seen > 0, FORGET, 1.0)
         self._seen[kind] = keep * self._seen[kind] + seen

@@ -1,0 +1,124 @@
+"""Whether a drafter is asked at all, request by request: it rests where its guesses have not paid of late.
+
+Asking costs, even where the tree that comes of it is the root alone. So every request keeps a balance of its last
+steps: tokens that came against time spent, the drafter's own work included, both in units of a plain step. Where it stays
+negative the drafter rests for a while, longer each time, and is tried again. Texts differ, and what one of them
+earns must not pay for another's fruitless guesses; but a new request begins with what all have earned of late, in the
+middle of a rest where they rest, since it is too short to find out everything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from draftree.drafting.base import Context
+
+FRUITLESS = 4  # steps in a row with a negative balance after which the drafter rests
+REST_FIRST, REST_LAST = 8, 64  # steps of rest, doubling from the first to the last
+BALANCE = 0.85  # weight of the past in the balance
+LEAST = 0.01  # of the time spent, what has to be gained: an old success fades, but never quite
+START = 0.3  # weight of what all have earned, when a request begins
+
+
+@dataclass(slots=True)
+class _Account:
+    """The balance of one request, or of all.
+
+    Attributes:
+        hoped, spent: tokens and plain steps, the past fading; of a step that is not over, tokens hoped for.
+        fruitless: steps in a row with a negative balance.
+        rest: steps still to go without asking the drafter.
+        next_rest: how long the next rest will be.
+    """
+
+    hoped: float = 0.0
+    spent: float = 0.0
+    fruitless: int = 0
+    rest: int = 0
+    next_rest: int = REST_FIRST
+
+    @property
+    def losing(self) -> bool:
+        return self.hoped <= (1 + LEAST) * self.spent
+
+    def book(self, gain: float, spent: float, longest: int, *, known: bool) -> None:
+        self.hoped = BALANCE * self.hoped + gain
+        self.spent = BALANCE * self.spent + spent
+        if not self.losing:
+            self.fruitless, self.next_rest = 0, REST_FIRST
+            return
+        self.fruitless += 1
+        if self.fruitless >= FRUITLESS:
+            self.rest = self.next_rest if known else REST_FIRST
+            self.next_rest = min(2 * self.next_rest, longest) if known else self.next_rest
+            self.fruitless = FRUITLESS - 1  # one more fruitless step is enough to rest again
+
+
+class Governor:
+    """Decides for each request whether the drafter is asked.
+
+    Attributes:
+        longest: most steps of a rest.
+    """
+
+    def __init__(self) -> None:
+        self.longest = REST_LAST
+        self._all = _Account()
+        self._of: dict[int, _Account] = {}
+
+    def open(self, requests: Sequence[Context]) -> list[bool]:
+        """A step begins: which requests' drafters are asked. Says in `Context.resting` who will not be asked next."""
+        asked = []
+        self._all.rest = max(self._all.rest - 1, 0)
+        for request in requests:
+            account = self._of.get(request.id)
+            if account is None:
+                account = self._of[request.id] = self._begin()
+            asked.append(account.rest == 0)
+            account.rest = max(account.rest - 1, 0)
+            request.resting = account.rest > 0
+        return asked
+
+    def _begin(self) -> _Account:
+        start = self._all
+        return replace(start, hoped=START * start.hoped, spent=START * start.spent)
+
+    def book(self, request: Context, gain: float, spent: float, *, known: bool = True) -> bool:
+        """A step of `request` brings `gain` tokens for the time of `spent` plain steps; whether its drafter rests now.
+
+        Where the drafter had no guess at all (not `known`), that says little about those that it will have.
+        """
+        account = self._of.setdefault(request.id, _Account())
+        account.book(gain, spent, self.longest, known=known)
+        self._all.book(gain, spent, self.longest, known=known)
+        request.resting = account.rest > 0
+        return request.resting
+
+    def correct(self, request: Context, more: float) -> None:
+        """The step booked last brought `more` tokens than it was booked with (or fewer, below 0)."""
+        for account in (self._of.get(request.id), self._all):
+            if account is not None:
+                account.hoped += more
+
+    @property
+    def pace(self) -> float:
+        """Tokens for the time of a plain step, of late and over all requests; at least 1, as plain steps bring that."""
+        return max(self._all.hoped / self._all.spent, 1.0) if self._all.spent else 1.0
+
+    @property
+    def losing(self) -> bool:
+        """Whether drafting has not paid of late, over all requests."""
+        return self._all.losing
+
+    def right(self, ids: Iterable[int]) -> None:
+        """A guess for these requests came true, whether or not it was worth a row: the drafter has something to say."""
+        for number in ids:
+            for account in (self._of.get(number), self._all):
+                if account is not None:
+                    account.fruitless, account.rest = min(account.fruitless, FRUITLESS - 2), 0
+                    account.next_rest = REST_FIRST
+
+    def end(self, request: Context) -> None:
+        """The request is over."""
+        self._of.pop(request.id, None)

@@ -1,0 +1,229 @@
+"""The sizes of a batch's trees: n guesses where l(n) / T(n) is largest (ProPD, section 4.2).
+
+l(n) is the expected number of tokens of a step, one a request plus the path probabilities of the best n guesses; T(n)
+is the time of a step with the rows that they make. Where only real rows are computed, guesses of all requests compete
+and a request whose guesses are likely gets more of them. Where trees are padded to the largest, a guess in the
+padding costs nothing, and what is chosen is the width.
+
+T starts from the measured curve. What a drafter inside the model adds to it, rows attached to the nodes and work of its
+own, and what early pruning takes away, is found in the steps so far.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from draftree.drafting.base import Drafter
+from draftree.host.cost import StepCost
+from draftree.pruning.early import EarlyPruning
+from draftree.tree import TokenTree
+
+HABIT = 0.9  # weight of the past in what steps were found to take
+DEAREST = 4.0  # times the expected, as a single step counts
+WORTH = 0.95  # weight of the past in how many nodes have rows, and in what guesses are found to be worth
+GROUPS_FIRST, PRIZE_FIRST = 1.0, 0.5  # nodes of a tree with rows, and what guesses are worth, before it is known
+LEFT = 0.5  # of that worth, what the rows of a node further up still bring
+
+
+class Choice(NamedTuple):
+    """What is best for a step.
+
+    Attributes:
+        sizes: guesses per request.
+        gains: tokens expected per request.
+        seconds: time expected of the step.
+    """
+
+    sizes: list[int]
+    gains: list[float]
+    seconds: float
+
+
+class Planner:
+    """Chooses sizes by expected tokens and expected time.
+
+    Args:
+        max_nodes: most guesses per request.
+
+    Attributes:
+        cost: seconds of a plain step by its rows.
+        attaching: the drafter, if it prepares its guesses in the pass before.
+        pruner: drops guesses inside the pass; None for none.
+        packed: whether only real rows cost, and not the padding of smaller trees.
+        spawns: whether the drafter attaches rows to nodes, so that their number can be chosen.
+    """
+
+    def __init__(self, max_nodes: int, cost: StepCost | None) -> None:
+        self.max_nodes = max_nodes
+        self._cost = cost
+        self.attaching: Drafter | None = None
+        self.pruner: EarlyPruning | None = None
+        self.packed = True
+        self.spawns = False
+        # Seconds of a step beside the time of its rows: with the drafter's work, and without.
+        self._own = self._plain = 0.0
+        self._dearer = 1.0  # a pass with its rows, against a plain one of as many
+        self._usual = 1.0  # a plain pass, against what the curve says of it; that learns more slowly
+        self._timed = 0  # steps that these two are learned from
+        self._groups = GROUPS_FIRST  # nodes of a tree that have rows attached, of late
+        self._prize = PRIZE_FIRST  # tokens that guesses add to a step, less what those would cost otherwise
+        # By batch, spawning nodes of a tree and padding: rows of passes over `batch` nodes and more.
+        self._numbers: dict[tuple[int, int, bool], np.ndarray] = {}
+
+    def bind(self, cost: StepCost, drafter: Drafter | None, pruner: EarlyPruning | None, *, packed: bool) -> None:
+        """Meet the machine and what shares the pass."""
+        self._cost, self.pruner, self.packed = cost, pruner, packed
+        self.attaching = drafter if drafter is not None and drafter.prepares else None
+        self.spawns = self.attaching is not None and self.attaching.rows(8, 1, 1) != self.attaching.rows(8, 1, 8)
+        self._numbers.clear()
+
+    @property
+    def cost(self) -> StepCost:
+        """Seconds of a plain step by its rows."""
+        assert self._cost is not None
+        return self._cost
+
+    def plain(self, batch: int) -> float:
+        """Seconds of a step without guesses."""
+        return float(self.cost.table(batch, batch + 1)[0])
+
+    @property
+    def aside(self) -> float:
+        """Seconds that a step takes longer for the drafter's work, the time of rows left out."""
+        return max(self._own - self._plain, 0.0)
+
+    # ---------------------------------------------------------------- sizes
+
+    def best(self, worth: np.ndarray, *, attached: bool) -> Choice:
+        """The sizes with most tokens a second.
+
+        Args:
+            worth: [B, N], probability that each guess is walked; 0 for roots and padding.
+            attached: whether the drafter's own rows are in the pass.
+        """
+        batch = len(worth)
+        order = np.sort(worth, axis=1)[:, ::-1][:, : self.max_nodes]
+        if batch > 1 and self.packed:
+            return self._shared(order, attached=attached)
+        totals = order.cumsum(1)
+        gain = np.empty(1 + order.shape[1])
+        gain[0] = batch
+        np.add(totals[0] if batch == 1 else totals.sum(0), batch, out=gain[1:])
+        seconds = self.seconds(batch, len(gain), attached=attached)
+        width = int((gain / seconds).argmax())
+        if width == 0:
+            return Choice([0] * batch, [1.0] * batch, float(seconds[0]))
+        sizes = [width] if batch == 1 else (order[:, :width] > 0).sum(1).tolist()
+        return Choice(sizes, (1 + totals[:, width - 1]).tolist(), float(seconds[width]))
+
+    def _shared(self, order: np.ndarray, *, attached: bool) -> Choice:
+        """The best n guesses of the whole batch; order [B, n], falling."""
+        batch = len(order)
+        flat = np.sort(order, axis=None)[::-1]
+        flat = flat[flat > 0]
+        gain = np.empty(len(flat) + 1)
+        gain[0] = 0.0
+        flat.cumsum(out=gain[1:])
+        gain += batch
+        seconds = self.seconds(batch, len(gain), attached=attached)
+        best = int((gain / seconds).argmax())
+        if best == 0:
+            return Choice([0] * batch, [1.0] * batch, float(seconds[0]))
+        least = flat[best - 1]
+        sizes, ties = (order > least).sum(1), (order == least).sum(1)
+        left = best - int(sizes.sum())  # of equals, which binning makes many, the first requests' are taken
+        sizes = sizes + np.clip(left - (ties.cumsum() - ties), 0, ties)
+        totals = np.concatenate([np.zeros((batch, 1)), order.cumsum(1)], 1)
+        return Choice(sizes.tolist(), (1 + totals[np.arange(batch), sizes]).tolist(), float(seconds[best]))
+
+    def seconds(self, batch: int, count: int, *, attached: bool) -> np.ndarray:
+        """Seconds of `count` sizes of step over `batch` trees: roots alone, and then a guess more each.
+
+        A guess more in all where rows are packed, in every tree where they are padded.
+        """
+        attaching = self.attaching if attached else None
+        if attaching is None and self.pruner is None and (self.packed or batch == 1):
+            return self.cost.table(batch, batch + count)
+        groups = max(1, round(self._groups))
+        key = (batch, groups, attached)
+        numbers = self._numbers.get(key)
+        if numbers is None or len(numbers) < count:
+            more = max(count, self.max_nodes + 1)
+            nodes = np.arange(batch, batch + batch * more) if self.packed else batch * np.arange(1, 1 + more)
+            rows = nodes if attaching is None else attaching.rows(nodes, batch, batch * groups)
+            numbers = self._numbers[key] = np.rint(rows).astype(np.int64)
+        numbers = numbers[:count]
+        if self.pruner is not None:
+            numbers = np.rint(self.pruner.rows(numbers)).astype(np.int64)
+        seconds = self.cost.table(0, int(numbers.max()) + 1)[numbers]
+        return seconds if attaching is None else (self._dearer * seconds + self.aside) / self._usual
+
+    # ---------------------------------------------------------------- rows that nodes spawn
+
+    def spawning(self, trees: TokenTree, worth: np.ndarray | None, pace: float) -> int:
+        """How many nodes of each tree are worth rows; the likeliest ends of walks come first.
+
+        Args:
+            trees: to be verified.
+            worth: [B, N], probability that each node is walked; None for roots alone.
+            pace: tokens that the time of a plain step brings.
+        """
+        if worth is None:
+            return self._noted(1)
+        assert self.attaching is not None
+        batch, width = trees.batch, trees.width
+        ends = worth.copy()
+        reached, above = ends[:, 1:].copy(), trees.parents[:, 1:].numpy(force=True).clip(min=0)
+        ends[:, 0] = 1.0
+        np.subtract.at(ends, (np.arange(batch)[:, None], above), reached)
+        ends[:, 1:] = -np.sort(-ends[:, 1:].clip(min=0), axis=1)
+        covered = ends.sum(0).cumsum()  # by groups of a tree, from 1
+        rows = np.rint(self.attaching.rows(batch * width, batch, batch * np.arange(1, width + 1))).astype(np.int64)
+        seconds = self._dearer / self._usual * self.cost.table(0, int(rows[-1]) + 1)[rows]
+        price = batch * pace / self.plain(batch)  # what the time is worth in tokens
+        return self._noted(1 + int((covered * (1 - LEFT) * self._prize - price * seconds).argmax()))
+
+    def _noted(self, count: int) -> int:
+        self._groups += (1 - WORTH) * (count - self._groups)
+        return count
+
+    def prized(self, choice: Choice, pace: float) -> None:
+        """Guesses were weighed: what do they bring, beyond what their own rows cost?"""
+        batch = len(choice.sizes)
+        plain = self.plain(batch)
+        nodes = batch + sum(choice.sizes)
+        extra = float(self.cost.table(nodes, nodes + 1)[0]) / plain - 1
+        brought = max(sum(choice.gains) / batch - 1 - pace * extra, 0.0)
+        self._prize += (1 - WORTH) * (brought - self._prize)
+
+    # ---------------------------------------------------------------- what steps took
+
+    def asked(self, rows: int, whole: float) -> None:
+        """A step of `rows` rows for which a drafter outside the model was asked took `whole` seconds in all."""
+        expected = float(self.cost.table(rows, rows + 1)[0])
+        self._own += (1 - HABIT) * (min(whole, DEAREST * expected) - expected - self._own)
+
+    def attached(self, rows: int, batch: int, spawned: int | None, seconds: float, aside: float) -> None:
+        """A pass over trees of `rows` nodes with the drafter's rows took `seconds`, the rest of the step `aside`."""
+        assert self.attaching is not None
+        all_rows = self.attaching.rows(rows, batch, spawned)
+        if self.pruner is not None:
+            all_rows = self.pruner.rows(all_rows)
+        # The shared curve is of plain rows; what differs here is the drafter's own.
+        expected = float(self.cost.of(all_rows))
+        self._timed += 1
+        share = max(1 - HABIT, 1 / (1 + self._timed))  # the first ones weigh more, as what they correct is a guess
+        self._dearer += share * (min(seconds / expected, DEAREST) - self._dearer)
+        self._own += share * (min(aside, DEAREST * expected) - self._own)
+
+    def bare(self, rows: int, seconds: float, whole: float) -> None:
+        """A step of `rows` rows took `whole` seconds without a drafter, its pass `seconds`."""
+        expected = float(self.cost.table(rows, rows + 1)[0])
+        most = DEAREST * expected
+        if self.attaching is not None:
+            self._usual += (1 - HABIT) * (min(seconds / expected, DEAREST) - self._usual)
+            self._plain += (1 - HABIT) * (min(whole - seconds, most) - self._plain)
+        else:
+            self._plain += (1 - HABIT) * (min(whole, most) - expected - self._plain)

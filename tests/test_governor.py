@@ -1,0 +1,145 @@
+"""The governor judges each request by itself; the planner knows what padding, a drafter's rows and pruning cost."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from drafters_for_tests import RandomTree
+from generate_driver import prompts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zoo import build
+
+from draftree.drafting import Context
+from draftree.engine import Engine, Rules
+from draftree.host import open_host
+from draftree.host.cost import StepCost
+from draftree.pruning import EarlyHead, EarlyPruning
+from draftree.shaping import DynamicTree
+from draftree.shaping.governor import FRUITLESS, REST_FIRST, Governor
+from draftree.tree import TokenTree
+
+
+def context(number: int) -> Context:
+    return Context(number, [3, 4, 5], 2, 1000)
+
+
+def test_one_request_rests_while_another_goes_on() -> None:
+    governor, good, bad = Governor(), context(1), context(2)
+    asked = np.zeros(2, int)
+    for _ in range(200):
+        now = governor.open([good, bad])
+        asked += now
+        for request, ask, gain in zip((good, bad), now, (2.0, 1.0), strict=True):
+            if ask:
+                governor.book(request, gain, 1.5)
+    assert asked[0] == 200
+    assert FRUITLESS <= asked[1] < 15
+
+
+def test_rests_grow_and_the_step_before_the_last_says_so() -> None:
+    """`resting` is told one step ahead, for drafters that have to prepare their guesses."""
+    governor, request = Governor(), context(1)
+    asked, resting = [], []
+    for _ in range(120):
+        (now,) = governor.open([request])
+        if now:
+            governor.book(request, 1.0, 2.0)
+        asked.append(now)
+        resting.append(request.resting)
+    times = [i for i, now in enumerate(asked) if now]
+    assert times[:FRUITLESS] == list(range(FRUITLESS))
+    rests = np.diff(times[FRUITLESS - 1 :]) - 1
+    assert rests.tolist() == [REST_FIRST * 2**i for i in range(len(rests))]
+    assert all(asked[i + 1] == (not resting[i]) for i in range(119))
+
+
+def test_a_new_request_begins_with_what_the_others_found() -> None:
+    governor = Governor()
+    for number in range(3):
+        for _ in range(50):
+            request = context(number)
+            if governor.open([request])[0]:
+                governor.book(request, 1.0, 2.0)
+    asked = 0
+    for _ in range(50):
+        if governor.open([context(9)])[0]:
+            governor.book(context(9), 1.0, 2.0)
+            asked += 1
+    assert asked < FRUITLESS  # it begins within a rest, and one fruitless step more is enough
+    governor.right([9])
+    assert governor.open([context(9)]) == [True]
+    governor.end(context(9))
+    assert 9 not in governor._of
+
+
+def test_in_a_batch_only_those_are_drafted_for_whose_guesses_hold() -> None:
+    """One answer is known to the drafter, the other is not: the known one keeps its speed."""
+    rows = prompts((12, 12), seed=4)
+    plain = Engine(build("llama"), slots=2)
+    wanted = [plain.add(row, Rules(max_new_tokens=150)) for row in rows]
+    plain.run()
+    drafter = RandomTree({tuple(rows[0]): wanted[0].tokens}, seed=1)
+    shape = DynamicTree(cost=StepCost((1, 2, 4, 64), (1.0, 1.05, 1.2, 9.0)))
+    engine = Engine(build("llama"), slots=2, drafter=drafter, shape=shape)
+    requests = [engine.add(row, Rules(max_new_tokens=150)) for row in rows]
+    engine.run()
+    assert [r.tokens for r in requests] == [r.tokens for r in wanted]
+    known, unknown = (r.stats for r in requests)
+    assert known.acceptance_length > 1.4
+    assert unknown.drafted / unknown.steps < 0.5 * known.drafted / known.steps
+
+
+probability = st.sampled_from([0.9, 0.6, 0.6, 0.3, 0.05, 0.0])
+rises = st.lists(st.floats(0.0, 0.5), min_size=15, max_size=15)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(probability, min_size=4, max_size=4), min_size=2, max_size=3), rises)
+def test_with_padding_the_choice_is_the_best_of_all(guesses: list[list[float]], steps: list[float]) -> None:
+    cost = StepCost(range(1, 17), 1 + np.concatenate([[0.0], np.cumsum(steps)]))
+    worth = np.array([[0.0, *row] for row in guesses])
+    batch = len(worth)
+    shape = DynamicTree()
+    shape.bind(cost, packed=False)
+    chosen = shape.choose(worth)
+
+    def rate(sizes: tuple[int, ...]) -> float:
+        gain = sum(np.sort(row)[::-1][:n].sum() for row, n in zip(worth, sizes, strict=True))
+        return float((batch + gain) / cost.of(batch * (1 + max(sizes))))
+
+    best = max(rate(sizes) for sizes in itertools.product(range(5), repeat=batch))
+    assert rate(tuple(chosen)) == pytest.approx(best, rel=1e-9)
+
+
+def test_trees_grow_where_most_of_them_leaves_on_the_way() -> None:
+    cost = StepCost((1, 64), (1.0, 8.0))
+    early = EarlyPruning(EarlyHead.fresh(build("llama"), layer=1), always=True)
+    early.bind(open_host(build("llama")), cost)
+    worth = np.array([[0.0, 0.6, 0.3, 0.16, 0.12, 0.1, 0.09]])
+    plain, pruned = DynamicTree(), DynamicTree()
+    plain.bind(cost)
+    pruned.bind(cost, None, early)
+    every = torch.ones(1, 32, dtype=torch.bool)
+    few = every.clone()
+    few[0, 4:] = False
+    for _ in range(100):
+        early.note(few, every, 1e-6, 32)
+    assert pruned.choose(worth)[0] > plain.choose(worth)[0]
+    assert pruned.planner.seconds(1, 7, attached=False)[6] < plain.planner.seconds(1, 7, attached=False)[6]
+
+
+def test_trees_that_were_cut_stay_the_requests_own() -> None:
+    """Padded or packed, each request's guesses are its own best ones."""
+    trees = TokenTree.stack(
+        [TokenTree.from_paths(5, [[6, 7], [8]], [[-0.1, -0.1], [-0.2]]), TokenTree.from_paths(5, [[9]], [[-3.0]])]
+    )
+    for packed in (True, False):
+        shape = DynamicTree()
+        shape.bind(StepCost((1, 2, 4, 5, 64), (1.0, 1.01, 1.02, 3.0, 90.0)), packed=packed)
+        found = shape.trim([context(1), context(2)], trees)
+        assert found.tokens[0, :2].tolist() == [5, 6]
+        assert found.sizes == ((3, 1) if packed else (2, 2))
