@@ -101,7 +101,8 @@ def drafters(references: References, *, in_model: bool = True) -> dict[str, Call
         "lookahead-prompt": trie(sources="prompt"),
         "lookahead-output": trie(sources="output"),
         "prompt-lookup": lambda: PromptLookup(6),
-        "draft-model": lambda: DraftModel(noisy("llama"), depth=4, branching=3, confidence=0),
+        "draft-model": lambda: DraftModel(noisy("llama"), depth=4, branching=3, beam=3, confidence=0),
+        "draft-model-ahead": lambda: DraftModel(noisy("llama"), depth=4, branching=2, beam=1, confidence=0),
     }
     if in_model:
         made["in-model"] = lambda: InModel(references, seed=2)

@@ -28,16 +28,24 @@ class Watched(DraftModel):
     def __init__(self, model: Any, **options: Any) -> None:
         super().__init__(model, **options)
         self.drafted: list[tuple[list[int], TokenTree]] = []
-        self.passes = self.rows = 0
-        run = self._small.host.run
+        self.passes = self.rows = self.runs = 0
+        run, run_ahead = self._small.host.run, self._small.host.run_ahead
 
         def counting(plan: Plan, *arguments: Any) -> Any:
             self.passes += 1
             self.rows += plan.tokens.numel()
             return run(plan, *arguments)
 
+        def counting_ahead(*arguments: Any) -> Any:
+            course = run_ahead(*arguments)
+            if course is not None:
+                self.runs += 1
+                self.rows += course.tokens[:, :, 0].size
+            return course
+
         self._small.host = copy.copy(self._small.host)  # hosts are shared by all who open the model
         self._small.host.run = counting  # type: ignore[method-assign]
+        self._small.host.run_ahead = counting_ahead  # type: ignore[method-assign]
 
     def bind(self, target: Any, **hints: Any) -> None:
         small = self._small
@@ -57,13 +65,14 @@ def path_logp(model: Any, text: Sequence[int], path: Sequence[int]) -> float:
     return sum(float(logp[len(text) - 1 + i, token]) for i, token in enumerate(path))
 
 
+@pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("host", ["loop", "hooked"])
 @pytest.mark.parametrize("name", EVERY_FAMILY)
-def test_guesses_have_the_probabilities_of_the_small_model(name: str, host: str) -> None:
+def test_guesses_have_the_probabilities_of_the_small_model(name: str, host: str, beam: int) -> None:
     """In a ragged batch, behind texts partly guessed and partly not, with requests that join and leave."""
     if host == "loop" and name not in ("llama", "mistral"):
         pytest.skip("the loop host does not drive it")
-    drafter = Watched(noisy(name), depth=4, branching=3, beam=3, confidence=0, host=host)
+    drafter = Watched(noisy(name), depth=4, branching=3, beam=beam, confidence=0, host=host)
     engine = Engine(build(name), drafter=drafter, shape=Fixed(9), slots=3)
     made = [engine.add(p, Rules(max_new_tokens=6 + 3 * i)) for i, p in enumerate(prompts((5, 40, 9, 30, 1)))]
     engine.run()
@@ -79,27 +88,31 @@ def test_guesses_have_the_probabilities_of_the_small_model(name: str, host: str)
             assert float(tree.logp[0, node]) == pytest.approx(logp, abs=tolerance)
             checked += 1
     assert checked > 30
+    assert (drafter.runs > 0) == (beam == 1 and host == "loop")
 
 
+@pytest.mark.parametrize("beam", [1, 2])
 @pytest.mark.parametrize("branching", [1, 3])
-def test_a_model_that_drafts_for_itself_is_always_right(branching: int) -> None:
+def test_a_model_that_drafts_for_itself_is_always_right(branching: int, beam: int) -> None:
     """Every step emits as many tokens as the tree is deep and one, and every token is read once."""
     rows = prompts((19,))
     wanted = hf(build("llama"), torch.tensor(rows))
-    drafter = Watched(copy.deepcopy(build("llama")), depth=4, branching=branching, beam=1, confidence=0)
+    drafter = Watched(copy.deepcopy(build("llama")), depth=4, branching=branching, beam=beam, confidence=0)
     with pytest.warns(UserWarning, match="no smaller"):
-        out = generate(
-            build("llama"), torch.tensor(rows), drafter=drafter, shape=Fixed(4 * branching), max_new_tokens=NEW
-        )
+        out = generate(build("llama"), torch.tensor(rows), drafter=drafter, shape=Fixed(64), max_new_tokens=NEW)
     same(out.sequences, wanted)
     emitted = wanted.shape[1] - 19
     total = out.stats.total
     assert total.steps == math.ceil(emitted / 5)
     if branching == 1:
-        assert total.accepted == total.drafted == drafter.passes
-    assert drafter.passes <= 4 * total.steps
-    # Prompt and answer, less the last node and the token behind it; what the last step read ahead is in vain.
-    assert 19 + emitted - 2 <= drafter.rows <= 19 + emitted + 4
+        assert total.accepted == total.drafted
+    if beam == 1:
+        assert (drafter.passes, drafter.runs) == (1, total.steps)  # the prompt but its end, then a call a step
+    else:
+        assert drafter.passes <= 4 * total.steps
+    if beam == 1 or branching == 1:
+        # Prompt and answer, less the last node and the token behind it; what the last step read ahead is in vain.
+        assert 19 + emitted - 2 <= drafter.rows <= 19 + emitted + 4
 
 
 def test_what_was_accepted_is_not_read_again() -> None:
@@ -167,12 +180,42 @@ def test_confidence_stops_the_growth() -> None:
     never = drafted(DraftModel(model, branching=1, confidence=0), text)
     assert never.height == 8
     assert never.logp[0, -1] < math.log(0.2)
-    doubtful = drafted(DraftModel(model, confidence=0.2), text)
+    doubtful = drafted(DraftModel(model, beam=4, confidence=0.2), text)
     assert 1 < doubtful.height < 8
     inner = {int(p) for p in doubtful.parents[0] if p > 0}
     by_depth = [sum(math.exp(doubtful.logp[0, n]) for n in inner if doubtful.depth[0, n] == d) for d in (1, 2)]
     assert all(mass == 0 or mass > 0.2 for mass in by_depth)
     assert drafted(DraftModel(model, confidence=1), text).height == 1
+
+
+@pytest.mark.parametrize("confidence", [0, 0.05])
+def test_one_call_or_many_make_the_same_trees(confidence: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host runs ahead in one call, the tree is that of a pass for each depth with a beam of one."""
+    rows = prompts((12, 30, 1))
+    trees = []
+    for run in (True, False):
+        drafter = Watched(noisy("llama"), depth=5, branching=3, beam=1, confidence=confidence)
+        drafter._small.runs_ahead = run
+        contexts = [Context(i, list(row), len(row), 50 - 47 * (i == 1)) for i, row in enumerate(rows)]
+        for context in contexts:
+            drafter.begin(context)
+        made = [drafter.draft(contexts, [64, 64, 64])]
+        for context, token in zip(contexts, (0, 9, 5), strict=True):
+            first = made[0].tokens[0, 1 : int(made[0].sizes[0])].tolist() if context.id == 0 else []
+            context.tokens += [*first[:1], token]
+        made.append(drafter.draft(contexts, [64, 0, 64]))
+        assert (drafter.runs == 2) == run
+        trees.append(made)
+    for one, many in zip(*trees, strict=True):
+        for b in range(3):
+            paths = [
+                {tuple(tree.path(b, node)): float(tree.logp[b, node]) for node in range(1, tree.sizes[b])}
+                for tree in (one, many)
+            ]
+            # A run goes on until all requests' paths are too unlikely, so it may say more.
+            assert paths[0].keys() >= paths[1].keys()
+            assert confidence or paths[0].keys() == paths[1].keys()
+            assert all(paths[0][path] == pytest.approx(logp, abs=1e-4) for path, logp in paths[1].items())
 
 
 def test_nothing_is_guessed_behind_an_eos() -> None:

@@ -23,11 +23,14 @@ from draftree.drafting.base import Context, Drafter, Step
 from draftree.drafting.in_model import best_on_host
 from draftree.drafting.small_model import SmallModel
 from draftree.host import Host, Target, open_host
+from draftree.host.ahead import Course
 from draftree.tree import TokenTree
 
 PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one, before both were timed
+BEAM = 4  # nodes of a depth that are read, where a pass for each depth is needed
 WORTH = 2.0  # guesses have to promise this many tokens for the time of a step that they take
-SHORT = 8  # rows of a pass that is timed; prompts take longer
+SHORT = 16  # rows of a pass or run that is timed; prompts take longer
+LEAST = 1e-30  # probability that every path has
 HABIT = 0.95  # weight of the past in both times
 LONGEST = 4.0  # times the usual, as a single pass or step counts
 
@@ -39,7 +42,9 @@ class DraftModel(Drafter):
         model: a Hugging Face causal language model, as loaded; on any device, of any type.
         depth: most tokens ahead.
         branching: most tokens tried behind each node; 1 drafts a chain.
-        beam: most nodes of a depth that the small model reads, all of them in one pass.
+        beam: most nodes of a depth that the small model reads, all of them in one pass; 1 follows the likeliest path
+            alone, with what else was likely beside it. None: 1 where the host can follow it in one call
+            (`Host.run_ahead`; a float32 model on a CPU), else 4.
         confidence: stop where the paths to be read next have less than this probability together; None: where a
             pass over them takes longer than their guesses are worth, both models' times being measured as they run.
         host: how the small model is driven: "auto", "loop" or "hooked".
@@ -56,12 +61,12 @@ class DraftModel(Drafter):
         *,
         depth: int = 8,
         branching: int = 4,
-        beam: int = 4,
+        beam: int | None = None,
         confidence: float | None = None,
         host: str = "auto",
     ) -> None:
         for option, value in (("depth", depth), ("branching", branching), ("beam", beam)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"{option} is {value}: give at least 1.")
         if confidence is not None and not 0 <= confidence <= 1:
             raise ValueError(f"confidence is {confidence}: give a probability from 0 (never stop) to 1, or None.")
@@ -180,15 +185,18 @@ class DraftModel(Drafter):
         for request, budget in zip(requests, budgets, strict=True):
             reach = min(self.depth, request.room - 1, limit - len(request.tokens) + 1)
             reaches.append(int(reach) if budget > 0 and reach > 0 else 0)
-        growths = [_Growth(budget, self.branching, self.beam) for budget in budgets]
+        width = self.beam or (1 if self._small.runs_ahead else BEAM)
+        growths = [_Growth(budget, self.branching, width) for budget in budgets]
         if any(reaches):
             ids = [request.id for request in requests]
             texts = [request.tokens if reach else None for request, reach in zip(requests, reaches, strict=True)]
+            if width == 1 and self._run_ahead(growths, ids, texts, reaches):
+                return self._trees(growths, requests)
             begin = time.perf_counter()
             logits = self._small.read(ids, texts)
             frontiers: list[list[int]] = [[-1] if reach else [] for reach in reaches]
             self._offer(growths, frontiers, logits[:, None])
-            if self._small.last_width <= SHORT:
+            if self._small.last_rows <= SHORT:
                 self._clock(begin)
             for depth in range(1, max(reaches)):
                 frontiers = [
@@ -202,10 +210,33 @@ class DraftModel(Drafter):
                 logits = self._small.grow(ids, [n[0] for n in nodes], [n[1] for n in nodes], depth)
                 self._offer(growths, frontiers, logits)
                 self._clock(begin)
+        return self._trees(growths, requests)
+
+    def _trees(self, growths: Sequence[_Growth], requests: Sequence[Context]) -> list[TokenTree]:
         return [growth.tree(request.tokens[-1], self.source) for growth, request in zip(growths, requests, strict=True)]
 
-    def _clock(self, begin: float) -> None:
-        self._pass_seconds = _smooth(self._pass_seconds, time.perf_counter() - begin)
+    def _run_ahead(
+        self,
+        growths: Sequence[_Growth],
+        ids: Sequence[int],
+        texts: Sequence[Sequence[int] | None],
+        reaches: Sequence[int],
+    ) -> bool:
+        """Grow all trees in one call: the likeliest path, and what else was likely along it; False where none can."""
+        begin = time.perf_counter()
+        best = min(self.branching, self._small.host.target.vocab_size)
+        least = math.log(max(self._least(), LEAST))
+        courses = self._small.ahead(ids, texts, reaches, best, least, tuple(self._eos))
+        if courses is None:
+            return False
+        for growth, course in zip(growths, courses, strict=True):
+            growth.follow(course, self._eos)
+        if self._small.last_rows <= SHORT:
+            self._clock(begin, self._small.last_rows)
+        return True
+
+    def _clock(self, begin: float, passes: int = 1) -> None:
+        self._pass_seconds = _smooth(self._pass_seconds, (time.perf_counter() - begin) / passes)
 
     def _least(self) -> float:
         """Probability that paths must have together, to be read on."""
@@ -238,6 +269,16 @@ class _Growth:
         self.tokens += tokens
         self.parents += [above] * len(tokens)
         self.logp += [base + value for value in logp]
+
+    def follow(self, course: Course, ends: frozenset[int]) -> None:
+        """Candidates along one path, as far as it goes on."""
+        above = -1
+        for tokens, logp in zip(course.tokens.tolist(), course.logp.tolist(), strict=True):
+            if above >= 0 and self.tokens[above] in ends:
+                break
+            here = len(self.tokens)
+            self.offer(above, tokens, logp)
+            above = here
 
     def frontier(self, least: float, ends: frozenset[int]) -> list[int]:
         """Nodes of the last depth worth reading: their children can be among the best, and they promise enough."""

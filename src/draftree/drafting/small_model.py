@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from draftree.host import Host
+from draftree.host.ahead import Course
 from draftree.host.plan import PassResult, Plan
 
 CHUNK = 512  # rows of a pass over prompts
 CLOSE = 16  # requests that differ by fewer unread tokens are caught up in one pass
+FEW = 4  # tokens that are read one by one when running ahead
 
 
 @dataclass(slots=True)
@@ -60,12 +62,14 @@ class SmallModel:
         host: drives the small model.
 
     Attributes:
-        last_width: rows per request of the last pass.
+        last_rows: rows per request of the last call.
+        runs_ahead: whether `ahead` has anything to give; found out in the first call.
     """
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.last_width = 0
+        self.last_rows = 0
+        self.runs_ahead = type(host).run_ahead is not Host.run_ahead  # until it says that it cannot
         self._cache = host.new_cache(1)
         self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
         self._read: dict[int, Branches] = {}
@@ -110,6 +114,73 @@ class SmallModel:
             logits [B, V] behind the newest token of each; of no meaning for those left out.
         """
         first = self.first_slot(requests)
+        unread = self._settle(first, requests, texts)
+        while (longest := max(map(len, unread))) > CLOSE and (len(unread) > 1 or longest > CHUNK):
+            unread = self._read_all_but_last(first, requests, unread)
+        ends = [max(len(tokens), 1) - 1 for tokens in unread]
+        begin = min(ends)
+        logits = self._read_certain(first, requests, unread, begin).logits
+        if len(ends) == 1:
+            return logits[:, -1]
+        rows = torch.tensor([end - begin for end in ends], device=logits.device)
+        return logits[torch.arange(len(ends), device=logits.device), rows]
+
+    def ahead(
+        self,
+        requests: Sequence[int],
+        texts: Sequence[Sequence[int] | None],
+        reaches: Sequence[int],
+        best: int,
+        least: float,
+        ends: Sequence[int],
+    ) -> list[Course] | None:
+        """Read the texts and go on by the best tokens, all in one call.
+
+        Args:
+            requests, texts: as of `read`.
+            reaches: how many tokens ahead to look, for each request.
+            best: tokens told of each place.
+            least: log-probability of a path under which it is not followed.
+            ends: tokens behind which it is not.
+
+        Returns:
+            for each request what may come 1, 2, .. tokens ahead, the first of each on its path; None where the host
+            has no such call, and nothing is read.
+        """
+        if not self.runs_ahead:
+            return None
+        first = self.first_slot(requests)
+        unread = self._settle(first, requests, texts)
+        self.last_rows = 0
+        while max(map(len, unread)) > FEW:
+            unread = self._read_all_but_last(first, requests, unread)
+        width = max(len(own) + reach - 1 for own, reach in zip(unread, reaches, strict=True))
+        given = np.full((len(unread), width), -1, dtype=np.int64)
+        for row, own in zip(given, unread, strict=True):
+            row[: len(own)] = own
+        held = [self._read[request] for request in requests]
+        places, taking_part = [read.certain for read in held], [text is not None for text in texts]
+        course = self.host.run_ahead(self._cache, first, places, given, best, least, ends, taking_part)
+        if course is None:
+            self.runs_ahead = False
+            return None
+        made = len(course.tokens)
+        for slot, (read, own) in enumerate(zip(held, unread, strict=True), first):
+            if own:
+                self._cache.keep(slot, read.certain, list(range(made)))
+                read.certain += len(own)
+                read.tokens = course.tokens[len(own) - 1 : made - 1, slot - first, 0].tolist()
+                read.parents = list(range(-1, len(read.tokens) - 1))
+                read.seen = [np.ones(i + 1, dtype=bool) for i in range(len(read.tokens))]
+        self.last_rows += made
+        begins = [max(len(own), 1) - 1 for own in unread]
+        return [
+            Course(course.tokens[begin : begin + reach, b], course.logp[begin : begin + reach, b])
+            for b, (begin, reach) in enumerate(zip(begins, reaches, strict=True))
+        ]
+
+    def _settle(self, first: int, requests: Sequence[int], texts: Sequence[Sequence[int] | None]) -> list[list[int]]:
+        """Keep what was read of the texts, drop what was not said; return what is unread of each."""
         unread: list[list[int]] = []
         for slot, (request, text) in enumerate(zip(requests, texts, strict=True), first):
             read = self._read[request]
@@ -121,17 +192,15 @@ class SmallModel:
             self._cache.keep(slot, min(read.certain, len(text) - 1), path)
             read = self._read[request] = Branches(self._cache.lengths[slot])
             unread.append(list(text[read.certain :]))
-        while (longest := max(map(len, unread))) > CLOSE and (len(unread) > 1 or longest > CHUNK):
-            parts = [tokens[:-1][:CHUNK] for tokens in unread]
-            self._read_certain(first, requests, parts, len(parts[0]))
-            unread = [tokens[len(part) :] for tokens, part in zip(unread, parts, strict=True)]
-        ends = [max(len(tokens), 1) - 1 for tokens in unread]
-        begin = min(ends)
-        logits = self._read_certain(first, requests, unread, begin).logits
-        if len(ends) == 1:
-            return logits[:, -1]
-        rows = torch.tensor([end - begin for end in ends], device=logits.device)
-        return logits[torch.arange(len(ends), device=logits.device), rows]
+        return unread
+
+    def _read_all_but_last(
+        self, first: int, requests: Sequence[int], unread: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """One pass over at most `CHUNK` tokens of each; return what is left, the last one in any case."""
+        parts = [tokens[:-1][:CHUNK] for tokens in unread]
+        self._read_certain(first, requests, parts, CHUNK)
+        return [list(tokens[len(part) :]) for tokens, part in zip(unread, parts, strict=True)]
 
     def _read_certain(
         self, first: int, requests: Sequence[int], tokens: Sequence[Sequence[int]], logits_from: int
@@ -188,7 +257,7 @@ class SmallModel:
         return result.logits
 
     def _pass(self, first: int, ids: np.ndarray, positions: np.ndarray, visible: np.ndarray, begin: int) -> PassResult:
-        self.last_width = ids.shape[1]
+        self.last_rows = ids.shape[1]
         device, limit = self.host.target.device, self.host.target.max_positions
         if limit is not None:  # rows that only fill up may lie beyond
             positions = positions.clip(max=limit - 1)
