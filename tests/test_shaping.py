@@ -22,6 +22,7 @@ from draftree.host import open_host
 from draftree.host.cost import StepCost, cached_cost, measure_cost
 from draftree.shaping import DynamicTree, Fixed
 from draftree.shaping.calibration import Calibration
+from draftree.shaping.cost_line import CostLine
 from draftree.tree import TokenTree
 
 FLAT = StepCost((1, 64), (1.0, 1.001))
@@ -59,6 +60,28 @@ def test_a_batch_shares_rows_by_worth() -> None:
     worth = np.array([[0, 0.9, 0.8, 0.7, 0.6], [0, 0.1, 0.05, 0.01, 0.01], [0, 0.75, 0.2, 0.1, 0]])
     cost = StepCost((3, 8, 9), (1.0, 1.1, 9.0))
     assert DynamicTree(cost=cost).choose(worth) == [4, 0, 1]
+
+
+@pytest.mark.parametrize("acceptance", ["by-rank", "product"])
+@pytest.mark.parametrize("cost", ["line", "measured"])
+def test_the_papers_models_size_trees_too(acceptance: str, cost: str) -> None:
+    """Against the same text, with what they learned kept from one engine to the next."""
+    truth = answer(60)
+    shape = DynamicTree(cost=cost, acceptance=acceptance)
+    drafter = RandomTree({tuple(PROMPTS[0]): truth}, seed=1)
+    requests = [run(drafter, shape, 60) for _ in range(3)]
+    assert all(request.tokens == truth for request in requests)
+    assert max(request.stats.drafted for request in requests) > 0
+    assert isinstance(shape.planner.cost, CostLine) == (cost == "line")
+    held = shape.planner.cost
+    shape.bind(FLAT)
+    assert (shape.planner.cost is held) == (cost == "line")
+
+
+@pytest.mark.parametrize("options", [{"cost": "cheap"}, {"acceptance": "sure"}, {"max_nodes": 0}])
+def test_bad_options(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        DynamicTree(**options)
 
 
 def test_equals_do_not_come_all_at_once() -> None:

@@ -20,31 +20,45 @@ from draftree.drafting.base import Context, Drafter
 from draftree.host.cost import StepCost
 from draftree.pruning.early import EarlyPruning
 from draftree.shaping.base import Shape
+from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
+from draftree.shaping.cost_line import CostLine
 from draftree.shaping.governor import REST_LAST, Governor
 from draftree.shaping.planner import Choice, Planner
 from draftree.tree import TokenTree
 
+COSTS = ("measured", "line")
+ACCEPTANCES = ("calibrated", "by-rank", "product")
 RECENT = 0.98  # how fast the largest tree of late fades, per step
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 
 
 class DynamicTree(Shape):
-    """Sizes every step's trees by calibrated path probabilities and the measured cost of a step.
+    """Sizes every step's trees by expected tokens and the cost of a step.
 
     Args:
         max_nodes: most guesses per request.
-        cost: what a step costs; by default the engine's own measurement.
+        cost: what a step costs: "measured", the engine's own measurement, kept true by the steps themselves; "line", the
+            paper's straight line through their times; or a `StepCost` that is taken as it is.
+        acceptance: how likely guesses are: "calibrated", by how often such of the drafter's own probabilities held;
+            "by-rank", by depth, rank and whether the parent lies on the best path; "product", the paper's product of
+            each depth's shares.
     """
 
-    def __init__(self, max_nodes: int = 64, cost: StepCost | None = None) -> None:
+    def __init__(self, max_nodes: int = 64, cost: StepCost | str = "measured", acceptance: str = "calibrated") -> None:
         if max_nodes < 1:
             raise ValueError(f"max_nodes is {max_nodes}: give 1 or more, or use no drafter at all.")
+        if isinstance(cost, str) and cost not in COSTS:
+            raise ValueError(f"cost is {cost!r}: choose {' or '.join(COSTS)}, or give a StepCost.")
+        if acceptance not in ACCEPTANCES:
+            raise ValueError(f"acceptance is {acceptance!r}: choose {', '.join(ACCEPTANCES)}.")
         self.max_nodes = max_nodes
-        self.calibration = Calibration()
+        self.calibration: Calibration | ByRank
+        self.calibration = Calibration() if acceptance == "calibrated" else ByRank(conditional=acceptance == "by-rank")
         self.governor = Governor()
-        self.planner = Planner(max_nodes, cost)
-        self._own_cost = cost
+        self._own_cost = None if isinstance(cost, str) else cost
+        self._line = cost == "line"
+        self.planner = Planner(max_nodes, self._own_cost)
         self._recent = float(max_nodes)  # most guesses verified of late, fading
         self._asking = False  # whether the drafter is asked in the coming step
         self._asked: list[bool] = []  # of the coming step's requests; empty for all
@@ -61,6 +75,9 @@ class DynamicTree(Shape):
         packed: bool = True,
     ) -> None:
         """See `Shape.bind`."""
+        if self._line:
+            held = self.planner.known  # what was learned lasts from one engine to the next
+            cost = held if isinstance(held, CostLine) else CostLine(cost)
         self.planner.bind(self._own_cost or cost, drafter, pruner, packed=packed)
         # To prepare guesses after a rest costs a pass with rows, not only a look at what is known.
         self.governor.longest = REST_LAST if self.planner.attaching is None else 2 * REST_LAST
@@ -83,6 +100,8 @@ class DynamicTree(Shape):
         sizes = [0] * trees.batch
         worth = None
         if trees.width > 1:
+            if isinstance(self.calibration, ByRank):
+                trees = self.calibration.weighed(trees)
             self.calibration.remember(requests, trees, always=self.governor.losing)
             worth = self.calibration.worth(trees, requests)
             sizes = self._weigh(requests, worth)

@@ -80,6 +80,11 @@ class Planner:
         self._numbers.clear()
 
     @property
+    def known(self) -> StepCost | None:
+        """The cost met last; None before any."""
+        return self._cost
+
+    @property
     def cost(self) -> StepCost:
         """Seconds of a plain step by its rows."""
         assert self._cost is not None
