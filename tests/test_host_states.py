@@ -129,3 +129,10 @@ def test_a_model_that_can_no_longer_be_driven_is_refused() -> None:
     open_host(model)
     with pytest.raises(ValueError, match="meta device"):
         open_host(model.to("meta"))
+
+
+def test_auto_takes_the_host_that_is_open_already() -> None:
+    """A loop host may hold a copy of the weights: one is enough."""
+    model = copy.deepcopy(build("llama"))
+    host = open_host(model, "loop")
+    assert open_host(model, "auto") is host

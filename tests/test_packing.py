@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 
 import pytest
@@ -17,7 +18,7 @@ from draftree.drafting.folder import model_hash
 from draftree.engine.generate import generate
 from draftree.host import open_host, pack_weights, product, unpack_weights
 from draftree.host.compiled import load_library
-from draftree.host.panels import Packed, PackedLinear
+from draftree.host.panels import HUGE_PAGE, Packed, PackedLinear, from_panels, to_panels
 
 FAMILIES = ("llama", "llama-tied", "mistral", "qwen2", "qwen3")
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
@@ -60,7 +61,7 @@ def test_the_loop_host_has_no_copy_of_its_own(name):
 
 
 def test_one_copy_of_the_weights_is_alive(demo):
-    model = inflate(demo.model, shape=Size(512, 16, 8, 8, 64, 1024, 4096))
+    model = inflate(demo.model, shape=Size(208, 16, 8, 8, 64, 1024, 4096))
     stock = [weakref.ref(p) for p in model.parameters() if p.dim() == 2]
     weights = sum(p.nbytes for p in model.parameters())
     pack_weights(model)
@@ -146,6 +147,17 @@ def test_heads_that_end_within_a_panel_are_packed_apart():
     assert torch.equal(
         generate(model, ids, host="loop", max_new_tokens=12).sequences, hf(stock, ids, max_new_tokens=12)
     )
+
+
+def test_large_panels_begin_at_a_large_page():
+    """And hold the same numbers as small ones."""
+    weight = torch.randn(2000, 1024)
+    panels = to_panels(weight)
+    assert torch.equal(from_panels(panels, 2000), weight)
+    assert panels.is_contiguous()
+    if sys.platform == "linux":
+        assert panels.data_ptr() % HUGE_PAGE == 0
+    assert to_panels(weight[:100]).untyped_storage().nbytes() == 112 * 1024 * 4, "no memory is spent on small ones"
 
 
 def test_what_lies_apart_is_copied():

@@ -39,7 +39,8 @@ def open_host(model: Any, choice: str | Host = "auto") -> Host:
     if choice not in ("auto", "loop", "hooked"):
         raise ValueError(f"host is {choice!r}: choose 'auto', 'loop' or 'hooked'.")
     if not isinstance(model, nn.Module):
-        return _open(model, choice)  # says what is wrong with it
+        target = inspect_model(model)  # says what is wrong with it
+        return _open(target, _resolved(choice, target))
     with _opening:
         known, held = _hosts.get(model, (None, {}))
         lock = held["hooked"].lock if "hooked" in held else nullcontext()
@@ -47,19 +48,24 @@ def open_host(model: Any, choice: str | Host = "auto") -> Host:
             state = _state_of(model)
         if known == state and choice in held:
             return held[choice]
-        host = _open(model, choice)
+        target = inspect_model(model)
         if known != state:
             held = {}
             _hosts[model] = state, held
-        held[choice] = held[host.name] = host
-        return host
+        name = _resolved(choice, target)
+        if name not in held:
+            held[name] = _open(target, name)
+        held[choice] = held[name]
+        return held[name]
 
 
-def _open(model: Any, choice: str) -> Host:
-    target = inspect_model(model)
-    if choice == "auto":
-        choice = "loop" if LoopHost.qualifies(target) else "hooked"
-    host = LoopHost(target) if choice == "loop" else HookedHost(target)
+def _resolved(choice: str, target: Target) -> str:
+    """The name of a host, for one or for "auto"."""
+    return choice if choice != "auto" else "loop" if LoopHost.qualifies(target) else "hooked"
+
+
+def _open(target: Target, name: str) -> Host:
+    host = LoopHost(target) if name == "loop" else HookedHost(target)
     if target.model_type not in TESTED_FAMILIES:
         check_trees(host)
     return host
