@@ -133,6 +133,6 @@ def test_a_model_that_can_no_longer_be_driven_is_refused() -> None:
 
 def test_auto_takes_the_host_that_is_open_already() -> None:
     """A loop host may hold a copy of the weights: one is enough."""
-    model = copy.deepcopy(build("llama"))
+    model = copy.deepcopy(zoo.build("llama"))
     host = open_host(model, "loop")
     assert open_host(model, "auto") is host

@@ -15,7 +15,7 @@ from torch import nn
 from draftree.host.compiled import load_library
 from draftree.host.layer import Parts
 from draftree.host.loop import LoopHost
-from draftree.host.panels import LANES, PackedLinear, to_panels
+from draftree.host.panels import LANES, PackedLinear, side_by_side, to_panels
 from draftree.host.target import inspect_model
 
 
@@ -71,7 +71,7 @@ def _replace(parent: nn.Module, linears: Sequence[Any]) -> None:
         for linear in linears:
             _replace(parent, [linear])
         return
-    panels = to_panels(torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight)
+    panels = to_panels(side_by_side(linears))
     counts = [-(-linear.out_features // LANES) for linear in linears]
     for linear, own in zip(linears, panels.split(counts), strict=True):
         packed = PackedLinear(own, linear.out_features, linear.bias).train(linear.training)
