@@ -76,7 +76,7 @@ class Packed:
 
 
 def side_by_side(linears: Sequence[Any]) -> Tensor:
-    """Weights [outputs of all, inputs]; of a single linear its own, not a copy, which would leave a hole in the heap."""
+    """Weights [outputs of all, inputs]; a single linear's own, as a copy would leave a hole in the heap."""
     weights = [m.weight.detach() for m in linears]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
