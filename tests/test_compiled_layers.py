@@ -19,7 +19,7 @@ from draftree.host.panels import Packed
 from draftree.host.plan import PassResult, Plan, Segment, Surgery
 from draftree.host.target import inspect_model
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 LIBRARY_BUILT = load_library()
 ONE = torch.ones(1, 1, 1, dtype=torch.bool)
 pytestmark = pytest.mark.skipif(LIBRARY_BUILT is None, reason="not built: python hatch_build.py")

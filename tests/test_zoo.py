@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from draftree.host.base import Host
 from draftree.host.families import TESTED_FAMILIES, Family, ViewsFinalRows
-from draftree.host.loop import SHAPED_LIKE_LLAMA
+from draftree.host.parts import FAMILIES
 from draftree.host.plan import Surgery
 from draftree.host.target import inspect_model
 
@@ -327,10 +327,10 @@ def test_zoo(member: str, name: str) -> None:
         assert error <= TOLERANCE, f"{host.name} host: {error:.1e}"
 
 
-def test_every_llama_shaped_member_has_both_hosts() -> None:
+def test_every_member_of_a_known_shape_has_both_hosts() -> None:
     for member in zoo.CAUSAL:
         hosts = [host.name for host in hosts_for(zoo.build(member.id))]
-        assert hosts == ["hooked"] + ["loop"] * (member.model_type in SHAPED_LIKE_LLAMA)
+        assert hosts == ["hooked"] + ["loop"] * (member.model_type in FAMILIES)
 
 
 def test_zoo_is_what_the_library_calls_tested() -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.host.layer import Angles, Norm, Parts
+from draftree.host.layer import Angles
 from draftree.host.panels import LANES, Matrix, Packed
+from draftree.host.parts import Norm, Parts
 from draftree.host.plan import Segment
 
 LIBRARY = Path(__file__).with_name("_layer.so")
@@ -90,7 +91,7 @@ class CompiledLayer:
             *(None if norm is None else norm.weight.data_ptr() for norm in norms),
             *(0.0 if norm is None else norm.epsilon for norm in norms[:3]),
             *(hidden, kv, groups, dim),
-            float(parts.attention.scaling),
+            parts.scaling,
         )
         queries = kv * groups * dim
         self.scratch = hidden + max(matrices[0].outputs + queries, 2 * matrices[2].outputs)  # floats a row

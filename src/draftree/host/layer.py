@@ -1,4 +1,4 @@
-"""A llama-shaped decoder layer in two halves, before and after its attention, in tensor operations.
+"""A decoder layer in two halves, before and after its attention, in tensor operations.
 
 Any device and dtype. `compiled` has the same halves as one C call each, for float32 on a CPU.
 """
@@ -9,78 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from draftree.host.cache import SlotCache
+from draftree.host.parts import ACTIVATIONS, Norm, Parts, normed
 from draftree.host.product import Product
-
-
-class Heads(NamedTuple):
-    """Attention heads of a layer.
-
-    Attributes:
-        kv: key/value heads.
-        groups: query heads to each of them.
-        dim: width of a head.
-    """
-
-    kv: int
-    groups: int
-    dim: int
-
-
-class Norm(NamedTuple):
-    """A root-mean-square norm: its weight [d] and epsilon."""
-
-    weight: Tensor
-    epsilon: float
-
-    @classmethod
-    def of(cls, module: Any) -> Norm:
-        """The norm of a stock module."""
-        return cls(module.weight.detach(), float(module.variance_epsilon))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., d] scaled to a mean square of 1, times the weight."""
-        if x.dtype != torch.float32:
-            return F.rms_norm(x, (x.shape[-1],), *self)
-        # On a CPU torch's own takes eleven operations; this takes six.
-        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-        return x * squares.div_(x.shape[-1]).add_(self.epsilon).rsqrt_() * self.weight
-
-
-class Parts(NamedTuple):
-    """What a stock layer is made of, for either form of it.
-
-    Attributes:
-        heads: of its attention.
-        norms: before attention and before the MLP.
-        head_norms: on every query and every key head, or None.
-        attention, mlp: stock modules that hold the projections.
-    """
-
-    heads: Heads
-    norms: tuple[Norm, Norm]
-    head_norms: tuple[Norm, Norm] | None
-    attention: Any
-    mlp: Any
-
-    @classmethod
-    def of(cls, layer: Any, config: Any) -> Parts:
-        """The parts of a stock decoder layer."""
-        attention = layer.self_attn
-        kv = int(config.num_key_value_heads)
-        heads = Heads(kv, int(config.num_attention_heads) // kv, int(attention.head_dim))
-        norms = Norm.of(layer.input_layernorm), Norm.of(layer.post_attention_layernorm)
-        head_norms = None
-        if getattr(attention, "q_norm", None) is not None:
-            head_norms = Norm.of(attention.q_norm), Norm.of(attention.k_norm)
-        return cls(heads, norms, head_norms, attention, layer.mlp)
-
-    def products(self) -> list[list[Any]]:
-        """The linears, those on the same input together: query, key and value; output; gate; up; down."""
-        a, m = self.attention, self.mlp
-        return [[a.q_proj, a.k_proj, a.v_proj], [a.o_proj], [m.gate_proj], [m.up_proj], [m.down_proj]]
+from draftree.host.rotary import Rotation
 
 
 class Angles(NamedTuple):
@@ -88,13 +21,15 @@ class Angles(NamedTuple):
 
     Attributes:
         cosine: [B, n, 1, dim].
-        sine: [B, n, 1, dim], its first half negated, so that rotating halves is a plain roll.
+        sine: [B, n, 1, dim], with the signs of the turn.
         cache: the slots.
+        rotation: which entries turn with which.
     """
 
     cosine: Tensor
     sine: Tensor
     cache: SlotCache
+    rotation: Rotation
 
 
 class TensorLayer:
@@ -102,11 +37,11 @@ class TensorLayer:
 
     def __init__(self, parts: Parts, copy: bool) -> None:
         self.parts = parts
-        attention, mlp = parts.attention, parts.mlp
-        self._qkv = Product([attention.q_proj, attention.k_proj, attention.v_proj], copy)
-        self._output = Product([attention.o_proj], copy)
-        self._gate_up = Product([mlp.gate_proj, mlp.up_proj], copy)
-        self._down = Product([mlp.down_proj], copy)
+        self._qkv = Product(parts.qkv, copy)
+        self._output = Product([parts.output], copy)
+        self._gate_up = Product(parts.gate_up, copy)
+        self._down = Product([parts.down], copy)
+        self._activation = ACTIVATIONS[parts.activation]
 
     def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """From hidden states to queries, with keys and values put into the cache.
@@ -122,12 +57,16 @@ class TensorLayer:
         batch, n, _ = x.shape
         kv, groups, dim = self.parts.heads
         queries = kv * groups
-        qkv = self._qkv(self.parts.norms[0](x)).view(batch, n, queries + 2 * kv, dim)
+        qkv = self._qkv(normed(self.parts.norms[0], x)).view(batch, n, queries + 2 * kv, dim)
         qk = qkv[:, :, : queries + kv]
         if self.parts.head_norms is not None:
+            query, key = qk[:, :, :queries], qk[:, :, queries:]
+            if self.parts.wide:
+                query, key = query.flatten(2), key.flatten(2)
             of_query, of_key = self.parts.head_norms
-            qk = torch.cat([of_query(qk[:, :, :queries]), of_key(qk[:, :, queries:])], 2)
-        qk = torch.addcmul(qk * angles.cosine, qk.roll(dim // 2, -1), angles.sine)
+            query, key = of_query(query), of_key(key)
+            qk = torch.cat([query.view(batch, n, queries, dim), key.view(batch, n, kv, dim)], 2)
+        qk = torch.addcmul(qk * angles.cosine, angles.rotation.partners(qk), angles.sine)
         keys, values = angles.cache.update(
             qk[:, :, queries:].transpose(1, 2), qkv[:, :, queries + kv :].transpose(1, 2), index
         )
@@ -139,9 +78,10 @@ class TensorLayer:
         batch, n, _ = x.shape
         kv, groups, dim = self.parts.heads
         mixed = mixed.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, kv * groups * dim)
-        x = x + self._output(mixed)
-        gate, up = self._gate_up(self.parts.norms[1](x)).chunk(2, -1)
-        return x + self._down(F.silu(gate) * up)
+        behind_attention, behind_mlp = self.parts.behind
+        x = x + normed(behind_attention, self._output(mixed))
+        gate, up = self._gate_up(normed(self.parts.norms[1], x)).chunk(2, -1)
+        return x + normed(behind_mlp, self._down(self._activation(gate) * up))
 
 
 class TensorHead:
@@ -149,8 +89,8 @@ class TensorHead:
 
     ROWS = 16  # rows of one product with the head: its buffers grow with rows times vocabulary
 
-    def __init__(self, norm: Norm, head: Any, copy: bool) -> None:
-        self._norm = norm
+    def __init__(self, norm: Norm, head: Any, copy: bool, cap: float | None = None) -> None:
+        self._norm, self._cap = norm, cap
         self._head = Product([head], copy)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -158,7 +98,8 @@ class TensorHead:
         x = self._norm(x)
         rows = x.shape[0] * x.shape[1]
         if rows <= self.ROWS:
-            return self._head(x)
-        flat = x.reshape(1, rows, -1)
-        parts = [self._head(part) for part in flat.split(self.ROWS, 1)]
-        return torch.cat(parts, 1).view(*x.shape[:2], -1)
+            logits = self._head(x)
+        else:
+            parts = [self._head(part) for part in x.reshape(1, rows, -1).split(self.ROWS, 1)]
+            logits = torch.cat(parts, 1).view(*x.shape[:2], -1)
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)

@@ -21,22 +21,22 @@ from draftree.host.ahead import Course, runner_of
 from draftree.host.base import Host
 from draftree.host.cache import SlotCache
 from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
-from draftree.host.layer import Angles, Norm, Parts, TensorHead, TensorLayer
+from draftree.host.layer import Angles, TensorHead, TensorLayer
 from draftree.host.masks import LayerKind, PassMasks, limits
 from draftree.host.panels import PackedLinear
+from draftree.host.parts import FAMILIES, TURN_NEIGHBOURS, Norm, Parts, known_shape
 from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
 from draftree.host.positions import is_length_dependent, per_row_angles
 from draftree.host.product import may_copy
+from draftree.host.rotary import RotaryTable, Rotation, width_of
 from draftree.host.target import Target
 
-SHAPED_LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 STOCK_MODULES = ("torch.nn.", "transformers.")
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)
-ANGLE_BLOCK = 1024  # positions by which the table of rotary angles grows
 
 
 class LoopHost(Host):
-    """Drives llama, mistral, qwen2 and qwen3 shaped models without their `forward`."""
+    """Drives models of the families in `parts` without their `forward`."""
 
     name = "loop"
     guard = torch.inference_mode  # a tenth faster; safe since no stock module runs that could keep a tensor
@@ -47,11 +47,7 @@ class LoopHost(Host):
 
         Adapters, quantised linears, offloading hooks or weights on several devices all say no.
         """
-        if target.model_type not in SHAPED_LIKE_LLAMA or target.encoder_decoder:
-            return False
-        if type(target.model).__module__.split(".")[0] != "transformers":
-            return False
-        if getattr(target.config, "hidden_act", None) != "silu":
+        if not known_shape(target) or type(target.model).__module__.split(".")[0] != "transformers":
             return False
         for module in target.model.modules():
             hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
@@ -70,26 +66,44 @@ class LoopHost(Host):
                 return False
         return len({p.device for p in target.model.parameters()}) == 1
 
+    @staticmethod
+    def compiles(target: Target) -> bool:
+        """Whether the compiled form has all that the layers of a qualifying model are made of."""
+        rotary, parts = target.decoder.rotary_emb, [Parts.of(layer, target.config) for layer in target.layers]
+        if isinstance(rotary.rope_type, dict) or target.model_type in TURN_NEIGHBOURS:
+            return False
+        dims = {part.heads.dim for part in parts}
+        return dims == {width_of(rotary, target.device)} and all(part.compiles for part in parts)
+
     def __init__(self, target: Target) -> None:
         if not self.qualifies(target):
             raise ValueError(
                 f"This '{target.model_type}' model does not qualify for the loop host (it drives stock "
-                f"{', '.join(SHAPED_LIKE_LLAMA)} models without adapters, quantisation or offloading): "
+                f"{', '.join(FAMILIES)} models without adapters, quantisation or offloading): "
                 "use host='hooked' or host='auto'."
             )
         super().__init__(target)
         library = load_library() if target.dtype == torch.float32 and target.device.type == "cpu" else None
         packed = any(isinstance(module, PackedLinear) for module in target.model.modules())
         copy = packed or may_copy(target.model, target.device, compiled=library is not None)
+        parts = [Parts.of(layer, target.config) for layer in target.layers]
         self._rotary = target.decoder.rotary_emb
         self._per_row = is_length_dependent(self._rotary)
+        # Angles are the same in all layers, or differ by the layers' kind.
+        types = {k.name for k in target.kinds} if isinstance(self._rotary.rope_type, dict) else {None}
+        width = width_of(self._rotary, target.device, next(iter(types)))
+        neighbours = target.model_type in TURN_NEIGHBOURS
+        self._rotation = Rotation(width, parts[0].heads.dim, neighbours, target.device)
+        self._tables = {name: RotaryTable(self._rotary, self._rotation, name) for name in types}
         self._stack: CompiledStack | None = None  # where layers are compiled
-        parts = [Parts.of(layer, target.config) for layer in target.layers]
+        self._cap = parts[0].cap
         self._norm, head = Norm.of(target.decoder.norm), target.model.get_output_embeddings()
         self._layers: list[Any]
         self._head: Any
-        if library is None or not copy:
-            self._layers, self._head = [TensorLayer(part, copy) for part in parts], TensorHead(self._norm, head, copy)
+        if library is None or not copy or not self.compiles(target):
+            cap = getattr(target.config, "final_logit_softcapping", None)
+            self._layers = [TensorLayer(part, copy) for part in parts]
+            self._head = TensorHead(self._norm, head, copy, cap)
         else:
             self.form = f"{self.name}, compiled {ABI}"
             self._layers = [CompiledLayer(library, part) for part in parts]
@@ -97,7 +111,6 @@ class LoopHost(Host):
             self._stack = CompiledStack(library, self._layers)
         self._embedding = target.model.get_input_embeddings()
         self._runner = None if self._per_row else runner_of(library, self._stack, self._head, self._embedding)
-        self._cosines = self._sines = torch.empty(0)
 
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
@@ -141,10 +154,10 @@ class LoopHost(Host):
         if self._runner is None or any(limits(kind, reach) for kind in self.target.kinds):
             return None
         longest = max(positions) + steps
-        if longest > self._cosines.shape[0]:
-            self._grow_angles(longest, self.target.dtype, self.target.device)
+        table = self._tables[None]
+        table.reach(longest, self.target.dtype, self.target.device)
         cache.open(first, batch, steps)
-        tables = self._cosines, self._sines
+        tables = table.cosines, table.sines
         taking_part = taking_part or [True] * batch
         return self._runner.run(cache, tables, positions, given, best, least, ends, taking_part)
 
@@ -169,34 +182,36 @@ class LoopHost(Host):
     def _advance(self, x: Tensor, first: int, last: int, rows: _Rows) -> Tensor:
         """Layers [first, last) on x [B, n, d], which may be changed."""
         kinds = self.target.kinds[first:last]
-        if isinstance(rows.angles, CompiledAngles) and not any(rows.masks.limited(kind) for kind in set(kinds)):
+        angles = rows.angles(kinds[0])
+        if isinstance(angles, CompiledAngles) and not any(rows.masks.limited(kind) for kind in set(kinds)):
             assert self._stack is not None
-            self._stack.run(first, last, x, rows.angles)
+            self._stack.run(first, last, x, angles)
             return x
         for i, kind in enumerate(kinds, first):
-            x = _attend(self._layers[i], x, i, rows, kind)
+            x = _attend(self._layers[i], x, i, rows, kind, self._cap)
         return x
 
     def angles(
-        self, segment: Segment, floor: tuple[int, ...], dtype: torch.dtype, cache: SlotCache
+        self,
+        segment: Segment,
+        floor: tuple[int, ...],
+        dtype: torch.dtype,
+        cache: SlotCache,
+        kind: LayerKind | None = None,
     ) -> Angles | CompiledAngles:
-        """The angles of the segment's rows, in the form that the layers take."""
+        """The angles of the segment's rows in layers of that kind, in the form that the layers take."""
         if self._per_row:
-            cosine, sine = per_row_angles(self._rotary, segment.positions, floor, dtype)
-            sine = _fold_sign(sine)
+            angles = per_row_angles(self._rotary, segment.positions, floor, dtype)
+            cosine, sine = self._rotation.spread(*angles)
         else:
-            longest = int(segment.positions.max()) + 1
-            if longest > self._cosines.shape[0]:
-                self._grow_angles(longest, dtype, segment.positions.device)
-            cosine, sine = (F.embedding(segment.positions, table) for table in (self._cosines, self._sines))
-        angles = Angles(cosine[:, :, None], sine[:, :, None], cache)
-        return angles if self._stack is None else CompiledAngles(angles, segment, self._stack)
+            table = self._tables[None if kind is None else self.angle_name(kind)]
+            cosine, sine = table.look(segment.positions, dtype)
+        made = Angles(cosine[:, :, None], sine[:, :, None], cache, self._rotation)
+        return made if self._stack is None else CompiledAngles(made, segment, self._stack)
 
-    def _grow_angles(self, longest: int, dtype: torch.dtype, device: torch.device) -> None:
-        count = -(-longest // ANGLE_BLOCK) * ANGLE_BLOCK
-        like = torch.empty(1, 1, 1, dtype=dtype, device=device)
-        cosine, sine = self._rotary(like, position_ids=torch.arange(count, device=device)[None])
-        self._cosines, self._sines = cosine[0], _fold_sign(sine[0])
+    def angle_name(self, kind: LayerKind) -> str | None:
+        """What tells the angles of layers of that kind from others; None where all are the same."""
+        return None if None in self._tables else kind.name
 
 
 class _CompiledHead(CompiledHead):
@@ -212,21 +227,23 @@ class _CompiledHead(CompiledHead):
         return logits
 
 
-def _fold_sign(sine: Tensor) -> Tensor:
-    """Negate the first half, so that rotating halves is a plain roll."""
-    half = sine.shape[-1] // 2
-    return torch.cat([-sine[..., :half], sine[..., half:]], -1)
-
-
 class _Rows:
     """What all layers of one segment share: angles and masks."""
 
     def __init__(self, host: LoopHost, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> None:
-        self.angles = host.angles(segment, plan.rope_floor, x.dtype, cache)
+        self._host, self._of = host, (segment, plan.rope_floor, x.dtype, cache)
+        self._angles: dict[str | None, Angles | CompiledAngles] = {}
         self.masks = PassMasks(segment, cache, first, x.dtype, plain_row=True)
         self.row_by_row = plan.row_by_row
         self._columns: dict[LayerKind, list[list[Tensor]]] = {}
         self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
+
+    def angles(self, kind: LayerKind) -> Angles | CompiledAngles:
+        """The angles in layers of that kind."""
+        name = self._host.angle_name(kind)
+        if name not in self._angles:
+            self._angles[name] = self._host.angles(*self._of, kind)
+        return self._angles[name]
 
     def mask(self, kind: LayerKind, groups: int) -> Tensor | None:
         """The additive mask repeated for every query head of a group: [B, 1, groups * n, K]."""
@@ -245,20 +262,29 @@ class _Rows:
         return self._columns[kind]
 
 
-def _attend(layer: Any, x: Tensor, index: int, rows: _Rows, kind: LayerKind) -> Tensor:
+def _attend(layer: Any, x: Tensor, index: int, rows: _Rows, kind: LayerKind, cap: float | None) -> Tensor:
     """The whole of a layer: its first half, attention, its second half; may change and return x [B, n, d]."""
-    scaling = float(layer.parts.attention.scaling)
-    query, keys, values = layer.enter(x, rows.angles, index)
+    scaling, angles = layer.parts.scaling, rows.angles(kind)
+    query, keys, values = layer.enter(x, angles, index)
     if rows.row_by_row:
-        mixed = _attend_row_by_row(query, keys, values, rows.columns(kind), scaling)
+        mixed = _mix_row_by_row(query, keys, values, rows.columns(kind), scaling, cap)
     else:
-        mask = rows.mask(kind, layer.parts.heads.groups)
-        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
-    return layer.leave(x, mixed, rows.angles)
+        mixed = _mix(query, keys, values, rows.mask(kind, layer.parts.heads.groups), scaling, cap)
+    return layer.leave(x, mixed, angles)
 
 
-def _attend_row_by_row(
-    query: Tensor, keys: Tensor, values: Tensor, columns: list[list[Tensor]], scaling: float
+def _mix(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, cap: float | None) -> Tensor:
+    """Attention of queries [B, kv, n, dim]; scores are bent to stay within -cap .. cap where there is a cap."""
+    if cap is None:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    scores = cap * torch.tanh(query @ keys.mT * (scaling / cap))
+    if mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
+
+
+def _mix_row_by_row(
+    query: Tensor, keys: Tensor, values: Tensor, columns: list[list[Tensor]], scaling: float, cap: float | None
 ) -> Tensor:
     """The attention calls of one-row passes: a column that is masked away would still change the order of sums."""
     mixed = torch.empty_like(query)
@@ -266,7 +292,5 @@ def _attend_row_by_row(
         for i, index in enumerate(of_rows):
             own = slice(i, None, len(of_rows))  # row i in every head of the group
             key, value = (t[b : b + 1].index_select(2, index) for t in (keys, values))
-            mixed[b : b + 1, :, own] = F.scaled_dot_product_attention(
-                query[b : b + 1, :, own], key, value, scale=scaling
-            )
+            mixed[b : b + 1, :, own] = _mix(query[b : b + 1, :, own], key, value, None, scaling, cap)
     return mixed

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from draftree.host.compiled import load_library
-from draftree.host.layer import Parts
 from draftree.host.loop import LoopHost
 from draftree.host.panels import LANES, PackedLinear, side_by_side, to_panels
+from draftree.host.parts import Parts
 from draftree.host.target import inspect_model
 
 
@@ -33,7 +33,12 @@ def pack_weights(model: Any) -> None:
     target = inspect_model(model)
     if not LoopHost.qualifies(target):
         raise ValueError(
-            f"This '{target.model_type}' model does not qualify for the loop host, which alone reads packed weights: "
+            f"This '{target.model_type}' model does not qualify for the loop host, and nothing else reads packed "
+            "weights: leave it as it is."
+        )
+    if not LoopHost.compiles(target):
+        raise ValueError(
+            f"The layers of a '{target.model_type}' model are not compiled yet, and nothing else reads packed weights: "
             "leave it as it is."
         )
     if target.dtype != torch.float32 or target.device.type != "cpu":
@@ -44,7 +49,7 @@ def pack_weights(model: Any) -> None:
     if load_library() is None:
         raise ValueError("Packed weights need the compiled layers, which were not built: install a C compiler first.")
     for layer in target.layers:
-        for linears in Parts.of(layer, target.config).products():
+        for linears in Parts.of(layer, target.config).linears():
             _replace(layer, linears)
     head, embedding = target.model.get_output_embeddings(), target.model.get_input_embeddings()
     if type(head) is nn.Linear and head.weight is not embedding.weight:

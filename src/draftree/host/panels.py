@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Sequence
 from ctypes import Structure, c_int64, c_size_t, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,8 @@ class Packed:
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
-        panels = joined([m.panels for m in linears]) if all(isinstance(m, PackedLinear) for m in linears) else None
+        held = [m.panels if isinstance(m, PackedLinear | Stretch) else None for m in linears]
+        panels = joined([p for p in held if p is not None]) if all(p is not None for p in held) else None
         if panels is None:
             panels = to_panels(side_by_side(linears))
         self._panels = panels
@@ -73,6 +74,42 @@ class Packed:
         bias = None if self._bias is None else self._bias.data_ptr()
         outputs = sum(m.out_features for m in linears)
         self.described = Matrix(panels.data_ptr(), bias, panels.shape[1], outputs)
+
+
+class Stretch(NamedTuple):
+    """Outputs [first, last) of a linear, as one of its own.
+
+    Attributes:
+        linear: stock or packed.
+        first, last: which outputs.
+    """
+
+    linear: Any
+    first: int
+    last: int
+
+    @property
+    def out_features(self) -> int:
+        """How many outputs."""
+        return self.last - self.first
+
+    @property
+    def weight(self) -> Tensor:
+        """[outputs, inputs]."""
+        weight: Tensor = self.linear.weight[self.first : self.last]
+        return weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[outputs], or None."""
+        return None if self.linear.bias is None else self.linear.bias[self.first : self.last]
+
+    @property
+    def panels(self) -> Tensor | None:
+        """Those of a packed linear, where both ends are those of panels."""
+        if not isinstance(self.linear, PackedLinear) or self.first % LANES or self.last % LANES:
+            return None
+        return self.linear.panels[self.first // LANES : self.last // LANES]
 
 
 def side_by_side(linears: Sequence[Any]) -> Tensor:
