@@ -18,7 +18,7 @@ from draftree.engine import Engine, Rules
 from draftree.host import open_host
 from draftree.host.cost import StepCost
 from draftree.pruning import EarlyHead, EarlyPruning
-from draftree.shaping import DynamicTree
+from draftree.shaping import DynamicTree, Fixed
 from draftree.shaping.governor import FRUITLESS, REST_FIRST, Governor
 from draftree.tree import TokenTree
 
@@ -130,6 +130,16 @@ def test_trees_grow_where_most_of_them_leaves_on_the_way() -> None:
         early.note(few, every, 1e-6, 32)
     assert pruned.choose(worth)[0] > plain.choose(worth)[0]
     assert pruned.planner.seconds(1, 7, attached=False)[6] < plain.planner.seconds(1, 7, attached=False)[6]
+
+
+def test_fixed_shapes_may_say_how_many_nodes_look_ahead() -> None:
+    request = context(1)
+    Fixed(4, spawn=2).budgets([request], 64)
+    assert request.spawn == 2
+    Fixed(4).budgets([request], 64)
+    assert request.spawn is None
+    with pytest.raises(ValueError, match="spawn is 0"):
+        Fixed(4, spawn=0)
 
 
 def test_trees_that_were_cut_stay_the_requests_own() -> None:

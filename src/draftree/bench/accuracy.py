@@ -7,8 +7,6 @@ leaves a table, a JSON file and a picture.
 from __future__ import annotations
 
 import difflib
-import json
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -32,7 +30,6 @@ from draftree.drafting.in_model import InModelDrafter
 from draftree.engine.limits import check_prompt
 from draftree.host import inspect_model
 
-LETTERS = 15  # an inch, in the heading of a picture
 IN_MODEL = ("bita", "hidden-transfer", "medusa")
 
 
@@ -229,34 +226,3 @@ def run_experiment(
         },
     }
     return findings, about
-
-
-def write_json(findings: Findings, about: dict[str, Any], folder: Path) -> Path:
-    """Write bench-accuracy-EXPERIMENT.json into `folder`; returns its path. Every row says where it was made."""
-    made = {key: about[key] for key in ("commit", "device", "dtype", "threads", "command")}
-    result = {"about": about, "rows": [row | made for row in findings.rows]} | findings.more
-    path = folder / f"bench-accuracy-{about['experiment']}.json"
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return path
-
-
-def write_png(findings: Findings, about: dict[str, Any], folder: Path) -> Path:
-    """Draw bench-accuracy-EXPERIMENT.png into `folder`; returns its path. Needs matplotlib."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=findings.size, layout="constrained")
-    FigureCanvasAgg(figure)
-    findings.draw(figure)
-    figure.suptitle(textwrap.fill(heading(about), int(LETTERS * findings.size[0])), fontsize=8, color="0.35")
-    path = folder / f"bench-accuracy-{about['experiment']}.png"
-    figure.savefig(path, dpi=140)
-    return path
-
-
-def heading(about: dict[str, Any]) -> str:
-    """Where and how a result was made, in a line."""
-    return (
-        f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}; {about['prompts']} "
-        f"prompts of {len(about['sets'])} sets; commit {about['commit'] or 'unknown'}"
-    )

@@ -55,15 +55,13 @@ def accuracy(
     from draftree.bench.accuracy import (
         EXPERIMENTS,
         find_experiment,
-        heading,
         load_subjects,
         named_folders,
         run_experiment,
-        write_json,
-        write_png,
     )
     from draftree.bench.analysis_setup import AccuracySettings
     from draftree.bench.analysis_trees import checked_kinds
+    from draftree.bench.findings_files import heading, write_json, write_png
     from draftree.bench.models import load_model
     from draftree.bench.plot import has_matplotlib
     from draftree.bench.prompts import embedded_prompts, read_prompts
@@ -97,9 +95,9 @@ def accuracy(
         console.print(one)
     for remark in findings.remarks:
         console.print(remark, markup=False)
-    written = [write_json(findings, about, out)]
+    written = [write_json(findings, about, out, "accuracy")]
     if has_matplotlib():
-        written.append(write_png(findings, about, out))
+        written.append(write_png(findings, about, out, "accuracy"))
     else:
         console.print("No plot: it needs matplotlib, which pip install 'draftree\\[bench]' brings.")
     console.print("Written: " + ", ".join(str(path) for path in written), markup=False)

@@ -64,15 +64,20 @@ class Fixed(Shape):
 
     Args:
         node_budget: guesses per request and step.
+        spawn: nodes of a tree that a drafter inside the model attaches rows to, the likeliest to be accepted last;
+            None for all that it would by itself.
     """
 
-    def __init__(self, node_budget: int) -> None:
+    def __init__(self, node_budget: int, spawn: int | None = None) -> None:
         if node_budget < 0:
             raise ValueError(f"node_budget is {node_budget}: give 0 (no drafting) or more.")
+        if spawn is not None and spawn < 1:
+            raise ValueError(f"spawn is {spawn}: give 1 (the root) or more, or None for all nodes.")
         self.node_budget = node_budget
+        self.spawn = spawn
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
         for request in requests:
-            request.resting = self.node_budget == 0
+            request.resting, request.spawn = self.node_budget == 0, self.spawn
         return [min(self.node_budget, most)] * len(requests)

@@ -1,0 +1,43 @@
+"""Result files of experiments: JSON with where and how it was made in every row, and a picture."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from draftree.bench.analysis_setup import Findings
+
+LETTERS = 15  # an inch, in the heading of a picture
+
+
+def write_json(findings: Findings, about: dict[str, Any], folder: Path, group: str) -> Path:
+    """Write bench-GROUP-EXPERIMENT.json into `folder`; returns its path. Every row says where it was made."""
+    made = {key: about[key] for key in ("commit", "device", "dtype", "threads", "command")}
+    result = {"about": about, "rows": [row | made for row in findings.rows]} | findings.more
+    path = folder / f"bench-{group}-{about['experiment']}.json"
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def write_png(findings: Findings, about: dict[str, Any], folder: Path, group: str) -> Path:
+    """Draw bench-GROUP-EXPERIMENT.png into `folder`; returns its path. Needs matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=findings.size, layout="constrained")
+    FigureCanvasAgg(figure)
+    findings.draw(figure)
+    figure.suptitle(textwrap.fill(heading(about), int(LETTERS * findings.size[0])), fontsize=8, color="0.35")
+    path = folder / f"bench-{group}-{about['experiment']}.png"
+    figure.savefig(path, dpi=140)
+    return path
+
+
+def heading(about: dict[str, Any]) -> str:
+    """Where and how a result was made, in a line."""
+    return (
+        f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}; {about['prompts']} "
+        f"prompts of {len(about['sets'])} sets; commit {about['commit'] or 'unknown'}"
+    )
