@@ -5,7 +5,10 @@ download. It is fluent in the domains it was trained on and wrong in its facts; 
 are told in the README beside the weights.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,18 +34,26 @@ def demo_model() -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    # local_files_only keeps transformers from asking the hub about files (adapters, templates) that are not there.
+    with embedded("chat_4m") as folder:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return model.eval(), tokenizer
+
+
+@contextmanager
+def embedded(name: str) -> Iterator[Path]:
+    """The folder of a model that ships with the package, and no progress bars meanwhile."""
     from transformers.utils import logging
 
     # A progress bar over 8 MB is noise; the setting is put back because it is transformers' own and global.
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        # as_file unpacks the folder where the package is imported from an archive. local_files_only keeps
-        # transformers from asking the hub about files (adapters, templates) that the folder does not hold.
-        with as_file(files("draftree") / "data" / "chat_4m") as folder:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        # as_file unpacks the folder where the package is imported from an archive.
+        with as_file(files("draftree") / "data" / name) as folder:
+            yield folder
     finally:
         if bars:
             logging.enable_progress_bar()
-    return model.eval(), tokenizer

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from draftree.bench.methods import CompiledHuggingFace, Draftree, HuggingFace, M
 from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import Prompt, take_per_set
 from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
-from draftree.drafting import Lookahead, PromptLookup
+from draftree.drafting import DraftModel, Jacobi, Lookahead, PromptLookup
+from draftree.drafting.folder import demo_drafter
 from draftree.engine.limits import check_prompt
 from draftree.host import inspect_model
 from draftree.shaping import Shape
@@ -29,6 +31,7 @@ from draftree.shaping import Shape
 REFERENCE = "hf_generate"
 PLAIN = "draftree_loop"
 WARM = "lookahead_warm"
+SMALL = "draft_model"
 LABELS = {
     REFERENCE: "HF generate",
     "hf_compiled": "HF static + compile",
@@ -36,6 +39,8 @@ LABELS = {
     "draftree_hooked": "plain, hooked host",
     PLAIN: "plain, loop host",
     "prompt_lookup": "PromptLookup",
+    "jacobi": "Jacobi",
+    SMALL: "DraftModel, 0.6M",
     "lookahead_cold": "Lookahead, cold trie",
     WARM: "Lookahead, warm trie",
     "lookahead_rejected": "Lookahead, all refused",
@@ -172,7 +177,10 @@ def methods(model: Any, settings: Settings, warm: WarmTrie | None) -> list[Metho
     loop = ours(PLAIN, host="loop")
     loop.optional = True  # not every model qualifies
     chosen += [lookup, ours("draftree_hooked", host="hooked"), loop]
-    chosen += [ours("prompt_lookup", PromptLookup), ours("lookahead_cold", Lookahead)]
+    chosen += [ours("prompt_lookup", PromptLookup), ours("jacobi", Jacobi), ours("lookahead_cold", Lookahead)]
+    with suppress(ValueError):  # the package has a small model for the embedded one alone
+        small = demo_drafter("draft-model", model).model
+        chosen.append(ours(SMALL, lambda: DraftModel(small)))
     if warm is not None:
         chosen += [ours(WARM, warm.drafter), ours("lookahead_rejected", warm.drafter, reject_drafts=True)]
     return chosen
@@ -224,6 +232,8 @@ def run_quick(
     usable, unmeasured = ready(methods(model, settings, warm), tasks)
     if not settings.compiled:
         unmeasured["hf_compiled"] = "--no-compile"
+    if SMALL not in {method.name for method in usable}:
+        unmeasured[SMALL] = "the package has a small model for the embedded one alone"
     if warm is None:
         unmeasured[WARM] = unmeasured["lookahead_rejected"] = "no prompts to warm the trie with"
     watcher.stage("measuring", len(usable) * len(tasks) * settings.rounds)

@@ -25,9 +25,11 @@ GUESS_STYLES = {
     "medusa": "magenta",
     "bita": "magenta",
     "hidden-transfer": "magenta",
+    "draft-model": "yellow",
+    "jacobi": "yellow",
 }
-TRAINED = ("medusa", "bita", "hidden-transfer")
-DRAFTERS = ("none", "lookahead", "prompt-lookup", *TRAINED)
+TRAINED = ("medusa", "bita", "hidden-transfer", "draft-model")
+DRAFTERS = ("none", "lookahead", "prompt-lookup", "jacobi", *TRAINED)
 
 
 def legend() -> Text:
@@ -41,7 +43,9 @@ def legend() -> Text:
         ("bold", GUESS_STYLES["lookahead/both"]),
         " = from both; ",
         ("magenta", GUESS_STYLES["medusa"]),
-        " = from a drafter inside the model.",
+        " = from a drafter inside the model; ",
+        ("yellow", GUESS_STYLES["draft-model"]),
+        " = from a small model, or from n-grams of the model's own.",
     )
 
 
@@ -54,7 +58,7 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
     if name not in DRAFTERS and not Path(name).is_dir():
         near = difflib.get_close_matches(name, DRAFTERS, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        choice = f"{', '.join(DRAFTERS)} or a drafter folder"
+        choice = f"{', '.join(DRAFTERS)} or the folder of a drafter or small model"
         raise ValueError(f"There is no drafter {name!r}: choose {choice}.{hint}")
     if trie is not None and name != "lookahead":
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
@@ -62,6 +66,8 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
 
 def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:
     """The drafter called `name` on the command line: one of `DRAFTERS`, or a folder that training wrote.
+
+    A folder without `draftree_config.json` is taken for a small model of Hugging Face's.
 
     Args:
         name: those of `TRAINED` are the embedded model's.
@@ -72,19 +78,22 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     Raises:
         ValueError: no such drafter, one trained for another model, or an option that does not belong to it.
     """
-    from draftree.drafting import Lookahead, PromptLookup
-    from draftree.drafting.folder import demo_drafter, load_drafter
+    from draftree.drafting import DraftModel, Jacobi, Lookahead, PromptLookup
+    from draftree.drafting.folder import CONFIG, demo_drafter, load_drafter
+    from draftree.host import inspect_model
 
     check_drafter(name, trie)
     if name in TRAINED:
         return demo_drafter(name, model)
     if name not in DRAFTERS:
+        if (Path(name) / "config.json").is_file() and not (Path(name) / CONFIG).is_file():
+            return DraftModel.from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)
         return load_drafter(Path(name), model)
     if name == "lookahead":
         if trie is not None and trie.exists():
             return Lookahead.load(trie, tokenizer)
         return Lookahead()
-    return PromptLookup() if name == "prompt-lookup" else None
+    return {"prompt-lookup": PromptLookup, "jacobi": Jacobi}.get(name, lambda: None)()
 
 
 class ColouredText:

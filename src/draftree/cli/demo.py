@@ -13,7 +13,11 @@ WARM_PER_SET = 12
 
 def demo(
     drafter: Annotated[
-        str, typer.Option(help="none, lookahead, prompt-lookup, medusa, bita, hidden-transfer or a drafter folder.")
+        str,
+        typer.Option(
+            help="none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, "
+            "or the folder of a drafter or small model."
+        ),
     ] = "lookahead",
     max_new_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Most tokens of an answer.")] = 96,
     cold: Annotated[bool, typer.Option("--cold", help="Start with an empty trie.")] = False,

@@ -17,7 +17,11 @@ def generate(
         str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")
     ] = None,
     drafter: Annotated[
-        str, typer.Option(help="none, lookahead, prompt-lookup, medusa, bita, hidden-transfer or a drafter folder.")
+        str,
+        typer.Option(
+            help="none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, "
+            "or the folder of a drafter or small model."
+        ),
     ] = "lookahead",
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; the answer is added to it.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to emit.")] = 128,

@@ -8,6 +8,7 @@ greedy or sampled, however small or wrong the small model is.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
@@ -19,10 +20,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
+from draftree.demo_model import embedded
 from draftree.drafting.base import Context, Drafter, Step
+from draftree.drafting.folder import model_hash
 from draftree.drafting.in_model import best_on_host
 from draftree.drafting.small_model import SmallModel
-from draftree.host import Host, Target, open_host
+from draftree.host import Host, Target, inspect_model, open_host
 from draftree.host.ahead import Course
 from draftree.tree import TokenTree
 
@@ -307,6 +310,28 @@ class _Growth:
         place[order] = np.arange(len(order))
         tokens, parents = np.array(self.tokens, dtype=np.int64), np.array(self.parents, dtype=np.int64)
         return TokenTree.from_arrays(tokens[order], place[parents[order]], logp[order], source, root=root)
+
+
+def demo_draft_model(model: Any) -> DraftModel:
+    """The small model that was trained to draft for the embedded one.
+
+    Args:
+        model: what `demo_model` returned.
+
+    Raises:
+        ValueError: another model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with embedded("chat_600k") as folder:
+        base = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))["base_model"]
+        if base["hash"] != model_hash(inspect_model(model).model):
+            raise ValueError(
+                "The small model of the package drafts for the embedded model, with the weights that came with it, and "
+                "this is another one: pass DraftModel a small model of its family."
+            )
+        small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    return DraftModel(small.eval())
 
 
 def _size(model: Any) -> int:

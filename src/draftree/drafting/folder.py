@@ -37,6 +37,7 @@ HOMES = {
     "early-head": "draftree.pruning.early_head",
 }
 NOT_DRAFTERS = ("early-head",)
+SMALL = "draft-model"  # has a model of its own, in a folder of Hugging Face's
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +194,16 @@ def demo_drafter(method: str, model: Any) -> Any:
     """A trained drafter for the embedded model, without network.
 
     Args:
-        method: "bita", "hidden-transfer" or "medusa".
+        method: "bita", "hidden-transfer", "medusa" or "draft-model".
         model: what `demo_model` returned.
 
     Raises:
         ValueError: no such drafter, or another model.
     """
+    if method == SMALL:
+        return import_module("draftree.drafting.draft_model").demo_draft_model(model)
     if method not in HOMES or method in NOT_DRAFTERS:
-        known = ", ".join(name for name in HOMES if name not in NOT_DRAFTERS)
+        known = ", ".join([*(name for name in HOMES if name not in NOT_DRAFTERS), SMALL])
         raise ValueError(f"There is no drafter {method!r} for the embedded model: choose {known}.")
     with as_file(files("draftree") / "data" / "drafters" / method) as folder:
         return load_drafter(folder, model)
