@@ -19,7 +19,8 @@ from draftree.host.panels import Packed
 from draftree.host.plan import PassResult, Plan, Segment, Surgery
 from draftree.host.target import inspect_model
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+PLAIN = ("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "glm4", "olmo2", "gemma")
+FAMILIES = (*PLAIN, "gemma2", "gemma3", "olmo3")  # torch attends where a window ends or scores are capped
 LIBRARY_BUILT = load_library()
 ONE = torch.ones(1, 1, 1, dtype=torch.bool)
 pytestmark = pytest.mark.skipif(LIBRARY_BUILT is None, reason="not built: python hatch_build.py")
@@ -60,7 +61,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
             assert torch.equal(multiply(packed, x[:rows].clone(), threads), alone[:rows])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PLAIN)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_tree_gives_the_bits_of_its_branches(family: str, threads: int) -> None:
     """Each node in a ragged batch of trees has the logits of token by token decoding, to the last bit."""

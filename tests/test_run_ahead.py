@@ -24,7 +24,7 @@ def step(host: Host, cache: SlotCache, slot: int, token: int) -> Tensor:
     return result.logits[0, 0].log_softmax(-1)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "glm", "olmo2"])
 @pytest.mark.parametrize("slots", [(0, 3), (1, 1)], ids=["ragged", "alone"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_as_pass_after_pass(family: str, slots: tuple[int, int], threads: int) -> None:

@@ -1,18 +1,22 @@
 /* Decoder layers on a CPU: several of them in one call, or one in two calls, before and after an attention of torch's. What
- * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; rowwise.py says the same in tensor operations, and tests compare
- * them. All tensors are contiguous float32 unless strides are given. */
+ * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; layer.py says the same in
+ * tensor operations, and tests compare them. All tensors are contiguous float32 unless strides are given. */
 #include "_thin.h"
 
 #include "_attention.h"
 
-#define ABI 4 /* raised when a signature changes; compiled.py refuses a library of another number */
+#define ABI 5 /* raised when a signature changes; compiled.py refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 
 typedef struct {
     Matrix qkv, output, gate, up, down;
-    const float *input_norm, *post_norm, *query_norm, *key_norm; /* the latter two NULL where heads have no norm */
-    float input_epsilon, post_epsilon, head_epsilon;
+    /* Norms before attention and MLP, on queries and keys, behind attention and MLP; NULL where there is none. */
+    const float *input_norm, *post_norm, *query_norm, *key_norm, *behind_attention, *behind_mlp;
+    const int32_t *partner; /* [dim], entries of a head that turn with each other; NULL where its halves do */
+    float input_epsilon, post_epsilon, head_epsilon, behind_epsilon;
     int32_t hidden, kv_heads, groups, dim;
+    int32_t wide; /* the norms on queries and keys take all heads at once */
+    int32_t gelu; /* the MLP's activation is GELU by tanh; else SiLU */
     float scaling; /* of attention scores */
 } Layer;
 
@@ -20,7 +24,7 @@ typedef struct {
     int64_t batch, rows;           /* rows per request */
     int64_t first, capacity;       /* first slot; columns of a slot */
     const int64_t *starts;         /* per request, the column its rows begin at */
-    const float *cosine, *sine;    /* [batch, rows, dim]; the sine's first half negated */
+    const float *cosine, *sine;    /* [batch, rows, dim]; signs of the turn in the sine */
     float *scratch;                /* batch * rows * (hidden + the wider of qkv and gate and up + queries) floats */
     int64_t threads;
     int64_t prefix;                /* columns of the deep prefix */
@@ -50,18 +54,30 @@ INLINE float inverse_root_mean_square(const float *x, int64_t width, float epsil
     return 1.0f / sqrtf(sum / (float)width + epsilon);
 }
 
-INLINE void norm_rows(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, float *out) {
+/* Into `out`, or added to it. */
+INLINE void norm_rows(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, int add, float *out) {
     for (int64_t r = 0; r < rows; r++, x += width, out += width) {
         float scale = inverse_root_mean_square(x, width, epsilon);
-        for (int64_t i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
+        if (add)
+            for (int64_t i = 0; i < width; i++) out[i] += x[i] * scale * weight[i];
+        else
+            for (int64_t i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
     }
 }
 
-INLINE void rotate_head(const float *x, const float *weight, float epsilon, const float *cosine, const float *sine, int64_t dim,
-                        float *out) {
+/* `weight` is NULL where heads have no norm; `scale` is the norm's. */
+INLINE void rotate_head(const float *x, const float *weight, float scale, const int32_t *partner, const float *cosine,
+                        const float *sine, int64_t dim, float *out) {
     int64_t half = dim / 2;
+    if (partner) {
+        for (int64_t i = 0; i < dim; i++) {
+            float own = x[i], other = x[partner[i]];
+            if (weight) own *= scale * weight[i], other *= scale * weight[partner[i]];
+            out[i] = own * cosine[i] + other * sine[i];
+        }
+        return;
+    }
     if (weight) {
-        float scale = inverse_root_mean_square(x, dim, epsilon);
         for (int64_t i = 0; i < half; i++) {
             float low = x[i] * scale * weight[i], high = x[half + i] * scale * weight[half + i];
             out[i] = low * cosine[i] + high * sine[i];
@@ -82,12 +98,23 @@ INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *
     for (int64_t b = 0; b < p->batch; b++)
         for (int64_t i = 0; i < p->rows; i++, qkv += (heads + 2 * kv_heads) * dim) {
             const float *cosine = p->cosine + (b * p->rows + i) * dim, *sine = p->sine + (b * p->rows + i) * dim;
-            for (int64_t h = 0; h < heads; h++)
-                rotate_head(qkv + h * dim, l->query_norm, l->head_epsilon, cosine, sine, dim,
+            const float *key = qkv + heads * dim;
+            float of_query = 0, of_key = 0;
+            if (l->query_norm && l->wide) {
+                of_query = inverse_root_mean_square(qkv, heads * dim, l->head_epsilon);
+                of_key = inverse_root_mean_square(key, kv_heads * dim, l->head_epsilon);
+            }
+            for (int64_t h = 0; h < heads; h++) {
+                const float *weight = l->query_norm ? l->query_norm + (l->wide ? h * dim : 0) : 0;
+                if (weight && !l->wide) of_query = inverse_root_mean_square(qkv + h * dim, dim, l->head_epsilon);
+                rotate_head(qkv + h * dim, weight, of_query, l->partner, cosine, sine, dim,
                             query + ((b * heads + h) * p->rows + i) * dim);
+            }
             for (int64_t h = 0; h < kv_heads; h++) {
                 int64_t at = (((p->first + b) * kv_heads + h) * p->capacity + p->starts[b] + i) * dim;
-                rotate_head(qkv + (heads + h) * dim, l->key_norm, l->head_epsilon, cosine, sine, dim, keys + at);
+                const float *weight = l->key_norm ? l->key_norm + (l->wide ? h * dim : 0) : 0;
+                if (weight && !l->wide) of_key = inverse_root_mean_square(key + h * dim, dim, l->head_epsilon);
+                rotate_head(key + h * dim, weight, of_key, l->partner, cosine, sine, dim, keys + at);
                 memcpy(values + at, qkv + (heads + kv_heads + h) * dim, dim * sizeof *values);
             }
         }
@@ -107,6 +134,7 @@ typedef struct {
     const Matrix *gate, *up;
     const float *x;
     int64_t rows;
+    int gelu;
     float *gated, *raised; /* [rows, outputs] each; the result is in `gated` */
 } Gating;
 
@@ -148,7 +176,7 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
 typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels or tiles [first, last) of a task */
 typedef struct {
     Share product, gating, attending;
-    void (*norm)(const float *, const float *, float, int64_t, int64_t, float *);
+    void (*norm)(const float *, const float *, float, int64_t, int64_t, int, float *);
     void (*rotate)(const Layer *, const Pass *, const float *, float *, float *, float *);
 } Kernels;
 
@@ -160,7 +188,13 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
     for (int64_t r = 0; r < t->rows; r++) {
         float *gated = t->gated + r * width;
         const float *raised = t->raised + r * width;
-        for (int64_t i = begin; i < end; i++) gated[i] = gated[i] / (1.0f + exponential(-gated[i])) * raised[i];
+        if (t->gelu) /* (1 + tanh(u)) / 2 is the logistic function of 2 u */
+            for (int64_t i = begin; i < end; i++) {
+                float g = gated[i], u = 1.5957691216f * (g + 0.044715f * g * g * g);
+                gated[i] = g / (1.0f + exponential(-u)) * raised[i];
+            }
+        else
+            for (int64_t i = begin; i < end; i++) gated[i] = gated[i] / (1.0f + exponential(-gated[i])) * raised[i];
     }
 }
 
@@ -176,8 +210,8 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
         attending_share(task, first, last, registers >= 24 ? 12 : 4);                                             \
     }                                                                                                             \
     target static void norm_##name(const float *x, const float *weight, float epsilon, int64_t rows,              \
-                                   int64_t width, float *out) {                                                   \
-        norm_rows(x, weight, epsilon, rows, width, out);                                                          \
+                                   int64_t width, int add, float *out) {                                          \
+        norm_rows(x, weight, epsilon, rows, width, add, out);                                                     \
     }                                                                                                             \
     target static void rotate_##name(const Layer *l, const Pass *p, const float *qkv, float *query, float *keys,  \
                                      float *values) {                                                             \
@@ -234,7 +268,7 @@ static int64_t panels_of(const Matrix *m) { return (m->outputs + LANES - 1) / LA
 /* ---------------------------------------------------------------- what Python calls */
 
 void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, float *out) {
-    kernels->norm(x, weight, epsilon, rows, width, out);
+    kernels->norm(x, weight, epsilon, rows, width, 0, out);
 }
 
 /* out [rows, outputs] = x [rows, inputs] m, or added to it. */
@@ -247,9 +281,16 @@ void layer_product(const Matrix *m, const float *x, int64_t rows, int64_t thread
 void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, float *keys, float *values) {
     int64_t rows = p->batch * p->rows;
     float *normed = p->scratch, *qkv = normed + rows * l->hidden;
-    kernels->norm(x, l->input_norm, l->input_epsilon, rows, l->hidden, normed);
-    layer_product(&l->qkv, normed, rows, p->threads, 0, qkv);
+    if (l->input_norm) kernels->norm(x, l->input_norm, l->input_epsilon, rows, l->hidden, 0, normed);
+    layer_product(&l->qkv, l->input_norm ? normed : x, rows, p->threads, 0, qkv);
     kernels->rotate(l, p, qkv, query, keys, values);
+}
+
+/* x += in m, through a norm where there is one; `between` [rows, outputs] is written then. */
+static void add_product(const Layer *l, const Pass *p, const Matrix *m, const float *in, const float *norm, float *between, float *x) {
+    int64_t rows = p->batch * p->rows;
+    layer_product(m, in, rows, p->threads, !norm, norm ? between : x);
+    if (norm) kernels->norm(between, norm, l->behind_epsilon, rows, l->hidden, 1, x);
 }
 
 /* From the attention's result [batch * rows, heads * dim] behind the normed rows in the scratch, through output projection and
@@ -257,11 +298,11 @@ void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, fl
 static void leave(const Layer *l, const Pass *p, float *x) {
     int64_t rows = p->batch * p->rows, width = l->gate.outputs;
     float *normed = p->scratch, *gathered = normed + rows * l->hidden;
-    layer_product(&l->output, gathered, rows, p->threads, 1, x);
-    kernels->norm(x, l->post_norm, l->post_epsilon, rows, l->hidden, normed);
-    Gating t = {&l->gate, &l->up, normed, rows, gathered, gathered + rows * width};
+    add_product(l, p, &l->output, gathered, l->behind_attention, normed, x);
+    if (l->post_norm) kernels->norm(x, l->post_norm, l->post_epsilon, rows, l->hidden, 0, normed);
+    Gating t = {&l->gate, &l->up, l->post_norm ? normed : x, rows, l->gelu, gathered, gathered + rows * width};
     spread(kernels->gating, &t, panels_of(&l->gate), p->threads, 2 * rows * l->gate.inputs * width);
-    layer_product(&l->down, gathered, rows, p->threads, 1, x);
+    add_product(l, p, &l->down, gathered, l->behind_mlp, normed, x);
 }
 
 /* `mixed`: element (b, kv head, group * rows + row, d) at mixed[b * by_request + kv * by_head + .. * by_row + d]. */

@@ -23,9 +23,10 @@ from draftree.host.layer import Angles
 from draftree.host.panels import LANES, Matrix, Packed
 from draftree.host.parts import Norm, Parts
 from draftree.host.plan import Segment
+from draftree.host.rotary import Rotation
 
 LIBRARY = Path(__file__).with_name("_layer.so")
-ABI = 4
+ABI = 5
 WORTH_THREADS = 6_000_000  # multiplications of a pass under which waking other threads costs more than it saves
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -34,8 +35,9 @@ class _Layer(Structure):
     _fields_ = (
         *((name, Matrix) for name in ("qkv", "output", "gate", "up", "down")),
         *((name, c_void_p) for name in ("input_norm", "post_norm", "query_norm", "key_norm")),
-        *((name, c_float) for name in ("input_epsilon", "post_epsilon", "head_epsilon")),
-        *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim")),
+        *((name, c_void_p) for name in ("behind_attention", "behind_mlp", "partner")),
+        *((name, c_float) for name in ("input_epsilon", "post_epsilon", "head_epsilon", "behind_epsilon")),
+        *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim", "wide", "gelu")),
         ("scaling", c_float),
     )
 
@@ -75,22 +77,23 @@ def load_library() -> ctypes.CDLL | None:
 
 
 class CompiledLayer:
-    """See `layer.TensorLayer`."""
+    """See `layer.TensorLayer`; `rotation` is of its heads."""
 
-    def __init__(self, library: ctypes.CDLL, parts: Parts) -> None:
+    def __init__(self, library: ctypes.CDLL, parts: Parts, rotation: Rotation) -> None:
         self.parts = parts
         self._enter, self._leave = library.layer_enter, library.layer_leave
         self._packed = [Packed(linears) for linears in parts.products()]
         kv, groups, dim = parts.heads
-        query_norm, key_norm = parts.head_norms or (None, None)
-        norms = [*parts.norms, query_norm, key_norm]
+        norms = [*parts.norms, *(parts.head_norms or (None, None)), *parts.behind]
+        self._partner = None if rotation.plain else rotation.partner.int()
         matrices = [packed.described for packed in self._packed]
         hidden = matrices[0].inputs
         self._described = _Layer(
             *matrices,
             *(None if norm is None else norm.weight.data_ptr() for norm in norms),
-            *(0.0 if norm is None else norm.epsilon for norm in norms[:3]),
-            *(hidden, kv, groups, dim),
+            None if self._partner is None else self._partner.data_ptr(),
+            *(0.0 if norm is None else norm.epsilon for norm in (*norms[:3], norms[4])),
+            *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu"),
             parts.scaling,
         )
         queries = kv * groups * dim
@@ -172,9 +175,9 @@ class CompiledAngles:
 class CompiledHead:
     """See `layer.TensorHead`."""
 
-    def __init__(self, library: ctypes.CDLL, norm: Norm, head: Any) -> None:
+    def __init__(self, library: ctypes.CDLL, norm: Norm, head: Any, cap: float | None = None) -> None:
         self._library = library
-        self._norm = norm
+        self._norm, self._cap = norm, cap
         self._packed = Packed([head])
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -188,4 +191,4 @@ class CompiledHead:
         logits = x.new_empty(*x.shape[:2], matrix.outputs)
         threads = torch.get_num_threads() if rows * width * matrix.outputs > WORTH_THREADS // 4 else 1
         self._library.layer_product(matrix, normed.data_ptr(), rows, threads, 0, logits.data_ptr())
-        return logits
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)

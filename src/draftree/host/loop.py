@@ -10,6 +10,7 @@ not.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -66,15 +67,6 @@ class LoopHost(Host):
                 return False
         return len({p.device for p in target.model.parameters()}) == 1
 
-    @staticmethod
-    def compiles(target: Target) -> bool:
-        """Whether the compiled form has all that the layers of a qualifying model are made of."""
-        rotary, parts = target.decoder.rotary_emb, [Parts.of(layer, target.config) for layer in target.layers]
-        if isinstance(rotary.rope_type, dict) or target.model_type in TURN_NEIGHBOURS:
-            return False
-        dims = {part.heads.dim for part in parts}
-        return dims == {width_of(rotary, target.device)} and all(part.compiles for part in parts)
-
     def __init__(self, target: Target) -> None:
         if not self.qualifies(target):
             raise ValueError(
@@ -100,17 +92,18 @@ class LoopHost(Host):
         self._norm, head = Norm.of(target.decoder.norm), target.model.get_output_embeddings()
         self._layers: list[Any]
         self._head: Any
-        if library is None or not copy or not self.compiles(target):
-            cap = getattr(target.config, "final_logit_softcapping", None)
+        cap = getattr(target.config, "final_logit_softcapping", None)
+        if library is None or not copy:
             self._layers = [TensorLayer(part, copy) for part in parts]
             self._head = TensorHead(self._norm, head, copy, cap)
         else:
             self.form = f"{self.name}, compiled {ABI}"
-            self._layers = [CompiledLayer(library, part) for part in parts]
-            self._head = _CompiledHead(library, self._norm, head)
+            self._layers = [CompiledLayer(library, part, self._rotation) for part in parts]
+            self._head = _CompiledHead(library, self._norm, head, cap)
             self._stack = CompiledStack(library, self._layers)
         self._embedding = target.model.get_input_embeddings()
-        self._runner = None if self._per_row else runner_of(library, self._stack, self._head, self._embedding)
+        plain = not self._per_row and self._cap is None and None in self._tables
+        self._runner = runner_of(library, self._stack, self._head, self._embedding) if plain else None
 
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
@@ -182,13 +175,18 @@ class LoopHost(Host):
     def _advance(self, x: Tensor, first: int, last: int, rows: _Rows) -> Tensor:
         """Layers [first, last) on x [B, n, d], which may be changed."""
         kinds = self.target.kinds[first:last]
-        angles = rows.angles(kinds[0])
-        if isinstance(angles, CompiledAngles) and not any(rows.masks.limited(kind) for kind in set(kinds)):
-            assert self._stack is not None
-            self._stack.run(first, last, x, angles)
-            return x
-        for i, kind in enumerate(kinds, first):
-            x = _attend(self._layers[i], x, i, rows, kind, self._cap)
+        by_torch = {kind: self._cap is not None or rows.masks.limited(kind) for kind in set(kinds)}
+        # Layers of one kind, or of several with the same angles, go through in one call where nothing hides columns.
+        alike = [(by_torch[kind], self.angle_name(kind)) for kind in kinds]
+        for (torch_attends, _), group in groupby(range(first, last), key=lambda i: alike[i - first]):
+            layers = list(group)
+            angles = rows.angles(kinds[layers[0] - first])
+            if isinstance(angles, CompiledAngles) and not torch_attends:
+                assert self._stack is not None
+                self._stack.run(layers[0], layers[-1] + 1, x, angles)
+                continue
+            for i in layers:
+                x = _attend(self._layers[i], x, i, rows, kinds[i - first], self._cap)
         return x
 
     def angles(

@@ -36,11 +36,6 @@ def pack_weights(model: Any) -> None:
             f"This '{target.model_type}' model does not qualify for the loop host, and nothing else reads packed "
             "weights: leave it as it is."
         )
-    if not LoopHost.compiles(target):
-        raise ValueError(
-            f"The layers of a '{target.model_type}' model are not compiled yet, and nothing else reads packed weights: "
-            "leave it as it is."
-        )
     if target.dtype != torch.float32 or target.device.type != "cpu":
         raise ValueError(
             f"Weights are packed in float32 on the CPU, and these are {target.dtype} on {target.device.type}: leave "

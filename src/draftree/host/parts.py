@@ -154,12 +154,6 @@ class Parts(NamedTuple):
             gate_up = [Stretch(both, 0, half), Stretch(both, half, 2 * half)]
         return [self.qkv, [self.output], [gate_up[0]], [gate_up[1]], [self.down]]
 
-    @property
-    def compiles(self) -> bool:
-        """Whether the compiled form has all of it."""
-        plain = None not in self.norms and self.behind == (None, None) and not self.wide and self.cap is None
-        return plain and self.activation == "silu"
-
 
 def _norm_names(layer: Any) -> tuple[Sequence[str], Sequence[str]]:
     """What a family calls its norms before attention and MLP, and those behind; "" for none."""

@@ -26,14 +26,18 @@ class Rotation:
         dim: width of a head.
         neighbours: pairs are neighbours, not entries of the two halves.
         device: where the heads are.
+
+    Attributes:
+        plain: all of a head is turned, its halves against each other.
+        partner: LongTensor [dim].
     """
 
     def __init__(self, width: int, dim: int, neighbours: bool, device: torch.device) -> None:
         self.width, self.dim, self.neighbours = width, dim, neighbours
-        self.plain = width == dim and not neighbours  # as llama does
+        self.plain = width == dim and not neighbours
         turned = torch.arange(width)
         partner = turned ^ 1 if neighbours else turned.roll(width // 2)
-        self._partner = torch.cat([partner, torch.arange(width, dim)]).to(device)
+        self.partner = torch.cat([partner, torch.arange(width, dim)]).to(device)
 
     def spread(self, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
         """Angles [..., width] of the model's rotary module as [..., dim], signs included in the sine."""
@@ -48,7 +52,7 @@ class Rotation:
 
     def partners(self, x: Tensor) -> Tensor:
         """Every entry's partner, for x [..., dim]."""
-        return x.roll(self.dim // 2, -1) if self.plain else x.index_select(-1, self._partner)
+        return x.roll(self.dim // 2, -1) if self.plain else x.index_select(-1, self.partner)
 
 
 class RotaryTable:
