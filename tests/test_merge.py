@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,12 @@ from generate_driver import NEW, hf, left_pad, prompts, references_of, same
 from in_model_driver import make, recorded
 from zoo import build
 
-from draftree.drafting import BiTA, Context, HiddenTransfer, Lookahead, Medusa, Merge, PromptLookup
-from draftree.drafting.in_model import InModelDrafter
+from draftree.drafting import BiTA, Context, Drafter, HiddenTransfer, Lookahead, Medusa, Merge, PromptLookup
 from draftree.drafting.merge.votes import HEED, Votes
 from draftree.engine import Engine, Rules, generate
 from draftree.engine.generate import GenerateOutput
 from draftree.host.cost import StepCost
+from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.shaping import DynamicTree, Fixed
 from draftree.shaping.calibration import PER_FACTOR
 from draftree.tree import TokenTree
@@ -234,12 +235,24 @@ def test_guesses_are_calibrated_by_what_came() -> None:
 TRIO = ("bita", "hidden-transfer", "medusa")
 
 
-def run(drafter: Merge | InModelDrafter, name: str, *, host: str = "auto", size: int = 8) -> GenerateOutput:
+def run(drafter: Drafter, name: str, *, host: str = "auto", size: int = 8, **options: Any) -> GenerateOutput:
     ids, mask = left_pad(prompts())
-    return generate(build(name), ids, mask, drafter=drafter, shape=Fixed(size), host=host, max_new_tokens=NEW)
+    return generate(
+        build(name), ids, mask, drafter=drafter, shape=Fixed(size), host=host, max_new_tokens=NEW, **options
+    )
 
 
-@pytest.mark.parametrize("host", ["loop", "hooked"])
+def early_pruning(layer: int) -> EarlyPruning:
+    """Half of the guesses go, and the rows attached to them, before decoder layer `layer`."""
+    torch.manual_seed(5)
+    head = EarlyHead.fresh(build("llama"), layer=layer)
+    with torch.no_grad():
+        for weight in head.weights.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    return EarlyPruning(head, criterion="best", keep=4, always=True)
+
+
+@pytest.mark.parametrize(("host", "pruned_at"), [("loop", None), ("hooked", None), ("loop", 1), ("hooked", 2)])
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -248,17 +261,22 @@ def run(drafter: Merge | InModelDrafter, name: str, *, host: str = "auto", size:
         ("medusa", "bita-masks-only-groups", "bita", "hidden-transfer"),
     ],
 )
-def test_in_a_joint_pass_each_guesses_as_alone(kinds: tuple[str, ...], host: str) -> None:
-    """Rows stand elsewhere and see others' rows nowhere, so every drafter's candidates are those it has alone."""
+def test_in_a_joint_pass_each_guesses_as_alone(kinds: tuple[str, ...], host: str, pruned_at: int | None) -> None:
+    """Rows stand elsewhere and see others' rows nowhere, so every drafter's candidates are those it has alone.
+
+    Also where rows leave in mid-stack, and those of others between one's own have left.
+    """
     model = build("llama")
     drafters = [make(kind, model) for kind in kinds]
     together = [recorded(drafter) for drafter in drafters]
-    out = run(Merge(drafters), "llama", host=host)
-    assert out.stats.total.accepted > 0
+    pruner = None if pruned_at is None else early_pruning(pruned_at)
+    total = run(Merge(drafters), "llama", host=host, pruner=pruner).stats.total
+    assert total.accepted > 0
+    assert (total.pruned > 0) == (pruner is not None)
     for kind, seen in zip(kinds, together, strict=True):
         own = make(kind, model)
         alone = recorded(own)
-        run(own, "llama", host=host, size=own.max_nodes if own.choices is None else len(own.choices))
+        run(own, "llama", host=host, size=own.max_nodes)
         known = {tuple(s.tokens): s for s in alone if s.logp.isfinite().all()}
         shared = [(s, known[tuple(s.tokens)]) for s in seen if tuple(s.tokens) in known and s.logp.isfinite().all()]
         assert len(shared) > 10, kind
@@ -277,8 +295,7 @@ def test_statistics_name_all_that_made_a_guess() -> None:
     assert set(total.accepted_by_source) == {"random", "random-2", "random+random-2"}
     assert sum(total.accepted_by_source.values()) == total.accepted
     assert out.stats.acceptance_length > max(
-        run(RandomTree(references, seed=seed), "llama", size=16).stats.acceptance_length  # type: ignore[arg-type]
-        for seed in (1, 2)
+        run(RandomTree(references, seed=seed), "llama", size=16).stats.acceptance_length for seed in (1, 2)
     )
 
 
