@@ -100,7 +100,7 @@ class Drafter(ABC):
 
     Attributes:
         name: how statistics call it.
-        source: bit that marks its nodes in merged trees.
+        source: bit that marks its nodes; `Merge` gives each of its drafters one of its own instead.
         max_nodes: most guesses worth asking for per request and step.
         prepares: whether guesses come out of the pass before, so that drafting costs one step ahead.
         deep_prefix: per-layer (keys, values), each [kv heads, P, head dim], for rows that ask for it.
