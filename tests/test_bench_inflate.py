@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from draftree.bench import inflate_report
 from draftree.bench.harness import Watcher
 from draftree.bench.inflate import inflate
-from draftree.bench.inflate_measure import HF, LOOP, ROWS, InflateSettings, bandwidth, compare_models
+from draftree.bench.inflate_measure import HF, LOOP, ROWS, Bandwidth, InflateSettings, compare_models
 from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import embedded_prompts
 from draftree.cli import app
@@ -71,7 +71,10 @@ def test_models_that_are_not_equal_are_told_with_the_place(demo):
 
 
 def test_bandwidth_is_that_of_memory():
-    assert 1e9 < bandwidth(torch.device("cpu")) < 2e12
+    memory = Bandwidth(torch.device("cpu"))
+    for _ in range(3):
+        memory.sample()
+    assert 1e9 < memory.best < 2e12
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 HF, LOOP = "hf_forward", "draftree_loop"
 LABELS = {HF: "HF forward", LOOP: "draftree, loop host"}
 BUFFER = 256 * 2**20  # bytes, far beyond any cache
-TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +118,8 @@ def run_inflate(
     chosen = take_per_set([p for p in prompts if not p.warm], 1)[: settings.prompts]
     watcher.stage("comparing answers", len(chosen))
     equality = compare_models(small, large, [encode_prompt(tokenizer, p.text) for p in chosen], settings, watcher)
-    watcher.stage("bandwidth", None)
-    speed = bandwidth(large.device)
     read = (size.parameters - size.vocab_size * size.hidden_size) * large.dtype.itemsize
-    times = time_steps(large, host, settings, watcher)
+    times, speed = time_steps(large, host, settings, watcher)
     about |= {
         "finished": now(),
         "settings": asdict(settings),
@@ -171,36 +168,56 @@ def _new(sequences: Tensor, ids: list[int]) -> list[int]:
     return held
 
 
-def bandwidth(device: torch.device) -> float:
-    """Bytes a second that torch's threads move to or from memory: the best of copying and of summing a large buffer."""
-    source = torch.empty(BUFFER // 4, device=device).fill_(1.0)
-    copied = torch.empty_like(source).zero_()
-    clock, best = _clock(device), 0.0
-    ways: list[tuple[int, Callable[[], Any]]] = [(2, lambda: copied.copy_(source)), (1, lambda: source.sum())]
-    for times, way in ways:
-        for _ in range(TRIES):
-            _wait(device)
-            start = clock()
+class Bandwidth:
+    """Bytes a second that torch's threads move to or from memory, sampled beside what is to be held against it.
+
+    Args:
+        device: whose memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._clock = device, _clock(device)
+        self._source = torch.empty(BUFFER // 4, device=device).fill_(1.0)
+        self._copied = torch.empty_like(self._source).zero_()
+        self._samples: dict[str, list[float]] = {"copying": [], "summing": []}
+
+    def sample(self) -> None:
+        """Copy a large buffer, and sum it."""
+        ways: dict[str, tuple[int, Callable[[], Any]]] = {
+            "copying": (2, lambda: self._copied.copy_(self._source)),
+            "summing": (1, lambda: self._source.sum()),
+        }
+        for name, (times, way) in ways.items():
+            _wait(self._device)
+            start = self._clock()
             way()
-            _wait(device)
-            best = max(best, times * source.nbytes / (clock() - start))
-    return best
+            _wait(self._device)
+            self._samples[name].append(times * self._source.nbytes / (self._clock() - start))
+
+    @property
+    def best(self) -> float:
+        """The median of the faster way."""
+        return max(statistics.median(samples) for samples in self._samples.values())
 
 
 def time_steps(
     large: Any, host: Host, settings: InflateSettings, watcher: Watcher
-) -> dict[tuple[str, int], list[float]]:
-    """Seconds of steps by method and rows, interleaved; the order of the methods turns from round to round."""
+) -> tuple[dict[tuple[str, int], list[float]], float]:
+    """Seconds of steps by method and rows, and the memory's bandwidth (bytes a second), all interleaved.
+
+    The order of the methods turns from round to round.
+    """
     device, context = large.device, settings.context
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 1000, (1, max(context, ROWS[-1])), generator=generator).to(device)
     steps = {HF: _hf_steps(large, tokens, context), LOOP: _host_steps(host, tokens, context)}
-    clock = _clock(device)
+    clock, memory = _clock(device), Bandwidth(device)
     times: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in steps for rows in ROWS}
     watcher.stage("steps", (settings.rounds + 1) * len(times))
     for number in range(settings.rounds + 1):
         names = list(steps) if number % 2 else list(steps)[::-1]
         for rows in ROWS:
+            memory.sample()
             for name in names:
                 _wait(device)
                 start = clock()
@@ -210,7 +227,7 @@ def time_steps(
                 if number:  # the first round finds nothing in place
                     times[name, rows].append(elapsed)
                 watcher.step()
-    return times
+    return times, memory.best
 
 
 def _hf_steps(model: Any, tokens: Tensor, context: int) -> Callable[[int], None]:
