@@ -91,6 +91,7 @@ def test_a_run_learns_and_says_what_it_did(zoo_data, tmp_path, method):
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
     assert json.loads((tmp_path / "recipe.json").read_text()) == json.loads(json.dumps(recipe))
     assert recipe["steps"] == 30
+    assert 0 < recipe["cpu_seconds"] < recipe["seconds"] * (torch.get_num_threads() + 1)
     assert recipe["base_model"]["hash"] == before
     for name, value in METHODS[method].items():
         assert recipe["settings"][name] == value

@@ -79,7 +79,7 @@ def train(
         resume = get_last_checkpoint(str(out / CHECKPOINTS))
     frozen = {name: p.requires_grad for name, p in target.model.named_parameters()}
     target.model.requires_grad_(False).to(args.device)
-    begin = time.perf_counter()
+    begin, worked = time.perf_counter(), time.process_time()
     try:
         trainer = DrafterTrainer(objective, args, rows.train, rows.dev[: options.dev_rows], splits, tell)
         trainer.train(resume_from_checkpoint=resume)
@@ -91,7 +91,7 @@ def train(
             p.requires_grad_(frozen[name])
     if model_hash(target.model, again=True) != before:
         raise ValueError("The base model's weights have changed in training, so the drafter is of no use: report this.")
-    seconds = time.perf_counter() - begin
+    seconds, worked = time.perf_counter() - begin, time.process_time() - worked
     final: dict[str, Any] = next(entry for entry in reversed(trainer.state.log_history) if "eval_accuracy" in entry)
     recipe = {
         "method": method,
@@ -104,6 +104,7 @@ def train(
         "steps": trainer.state.global_step,
         "processes": args.world_size,
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(worked, 1),  # of this process, all its threads: a busy machine moves it less
         "dev_loss": final["eval_loss"],
         "ranks": RANKS,
         "accuracy": {f"depth {d}": shares for d, shares in enumerate(final["eval_accuracy"], 1)},
