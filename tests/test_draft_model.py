@@ -40,7 +40,7 @@ class Watched(DraftModel):
             course = run_ahead(*arguments)
             if course is not None:
                 self.runs += 1
-                self.rows += course.tokens[:, :, 0].size
+                self.rows += sum(map(len, course.tokens))
             return course
 
         self._small.host = copy.copy(self._small.host)  # hosts are shared by all who open the model

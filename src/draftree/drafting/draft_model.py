@@ -14,7 +14,8 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -24,9 +25,8 @@ from draftree.demo_model import embedded
 from draftree.drafting.base import Context, Drafter, Step
 from draftree.drafting.folder import model_hash
 from draftree.drafting.in_model import best_on_host
-from draftree.drafting.small_model import SmallModel
+from draftree.drafting.small_model import Path, SmallModel
 from draftree.host import Host, Target, inspect_model, open_host
-from draftree.host.ahead import Course
 from draftree.tree import TokenTree
 
 PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one, before both were timed
@@ -79,6 +79,7 @@ class DraftModel(Drafter):
         self._small = SmallModel(self._open())
         self._live: list[int] = []  # requests that have begun
         self._eos: frozenset[int] = frozenset()
+        self._met: Callable[[], Any] = lambda: None  # the large model seen last
         self._lock = threading.RLock()
         self._pass_seconds = self._step_seconds = 0.0
         self._drafted = 0.0  # when the last draft was handed over; 0 where its step has been seen
@@ -140,10 +141,13 @@ class DraftModel(Drafter):
                     f"The small model has a vocabulary of {small.vocab_size} and the large one of {target.vocab_size}: "
                     "choose a small model with the same tokenizer."
                 )
-            if _size(small.model) >= _size(target.model):
-                warnings.warn(
-                    "The small model is no smaller than the large one, so drafting with it saves no time.", stacklevel=4
-                )
+            if self._met() is not target.model:  # engines come and go, one for each call of `generate`
+                self._met = weakref.ref(target.model)
+                if _size(small.model) >= _size(target.model):
+                    warnings.warn(
+                        "The small model is no smaller than the large one, so drafting with it saves no time.",
+                        stacklevel=4,
+                    )
             if host is not self._small.host:  # its weights were changed, moved or cast
                 self._small = SmallModel(host)
                 for request in self._live:
@@ -166,10 +170,14 @@ class DraftModel(Drafter):
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
         host = self._small.host
-        # A hooked host must not run in the inference mode of the target's: stock modules may keep what they make.
-        inference = torch.inference_mode(host.guard is torch.inference_mode)
-        with self._lock, host.lock, torch.no_grad(), inference:
-            trees = self._grow(requests, budgets)
+        inference = host.guard is torch.inference_mode
+        with self._lock:
+            if inference and torch.is_inference_mode_enabled():  # as in an engine whose host has the same guard
+                trees = self._grow(requests, budgets)
+            else:
+                # A hooked host must not run in the inference mode of the target's: stock modules may keep its tensors.
+                with host.lock, torch.no_grad(), torch.inference_mode(inference):
+                    trees = self._grow(requests, budgets)
         self._drafted = time.perf_counter()
         return TokenTree.stack(trees)
 
@@ -273,10 +281,10 @@ class _Growth:
         self.parents += [above] * len(tokens)
         self.logp += [base + value for value in logp]
 
-    def follow(self, course: Course, ends: frozenset[int]) -> None:
+    def follow(self, path: Path, ends: frozenset[int]) -> None:
         """Candidates along one path, as far as it goes on."""
         above = -1
-        for tokens, logp in zip(course.tokens.tolist(), course.logp.tolist(), strict=True):
+        for tokens, logp in zip(path.tokens, path.logp, strict=True):
             if above >= 0 and self.tokens[above] in ends:
                 break
             here = len(self.tokens)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftree.host import Host
-from draftree.host.ahead import Course
 from draftree.host.plan import PassResult, Plan
 
 CHUNK = 512  # rows of a pass over prompts
@@ -53,6 +53,18 @@ class Branches:
             above = found[0]
             path.append(above)
         return path
+
+
+class Path(NamedTuple):
+    """What may come 1, 2, .. tokens ahead along a path.
+
+    Attributes:
+        tokens: for each place, the likeliest first; these are the path.
+        logp: their log-probabilities there.
+    """
+
+    tokens: list[list[int]]
+    logp: list[list[float]]
 
 
 class SmallModel:
@@ -133,7 +145,7 @@ class SmallModel:
         best: int,
         least: float,
         ends: Sequence[int],
-    ) -> list[Course] | None:
+    ) -> list[Path] | None:
         """Read the texts and go on by the best tokens, all in one call.
 
         Args:
@@ -154,28 +166,25 @@ class SmallModel:
         self.last_rows = 0
         while max(map(len, unread)) > FEW:
             unread = self._read_all_but_last(first, requests, unread)
-        width = max(len(own) + reach - 1 for own, reach in zip(unread, reaches, strict=True))
-        given = np.full((len(unread), width), -1, dtype=np.int64)
-        for row, own in zip(given, unread, strict=True):
-            row[: len(own)] = own
+        steps = max(len(own) + reach - 1 for own, reach in zip(unread, reaches, strict=True))
         held = [self._read[request] for request in requests]
         places, taking_part = [read.certain for read in held], [text is not None for text in texts]
-        course = self.host.run_ahead(self._cache, first, places, given, best, least, ends, taking_part)
+        course = self.host.run_ahead(self._cache, first, places, unread, steps, best, least, ends, taking_part)
         if course is None:
             self.runs_ahead = False
             return None
-        made = len(course.tokens)
+        made = len(course.tokens[0])
         for slot, (read, own) in enumerate(zip(held, unread, strict=True), first):
             if own:
                 self._cache.keep(slot, read.certain, list(range(made)))
                 read.certain += len(own)
-                read.tokens = course.tokens[len(own) - 1 : made - 1, slot - first, 0].tolist()
+                read.tokens = [best[0] for best in course.tokens[slot - first][len(own) - 1 : made - 1]]
                 read.parents = list(range(-1, len(read.tokens) - 1))
                 read.seen = [np.ones(i + 1, dtype=bool) for i in range(len(read.tokens))]
         self.last_rows += made
         begins = [max(len(own), 1) - 1 for own in unread]
         return [
-            Course(course.tokens[begin : begin + reach, b], course.logp[begin : begin + reach, b])
+            Path(course.tokens[b][begin : begin + reach], course.logp[b][begin : begin + reach])
             for b, (begin, reach) in enumerate(zip(begins, reaches, strict=True))
         ]
 

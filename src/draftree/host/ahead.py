@@ -7,11 +7,12 @@ one after the other; what comes back is what may follow each row.
 from __future__ import annotations
 
 import ctypes
+import math
+import threading
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int64, c_uint8, c_void_p
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,19 +32,22 @@ class _Ahead(Structure):
 
 
 class Course(NamedTuple):
-    """What may follow each row of a run ahead, likeliest first.
+    """What may follow each row of a run ahead.
 
     Attributes:
-        tokens: int64 [steps made, B, K].
-        logp: float32 [steps made, B, K], their log-probabilities there.
+        tokens: by request and step made, K tokens, the likeliest first.
+        logp: their log-probabilities there.
     """
 
-    tokens: np.ndarray
-    logp: np.ndarray
+    tokens: list[list[list[int]]]
+    logp: list[list[list[float]]]
 
 
 class Runner:
     """Runs the layers of a compiled stack ahead.
+
+    Plain ctypes throughout: behind a pass of the large model all code is out of the processor's caches, and then the
+    few microseconds of an array operation are many.
 
     Args:
         library: the compiled functions.
@@ -58,34 +62,42 @@ class Runner:
         self._call.argtypes = [POINTER(_Ahead), POINTER(_Pass), c_void_p, c_void_p, c_int64, *[c_void_p] * 4]
         self._stack, self._head, self._embedding = stack, head, embedding
         self._heads = [layer.parts.heads for layer in stack._layers]
+        self._scratch = threading.local()
+
+    def _floats(self, count: int) -> int:
+        """Address of scratch memory of this thread."""
+        held: Tensor | None = getattr(self._scratch, "floats", None)
+        if held is None or held.numel() < count:
+            with torch.inference_mode(False):
+                held = self._scratch.floats = torch.empty(count)
+        return held.data_ptr()
 
     def run(
         self,
         cache: SlotCache,
         tables: tuple[Tensor, Tensor],
         positions: Sequence[int],
-        given: np.ndarray,
+        given: Sequence[Sequence[int]],
+        steps: int,
         best: int,
         least: float,
         ends: Sequence[int],
         taking_part: Sequence[bool],
     ) -> Course:
         """See `Host.run_ahead`; `cache` is open for requests and steps, `tables` are cosines and sines by position."""
-        batch, steps = given.shape
+        batch = len(given)
         matrix, (weight, epsilon) = self._head._packed.described, self._head._norm
         hidden, dim, threads = matrix.inputs, self._stack.dim, self._stack.threads(batch)
         starts = cache.starts
-        sizes = (
-            *(batch * dim, batch * dim, batch * self._stack.scratch),
-            threads * (2 * dim + max(starts) + steps) * LANES,
-            batch * (2 * hidden + matrix.outputs),
-        )
-        floats = torch.empty(sum(sizes))
-        at = [floats.data_ptr() + 4 * before for before in np.cumsum((0, *sizes)).tolist()]
-        visible = np.ones(batch, dtype=np.uint8)
+        scratch = batch * self._stack.scratch
+        scores = threads * (2 * dim + max(starts) + steps) * LANES
+        angles = self._floats(2 * batch * dim + scratch + scores + batch * (2 * hidden + matrix.outputs))
+        at = angles + 8 * batch * dim
+        visible = (c_uint8 * batch)(*[1] * batch)
         p = _Pass(
             *(batch, 1, cache.first, cache.capacity, (c_int64 * batch)(*starts)),
-            *(at[0], at[1], at[2], threads, cache.prefix_length, 0, visible.ctypes.data, None, at[3]),
+            *(angles, angles + 4 * batch * dim, at, threads, cache.prefix_length, 0),
+            *(ctypes.addressof(visible), None, at + 4 * scratch),
         )
         like = self._embedding
         stores = [cache.stores(i, kv, (width, width), like) for i, (kv, _, width) in enumerate(self._heads)]
@@ -95,16 +107,22 @@ class Runner:
         cosines, sines = tables
         ahead = _Ahead(
             *(ctypes.addressof(self._stack._described), ctypes.addressof(keys), ctypes.addressof(values), len(stores)),
-            *(self._embedding.data_ptr(), weight.data_ptr(), cosines.data_ptr(), sines.data_ptr()),
+            *(like.data_ptr(), weight.data_ptr(), cosines.data_ptr(), sines.data_ptr()),
             *(ctypes.addressof(matrix), ctypes.addressof(stops), len(ends), len(cosines) - 1, best, epsilon, least),
         )
-        places = np.array(positions, dtype=np.int64)
-        paths = np.where(np.array(taking_part), np.float32(0), np.float32(-np.inf)).astype(np.float32)
-        tokens = np.empty((steps, batch, best), dtype=np.int64)
-        logp = np.empty((steps, batch, best), dtype=np.float32)
-        arrays = (a.ctypes.data for a in (places, given))
-        made = self._call(ahead, p, *arrays, steps, paths.ctypes.data, at[4], tokens.ctypes.data, logp.ctypes.data)
-        return Course(tokens[:made], logp[:made])
+        read: list[int] = []
+        for own in given:
+            row = list(own[:steps]) or [0]
+            read += row + [-1] * (steps - len(row))
+        paths = (c_float * batch)(*(0.0 if part else -math.inf for part in taking_part))
+        places, rows = (c_int64 * batch)(*positions), (c_int64 * len(read))(*read)
+        tokens, logp = (c_int64 * (steps * batch * best))(), (c_float * (steps * batch * best))()
+        made = self._call(ahead, p, places, rows, steps, paths, at + 4 * (scratch + scores), tokens, logp)
+        begins = [[(s * batch + b) * best for s in range(made)] for b in range(batch)]
+        return Course(
+            [[tokens[i : i + best] for i in of_request] for of_request in begins],
+            [[logp[i : i + best] for i in of_request] for of_request in begins],
+        )
 
 
 def runner_of(library: Any, stack: CompiledStack | None, head: Any, embedding: Any) -> Runner | None:

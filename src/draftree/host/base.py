@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +65,8 @@ class Host(ABC):
         cache: SlotCache,
         first: int,
         positions: Sequence[int],
-        given: np.ndarray,
+        given: Sequence[Sequence[int]],
+        steps: int,
         best: int,
         least: float,
         ends: Sequence[int] = (),
@@ -80,7 +80,9 @@ class Host(ABC):
             cache: as of `run`.
             first: slot of the first request.
             positions: of each request's first row.
-            given: int64 [B, steps], contiguous; tokens to be read, and -1 from where a request goes on by itself.
+            given: tokens that each request reads before it goes on by itself; one or more, of any number for those that
+                do not take part.
+            steps: most of them, given tokens included.
             best: K, tokens told of what may follow each row.
             least: log-probability that the path of at least one request must have for another step; what follows
                 given tokens is certain.

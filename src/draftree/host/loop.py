@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -135,14 +134,15 @@ class LoopHost(Host):
         cache: SlotCache,
         first: int,
         positions: Sequence[int],
-        given: np.ndarray,
+        given: Sequence[Sequence[int]],
+        steps: int,
         best: int,
         least: float,
         ends: Sequence[int] = (),
         taking_part: Sequence[bool] = (),
     ) -> Course | None:
         """See `Host.run_ahead`."""
-        batch, steps = given.shape
+        batch = len(given)
         reach = max(cache.lengths[first : first + batch]) + steps
         if self._runner is None or any(limits(kind, reach) for kind in self.target.kinds):
             return None
@@ -152,7 +152,7 @@ class LoopHost(Host):
         cache.open(first, batch, steps)
         tables = table.cosines, table.sines
         taking_part = taking_part or [True] * batch
-        return self._runner.run(cache, tables, positions, given, best, least, ends, taking_part)
+        return self._runner.run(cache, tables, positions, given, steps, best, least, ends, taking_part)
 
     @torch.inference_mode()
     def close(self, hidden: Tensor) -> Tensor:
