@@ -13,6 +13,7 @@ from draftree.drafting import Context, Jacobi, Step
 from draftree.drafting.jacobi import Pool
 from draftree.engine import Engine, Rules, generate
 from draftree.host import inspect_model
+from draftree.pruning import EarlyPruning, demo_early_head
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 
@@ -171,3 +172,18 @@ def test_pools_are_bounded() -> None:
 def test_options(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="give at"):
         Jacobi(**options)
+
+
+def test_the_window_stays_where_unlikely_guesses_leave_the_pass(demo: Any) -> None:
+    """Early pruning drops rows by the nodes that they look ahead of; the window looks ahead of the root."""
+    ids = demo.tokenizer("Write a Python function that adds two numbers.", return_tensors="pt").input_ids
+    plain = generate(demo.model, ids, max_new_tokens=48)
+    pruner = EarlyPruning(demo_early_head(demo.model), top_k=5, always=True)
+    lengths = []
+    for given in (None, pruner):
+        drafter = Jacobi(8, 4, 8)
+        out = generate(demo.model, ids, drafter=drafter, pruner=given, shape=Fixed(24), max_new_tokens=48)
+        same(out.sequences, plain.sequences)
+        lengths.append(out.stats.acceptance_length)
+    assert pruner.passes > 4
+    assert lengths[1] > 0.8 * lengths[0] > 1
