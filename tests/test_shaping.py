@@ -161,6 +161,24 @@ def test_calibration_judges_whole_paths() -> None:
     assert not calibration._drafted
 
 
+def test_trees_that_were_right_to_the_end_are_learned_from() -> None:
+    """As far as the text went; nodes beyond its end, and trees that nothing came behind, teach nothing."""
+    calibration = Calibration()
+    start = calibration._seen.sum(), calibration._right.sum()
+    request = context(0, [1, 5])
+    tree = TokenTree.from_paths(5, [[9, 7], [6, 7, 8]], [[-2.0, -0.1], [-0.1, -0.1, -0.1]])
+    calibration.remember([request], tree)
+    request.tokens += [6]
+    assert calibration.compare([request]) == set()
+    calibration.remember([request], tree)
+    calibration.forget(request)
+    kept = 0.99 * start[0] + 2  # of one bin or two, whose past fades
+    assert start[0] + 2 > calibration._seen.sum() > kept
+    fresh = Calibration()
+    touched = calibration._seen != fresh._seen
+    assert (calibration._right - np.where(touched, 0.99, 1.0) * fresh._right).sum() == pytest.approx(1)
+
+
 # ------------------------------------------------------------------------------- in the engine
 
 PROMPTS = prompts((12, 12), seed=4)
@@ -272,12 +290,27 @@ def test_measured_curves(name: str) -> None:
     assert (np.diff(cost.of(range(1, 100))) >= 0).all()
 
 
-def test_short_contexts_are_measured_too() -> None:
+def test_short_contexts_are_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from zoo import MEMBERS, construct
 
     model = construct(MEMBERS["gpt2"], n_positions=40)
     cost = measure_cost(open_host(model), seconds=0.0)
     assert cost.rows.tolist() == [1, 2, 4, 8, 16, 32]
+    monkeypatch.setattr(cost_module, "PATIENCE", 0.0)
+    assert measure_cost(open_host(model), seconds=0.0).rows.tolist() == [1, 2, 4]  # slow models are not kept waiting
+
+
+def test_long_contexts_have_curves_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(cost_module, "measure_cost", lambda host, context: asked.append(context) or FLAT)
+    host = open_host(build("llama"))
+    monkeypatch.setattr(host, "costs", {})
+    for context in (40, 300, 1024, 3000, 9000):
+        cached_cost(host, context)
+    assert asked == [128, 1024, 4096]
+    assert len(list(tmp_path.iterdir())) == 3
+    monkeypatch.setattr(host, "costs", {})
 
 
 @pytest.mark.parametrize(
@@ -297,7 +330,7 @@ def test_the_curve_is_kept_on_disk(damage: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
     measured = []
 
-    def measure(host: object) -> StepCost:
+    def measure(host: object, context: int) -> StepCost:
         measured.append(host)
         return StepCost((1, 2), (1.0, 2.0 + len(measured)))
 
@@ -324,7 +357,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("DRAFTREE_CACHE", str(blocked))
-    monkeypatch.setattr(cost_module, "measure_cost", lambda host: FLAT)
+    monkeypatch.setattr(cost_module, "measure_cost", lambda host, context: FLAT)
     host = open_host(build("llama"))
     monkeypatch.setattr(host, "costs", {})
     assert cached_cost(host) is FLAT
@@ -340,7 +373,7 @@ def test_a_curve_from_disk_that_no_longer_holds_is_measured_again(
     slow = StepCost((1, 16, 64), (1.0, 1.0, 2.0))
     measured = []
 
-    def measure(host: object, seconds: float = 0.0, counts: object = None) -> StepCost:
+    def measure(host: object, seconds: float = 0.0, counts: object = None, context: int = 128) -> StepCost:
         measured.append(counts)
         return truth
 

@@ -22,7 +22,7 @@ from draftree.engine.limits import eos_token_ids
 from draftree.pruning import EarlyPruning
 from draftree.shaping import Shape
 
-CAPACITY = 1024  # cache columns to begin with, so that no clocked step allocates
+CAPACITY = 768  # cache columns to begin with, so that no clocked step allocates
 
 
 @dataclass(slots=True)

@@ -35,7 +35,8 @@ class Engine:
         host: "auto" (loop where the model qualifies, else hooked), "loop", "hooked", or a host opened for the model.
         strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
             that does and does not promise.
-        capacity: cache columns to allocate at first, where the need is known.
+        capacity: cache columns to allocate at first, where the need is known; also the context that step costs are
+            measured behind.
         reject_drafts: verify guesses but accept none; the worst case, for measurements.
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
 
@@ -95,9 +96,9 @@ class Engine:
             if self.shape is None:
                 drafter.shape = self.shape = drafter.shape or DynamicTree()
             if type(self.shape).bind is not Shape.bind:  # or nothing has to be measured
-                self.shape.bind(cached_cost(self.host), drafter, pruner, packed=self.host.packs)
+                self.shape.bind(cached_cost(self.host, capacity), drafter, pruner, packed=self.host.packs)
         if pruner is not None:
-            pruner.bind(self.host, None if pruner.always else cached_cost(self.host))
+            pruner.bind(self.host, None if pruner.always else cached_cost(self.host, capacity))
         self.cache = self.host.new_cache(slots, capacity, prefix)
         self.encoder = EncoderState(self.target, slots) if self.target.encoder_decoder else None
         self.loop = Loop(

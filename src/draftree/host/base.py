@@ -32,7 +32,7 @@ class Host(ABC):
         self.packs = False  # whether rows that pad a request's to the widest one's cost nothing
         # Held around a pass where passes of several threads would meet on the model.
         self.lock: AbstractContextManager[Any] = nullcontext()
-        self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
+        self.costs: dict[tuple[int, int], Any] = {}  # measured `StepCost` by number of threads and band of context
 
     def new_cache(
         self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None

@@ -24,17 +24,19 @@ from draftree.host.base import Host
 from draftree.host.encoder import EncoderState
 from draftree.host.plan import Plan
 
-ROWS = (1, 2, 4, 8, 16, 32, 64)
-CONTEXT = 128  # tokens of context while measuring
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+BANDS = (128, 1024, 4096)  # tokens of context while measuring: that nearest below what the engine expects
 SECONDS = 0.4  # time spent measuring, once the model has run once
-FORMAT = 1  # of the file on disk
+PATIENCE = 4.0  # seconds after which no larger row counts are tried; the curve goes on straight from there
+FEWEST = 3  # row counts that are always tried
+FORMAT = 2  # of the file on disk
 PACE = 0.1  # weight of one real step against the curve as it stands; single steps are noisy
 SHARED = 0.3  # part of a step's news that concerns all row counts alike
 TABLE = 256  # row counts in the planning table
 TABLE_EVERY = 8  # steps between two renewals of it
 MOST_FACTOR = 2.0  # a step counts as no more than this much slower or faster than expected
 CHECKED = (1, 16)  # rows of the steps that a curve from disk is checked by
-CHECK_MOST = 0.02  # seconds of a step up to which that is done: it has to be cheap
+CHECK_MOST = 0.1  # seconds of a step up to which that is done: it has to be cheap
 AGREES = 1.3  # how far the two may grow apart before the curve is measured again
 
 
@@ -95,16 +97,18 @@ class StepCost:
             self._table = None
 
 
-def measure_cost(host: Host, seconds: float = SECONDS, counts: Sequence[int] = ROWS) -> StepCost:
-    """Time steps of 1 to 64 rows behind a short context, interleaved, and keep each one's fastest."""
+def measure_cost(
+    host: Host, seconds: float = SECONDS, counts: Sequence[int] = ROWS, context: int = BANDS[0]
+) -> StepCost:
+    """Time steps of 1 to 128 rows behind `context` tokens, interleaved, and keep each one's fastest."""
     with host.lock, host.guard():
-        return _measure(host, seconds, counts)
+        return _measure(host, seconds, counts, context)
 
 
-def _measure(host: Host, seconds: float, counts: Sequence[int]) -> StepCost:
+def _measure(host: Host, seconds: float, counts: Sequence[int], wanted: int) -> StepCost:
     device = host.target.device
-    limit = host.target.max_positions or CONTEXT + ROWS[-1]
-    context = max(1, min(CONTEXT, limit - ROWS[-1]))
+    limit = host.target.max_positions or wanted + counts[-1]
+    context = max(1, min(wanted, limit - counts[-1]))
     rows = [n for n in counts if context + n <= limit]
     cache = host.new_cache(1, context + rows[-1])
     encoder = None
@@ -129,7 +133,12 @@ def _measure(host: Host, seconds: float, counts: Sequence[int]) -> StepCost:
         return elapsed
 
     run(context)
-    fastest = {n: run(n) for n in rows}
+    fastest: dict[int, float] = {}
+    for n in rows:
+        if len(fastest) >= FEWEST and sum(fastest.values()) > PATIENCE:
+            break
+        fastest[n] = run(n)
+    rows = list(fastest)
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline:
         for n in rows:
@@ -137,24 +146,25 @@ def _measure(host: Host, seconds: float, counts: Sequence[int]) -> StepCost:
     return StepCost(rows, [fastest[n] for n in rows])
 
 
-def cached_cost(host: Host) -> StepCost:
-    """The curve of `host`, from memory or disk if this machine has measured it before."""
-    threads = torch.get_num_threads()
-    if threads not in host.costs:
-        host.costs[threads] = _from_disk(host)
-    return host.costs[threads]
+def cached_cost(host: Host, context: int = BANDS[0]) -> StepCost:
+    """The curve of `host` behind about `context` tokens, from memory or disk if this machine has measured it before."""
+    band = max((band for band in BANDS if band <= context), default=BANDS[0])
+    key = torch.get_num_threads(), band
+    if key not in host.costs:
+        host.costs[key] = _from_disk(host, band)
+    return host.costs[key]
 
 
-def _from_disk(host: Host) -> StepCost:
-    path = _cache_folder() / f"{_key(host)}.json"
+def _from_disk(host: Host, band: int) -> StepCost:
+    path = _cache_folder() / f"{_key(host, band)}.json"
     try:
         held = json.loads(path.read_text())
         cost = StepCost(held["rows"], held["seconds"])
-        if _still_true(host, cost):
+        if _still_true(host, cost, band):
             return cost
     except (OSError, ValueError, KeyError, TypeError):
         pass  # none yet, or a damaged one: measured again and written over
-    cost = measure_cost(host)
+    cost = measure_cost(host, context=band)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
@@ -165,11 +175,11 @@ def _from_disk(host: Host) -> StepCost:
     return cost
 
 
-def _still_true(host: Host, cost: StepCost) -> bool:
+def _still_true(host: Host, cost: StepCost, band: int) -> bool:
     """Whether a few steps agree with the curve's shape: it may have been measured beside a busy process."""
     if cost.of(CHECKED[-1]) > CHECK_MOST or cost.rows[-1] < CHECKED[-1]:
         return True
-    now = measure_cost(host, 10 * float(cost.of(CHECKED[-1])), CHECKED)
+    now = measure_cost(host, 4 * float(cost.of(CHECKED[-1])), CHECKED, band)
     few, many = now.of(CHECKED) / cost.of(CHECKED)
     return bool(1 / AGREES < few / many < AGREES)
 
@@ -179,7 +189,7 @@ def _cache_folder() -> Path:
     return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "draftree"
 
 
-def _key(host: Host) -> str:
+def _key(host: Host, band: int = BANDS[0]) -> str:
     target = host.target
     device = target.device
     chip = chip_name(device)
@@ -195,6 +205,7 @@ def _key(host: Host) -> str:
         chip,
         torch.get_num_threads(),
         torch.__version__,
+        band,
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
 

@@ -28,7 +28,7 @@ FORGET = 0.99  # weight of the past at each tree that adds to a bin
 PRIOR = 10.0  # how many trees the drafter's own probability counts for
 RECENT = 0.95  # weight of the past in judging the last few trees of a request
 DOUBT = 6.0  # right guesses by which a request's own record counts as much as that of all
-MOST = 1.5  # how much more often than all its guesses may be held to come true
+MOST = 4.0  # how much more often than all its guesses may be held to come true: a text that is copied goes far
 SUREST = 0.999  # no guess counts as surer
 POOL_EVERY = 16  # trees between two readings of the rates, which cost more than a tree
 KNOWN, LEARN_EVERY = 64, 3  # trees after which only each third is learned from: it costs as much as drafting
@@ -72,7 +72,7 @@ class Calibration:
         one is taken for what the others were like of late.
         """
         hoped, came = self._record
-        usual = min((came + DOUBT) / (hoped + DOUBT), 1.0)
+        usual = min((came + DOUBT) / (hoped + DOUBT), MOST)
         hoped, came = self._records.get(request.id, (0.0, 0.0))
         return min((came + usual * DOUBT) / (hoped + DOUBT), MOST)
 
@@ -118,8 +118,18 @@ class Calibration:
         return with_right
 
     def forget(self, request: Context) -> None:
-        """The request is over; the rest of its text will not come."""
-        self._drafted.pop(request.id, None)
+        """The request is over; the rest of its text will not come.
+
+        Trees that were right to its end are learned from as far as it went. Were they left out, what is right for long
+        would look rarer than it is.
+        """
+        for drafted in self._drafted.pop(request.id, ()):
+            came = len(request.tokens) - drafted.position
+            if came > 0:
+                rest = _up_to(drafted, came)
+                right = _right(rest, request.tokens, ended=True)
+                assert right is not None
+                self._learn(request.id, rest, right)
         self._records.pop(request.id, None)
 
     def _learn(self, request: int, drafted: _Drafted, right: np.ndarray) -> bool:
@@ -140,8 +150,22 @@ class Calibration:
         return bool(right[1:].any())
 
 
-def _right(drafted: _Drafted, text: list[int]) -> np.ndarray | None:
-    """[N] of bool, nodes that the text confirms (the root among them); None where more text may confirm more."""
+def _up_to(drafted: _Drafted, depth: int) -> _Drafted:
+    """The tree's nodes as far as `depth` steps below the root."""
+    depths = [0]
+    for parent in drafted.parents[1:].tolist():
+        depths.append(depths[parent] + 1)
+    kept = np.array(depths) <= depth
+    place = kept.cumsum() - 1
+    parents = np.concatenate([drafted.parents[:1], place[drafted.parents[kept][1:]]])
+    return _Drafted(drafted.position, drafted.tokens[kept], parents, drafted.logp[kept])
+
+
+def _right(drafted: _Drafted, text: list[int], *, ended: bool = False) -> np.ndarray | None:
+    """[N] of bool, nodes that the text confirms (the root among them); None where more text may confirm more.
+
+    Not so where it has `ended`; then the nodes must not reach beyond it.
+    """
     right = np.zeros(len(drafted.tokens), bool)
     right[0] = True
     below = drafted.parents == 0
@@ -152,7 +176,7 @@ def _right(drafted: _Drafted, text: list[int]) -> np.ndarray | None:
         right |= reached
         below = reached[drafted.parents]
         below[0] = False  # the root's parent, -1, reads the last node
-    return None if below.any() else right
+    return right if ended or not below.any() else None
 
 
 def _falling(right: np.ndarray, seen: np.ndarray) -> np.ndarray:
