@@ -42,8 +42,10 @@ INLINE void product_tile(const Matrix *m, const float *x, int64_t panel, int row
     for (int64_t k = 0; k < m->inputs; k++) {
         Lanes w[4];
         UNROLL for (int p = 0; p < wide; p++) w[p] = *(const Lanes *)(weights + (p * m->inputs + k) * LANES);
-        FETCH(soon + k * LANES);
-        FETCH(also + k * LANES);
+        if (wide < 4) { /* four streams keep memory busy by themselves */
+            FETCH(soon + k * LANES);
+            FETCH(also + k * LANES);
+        }
         UNROLL for (int r = 0; r < rows; r++) {
             float a = x[r * m->inputs + k];
             UNROLL for (int p = 0; p < wide; p++) sums[r][p] += a * w[p];
