@@ -97,6 +97,22 @@ def test_methods_give_what_hugging_face_gives(demo):
     assert ours.stats.emitted == len(ours.ids)
 
 
+def test_generate_prunes_inside_the_pass() -> None:
+    answer = ["generate", "--json", "--max-new-tokens", "24", "--drafter", "medusa", "Write a Python function."]
+    plain, pruned = (
+        json.loads(CliRunner().invoke(app, [*answer, *more]).output) for more in ([], ["--early-head", "demo"])
+    )
+    assert pruned["token_ids"] == plain["token_ids"]
+    assert "pruned" in pruned["stats"]
+    for more, words in (
+        (["--early-head", "nowhere"], "nowhere"),
+        (["--early-head", "demo", "--drafter", "none"], "name a drafter"),
+    ):
+        done = CliRunner().invoke(app, [*answer, *more])
+        assert done.exit_code != 0
+        assert words in str(done.exception)
+
+
 def test_generate_streams_in_a_pipe_without_escape_codes():
     done = subprocess.run(
         [sys.executable, "-m", "draftree", "generate", "--max-new-tokens", "12", "--stats", "List all files."],

@@ -96,6 +96,20 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     return {"prompt-lookup": PromptLookup, "jacobi": Jacobi}.get(name, lambda: None)()
 
 
+def make_pruner(name: str | None, model: Any) -> Any:
+    """Early pruning by the head in folder `name`, or the embedded model's for "demo"; None for None.
+
+    Raises:
+        ValueError: no such folder, or a head of another model.
+    """
+    from draftree.pruning import EarlyHead, EarlyPruning, demo_early_head
+
+    if name is None:
+        return None
+    head = demo_early_head(model) if name == "demo" else EarlyHead.from_pretrained(Path(name), model)
+    return EarlyPruning(head)
+
+
 class ColouredText:
     """Grows a rich Text token by token; bytes of unfinished characters wait for the rest of theirs."""
 

@@ -24,6 +24,10 @@ def generate(
         ),
     ] = "lookahead",
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; the answer is added to it.")] = None,
+    early_head: Annotated[
+        str | None,
+        typer.Option(help="Prune trees inside the pass: folder of an early head, or 'demo' for the embedded model's."),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to emit.")] = 128,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the best.")] = False,
     temperature: Annotated[float, typer.Option(help="Of the draw, with --sample.")] = 1.0,
@@ -40,13 +44,15 @@ def generate(
     from rich.console import Console
 
     from draftree.bench.models import encode_prompt, load_model
-    from draftree.cli.common import ColouredText, check_drafter, legend, make_drafter
+    from draftree.cli.common import ColouredText, check_drafter, legend, make_drafter, make_pruner
     from draftree.engine import RunStats
     from draftree.engine.engine import Engine
     from draftree.engine.limits import check_prompt
     from draftree.engine.options import read_options, rules_for
 
     check_drafter(drafter, trie)
+    if early_head is not None and drafter == "none":
+        raise ValueError("--early-head prunes a drafter's guesses: name a drafter, or leave it out.")
     for option, given in (("--temperature", temperature != 1.0), ("--top-k", top_k), ("--top-p", top_p)):
         if given is not None and given is not False and not sample:
             raise ValueError(f"{option} shapes the draw of --sample: add --sample, or leave {option} out.")
@@ -55,6 +61,7 @@ def generate(
         raise ValueError("The prompt is empty: say what to answer, or give '-' and write it to standard input.")
     target, tokenizer = load_model(model)
     chosen = make_drafter(drafter, tokenizer, target, trie=trie)
+    pruner = make_pruner(early_head, target)
     options = read_options(
         target,
         None,
@@ -68,7 +75,7 @@ def generate(
         },
     )
     ids = encode_prompt(tokenizer, text, raw=raw)
-    engine = Engine(target, drafter=chosen, slots=1, host=host, strict=strict)
+    engine = Engine(target, drafter=chosen, pruner=pruner, slots=1, host=host, strict=strict)
     check_prompt(ids, max_new_tokens, engine.target.vocab_size, engine.target.max_positions)
     rules = rules_for(target, options, max_new_tokens=max_new_tokens, padded_length=len(ids), seed=seed)
     console = Console(highlight=False, soft_wrap=True)

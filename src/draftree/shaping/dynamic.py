@@ -5,8 +5,8 @@ Every step's guesses are weighed: their drafter's own probabilities are over-con
 is the root alone. Whether the drafter is asked at all is the `Governor`'s to say, for each request by itself.
 
 A drafter inside the model pays for its guesses one step ahead: with rows that it attaches to nodes of the tree, and
-with the time it takes to read and arrange what they say. Both count in the time of its steps. The step that goes to rest
-still verifies what was guessed, at plain cost. Rows of a node are wasted unless the walk ends there: only so many nodes
+with the time it takes to read and arrange what they say. Both count in the time of its steps. The step that goes to
+rest still verifies what was guessed, at plain cost. Rows of a node are wasted unless the walk ends there: only so many nodes
 get some as are worth it, by the chance of that, by what guesses brought of late, and by the time of rows.
 """
 
@@ -38,8 +38,8 @@ class DynamicTree(Shape):
 
     Args:
         max_nodes: most guesses per request.
-        cost: what a step costs: "measured", the engine's own measurement, kept true by the steps themselves; "line", the
-            paper's straight line through their times; or a `StepCost` that is taken as it is.
+        cost: what a step costs: "measured", the engine's own measurement, kept true by the steps themselves; "line",
+            the paper's straight line through their times; or a `StepCost` that is taken as it is.
         acceptance: how likely guesses are: "calibrated", by how often such of the drafter's own probabilities held;
             "by-rank", by depth, rank and whether the parent lies on the best path; "product", the paper's product of
             each depth's shares.

@@ -1,8 +1,8 @@
 """Whether a drafter is asked at all, request by request: it rests where its guesses have not paid of late.
 
 Asking costs, even where the tree that comes of it is the root alone. So every request keeps a balance of its last
-steps: tokens that came against time spent, the drafter's own work included, both in units of a plain step. Where it stays
-negative the drafter rests for a while, longer each time, and is tried again. Texts differ, and what one of them
+steps: tokens that came against time spent, the drafter's own work included, both in units of a plain step. Where it
+stays negative the drafter rests for a while, longer each time, and is tried again. Texts differ, and what one of them
 earns must not pay for another's fruitless guesses; but a new request begins with what all have earned of late, in the
 middle of a rest where they rest, since it is too short to find out everything again.
 """
