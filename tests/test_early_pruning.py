@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -241,6 +243,12 @@ def test_the_shipped_head_prunes_most_of_a_tree_at_little_loss() -> None:
     assert total.acceptance_length > 0.9 * outs[0].stats.acceptance_length
     assert "pruned inside the pass" in outs[1].stats.summary()
     assert total.as_dict()["pruned"] == total.pruned
+
+
+def test_it_can_be_what_is_imported_first() -> None:
+    """Rooms of one floor import one another; whichever comes first, all of them load."""
+    for room in ("pruning", "shaping", "drafting", "acceptance"):
+        subprocess.run([sys.executable, "-c", f"import draftree.{room}"], check=True)
 
 
 @pytest.mark.parametrize(

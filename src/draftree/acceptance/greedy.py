@@ -23,8 +23,8 @@ def greedy_walks(
     best = logits.argmax(-1)
     if tree.width == 1 and tolerance is None:
         return [Walk([0], [token], [None]) for token in best[:, 0].tolist()]
-    if rows is None and tolerance is None and tree.tokens.is_cpu:
-        named = [_walk_by_name(tree, b, best[b]) for b in range(tree.batch)]
+    if tolerance is None and tree.tokens.is_cpu:
+        named = [_walk_by_name(tree, b, best[b], None if rows is None else rows[b]) for b in range(tree.batch)]
         found = [walk for walk in named if walk is not None]
         if len(found) == tree.batch:
             return found
@@ -53,7 +53,7 @@ def greedy_walks(
     return walks
 
 
-def _walk_by_name(tree: TokenTree, b: int, best: Tensor) -> Walk | None:
+def _walk_by_name(tree: TokenTree, b: int, best: Tensor, rows: Tensor | None) -> Walk | None:
     """The walk through tree `b` on the host, children looked up as (parent, token): a fifth of the masks' time.
 
     None where siblings share a token, so that the names are not unique.
@@ -63,13 +63,17 @@ def _walk_by_name(tree: TokenTree, b: int, best: Tensor) -> Walk | None:
     children = dict(zip(names, range(1, size), strict=True))
     if len(children) < size - 1:
         return None
-    says = best.tolist()
+    # By node; one that no row stands for is not there, and so never walked.
+    nodes = range(best.shape[0]) if rows is None else rows.tolist()
+    says = {node: token for node, token in zip(nodes, best.tolist(), strict=True) if node >= 0}
     walk = Walk()
     node: int | None = 0
     while node is not None:
         walk.nodes.append(node)
         walk.tokens.append(says[node])
         node = children.get((node, says[node]))
+        if node not in says:
+            node = None
         walk.guesses.append(node)
     return walk
 

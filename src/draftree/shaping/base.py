@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from draftree.drafting.base import Context, Drafter
 from draftree.host.cost import StepCost
-from draftree.pruning.early import EarlyPruning
 from draftree.tree import TokenTree
+
+if TYPE_CHECKING:
+    from draftree.pruning.early import EarlyPruning
 
 
 class Shape(ABC):

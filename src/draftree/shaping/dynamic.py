@@ -6,19 +6,19 @@ is the root alone. Whether the drafter is asked at all is the `Governor`'s to sa
 
 A drafter inside the model pays for its guesses one step ahead: with rows that it attaches to nodes of the tree, and
 with the time it takes to read and arrange what they say. Both count in the time of its steps. The step that goes to
-rest still verifies what was guessed, at plain cost. Rows of a node are wasted unless the walk ends there: only so many nodes
-get some as are worth it, by the chance of that, by what guesses brought of late, and by the time of rows.
+rest still verifies what was guessed, at plain cost. Rows of a node are wasted unless the walk ends there: only so many
+nodes get some as are worth it, by the chance of that, by what guesses brought of late, and by the time of rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from draftree.drafting.base import Context, Drafter
 from draftree.host.cost import StepCost
-from draftree.pruning.early import EarlyPruning
 from draftree.shaping.base import Shape
 from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
@@ -26,6 +26,9 @@ from draftree.shaping.cost_line import CostLine
 from draftree.shaping.governor import REST_LAST, Governor
 from draftree.shaping.planner import Choice, Planner
 from draftree.tree import TokenTree
+
+if TYPE_CHECKING:
+    from draftree.pruning.early import EarlyPruning
 
 COSTS = ("measured", "line")
 ACCEPTANCES = ("calibrated", "by-rank", "product")

@@ -11,14 +11,16 @@ own, and what early pruning takes away, is found in the steps so far.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from draftree.drafting.base import Drafter
 from draftree.host.cost import StepCost
-from draftree.pruning.early import EarlyPruning
 from draftree.tree import TokenTree
+
+if TYPE_CHECKING:
+    from draftree.pruning.early import EarlyPruning
 
 HABIT = 0.9  # weight of the past in what steps were found to take
 DEAREST = 4.0  # times the expected, as a single step counts
