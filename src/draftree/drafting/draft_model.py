@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 
 from draftree.demo_model import embedded
@@ -311,13 +310,18 @@ class _Growth:
 
     def tree(self, root: int, source: int) -> TokenTree:
         """The best nodes, likeliest first."""
-        logp = np.array(self.logp, dtype=np.float32)
-        order = np.argsort(-logp, kind="stable")[: self.budget]  # stable: parents before children of equal worth
-        order = order[np.isfinite(logp[order])]
-        place = np.full(len(logp) + 1, -1)
-        place[order] = np.arange(len(order))
-        tokens, parents = np.array(self.tokens, dtype=np.int64), np.array(self.parents, dtype=np.int64)
-        return TokenTree.from_arrays(tokens[order], place[parents[order]], logp[order], source, root=root)
+        # Plain lists: there are a dozen nodes, and array operations are slow behind a pass, with all caches cold.
+        order = [i for i in range(len(self.logp)) if self.logp[i] > -math.inf]
+        order.sort(key=self.logp.__getitem__, reverse=True)  # stable: parents before children of equal worth
+        del order[self.budget :]
+        place = {-1: 0} | {node: row for row, node in enumerate(order, 1)}
+        return TokenTree(
+            torch.tensor([[root, *(self.tokens[i] for i in order)]]),
+            torch.tensor([[-1, *(place[self.parents[i]] for i in order)]]),
+            torch.tensor([[0.0, *(self.logp[i] for i in order)]], dtype=torch.float32),
+            torch.tensor([[0] + [source] * len(order)]),
+            (1 + len(order),),
+        )
 
 
 def demo_draft_model(model: Any) -> DraftModel:

@@ -32,7 +32,8 @@ class Branches:
         certain: tokens of the text read, from its start.
         tokens: nodes read behind them, in the order of their columns.
         parents: node above each, -1 where that is the newest certain token.
-        seen: for each node a bool array over those before it and itself, True for its ancestors and itself.
+        seen: for each node a bool array over those before it and itself, True for its ancestors and itself; none of
+            a path that was run ahead, which no tree grows from.
     """
 
     certain: int = 0
@@ -45,13 +46,13 @@ class Branches:
         path: list[int] = []
         above = -1
         for token in said:
-            found = [
-                i for i, (t, p) in enumerate(zip(self.tokens, self.parents, strict=True)) if (t, p) == (token, above)
-            ]
-            if not found:
+            for node in range(above + 1, len(self.tokens)):  # children stand behind their parents
+                if self.tokens[node] == token and self.parents[node] == above:
+                    break
+            else:
                 break
-            above = found[0]
-            path.append(above)
+            above = node
+            path.append(node)
         return path
 
 
@@ -180,7 +181,6 @@ class SmallModel:
                 read.certain += len(own)
                 read.tokens = [best[0] for best in course.tokens[slot - first][len(own) - 1 : made - 1]]
                 read.parents = list(range(-1, len(read.tokens) - 1))
-                read.seen = [np.ones(i + 1, dtype=bool) for i in range(len(read.tokens))]
         self.last_rows += made
         begins = [max(len(own), 1) - 1 for own in unread]
         return [
