@@ -107,6 +107,8 @@ class Calibration:
     def compare(self, requests: Sequence[Context]) -> set[int]:
         """Learn from trees whose text has come as far as it agrees; the ids of requests that had a right guess."""
         with_right: set[int] = set()
+        if not self._drafted:
+            return with_right
         for request in requests:
             waiting = self._drafted.get(request.id)
             while waiting:
@@ -115,6 +117,8 @@ class Calibration:
                     break
                 if self._learn(request.id, waiting.popleft(), right):
                     with_right.add(request.id)
+                if not waiting:
+                    del self._drafted[request.id]
         return with_right
 
     def forget(self, request: Context) -> None:

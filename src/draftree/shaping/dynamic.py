@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 COSTS = ("measured", "line")
 ACCEPTANCES = ("calibrated", "by-rank", "product")
+IDLE_EVERY = 4  # such steps between two that are learned from
 RECENT = 0.98  # how fast the largest tree of late fades, per step
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 
@@ -63,6 +64,7 @@ class DynamicTree(Shape):
         self._line = cost == "line"
         self.planner = Planner(max_nodes, self._own_cost)
         self._recent = float(max_nodes)  # most guesses verified of late, fading
+        self._idle = 0  # steps for which the drafter was not asked
         self._asking = False  # whether the drafter is asked in the coming step
         self._asked: list[bool] = []  # of the coming step's requests; empty for all
         self._booked: dict[int, float] = {}  # by request: its length after the step, as hoped
@@ -175,6 +177,9 @@ class DynamicTree(Shape):
         if asked and planner.attaching is None:
             planner.asked(rows, whole)
         else:
+            self._idle += 1
+            if self._idle % IDLE_EVERY:  # they are many and alike, and must stay as cheap as plain ones
+                return
             planner.bare(rows, seconds, whole)
         planner.cost.observe(rows, seconds)
 
