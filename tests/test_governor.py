@@ -11,9 +11,10 @@ from drafters_for_tests import RandomTree
 from generate_driver import prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_model_driver import randomised
 from zoo import build
 
-from draftree.drafting import Context
+from draftree.drafting import BiTA, Context, Lookahead, Merge
 from draftree.engine import Engine, Rules
 from draftree.host import open_host
 from draftree.host.cost import StepCost
@@ -130,6 +131,26 @@ def test_trees_grow_where_most_of_them_leaves_on_the_way() -> None:
         early.note(few, every, 1e-6, 32)
     assert pruned.choose(worth)[0] > plain.choose(worth)[0]
     assert pruned.planner.seconds(1, 7, attached=False)[6] < plain.planner.seconds(1, 7, attached=False)[6]
+
+
+def test_what_needs_no_preparing_goes_on_while_the_rest_rests() -> None:
+    """A trie beside masks that never guess right: their rows are dropped, and the trie still brings what it brings."""
+    model, row = build("llama"), prompts((12,), seed=4)[0]
+    plain = Engine(model)
+    wanted = plain.add(row, Rules(max_new_tokens=150))
+    plain.run()
+    cost = StepCost((1, 3, 4, 64), (1.0, 1.05, 3.0, 60.0))  # a guess or two of a trie are cheap, three masks are not
+    accepted = []
+    for others in ([], [randomised(BiTA.fresh(model), 3.0)]):
+        trie = Lookahead()
+        trie.warm([wanted.tokens])
+        engine = Engine(model, drafter=Merge([trie, *others]), shape=DynamicTree(cost=cost))
+        request = engine.add(row, Rules(max_new_tokens=150))
+        engine.run()
+        assert request.tokens == wanted.tokens
+        accepted.append(request.stats.accepted)
+    assert accepted[0] > 20
+    assert accepted[1] > 0.6 * accepted[0]
 
 
 def test_fixed_shapes_may_say_how_many_nodes_look_ahead() -> None:

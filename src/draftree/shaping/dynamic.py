@@ -60,6 +60,9 @@ class DynamicTree(Shape):
         self.calibration: Calibration | ByRank
         self.calibration = Calibration() if acceptance == "calibrated" else ByRank(conditional=acceptance == "by-rank")
         self.governor = Governor()
+        self._beside = Governor()  # of what a drafter that prepares its guesses has without: a trie beside heads
+        self._by = self.governor  # whose decision the coming step is
+        self._unprepared = False  # whether there is such a part
         self._own_cost = None if isinstance(cost, str) else cost
         self._line = cost == "line"
         self.planner = Planner(max_nodes, self._own_cost)
@@ -67,7 +70,7 @@ class DynamicTree(Shape):
         self._idle = 0  # steps for which the drafter was not asked
         self._asking = False  # whether the drafter is asked in the coming step
         self._asked: list[bool] = []  # of the coming step's requests; empty for all
-        self._booked: dict[int, float] = {}  # by request: its length after the step, as hoped
+        self._booked: dict[int, tuple[Governor, float]] = {}  # by request: by whom, its length after the step, as hoped
         self._spawned: int | None = None  # nodes of the coming step that have rows attached; None for all
         self._carried = 0  # requests of the coming step, if the drafter prepares the next one in it
 
@@ -86,19 +89,22 @@ class DynamicTree(Shape):
         self.planner.bind(self._own_cost or cost, drafter, pruner, packed=packed)
         # To prepare guesses after a rest costs a pass with rows, not only a look at what is known.
         self.governor.longest = REST_LAST if self.planner.attaching is None else 2 * REST_LAST
+        self._unprepared = self.planner.attaching is not None and drafter is not None and drafter.unprepared
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
+        self._by = self.governor
         self._asked = self.governor.open(requests)
-        self._carry(requests)
+        resting = self.planner.attaching is None or all(request.resting for request in requests)
+        self._carried = 0 if resting else len(requests)
+        if self._unprepared and resting and not any(self._asked):
+            self._by = self._beside
+            self._asked = self._beside.open(requests)
+            _keep_resting(requests)
         self._asking = any(self._asked)
         # Beyond a multiple of what was verified of late, guesses would be drafted only to be cut off again.
         budget = min(self.max_nodes, most, int(ASK_FACTOR * self._recent) + ASK_LEAST)
         return [budget if asked else 0 for asked in self._asked]
-
-    def _carry(self, requests: Sequence[Context]) -> None:
-        resting = self.planner.attaching is None or all(request.resting for request in requests)
-        self._carried = 0 if resting else len(requests)
 
     def trim(self, requests: Sequence[Context], trees: TokenTree) -> TokenTree:
         """See `Shape.trim`."""
@@ -112,10 +118,12 @@ class DynamicTree(Shape):
             sizes = self._weigh(requests, worth)
             if trees.batch == 1 and self.planner.attaching is None:
                 sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
-        elif self.planner.attaching is None:
+        elif self._by is self._beside or self.planner.attaching is None:
             for request, asked in zip(requests, self._asked, strict=True):
                 if asked:
-                    self.governor.book(request, 1.0, 1.0, known=False)
+                    self._by.book(request, 1.0, 1.0, known=False)
+            if self._by is self._beside:
+                _keep_resting(requests)
         self._recent = max(max(sizes), RECENT * self._recent)
         if any(n < size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
             trees, worth = trees.best(sizes), None
@@ -131,10 +139,12 @@ class DynamicTree(Shape):
     def _weigh(self, requests: Sequence[Context], worth: np.ndarray) -> list[int]:
         """Sizes of the trees; some requests may go to rest by it."""
         planner = self.planner
-        attached = planner.attaching is not None
+        attached = planner.attaching is not None and self._by is self.governor
         choice = planner.best(worth, attached=attached)
         self._book(requests, choice, planner.plain(len(requests)), attached=attached)
-        if planner.spawns:
+        if self._by is self._beside:
+            _keep_resting(requests)
+        elif planner.spawns:
             planner.prized(choice, self.governor.pace)
         if attached and self._carried and all(request.resting for request in requests):
             self._carried = 0
@@ -145,14 +155,15 @@ class DynamicTree(Shape):
         """Each request pays for its rows, and those that were asked for the drafter's work in equal parts."""
         batch = len(requests)
         every = self._asked or [True] * batch
-        aside = 0.0 if attached else self.planner.aside / max(sum(every), 1)  # or it is in the time of the rows
+        aside = self.planner.aside if self._by is self.governor else self.planner.aside_unprepared
+        aside = 0.0 if attached else aside / max(sum(every), 1)  # or it is in the time of the rows
         rows = choice.seconds - plain
         parts = [size + attached for size in choice.sizes]
         each = rows / max(sum(parts), 1)
         for request, asked, gain, part in zip(requests, every, choice.gains, parts, strict=True):
             if asked:
-                self.governor.book(request, gain, 1.0 + (part * each + aside) * batch / plain)
-                self._booked[request.id] = len(request.tokens) + gain
+                self._by.book(request, gain, 1.0 + (part * each + aside) * batch / plain)
+                self._booked[request.id] = self._by, len(request.tokens) + gain
 
     def choose(self, worth: np.ndarray) -> list[int]:
         """Guesses per request, where expected tokens over expected time is largest.
@@ -174,7 +185,7 @@ class DynamicTree(Shape):
             return
         if not plain:
             return
-        if asked and planner.attaching is None:
+        if asked and (planner.attaching is None or self._by is self._beside):
             planner.asked(rows, whole)
         else:
             self._idle += 1
@@ -186,15 +197,23 @@ class DynamicTree(Shape):
     def learn(self, requests: Sequence[Context]) -> None:
         """See `Shape.learn`."""
         for request in requests:
-            hoped = self._booked.pop(request.id, None)
-            if hoped is not None:
-                self.governor.correct(request, len(request.tokens) - hoped)
+            booked = self._booked.pop(request.id, None)
+            if booked is not None:
+                governor, hoped = booked
+                governor.correct(request, len(request.tokens) - hoped)
         right = self.calibration.compare(requests)
-        if right and self.planner.attaching is None:
-            self.governor.right(right)
+        if right and (self.planner.attaching is None or self._by is self._beside):
+            self._by.right(right)
 
     def end(self, request: Context) -> None:
         """See `Shape.end`."""
         self.calibration.forget(request)
         self.governor.end(request)
+        self._beside.end(request)
         self._booked.pop(request.id, None)
+
+
+def _keep_resting(requests: Sequence[Context]) -> None:
+    """What needs preparing goes on resting, whatever is decided about the rest."""
+    for request in requests:
+        request.resting = True

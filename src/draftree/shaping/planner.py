@@ -66,6 +66,8 @@ class Planner:
         self.spawns = False
         # Seconds of a step beside the time of its rows: with the drafter's work, and without.
         self._own = self._plain = 0.0
+        # The same of steps in which a drafter that prepares its guesses is asked for such as need no preparing.
+        self._own_unprepared = self._plain_unprepared = 0.0
         self._dearer = 1.0  # a pass with its rows, against a plain one of as many
         self._usual = 1.0  # a plain pass, against what the curve says of it; that learns more slowly
         self._timed = 0  # steps that these two are learned from
@@ -100,6 +102,11 @@ class Planner:
     def aside(self) -> float:
         """Seconds that a step takes longer for the drafter's work, the time of rows left out."""
         return max(self._own - self._plain, 0.0)
+
+    @property
+    def aside_unprepared(self) -> float:
+        """The same, where a drafter that prepares its guesses has prepared none."""
+        return max(self._own_unprepared - self._plain_unprepared, 0.0)
 
     # ---------------------------------------------------------------- sizes
 
@@ -208,9 +215,13 @@ class Planner:
     # ---------------------------------------------------------------- what steps took
 
     def asked(self, rows: int, whole: float) -> None:
-        """A step of `rows` rows for which a drafter outside the model was asked took `whole` seconds in all."""
+        """A plain step of `rows` rows for which a drafter was asked took `whole` seconds in all."""
         expected = float(self.cost.table(rows, rows + 1)[0])
-        self._own += (1 - HABIT) * (min(whole, DEAREST * expected) - expected - self._own)
+        beside = min(whole, DEAREST * expected) - expected
+        if self.attaching is None:
+            self._own += (1 - HABIT) * (beside - self._own)
+        else:
+            self._own_unprepared += (1 - HABIT) * (beside - self._own_unprepared)
 
     def attached(self, rows: int, batch: int, spawned: int | None, seconds: float, aside: float) -> None:
         """A pass over trees of `rows` nodes with the drafter's rows took `seconds`, the rest of the step `aside`."""
@@ -232,5 +243,6 @@ class Planner:
         if self.attaching is not None:
             self._usual += (1 - HABIT) * (min(seconds / expected, DEAREST) - self._usual)
             self._plain += (1 - HABIT) * (min(whole - seconds, most) - self._plain)
+            self._plain_unprepared += (1 - HABIT) * (min(whole, most) - expected - self._plain_unprepared)
         else:
             self._plain += (1 - HABIT) * (min(whole, most) - expected - self._plain)

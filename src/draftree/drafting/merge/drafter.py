@@ -54,6 +54,7 @@ class Merge(Drafter):
         self.max_nodes = sum(drafter.max_nodes for drafter in self.drafters)
         # What is a constant of other drafters' classes depends here on which ones are merged.
         self.prepares = any(drafter.prepares for drafter in self.drafters)  # type: ignore[misc]
+        self.unprepared = not all(drafter.prepares for drafter in self.drafters)  # type: ignore[misc]
         self.votes = Votes(len(self.drafters))
         self._begun: dict[int, list[int]] = {}  # by request, the drafters that have begun it
         self._passes: deque[tuple[TokenTree, Joint]] = deque(maxlen=PASSES)
