@@ -97,6 +97,17 @@ def test_methods_give_what_hugging_face_gives(demo):
     assert ours.stats.emitted == len(ours.ids)
 
 
+def test_generate_merges_drafters() -> None:
+    answer = ["generate", "--json", "--max-new-tokens", "48", "List the numbers from one to twenty, twice."]
+    plain = json.loads(CliRunner().invoke(app, [*answer, "--drafter", "none"]).output)
+    merged = json.loads(CliRunner().invoke(app, [*answer, "--drafter", "lookahead+medusa"]).output)
+    assert merged["token_ids"] == plain["token_ids"]
+    assert set(merged["stats"]["accepted_by_source"]) <= {"lookahead", "medusa", "lookahead+medusa"}
+    for name, words in (("lookahead+medussa", "Did you mean 'medusa'?"), ("lookahead+none", "leave 'none' out")):
+        done = CliRunner().invoke(app, [*answer, "--drafter", name])
+        assert words in str(done.exception)
+
+
 def test_generate_prunes_inside_the_pass() -> None:
     answer = ["generate", "--json", "--max-new-tokens", "24", "--drafter", "medusa", "Write a Python function."]
     plain, pruned = (

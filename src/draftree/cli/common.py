@@ -55,10 +55,19 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
     Raises:
         ValueError: no such drafter, or an option that does not belong to it.
     """
+    parts = name.split("+")
+    if len(parts) > 1 and not Path(name).is_dir():
+        for part in parts:
+            check_drafter(part)
+            if part == "none":
+                raise ValueError(f"{name!r} merges with no drafter: leave 'none' out.")
+        if trie is not None and "lookahead" not in parts:
+            raise ValueError(f"--trie belongs to the lookahead drafter, which is not in {name!r}: leave it out.")
+        return
     if name not in DRAFTERS and not Path(name).is_dir():
         near = difflib.get_close_matches(name, DRAFTERS, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        choice = f"{', '.join(DRAFTERS)} or the folder of a drafter or small model"
+        choice = f"{', '.join(DRAFTERS)}, several joined by +, or the folder of a drafter or small model"
         raise ValueError(f"There is no drafter {name!r}: choose {choice}.{hint}")
     if trie is not None and name != "lookahead":
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
@@ -67,7 +76,7 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
 def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:
     """The drafter called `name` on the command line: one of `DRAFTERS`, or a folder that training wrote.
 
-    A folder without `draftree_config.json` is taken for a small model of Hugging Face's.
+    A folder without `draftree_config.json` is taken for a small model of Hugging Face's; names joined by + are merged.
 
     Args:
         name: those of `TRAINED` are the embedded model's.
@@ -78,11 +87,14 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     Raises:
         ValueError: no such drafter, one trained for another model, or an option that does not belong to it.
     """
-    from draftree.drafting import DraftModel, Jacobi, Lookahead, PromptLookup
+    from draftree.drafting import DraftModel, Jacobi, Lookahead, Merge, PromptLookup
     from draftree.drafting.folder import CONFIG, demo_drafter, load_drafter
     from draftree.host import inspect_model
 
     check_drafter(name, trie)
+    if "+" in name and not Path(name).is_dir():
+        parts = name.split("+")
+        return Merge([make_drafter(p, tokenizer, model, trie=trie if p == "lookahead" else None) for p in parts])
     if name in TRAINED:
         return demo_drafter(name, model)
     if name not in DRAFTERS:
@@ -110,6 +122,15 @@ def make_pruner(name: str | None, model: Any) -> Any:
     return EarlyPruning(head)
 
 
+def _style(source: str | None) -> str:
+    """A source's colour; of merged drafters, that of the first, or bold where several had the guess."""
+    if source is None:
+        return ""
+    if "+" in source:
+        return GUESS_STYLES["lookahead/both"]
+    return GUESS_STYLES.get(source, "")
+
+
 class ColouredText:
     """Grows a rich Text token by token; bytes of unfinished characters wait for the rest of theirs."""
 
@@ -125,7 +146,7 @@ class ColouredText:
         if piece.endswith("\ufffd") and len(self._pending) < 8:
             return Text()
         self._pending.clear()
-        coloured = Text(piece, style=GUESS_STYLES.get(source or "", "") if source else "")
+        coloured = Text(piece, style=_style(source))
         self.text.append_text(coloured)
         return coloured
 

@@ -20,7 +20,7 @@ def generate(
         str,
         typer.Option(
             help="none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, "
-            "or the folder of a drafter or small model."
+            "several joined by +, or the folder of a drafter or small model."
         ),
     ] = "lookahead",
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; the answer is added to it.")] = None,
