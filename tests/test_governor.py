@@ -174,3 +174,21 @@ def test_trees_that_were_cut_stay_the_requests_own() -> None:
         found = shape.trim([context(1), context(2)], trees)
         assert found.tokens[0, :2].tolist() == [5, 6]
         assert found.sizes == ((3, 1) if packed else (2, 2))
+
+
+def test_most_steps_of_a_rest_are_not_looked_at() -> None:
+    """They count as rest all the same, and a request that has just come, or is asked next, is never passed over."""
+    governor, request = Governor(), context(1)
+    assert not governor.rests([request])  # nothing is known of it
+    for _ in range(FRUITLESS):
+        assert governor.open([request]) == [True]
+        governor.book(request, 1.0, 2.0)
+    passed_over = 0
+    while governor.rests([request]):
+        passed_over += 1
+        assert request.resting
+    assert passed_over == REST_FIRST - 1
+    assert governor.open([request]) == [False]  # the last step of the rest prepares the next one
+    assert not request.resting
+    assert governor.open([request]) == [True]
+    assert not governor.rests([request, context(2)])

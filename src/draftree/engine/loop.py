@@ -69,6 +69,7 @@ class Loop:
         self.reject_drafts = reject_drafts
         self.acceptance = acceptance
         self.pruner = pruner
+        self._idle = False  # whether the shape need not hear of the coming step
         # Drafters that only look at texts need not be told of steps.
         self._observed = drafter is not None and type(drafter).observe is not Drafter.observe
 
@@ -87,16 +88,22 @@ class Loop:
         marks.append(time.perf_counter())
         self._observe(requests, turn, result, walks, own_rows=not alone)
         self._account(requests, trees, walks, marks)
-        if self.shape is not None and turn.offset == 0:  # reading the choices waits for the device, so it counts
+        if (
+            self.shape is not None and turn.offset == 0 and not self._idle
+        ):  # reading the choices waits for the device, so it counts
             rows = sum(trees.sizes) if self.host.packs else trees.batch * trees.width
             plain = turn.plan.width == trees.width and not turn.plan.surgeries
             self.shape.clock(rows, marks[3] - marks[1], time.perf_counter() - marks[0], plain=plain)
 
     def _draft(self, requests: list[Request], alone: bool) -> TokenTree:
         drafter, shape = self.drafter, self.shape
+        self._idle = False
         if drafter is None or shape is None or alone:
             return self._roots(requests)
         contexts = [r.context for r in requests]
+        self._idle = shape.rests(contexts)
+        if self._idle:
+            return self._roots(requests)
         budgets = shape.budgets(contexts, drafter.max_nodes)
         for b, request in enumerate(requests):
             if not request.rules.drafting:
@@ -220,7 +227,7 @@ class Loop:
         if self.drafter is None:
             return
         contexts = [r.context for r in requests]
-        if self.shape is not None:
+        if self.shape is not None and not self._idle:
             self.shape.learn(contexts)
         if not self._observed:
             return

@@ -34,6 +34,10 @@ class Shape(ABC):
             packed: whether only real rows cost, and not the padding of smaller trees.
         """
 
+    def rests(self, requests: Sequence[Context]) -> bool:
+        """Whether this step has no guesses and prepares none, so that the shape need not be told of it either."""
+        return False
+
     @abstractmethod
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """Guesses to ask for, for each request; `most` is what the drafter can use.

@@ -98,6 +98,11 @@ class ByRank:
         self._last: tuple[TokenTree, _Places] | None = None
 
     @property
+    def waiting(self) -> bool:
+        """Whether any tree's text is still to come."""
+        return any(self._drafted.values())
+
+    @property
     def within(self) -> np.ndarray:
         """P_i^k [2, depths, ranks]: share of cases with the truth among the best k + 1; below the best path, elsewhere.
 

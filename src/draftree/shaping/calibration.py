@@ -65,6 +65,11 @@ class Calibration:
             self._rates = np.stack([_falling(*kind) for kind in zip(self._right, self._seen, strict=True)])
         return self._rates
 
+    @property
+    def waiting(self) -> bool:
+        """Whether any tree's text is still to come."""
+        return bool(self._drafted)
+
     def trust(self, request: Context) -> float:
         """What the rates are to be multiplied with for this request: texts differ, and they may change at any time.
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 COSTS = ("measured", "line")
 ACCEPTANCES = ("calibrated", "by-rank", "product")
-IDLE_EVERY = 4  # such steps between two that are learned from
+IDLE_EVERY = 16  # steps of a rest between two that are learned from: they must stay as cheap as plain ones
 RECENT = 0.98  # how fast the largest tree of late fades, per step
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 
@@ -67,7 +67,7 @@ class DynamicTree(Shape):
         self._line = cost == "line"
         self.planner = Planner(max_nodes, self._own_cost)
         self._recent = float(max_nodes)  # most guesses verified of late, fading
-        self._idle = 0  # steps for which the drafter was not asked
+        self._idle = 0  # steps
         self._asking = False  # whether the drafter is asked in the coming step
         self._asked: list[bool] = []  # of the coming step's requests; empty for all
         self._booked: dict[int, tuple[Governor, float]] = {}  # by request: by whom, its length after the step, as hoped
@@ -88,8 +88,15 @@ class DynamicTree(Shape):
             cost = held if isinstance(held, CostLine) else CostLine(cost)
         self.planner.bind(self._own_cost or cost, drafter, pruner, packed=packed)
         # To prepare guesses after a rest costs a pass with rows, not only a look at what is known.
-        self.governor.longest = REST_LAST if self.planner.attaching is None else 2 * REST_LAST
+        self.governor.longest = REST_LAST if self.planner.attaching is None else 4 * REST_LAST
         self._unprepared = self.planner.attaching is not None and drafter is not None and drafter.unprepared
+
+    def rests(self, requests: Sequence[Context]) -> bool:
+        """See `Shape.rests`: most steps of a rest; now and then one is looked at, for what plain steps take."""
+        self._idle += 1
+        if self._idle % IDLE_EVERY == 0 or self._unprepared or self.calibration.waiting:
+            return False
+        return self.governor.rests(requests)
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
@@ -188,9 +195,6 @@ class DynamicTree(Shape):
         if asked and (planner.attaching is None or self._by is self._beside):
             planner.asked(rows, whole)
         else:
-            self._idle += 1
-            if self._idle % IDLE_EVERY:  # they are many and alike, and must stay as cheap as plain ones
-                return
             planner.bare(rows, seconds, whole)
         planner.cost.observe(rows, seconds)
 

@@ -17,7 +17,7 @@ from draftree.drafting.base import Context
 FRUITLESS = 4  # steps in a row with a negative balance after which the drafter rests
 REST_FIRST, REST_LAST = 8, 64  # steps of rest, doubling from the first to the last
 BALANCE = 0.85  # weight of the past in the balance
-LEAST = 0.01  # of the time spent, what has to be gained: an old success fades, but never quite
+LEAST = 0.03  # of the time spent, what has to be gained: an old success fades, but never quite
 START = 0.3  # weight of what all have earned, when a request begins
 
 
@@ -79,6 +79,16 @@ class Governor:
             account.rest = max(account.rest - 1, 0)
             request.resting = account.rest > 0
         return asked
+
+    def rests(self, requests: Sequence[Context]) -> bool:
+        """Whether all rest in this step and in the next; then it is counted as one of rest."""
+        accounts = [self._of.get(request.id) for request in requests]
+        if not all(account is not None and account.rest > 1 for account in accounts):
+            return False
+        for account in (self._all, *accounts):
+            if account is not None:
+                account.rest = max(account.rest - 1, 0)
+        return True
 
     def _begin(self) -> _Account:
         start = self._all
