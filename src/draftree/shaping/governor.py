@@ -18,6 +18,7 @@ FRUITLESS = 4  # steps in a row with a negative balance after which the drafter 
 REST_FIRST, REST_LAST = 8, 64  # steps of rest, doubling from the first to the last
 BALANCE = 0.85  # weight of the past in the balance
 LEAST = 0.03  # of the time spent, what has to be gained: an old success fades, but never quite
+HOPELESS = 0.75  # tokens for the time of a plain step under which a right guess changes nothing
 START = 0.3  # weight of what all have earned, when a request begins
 
 
@@ -122,10 +123,13 @@ class Governor:
         return self._all.losing
 
     def right(self, ids: Iterable[int]) -> None:
-        """A guess for these requests came true, whether or not it was worth a row: the drafter has something to say."""
+        """A guess for these requests came true, whether or not it was worth a row: the drafter has something to say.
+
+        Not where asking costs so much, as in large batches, that a guess more or less does not make up for it.
+        """
         for number in ids:
             for account in (self._of.get(number), self._all):
-                if account is not None:
+                if account is not None and account.hoped >= HOPELESS * account.spent:
                     account.fruitless, account.rest = min(account.fruitless, FRUITLESS - 2), 0
                     account.next_rest = REST_FIRST
 
