@@ -119,6 +119,22 @@ def test_with_padding_the_choice_is_the_best_of_all(guesses: list[list[float]], 
     assert rate(tuple(chosen)) == pytest.approx(best, rel=1e-9)
 
 
+def test_batches_have_curves_of_their_own() -> None:
+    """Sixteen requests' rows cost four times what sixteen rows of one do; one request's curve stays."""
+    cost = StepCost((1, 16, 32, 64), (1.0, 2.0, 3.0, 6.0))
+    shape = DynamicTree()
+    shape.bind(cost, packed=False)
+    requests = [context(i) for i in range(16)]
+    for _ in range(60):
+        shape.budgets(requests, 8)
+        shape.learn(requests)
+        shape.clock(16, 8.0, 8.0)
+    assert cost.seconds.tolist() == [1.0, 2.0, 3.0, 6.0]
+    assert shape.planner.plain(16) == pytest.approx(8.0, rel=0.02)
+    assert shape.planner.seconds(16, 2, attached=False)[1] == pytest.approx(12.0, rel=0.02)
+    assert shape.planner.plain(2) < 2.0
+
+
 def test_trees_grow_where_most_of_them_leaves_on_the_way() -> None:
     cost = StepCost((1, 64), (1.0, 8.0))
     early = EarlyPruning(EarlyHead.fresh(build("llama"), layer=1), always=True)

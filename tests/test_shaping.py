@@ -72,10 +72,10 @@ def test_the_papers_models_size_trees_too(acceptance: str, cost: str) -> None:
     requests = [run(drafter, shape, 60) for _ in range(3)]
     assert all(request.tokens == truth for request in requests)
     assert max(request.stats.drafted for request in requests) > 0
-    assert isinstance(shape.planner.cost, CostLine) == (cost == "line")
-    held = shape.planner.cost
+    assert isinstance(shape.planner.known, CostLine) == (cost == "line")
+    held = shape.planner.known
     shape.bind(FLAT)
-    assert (shape.planner.cost is held) == (cost == "line")
+    assert (shape.planner.known is held) == (cost == "line")
 
 
 @pytest.mark.parametrize("options", [{"cost": "cheap"}, {"acceptance": "sure"}, {"max_nodes": 0}])

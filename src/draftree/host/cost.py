@@ -48,9 +48,10 @@ class StepCost:
     Args:
         rows: ascending row counts.
         seconds: time of a step with that many rows; read as non-decreasing.
+        shared: part of a step's news that concerns all row counts alike.
     """
 
-    def __init__(self, rows: Any, seconds: Any) -> None:
+    def __init__(self, rows: Any, seconds: Any, shared: float = SHARED) -> None:
         self.rows = np.asarray(rows, dtype=float)
         self._points = np.array(seconds, dtype=float)
         if len(self.rows) < 2 or len(self.rows) != len(self._points) or (np.diff(self.rows) <= 0).any():
@@ -58,9 +59,14 @@ class StepCost:
         self._octaves = np.log2(self.rows)
         self._table: np.ndarray | None = None
         self._observed = 0
+        self._shared = shared
         self._weights: dict[int, np.ndarray] = {}  # by rows: how much a step of so many concerns each point
         if not (np.isfinite(self._points) & (self._points > 0)).all():
             raise ValueError("A step-cost curve needs a finite time over 0 for each row count.")
+
+    def for_batches(self) -> StepCost:
+        """The curve for rows of several requests, to be scaled by their steps: attention costs more there."""
+        return StepCost(self.rows, self.seconds, shared=1.0)
 
     @property
     def seconds(self) -> np.ndarray:
@@ -89,7 +95,7 @@ class StepCost:
         weights = self._weights.get(rows)
         if weights is None:
             octaves = np.abs(self._octaves - math.log2(rows))
-            weights = self._weights[rows] = PACE * (SHARED + (1 - SHARED) * np.exp(-octaves))
+            weights = self._weights[rows] = PACE * (self._shared + (1 - self._shared) * np.exp(-octaves))
         factor = min(max(seconds / float(self.table(rows, rows + 1)[0]), 1 / MOST_FACTOR), MOST_FACTOR)
         self._points *= factor**weights
         self._observed += 1

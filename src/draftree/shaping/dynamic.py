@@ -68,6 +68,7 @@ class DynamicTree(Shape):
         self.planner = Planner(max_nodes, self._own_cost)
         self._recent = float(max_nodes)  # most guesses verified of late, fading
         self._idle = 0  # steps
+        self._batch = 1  # requests of the coming step
         self._asking = False  # whether the drafter is asked in the coming step
         self._asked: list[bool] = []  # of the coming step's requests; empty for all
         self._booked: dict[int, tuple[Governor, float]] = {}  # by request: by whom, its length after the step, as hoped
@@ -100,6 +101,7 @@ class DynamicTree(Shape):
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
+        self._batch = len(requests)
         self._by = self.governor
         self._asked = self.governor.open(requests)
         resting = self.planner.attaching is None or all(request.resting for request in requests)
@@ -193,10 +195,10 @@ class DynamicTree(Shape):
         if not plain:
             return
         if asked and (planner.attaching is None or self._by is self._beside):
-            planner.asked(rows, whole)
+            planner.asked(rows, self._batch, whole)
         else:
-            planner.bare(rows, seconds, whole)
-        planner.cost.observe(rows, seconds)
+            planner.bare(rows, self._batch, seconds, whole)
+        planner.cost(self._batch).observe(rows, seconds)
 
     def learn(self, requests: Sequence[Context]) -> None:
         """See `Shape.learn`."""

@@ -60,6 +60,7 @@ class Planner:
     def __init__(self, max_nodes: int, cost: StepCost | None) -> None:
         self.max_nodes = max_nodes
         self._cost = cost
+        self._of_batches: dict[int, StepCost] = {}  # by binary places of the batch less one
         self.attaching: Drafter | None = None
         self.pruner: EarlyPruning | None = None
         self.packed = True
@@ -78,6 +79,8 @@ class Planner:
 
     def bind(self, cost: StepCost, drafter: Drafter | None, pruner: EarlyPruning | None, *, packed: bool) -> None:
         """Meet the machine and what shares the pass."""
+        if cost is not self._cost:
+            self._of_batches.clear()
         self._cost, self.pruner, self.packed = cost, pruner, packed
         self.attaching = drafter if drafter is not None and drafter.prepares else None
         self.spawns = self.attaching is not None and self.attaching.rows(8, 1, 1) != self.attaching.rows(8, 1, 8)
@@ -88,15 +91,20 @@ class Planner:
         """The cost met last; None before any."""
         return self._cost
 
-    @property
-    def cost(self) -> StepCost:
-        """Seconds of a plain step by its rows."""
+    def cost(self, batch: int) -> StepCost:
+        """Seconds of a plain step by its rows, with so many requests."""
         assert self._cost is not None
-        return self._cost
+        if batch == 1:
+            return self._cost
+        key = (batch - 1).bit_length()
+        found = self._of_batches.get(key)
+        if found is None:
+            found = self._of_batches[key] = self._cost.for_batches()
+        return found
 
     def plain(self, batch: int) -> float:
         """Seconds of a step without guesses."""
-        return float(self.cost.table(batch, batch + 1)[0])
+        return float(self.cost(batch).table(batch, batch + 1)[0])
 
     @property
     def aside(self) -> float:
@@ -159,7 +167,7 @@ class Planner:
         """
         attaching = self.attaching if attached else None
         if attaching is None and self.pruner is None and (self.packed or batch == 1):
-            return self.cost.table(batch, batch + count)
+            return self.cost(batch).table(batch, batch + count)
         groups = max(1, round(self._groups))
         key = (batch, groups, attached)
         numbers = self._numbers.get(key)
@@ -171,7 +179,7 @@ class Planner:
         numbers = numbers[:count]
         if self.pruner is not None:
             numbers = np.rint(self.pruner.rows(numbers)).astype(np.int64)
-        seconds = self.cost.table(0, int(numbers.max()) + 1)[numbers]
+        seconds = self.cost(batch).table(0, int(numbers.max()) + 1)[numbers]
         return seconds if attaching is None else (self._dearer * seconds + self.aside) / self._usual
 
     # ---------------------------------------------------------------- rows that nodes spawn
@@ -195,7 +203,7 @@ class Planner:
         ends[:, 1:] = -np.sort(-ends[:, 1:].clip(min=0), axis=1)
         covered = ends.sum(0).cumsum()  # by groups of a tree, from 1
         rows = np.rint(self.attaching.rows(batch * width, batch, batch * np.arange(1, width + 1))).astype(np.int64)
-        seconds = self._dearer / self._usual * self.cost.table(0, int(rows[-1]) + 1)[rows]
+        seconds = self._dearer / self._usual * self.cost(batch).table(0, int(rows[-1]) + 1)[rows]
         price = batch * pace / self.plain(batch)  # what the time is worth in tokens
         return self._noted(1 + int((covered * (1 - LEFT) * self._prize - price * seconds).argmax()))
 
@@ -208,15 +216,15 @@ class Planner:
         batch = len(choice.sizes)
         plain = self.plain(batch)
         nodes = batch + sum(choice.sizes)
-        extra = float(self.cost.table(nodes, nodes + 1)[0]) / plain - 1
+        extra = float(self.cost(batch).table(nodes, nodes + 1)[0]) / plain - 1
         brought = max(sum(choice.gains) / batch - 1 - pace * extra, 0.0)
         self._prize += (1 - WORTH) * (brought - self._prize)
 
     # ---------------------------------------------------------------- what steps took
 
-    def asked(self, rows: int, whole: float) -> None:
+    def asked(self, rows: int, batch: int, whole: float) -> None:
         """A plain step of `rows` rows for which a drafter was asked took `whole` seconds in all."""
-        expected = float(self.cost.table(rows, rows + 1)[0])
+        expected = float(self.cost(batch).table(rows, rows + 1)[0])
         beside = min(whole, DEAREST * expected) - expected
         if self.attaching is None:
             self._own += (1 - HABIT) * (beside - self._own)
@@ -230,15 +238,15 @@ class Planner:
         if self.pruner is not None:
             all_rows = self.pruner.rows(all_rows)
         # The shared curve is of plain rows; what differs here is the drafter's own.
-        expected = float(self.cost.of(all_rows))
+        expected = float(self.cost(batch).of(all_rows))
         self._timed += 1
         share = max(1 - HABIT, 1 / (1 + self._timed))  # the first ones weigh more, as what they correct is a guess
         self._dearer += share * (min(seconds / expected, DEAREST) - self._dearer)
         self._own += share * (min(aside, DEAREST * expected) - self._own)
 
-    def bare(self, rows: int, seconds: float, whole: float) -> None:
+    def bare(self, rows: int, batch: int, seconds: float, whole: float) -> None:
         """A step of `rows` rows took `whole` seconds without a drafter, its pass `seconds`."""
-        expected = float(self.cost.table(rows, rows + 1)[0])
+        expected = float(self.cost(batch).table(rows, rows + 1)[0])
         most = DEAREST * expected
         if self.attaching is not None:
             self._usual += (1 - HABIT) * (min(seconds / expected, DEAREST) - self._usual)
