@@ -6,7 +6,6 @@ leaves a table, a JSON file and a picture.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -20,6 +19,7 @@ from draftree.bench.analysis_compare import acceptance
 from draftree.bench.analysis_setup import AccuracySettings, Findings, Setup, Subject
 from draftree.bench.analysis_states import pseudo_cosine
 from draftree.bench.analysis_trees import checked_kinds, with_depth
+from draftree.bench.findings_files import experiment_named
 from draftree.bench.harness import Task, Watcher
 from draftree.bench.machine import describe, now
 from draftree.bench.models import encode_prompt
@@ -105,13 +105,7 @@ def find_experiment(name: str | None) -> Experiment:
     Raises:
         ValueError: no such experiment, or no name.
     """
-    if name is None:
-        raise ValueError(f"Name an experiment: {', '.join(EXPERIMENTS)} (--list tells what each is).")
-    if name not in EXPERIMENTS:
-        near = difflib.get_close_matches(name, EXPERIMENTS, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"There is no experiment {name!r}: choose {', '.join(EXPERIMENTS)}.{hint}")
-    return EXPERIMENTS[name]
+    return experiment_named(EXPERIMENTS, name)
 
 
 def named_folders(given: Sequence[str], experiment: str, model: str | None) -> dict[str, str]:

@@ -1,15 +1,34 @@
-"""Result files of experiments: JSON with where and how it was made in every row, and a picture."""
+"""Experiments by name, and their result files: JSON with where and how it was made in every row, and a picture."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from draftree.bench.analysis_setup import Findings
 
+E = TypeVar("E")
+
 LETTERS = 15  # an inch, in the heading of a picture
+
+
+def experiment_named(experiments: Mapping[str, E], name: str | None) -> E:
+    """The experiment of that name.
+
+    Raises:
+        ValueError: no such experiment, or no name.
+    """
+    if name is None:
+        raise ValueError(f"Name an experiment: {', '.join(experiments)} (--list tells what each is).")
+    if name not in experiments:
+        near = difflib.get_close_matches(name, experiments, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"There is no experiment {name!r}: choose {', '.join(experiments)}.{hint}")
+    return experiments[name]
 
 
 def write_json(findings: Findings, about: dict[str, Any], folder: Path, group: str) -> Path:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from draftree.bench.analysis_setup import Findings
+from draftree.bench.findings_files import experiment_named
 from draftree.bench.harness import Task, Watcher
 from draftree.bench.inflate import inflate
 from draftree.bench.inflate_drafter import inflate_drafter
@@ -91,13 +92,7 @@ def find_experiment(name: str | None) -> Experiment:
     Raises:
         ValueError: no such experiment, or no name.
     """
-    if name is None:
-        raise ValueError(f"Name an experiment: {', '.join(EXPERIMENTS)} (--list tells what each is).")
-    if name not in EXPERIMENTS:
-        near = difflib.get_close_matches(name, EXPERIMENTS, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"There is no experiment {name!r}: choose {', '.join(EXPERIMENTS)}.{hint}")
-    return EXPERIMENTS[name]
+    return experiment_named(EXPERIMENTS, name)
 
 
 def check_drafters(names: Sequence[str]) -> None:

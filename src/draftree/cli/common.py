@@ -123,7 +123,7 @@ def make_pruner(name: str | None, model: Any) -> Any:
 
 
 def _style(source: str | None) -> str:
-    """A source's colour; of merged drafters, that of the first, or bold where several had the guess."""
+    """A source's colour; bold where several merged drafters had the guess."""
     if source is None:
         return ""
     if "+" in source:

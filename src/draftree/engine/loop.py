@@ -88,9 +88,8 @@ class Loop:
         marks.append(time.perf_counter())
         self._observe(requests, turn, result, walks, own_rows=not alone)
         self._account(requests, trees, walks, marks)
-        if (
-            self.shape is not None and turn.offset == 0 and not self._idle
-        ):  # reading the choices waits for the device, so it counts
+        if self.shape is not None and turn.offset == 0 and not self._idle:
+            # Reading the choices waits for the device, so it counts as part of the pass.
             rows = sum(trees.sizes) if self.host.packs else trees.batch * trees.width
             plain = turn.plan.width == trees.width and not turn.plan.surgeries
             self.shape.clock(rows, marks[3] - marks[1], time.perf_counter() - marks[0], plain=plain)

@@ -95,8 +95,8 @@ class Governor:
         start = self._all
         return replace(start, hoped=START * start.hoped, spent=START * start.spent)
 
-    def book(self, request: Context, gain: float, spent: float, *, known: bool = True) -> bool:
-        """A step of `request` brings `gain` tokens for the time of `spent` plain steps; whether its drafter rests now.
+    def book(self, request: Context, gain: float, spent: float, *, known: bool = True) -> None:
+        """A step of `request` brings `gain` tokens for the time of `spent` plain steps; its drafter may rest by that.
 
         Where the drafter had no guess at all (not `known`), that says little about those that it will have.
         """
@@ -104,7 +104,6 @@ class Governor:
         account.book(gain, spent, self.longest, known=known)
         self._all.book(gain, spent, self.longest, known=known)
         request.resting = account.rest > 0
-        return request.resting
 
     def correct(self, request: Context, more: float) -> None:
         """The step booked last brought `more` tokens than it was booked with (or fewer, below 0)."""
