@@ -2,6 +2,7 @@
 
 from draftree.engine.engine import Engine
 from draftree.engine.generate import GenerateOutput, generate
+from draftree.engine.recorder import Recorder
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.engine.stats import RequestStats, RunStats
 
@@ -9,6 +10,7 @@ __all__ = [
     "Emitted",
     "Engine",
     "GenerateOutput",
+    "Recorder",
     "Request",
     "RequestStats",
     "Rules",

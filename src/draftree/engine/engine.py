@@ -15,6 +15,7 @@ from draftree.acceptance import LossyTypical
 from draftree.drafting.base import Drafter
 from draftree.engine.limits import check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
+from draftree.engine.recorder import Recorder, about_engine, check_recorder
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.host import Host, open_host
 from draftree.host.cost import cached_cost
@@ -39,6 +40,7 @@ class Engine:
             measured behind.
         reject_drafts: verify guesses but accept none; the worst case, for measurements.
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
+        recorder: keeps every step for `write_trace`; None keeps nothing.
 
     Raises:
         TypeError, ValueError: a model, drafter or option that does not fit; one sentence, before any work.
@@ -57,7 +59,9 @@ class Engine:
         capacity: int = 256,
         reject_drafts: bool = False,
         acceptance: LossyTypical | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        check_recorder(recorder)
         if not isinstance(slots, int) or slots < 1:
             raise ValueError(f"slots is {slots}: give a whole number of at least 1.")
         if drafter is not None and not isinstance(drafter, Drafter):
@@ -101,8 +105,21 @@ class Engine:
             pruner.bind(self.host, None if pruner.always else cached_cost(self.host, capacity))
         self.cache = self.host.new_cache(slots, capacity, prefix)
         self.encoder = EncoderState(self.target, slots) if self.target.encoder_decoder else None
+        track = None
+        if recorder is not None:
+            about = about_engine(model, self.host, drafter, self.shape, pruner, acceptance, strict=strict)
+            track = recorder.track(about, drafter)
         self.loop = Loop(
-            self.host, self.cache, self.encoder, drafter, self.shape, tolerance, reject_drafts, acceptance, pruner
+            self.host,
+            self.cache,
+            self.encoder,
+            drafter,
+            self.shape,
+            tolerance,
+            reject_drafts,
+            acceptance,
+            pruner,
+            track=track,
         )
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i lives in slot i

@@ -16,6 +16,7 @@ from draftree.engine.batch import feed, finish
 from draftree.engine.engine import Engine
 from draftree.engine.limits import check_prompt, check_source
 from draftree.engine.options import Options, read_options, rules_for
+from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
 from draftree.host import Target, open_host
 from draftree.pruning.early import EarlyPruning
@@ -60,6 +61,7 @@ def generate(
     acceptance: LossyTypical | None = None,
     host: str = "auto",
     tokenizer: Any = None,
+    recorder: Recorder | None = None,
     **options: Any,
 ) -> GenerateOutput:
     """Generate several tokens per forward pass, with the text that plain decoding would give.
@@ -83,6 +85,7 @@ def generate(
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
         host: "auto", "loop" or "hooked".
         tokenizer: needed for `stop_strings`.
+        recorder: keeps every step for `write_trace`.
         options: any other option of Hugging Face's GenerationConfig.
 
     Raises:
@@ -109,6 +112,7 @@ def generate(
         "host": opened,
         "strict": strict,
         "acceptance": acceptance,
+        "recorder": recorder,
     }
     # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the model's own.
     given = {name: value for name, value in named.items() if value is not None} | options

@@ -17,6 +17,7 @@ from draftree.acceptance.greedy import greedy_walks
 from draftree.acceptance.typical import LossyTypical
 from draftree.drafting.base import Attachment, Drafter, Step
 from draftree.engine.passes import TreePass, tree_pass
+from draftree.engine.recorder import Track
 from draftree.engine.request import Request
 from draftree.engine.stats import STAGES
 from draftree.host import Host
@@ -44,6 +45,7 @@ class Loop:
         reject_drafts: accept no guess, whatever it says.
         acceptance: a lossy rule; None for the lossless one.
         pruner: drops guesses inside the pass; None for none.
+        track: records every step; None records nothing.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Loop:
         reject_drafts: bool,
         acceptance: LossyTypical | None = None,
         pruner: EarlyPruning | None = None,
+        track: Track | None = None,
     ) -> None:
         self.host = host
         self.target = host.target
@@ -69,6 +72,7 @@ class Loop:
         self.reject_drafts = reject_drafts
         self.acceptance = acceptance
         self.pruner = pruner
+        self.track = track
         self._idle = False  # whether the shape need not hear of the coming step
         # Drafters that only look at texts need not be told of steps.
         self._observed = drafter is not None and type(drafter).observe is not Drafter.observe
@@ -88,6 +92,8 @@ class Loop:
         marks.append(time.perf_counter())
         self._observe(requests, turn, result, walks, own_rows=not alone)
         self._account(requests, trees, walks, marks)
+        if self.track is not None:
+            self.track.step(requests, trees, turn, result, walks, marks)
         if self.shape is not None and turn.offset == 0 and not self._idle:
             # Reading the choices waits for the device, so it counts as part of the pass.
             rows = sum(trees.sizes) if self.host.packs else trees.batch * trees.width
@@ -111,7 +117,12 @@ class Loop:
                 budgets[b] = 0
         if not any(budgets):
             return self._roots(requests)
+        track = self.track
+        if track is not None:
+            track.asked(budgets)
         drafted = drafter.draft(contexts, budgets)
+        if track is not None:
+            track.drafted(drafted)
         if self.reject_drafts:  # -1 is no token, so no text confirms it
             drafted = replace(drafted, tokens=torch.where(drafted.depth > 0, -1, drafted.tokens))
         return shape.trim(contexts, drafted).to(self.device)
@@ -179,8 +190,9 @@ class Loop:
             request.decide_alone = False
             where = None
             if rows is not None:
-                where = {n: i for i, n in enumerate(rows[b].tolist()) if n >= 0}
-                request.stats.pruned += trees.sizes[b] - len(where)
+                size = trees.sizes[b]  # padding of a smaller tree is no guess that left
+                where = {n: i for i, n in enumerate(rows[b].tolist()) if 0 <= n < size}
+                request.stats.pruned += size - len(where)
             choices: Iterable[Choice]
             if self.acceptance is not None:
                 choices = self.acceptance.walk(trees, b, logits[b], where, request.chooser)

@@ -81,6 +81,7 @@ OURS = (
     "strict",
     "acceptance",
     "host",
+    "recorder",
 )
 
 

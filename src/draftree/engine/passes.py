@@ -44,10 +44,7 @@ class TreePass:
     def node_rows(self, result: PassResult) -> Tensor | None:
         """Node number behind each row of the logits [B, n], -1 for other rows; None where it is row for row."""
         rows = result.rows
-        if rows is None:
-            return None
-        nodes = rows[:, self.offset : self.offset + result.logits.shape[1]] - self.offset
-        return nodes.masked_fill((nodes < 0) | (nodes >= self.trees.width), -1)
+        return None if rows is None else nodes_behind(rows, self.offset, result.logits.shape[1], self.trees.width)
 
     def committed(self, accepted: Sequence[Sequence[int]]) -> list[list[int]]:
         """Rows to keep per request: its prompt rows, then the walked nodes."""
@@ -55,6 +52,19 @@ class TreePass:
             [*range(trunk), *(self.offset + node for node in nodes)]
             for trunk, nodes in zip(self.trunk, accepted, strict=True)
         ]
+
+
+def nodes_behind(rows: Tensor, offset: int, logits: int, width: int) -> Tensor:
+    """Node number behind each of `logits` columns of the final rows [B, n], -1 for rows that are no nodes.
+
+    Args:
+        rows: row numbers of the pass.
+        offset: row where trees begin.
+        logits: how many columns have logits.
+        width: of the trees.
+    """
+    nodes = rows[:, offset : offset + logits] - offset
+    return nodes.masked_fill((nodes < 0) | (nodes >= width), -1)
 
 
 def tree_pass(
