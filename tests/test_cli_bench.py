@@ -6,10 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 from draftree.bench import plot, quick
+from draftree.bench.compare_case import Settings
+from draftree.bench.compare_methods import WarmTrie
 from draftree.bench.memory import compare_memory
 from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import embedded_prompts
-from draftree.bench.quick import LABELS, Settings, WarmTrie, run_quick
+from draftree.bench.quick import METHODS, run_quick
 from draftree.cli import app
 
 TINY = ["bench", "quick", "--no-compile", "--rounds", "2", "--max-new-tokens", "6", "--per-set", "2"]
@@ -38,7 +40,7 @@ def test_quick_writes_a_picture_and_figures_that_agree_with_its_samples(prompts_
     assert "not measured:" in done.output
     result = json.loads((out / "bench-quick.json").read_text())
     rows = {row["method"]: row for row in result["rows"]}
-    assert set(rows) == set(LABELS)
+    assert set(rows) == set(METHODS)
     assert rows["hf_compiled"]["not_measured"] == "--no-compile"
     measured = [row for row in rows.values() if "not_measured" not in row]
     for row in measured:

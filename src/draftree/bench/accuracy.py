@@ -19,12 +19,12 @@ from draftree.bench.analysis_compare import acceptance
 from draftree.bench.analysis_setup import AccuracySettings, Findings, Setup, Subject
 from draftree.bench.analysis_states import pseudo_cosine
 from draftree.bench.analysis_trees import checked_kinds, with_depth
+from draftree.bench.compare_case import Settings, split_prompts
 from draftree.bench.findings_files import experiment_named
 from draftree.bench.harness import Task, Watcher
 from draftree.bench.machine import describe, now
 from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import Prompt
-from draftree.bench.quick import Settings, split_prompts
 from draftree.drafting.folder import CONFIG, Trained
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine.limits import check_prompt

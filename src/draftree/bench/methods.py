@@ -10,12 +10,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from draftree.drafting import Drafter
+from draftree.drafting.base import Context
 from draftree.engine import Engine, Request, RequestStats
+from draftree.engine.limits import eos_token_ids
 from draftree.engine.options import read_options, rules_for
 from draftree.shaping import Shape
 
@@ -24,18 +28,39 @@ MakeShape = Callable[[], Shape | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; where there is none the best one is taken.
+
+    Attributes:
+        temperature, top_k, top_p: as in Hugging Face.
+        seed: of the noise; prompt b of a batch has seed + b in draftree, while Hugging Face draws all from one stream.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def options(self) -> dict[str, Any]:
+        """What Hugging Face calls it, the seed left out."""
+        return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One prompt answered.
 
     Attributes:
         ids: new token ids, an EOS included.
-        seconds: wall time of the call, prompt pass included.
+        seconds: wall time of the call, prompt pass included; for prompts answered together its equal part.
         stats: the engine's counts; None for methods that are not ours.
+        lengths: new tokens of every step; empty where the method does not tell.
     """
 
     ids: list[int]
     seconds: float
     stats: RequestStats | None = None
+    lengths: tuple[int, ...] = ()
 
 
 class Method(ABC):
@@ -46,43 +71,136 @@ class Method(ABC):
         label: what tables print.
         optional: whether a benchmark goes on without it where it fails to get ready.
         note: what a table should say about it besides its figures.
+        same_draws: whether it draws the tokens that plain decoding draws from the same seed.
     """
 
     optional = False
     note = ""
+    same_draws = True
 
     def __init__(self, name: str, label: str) -> None:
         self.name = name
         self.label = label
 
-    def ready(self, prompts: Sequence[Sequence[int]]) -> None:
+    def ready(self, groups: Sequence[Sequence[Sequence[int]]]) -> None:
         """Pay what only first calls pay. A drafter that learns here is replaced when a round starts."""
-        for ids in prompts:
-            self.answer(ids)
+        for prompts in groups:
+            self.answers(prompts)
 
     def start(self) -> None:
         """A round begins: forget what the round before it taught, and be ready to answer."""
 
+    def recall(self, ids: Sequence[int], answer: Sequence[int]) -> None:
+        """A stopped run goes on: learn what an answer given before the stop has taught."""
+
     @abstractmethod
     def answer(self, ids: Sequence[int]) -> Answer:
-        """Answer a prompt of token ids greedily."""
+        """Answer a prompt of token ids."""
+
+    def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        """Answer prompts together.
+
+        Raises:
+            ValueError: several, and the method takes one at a time.
+        """
+        if len(prompts) > 1:
+            raise ValueError(f"{self.label} takes one prompt at a time")
+        return [self.answer(prompts[0])]
 
 
 class HuggingFace(Method):
-    """Hugging Face's own `generate`, greedy, at its defaults but for `options`."""
+    """Hugging Face's own `generate`, at its defaults but for `options`; prompts of a batch are padded on the left."""
 
-    def __init__(self, name: str, label: str, model: Any, max_new_tokens: int, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        model: Any,
+        max_new_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(name, label)
         self._model = model
-        self._options = {"max_new_tokens": max_new_tokens, "do_sample": False, **options}
+        self._seed = None if sampling is None else sampling.seed
+        drawn = {"do_sample": False} if sampling is None else sampling.options()
+        self._options = {"max_new_tokens": max_new_tokens, **drawn, **options}
+        self._ends = set(eos_token_ids(model))
 
     def answer(self, ids: Sequence[int]) -> Answer:
         """See `Method.answer`."""
-        prompt = torch.tensor([list(ids)], device=self._model.device)
+        return self.answers([ids])[0]
+
+    def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        """See `Method.answers`."""
+        width = max(len(ids) for ids in prompts)
+        rows = [[0] * (width - len(ids)) + list(ids) for ids in prompts]
+        prompt = torch.tensor(rows, device=self._model.device)
+        mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts], device=self._model.device)
+        if self._seed is not None:
+            torch.manual_seed(self._seed)
         begin = time.perf_counter()
-        sequence = self._model.generate(prompt, attention_mask=torch.ones_like(prompt), **self._options)
-        new: list[int] = sequence[0, len(ids) :].tolist()  # waits for the device
-        return Answer(new, time.perf_counter() - begin)
+        sequences = self._model.generate(prompt, attention_mask=mask, **self._options, **self._extra())
+        new: list[list[int]] = sequences[:, width:].tolist()  # waits for the device
+        seconds = (time.perf_counter() - begin) / len(prompts)
+        cut = [self._cut(ids) for ids in new]
+        return [Answer(ids, seconds, lengths=self._lengths(ids)) for ids in cut]
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """The answer up to its EOS: behind it a batch's row is padded."""
+        end = next((i for i, token in enumerate(ids) if token in self._ends), len(ids) - 1)
+        return ids[: end + 1]
+
+    def _extra(self) -> dict[str, Any]:
+        """Options of one call."""
+        return {}
+
+    def _lengths(self, ids: list[int]) -> tuple[int, ...]:
+        return (1,) * len(ids)
+
+
+class DraftingHuggingFace(HuggingFace):
+    """Hugging Face's prompt lookup or assisted generation; a stopping criterion counts the tokens of each step."""
+
+    optional = True  # not every model can take guesses back
+
+    def __init__(self, name: str, label: str, model: Any, max_new_tokens: int, **options: Any) -> None:
+        super().__init__(name, label, model, max_new_tokens, **options)
+        self.same_draws = self._seed is None
+        self._counter = _StepLengths()
+
+    def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        """See `Method.answers`."""
+        if len(prompts) > 1:
+            raise ValueError(f"{self.label} takes one prompt at a time")
+        self._counter.seen = [len(prompts[0])]
+        return super().answers(prompts)
+
+    def _extra(self) -> dict[str, Any]:
+        return {"stopping_criteria": StoppingCriteriaList([self._counter])}
+
+    def _lengths(self, ids: list[int]) -> tuple[int, ...]:
+        seen = self._counter.seen
+        steps = [b - a for a, b in pairwise(seen)]
+        while steps and sum(steps) > len(ids):  # of guesses behind an EOS
+            steps[-1] -= 1
+            if not steps[-1]:
+                steps.pop()
+        return tuple(steps)
+
+
+class _StepLengths(StoppingCriteria):
+    """Stops nothing; notes how long the text is after every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        """See Hugging Face's `StoppingCriteria`."""
+        if input_ids.shape[1] > self.seen[-1]:
+            self.seen.append(input_ids.shape[1])
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
 class CompiledHuggingFace(HuggingFace):
@@ -94,19 +212,29 @@ class CompiledHuggingFace(HuggingFace):
 
     optional = True
 
-    def __init__(self, name: str, label: str, model: Any, max_new_tokens: int) -> None:
+    def __init__(
+        self, name: str, label: str, model: Any, max_new_tokens: int, *, sampling: Sampling | None = None
+    ) -> None:
         from transformers import CompileConfig
 
         config = CompileConfig()
         # Hugging Face compiles on a CPU only where this is set.
         config._compile_all_devices = True  # type: ignore[assignment]
-        super().__init__(name, label, model, max_new_tokens, cache_implementation="static", compile_config=config)
+        super().__init__(
+            name,
+            label,
+            model,
+            max_new_tokens,
+            sampling=sampling,
+            cache_implementation="static",
+            compile_config=config,
+        )
 
-    def ready(self, prompts: Sequence[Sequence[int]]) -> None:
+    def ready(self, groups: Sequence[Sequence[Sequence[int]]]) -> None:
         """See `Method.ready`."""
         begin = time.perf_counter()
-        for ids in sorted(prompts, key=len, reverse=True):
-            self.answer(ids)
+        for prompts in sorted(groups, key=lambda group: max(map(len, group)), reverse=True):
+            self.answers(prompts)
         self.note = f"compiling took {time.perf_counter() - begin:.0f} s, not counted"
 
 
@@ -120,6 +248,7 @@ class Draftree(Method):
         max_new_tokens: most tokens of an answer.
         make_drafter: gives the drafter of a round, or None for plain decoding.
         make_shape: gives the shape of a round; None leaves the engine's default.
+        sampling: how tokens are drawn; None takes the best.
         options: more of `Engine`, such as `host` or `reject_drafts`.
     """
 
@@ -131,6 +260,8 @@ class Draftree(Method):
         max_new_tokens: int,
         make_drafter: MakeDrafter = lambda: None,
         make_shape: MakeShape = lambda: None,
+        *,
+        sampling: Sampling | None = None,
         **options: Any,
     ) -> None:
         super().__init__(name, label)
@@ -138,6 +269,8 @@ class Draftree(Method):
         self._new = max_new_tokens
         self._make_drafter = make_drafter
         self._make_shape = make_shape
+        self._seed = None if sampling is None else sampling.seed
+        self._drawn = {} if sampling is None else sampling.options()
         self._options = options
         self.start()
 
@@ -148,25 +281,67 @@ class Draftree(Method):
 
     def answer(self, ids: Sequence[int], after_step: Callable[[Request], None] | None = None) -> Answer:
         """See `Method.answer`; `after_step` sees the request after every pass, outside the measured time."""
+        return self._together([ids], after_step)[0]
+
+    def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        """See `Method.answers`."""
+        return [self.answer(prompts[0])] if len(prompts) == 1 else self._together(prompts)
+
+    def recall(self, ids: Sequence[int], answer: Sequence[int]) -> None:
+        """See `Method.recall`: what a trie keeps; what tree sizes were calibrated on is found anew."""
+        if self.drafter is None or self.drafter.prepares:
+            return
+        Engine(self._model, drafter=self.drafter, shape=self._shape, slots=1, **self._options)  # binds
+        request = Context(-1, list(ids), len(ids), self._new)
+        self.drafter.begin(request)
+        request.tokens += answer
+        self.drafter.end(request)
+
+    def _together(
+        self, prompts: Sequence[Sequence[int]], after_step: Callable[[Request], None] | None = None
+    ) -> list[Answer]:
         begin = time.perf_counter()
-        options = read_options(self._model, None, None, None, {"max_new_tokens": self._new})
+        options = read_options(self._model, None, None, None, {"max_new_tokens": self._new, **self._drawn})
+        longest = max(len(ids) for ids in prompts)
         engine = Engine(
             self._model,
             drafter=self.drafter,
             shape=self._shape,
-            slots=1,
-            capacity=len(ids) + self._new + 64,
+            slots=len(prompts),
+            capacity=longest + self._new + 64,
             **self._options,
         )
-        rules = rules_for(self._model, options, max_new_tokens=self._new, padded_length=len(ids), seed=None)
-        request = engine.add(ids, rules)
+        requests = [
+            engine.add(
+                ids,
+                rules_for(
+                    self._model,
+                    options,
+                    max_new_tokens=self._new,
+                    padded_length=len(ids),
+                    seed=None if self._seed is None else self._seed + b,
+                ),
+            )
+            for b, ids in enumerate(prompts)
+        ]
         seconds = time.perf_counter() - begin
+        lengths: list[list[int]] = [[] for _ in requests]
+        told = [0] * len(requests)
         while engine.busy:
             begin = time.perf_counter()
             engine.step()
             seconds += time.perf_counter() - begin
-            if after_step is not None:
-                after_step(request)
-        if request.error is not None:
-            raise request.error
-        return Answer(request.tokens, seconds, request.stats)
+            for b, request in enumerate(requests):
+                new = len(request.output) - told[b]
+                if new:
+                    lengths[b].append(new)
+                    told[b] += new
+                if after_step is not None:
+                    after_step(request)
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+        return [
+            Answer(request.tokens, seconds / len(requests), request.stats, tuple(of))
+            for request, of in zip(requests, lengths, strict=True)
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,22 @@ def load_model(name: str | None) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def encode_prompt(tokenizer: Any, prompt: str, *, raw: bool = False) -> list[int]:
-    """Token ids of a prompt: through the chat template where the tokenizer has one (and `raw` is false)."""
+def encode_prompt(
+    tokenizer: Any, prompt: str, *, raw: bool = False, history: Sequence[tuple[str, str]] = ()
+) -> list[int]:
+    """Token ids of a prompt: through the chat template where the tokenizer has one (and `raw` is false).
+
+    `history` is what user and model said before, oldest first; without a template it stands above, line by line.
+    """
     if not raw and getattr(tokenizer, "chat_template", None):
-        messages = [{"role": "user", "content": prompt}]
+        messages = [
+            {"role": role, "content": text}
+            for turn in history
+            for role, text in zip(("user", "assistant"), turn, strict=True)
+        ]
+        messages.append({"role": "user", "content": prompt})
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
-    ids = tokenizer(prompt).input_ids
+    ids = tokenizer("\n".join([*(text for turn in history for text in turn), prompt])).input_ids
     return ids

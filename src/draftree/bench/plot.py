@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.quick import LABELS, REFERENCE, WARM, Result
+from draftree.bench.compare_case import Result
+from draftree.bench.compare_methods import REFERENCE, WARM, label_of
 from draftree.bench.summary import Estimate
 
 OURS, THEIRS, BEST = "#7aa874", "#9aa5b1", "#2f7d32"
@@ -30,7 +31,7 @@ def write_png(result: Result, folder: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    names = [name for name in LABELS if name in result.rows]
+    names = [name for name in result.names if name in result.rows]
     sets = list(result.rows[WARM].by_set) if WARM in result.rows else []
     figure = Figure(figsize=(13 if sets else 8, 1.6 + 0.36 * max(len(names), len(sets))), layout="constrained")
     FigureCanvasAgg(figure)
@@ -53,7 +54,7 @@ def write_png(result: Result, folder: Path) -> Path:
 def _speeds(axis: Any, result: Result, names: list[str]) -> None:
     estimates = [result.rows[name].speed for name in names]
     colours = [BEST if name == WARM else THEIRS if name.startswith("hf_") else OURS for name in names]
-    _bars(axis, [LABELS[name] for name in names], estimates, colours, "{:.0f}")
+    _bars(axis, [label_of(name) for name in names], estimates, colours, "{:.0f}")
     axis.set_title("Tokens a second, all sets together", loc="left", fontsize=11)
     # The key is in the title's line: bars and intervals may reach any place inside.
     at = 1.0

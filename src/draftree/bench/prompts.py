@@ -1,7 +1,8 @@
 """Prompts to measure on: those of the package, or anybody's JSON lines.
 
-A row is an object with a `prompt`; `set`, `id` and `split` are read where they are there. A file that cannot be
-used says so in one sentence before anything runs.
+A row is an object with a `prompt`; `set`, `id` and `split` are read where they are there. Rows of Spec-Bench's
+question.jsonl ({question_id, category, turns}) are read as they are. A file that cannot be used says so in one
+sentence before anything runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,14 @@ class Prompt:
         set: the set it belongs to; figures are also given by set.
         text: what the user says, without any chat template.
         warm: whether it may be shown to a drafter before measuring.
+        later: what the user says next, each after the answer to what came before; most prompts have none.
     """
 
     id: str
     set: str
     text: str
     warm: bool = False
+    later: tuple[str, ...] = ()
 
 
 def embedded_prompts() -> list[Prompt]:
@@ -70,18 +74,27 @@ def _parse(lines: Iterable[str], file: str, stem: str) -> list[Prompt]:
             raise ValueError(
                 f"{file}, line {number}, is not JSON: write one JSON object with a 'prompt' per line."
             ) from None
-        text = row.get("prompt") if isinstance(row, dict) else None
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{file}, line {number}, has no 'prompt' text: give each row a non-empty one.")
-        found.append(
-            Prompt(
-                id=str(row.get("id", f"{stem}-{number}")),
-                set=str(row.get("set", stem)),
-                text=text,
-                warm=row.get("split") == "warm",
-            )
-        )
+        found.append(_prompt(row if isinstance(row, dict) else {}, f"{file}, line {number},", f"{stem}-{number}", stem))
     return found
+
+
+def _prompt(row: dict[str, Any], where: str, name: str, stem: str) -> Prompt:
+    """One row, ours or Spec-Bench's."""
+    turns = row.get("turns") if "turns" in row else [row.get("prompt")]
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+        wanted = (
+            "'turns': give a list of non-empty texts."
+            if "turns" in row
+            else "'prompt' text: give each row a non-empty one."
+        )
+        raise ValueError(f"{where} has no {wanted}")
+    return Prompt(
+        id=str(row.get("id", row.get("question_id", name))),
+        set=str(row.get("set", row.get("category", stem))),
+        text=turns[0],
+        warm=row.get("split") == "warm",
+        later=tuple(turns[1:]),
+    )
 
 
 def take_per_set(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from draftree.bench.analysis_setup import Findings
+from draftree.bench.compare_case import Settings, split_prompts
 from draftree.bench.findings_files import experiment_named
 from draftree.bench.harness import Task, Watcher
 from draftree.bench.inflate import inflate
@@ -29,7 +30,6 @@ from draftree.bench.propd_models import calibration
 from draftree.bench.propd_pruning import pruning
 from draftree.bench.propd_regret import regret
 from draftree.bench.propd_setup import ProPDSettings, ProPDSetup
-from draftree.bench.quick import Settings, split_prompts
 from draftree.demo_model import demo_model
 from draftree.drafting import Drafter, Lookahead, Medusa, PromptLookup
 from draftree.drafting.folder import demo_drafter

@@ -1,4 +1,4 @@
-"""What a quick benchmark leaves behind: tables on the terminal, a JSON file, and a picture."""
+"""Tables of a measured case on the terminal, and the JSON file of a quick benchmark."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from draftree.bench.quick import LABELS, REFERENCE, WARM, Result
+from draftree.bench.compare_case import Result
+from draftree.bench.compare_methods import HUGGING_FACE, REFERENCE, WARM, label_of
 from draftree.bench.summary import Estimate
 
 SHOWN_DIFFERENCES = 5
 LONGEST_REASON = 60  # characters; the JSON file has the rest
-METHOD_WIDTH = 24
+METHOD_WIDTH = 26
 MOST_DISTURBED = 0.02  # share of answers that may be slow before the report warns
-FIRST_OF_OURS = "draftree_hooked"
 SPEED_CAPTION = (
     "Total tokens / total time \\[95 % bootstrap over prompts]. Acceptance length: 1 + accepted / steps. Overhead "
-    "efficiency: speed over (*) / acceptance length. Differing: prompts whose ids are not HF generate's."
+    "efficiency: speed over (*) / acceptance length. Differing: prompts whose ids are not those of the first row."
 )
 
 
 def render(result: Result) -> Group:
     """All tables, for a rich console."""
     tables = [_speed(result)]
-    if WARM in result.rows:
+    if WARM in result.rows and result.rows[WARM].by_set:
         tables.append(_by_set(result))
     return Group(*tables, *_remarks(result))
 
@@ -36,7 +36,7 @@ def _speed(result: Result) -> Table:
     about = result.about
     title = (
         f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}: {about['prompts']} "
-        f"prompts of {len(about['sets'])} sets, {about['settings']['rounds']} rounds"
+        f"prompts of {len(about['sets'])} sets, {about['settings']['rounds']} rounds; {about['case']}"
     )
     table = _table(title, SPEED_CAPTION)
     table.add_column("method", max_width=METHOD_WIDTH)
@@ -49,10 +49,12 @@ def _speed(result: Result) -> Table:
         "differing\nprompts",
     ):
         table.add_column(heading, justify="right")
-    for name, label in LABELS.items():
-        if name == FIRST_OF_OURS:
+    theirs = True
+    for name in result.names:
+        if theirs and name not in HUGGING_FACE:
             table.add_section()
-        shown = f"{label} (*)" if name == result.plain else label
+            theirs = False
+        shown = f"{label_of(name)} (*)" if name == result.plain else label_of(name)
         if name not in result.rows:
             table.add_row(f"{shown}\n[dim]not measured: {escape(_why(result, name))}[/dim]")
             continue
@@ -62,8 +64,8 @@ def _speed(result: Result) -> Table:
         table.add_row(
             shown,
             _interval(row.speed, "{:.0f}"),
-            _interval(row.over[REFERENCE], "{:.2f}"),
-            _interval(row.over[result.plain], "{:.2f}"),
+            _interval(row.over.get(REFERENCE), "{:.2f}"),
+            _interval(row.over.get(result.plain), "{:.2f}"),
             f"{row.stats.acceptance_length:.2f}" if drafts and row.stats else "-",
             f"{efficiency:.2f}" if drafts and efficiency is not None else "-",
             str(len(row.parted)),
@@ -90,17 +92,18 @@ def _table(title: str, caption: str | None) -> Table:
 
 
 def _by_set(result: Result) -> Table:
-    table = _table(f"{LABELS[WARM]}, by set", None)
+    table = _table(f"{label_of(WARM)}, by set", None)
+    theirs = label_of(result.reference)
     table.add_column("set")
-    for heading in ("tokens", "HF generate\ntokens/s", "warm\ntokens/s", "over HF generate", "acceptance\nlength"):
+    for heading in ("tokens", f"{theirs}\ntokens/s", "warm\ntokens/s", f"over {theirs}", "acceptance\nlength"):
         table.add_column(heading, justify="right")
     for name, row in result.rows[WARM].by_set.items():
         table.add_row(
             name,
             str(row.tokens),
-            f"{result.rows[REFERENCE].by_set[name].speed.value:.0f}",
+            f"{result.rows[result.reference].by_set[name].speed.value:.0f}",
             f"{row.speed.value:.0f}",
-            _interval(row.over[REFERENCE], "{:.2f}"),
+            _interval(row.over.get(result.reference), "{:.2f}"),
             f"{row.stats.acceptance_length:.2f}" if row.stats else "-",
         )
     return table
@@ -109,9 +112,9 @@ def _by_set(result: Result) -> Table:
 def _remarks(result: Result) -> list[str]:
     remarks = []
     memory = result.memory
-    if "why" in memory:
+    if memory and "why" in memory:
         remarks.append(f"Peak memory: not measured: {memory['why']}")
-    else:
+    elif memory:
         remarks.append(
             f"Peak memory at decoding length {memory['decoding_length']}: drafted "
             f"{memory['drafted_bytes'] / 2**20:.1f} MiB, plain {memory['plain_bytes'] / 2**20:.1f} MiB: "
@@ -124,16 +127,18 @@ def _remarks(result: Result) -> list[str]:
             "in another round. Measure again before you trust these figures."
         )
     for name, note in result.notes.items():
-        remarks.append(f"{LABELS[name]}: {note}.")
+        remarks.append(f"{label_of(name)}: {note}.")
     for name, row in result.rows.items():
         for task, where in row.parted[:SHOWN_DIFFERENCES]:
-            remarks.append(f"{LABELS[name]}, prompt {task.prompt.id}: {where}")
+            remarks.append(f"{label_of(name)}, prompt {task.prompt.id}: {where}")
         if len(row.parted) > SHOWN_DIFFERENCES:
-            remarks.append(f"{LABELS[name]}: {len(row.parted) - SHOWN_DIFFERENCES} more differ, see the JSON file.")
+            remarks.append(f"{label_of(name)}: {len(row.parted) - SHOWN_DIFFERENCES} more differ, see the JSON file.")
     return remarks
 
 
-def _interval(estimate: Estimate, number: str) -> str:
+def _interval(estimate: Estimate | None, number: str) -> str:
+    if estimate is None:
+        return "-"
     shown = number.format(estimate.value)
     if estimate.low is None or estimate.high is None:
         return shown

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftree.bench.equality import Difference, difference
-from draftree.bench.harness import Sample, Task
+from draftree.bench.harness import Sample, Task, groups_of
 from draftree.engine import RequestStats
 
 RESAMPLES = 2000
@@ -83,7 +83,7 @@ class Row:
 
 
 def summarise(
-    samples: Sequence[Sample], tasks: Sequence[Task], references: Sequence[str], seed: int = 0
+    samples: Sequence[Sample], tasks: Sequence[Task], references: Sequence[str], seed: int = 0, batch: int = 1
 ) -> dict[str, Row]:
     """A row for every method in `samples`, by name, with those of every set inside.
 
@@ -92,18 +92,22 @@ def summarise(
         tasks: what they answered.
         references: names of the methods to give ratios against.
         seed: of the bootstrap.
+        batch: prompts that were answered together; they are drawn together, and as their sets are mixed there are no
+            rows by set.
     """
-    rows = _rows(samples, range(len(tasks)), references, seed)
-    for name in dict.fromkeys(task.prompt.set for task in tasks):
-        chosen = [i for i, task in enumerate(tasks) if task.prompt.set == name]
+    rows = _rows(samples, groups_of(tasks, batch), references, seed)
+    for name in dict.fromkeys(task.prompt.set for task in tasks) if batch == 1 else ():
+        chosen = [[i] for i, task in enumerate(tasks) if task.prompt.set == name]
         for method, row in _rows(samples, chosen, references, seed).items():
             rows[method].by_set[name] = row
     return rows
 
 
-def _rows(samples: Sequence[Sample], chosen: Sequence[int], references: Sequence[str], seed: int) -> dict[str, Row]:
+def _rows(
+    samples: Sequence[Sample], chosen: Sequence[Sequence[int]], references: Sequence[str], seed: int
+) -> dict[str, Row]:
     methods = list(dict.fromkeys(sample.method for sample in samples))
-    place = {task: column for column, task in enumerate(chosen)}
+    place = {task: column for column, group in enumerate(chosen) for task in group}
     tokens = np.zeros((len(methods), len(chosen)))
     seconds = np.zeros_like(tokens)
     counts: dict[str, RequestStats] = {}
@@ -147,15 +151,16 @@ def _estimate(value: float, resampled: NDArray[Any], prompts: int) -> Estimate:
 def find_differences(
     rows: dict[str, Row], samples: Sequence[Sample], tasks: Sequence[Task], reference: str, model: Any
 ) -> None:
-    """Fill `parted` of every row: each prompt once, however many rounds differ."""
-    expected = {s.task: s.answer.ids for s in samples if s.method == reference and s.round == 0}
+    """Fill `parted` of every row: each prompt once, however many rounds differ; turns behind it are not compared."""
+    expected = {(s.task, s.turn): s.answer.ids for s in samples if s.method == reference and s.round == 0}
     done = set()
-    for sample in samples:
+    for sample in sorted(samples, key=lambda s: s.turn):
         key = sample.method, sample.task
-        if key in done or sample.answer.ids == expected[sample.task]:
+        if key in done or sample.answer.ids == expected[sample.task, sample.turn]:
             continue
         task = tasks[sample.task]
-        where = difference(model, task.ids, expected[sample.task], sample.answer.ids)
+        prompt = task.ids if sample.ids is None else sample.ids
+        where = difference(model, prompt, expected[sample.task, sample.turn], sample.answer.ids)
         if where is not None:
             rows[sample.method].parted.append((task, where))
             done.add(key)
@@ -166,9 +171,9 @@ def count_disturbed(samples: Sequence[Sample]) -> tuple[int, int]:
 
     The same work at half the speed is the machine's doing, so this tells whether it was quiet; (0, 0) for one round.
     """
-    by_work: dict[tuple[str, int], list[float]] = {}
+    by_work: dict[tuple[str, int, int], list[float]] = {}
     for sample in samples:
-        by_work.setdefault((sample.method, sample.task), []).append(sample.answer.seconds)
+        by_work.setdefault((sample.method, sample.task, sample.turn), []).append(sample.answer.seconds)
     repeated = [seconds for seconds in by_work.values() if len(seconds) > 1]
     slow = sum(sum(s > 2 * min(seconds) for s in seconds) for seconds in repeated)
     return slow, sum(len(seconds) for seconds in repeated)

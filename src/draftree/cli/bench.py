@@ -41,10 +41,11 @@ def quick(
     import torch
     from rich.console import Console
 
+    from draftree.bench.compare_case import Settings
     from draftree.bench.models import load_model
     from draftree.bench.plot import has_matplotlib, write_png
     from draftree.bench.prompts import embedded_prompts, read_prompts
-    from draftree.bench.quick import Settings, run_quick
+    from draftree.bench.quick import run_quick
     from draftree.bench.report import render, write_json
     from draftree.cli.common import PIPED_WIDTH, StageBar
 

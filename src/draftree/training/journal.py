@@ -131,6 +131,12 @@ class Journal:
         self._file.flush()  # what is flushed outlives a kill of this process
         self.done.add(number)
 
+    def entries(self) -> dict[int, list[dict[str, Any]]]:
+        """What is in the journal of an unfinished data set: by number of the question, its rows."""
+        with (self.folder / JOURNAL).open("rb") as lines:
+            found = [json.loads(line) for line in lines]
+        return {entry["number"]: entry["rows"] for entry in found}
+
     def finish(self, skipped: int = 0) -> dict[str, Any]:
         """Write the data set in the order of the questions and drop the journal; returns the meta data.
 
@@ -140,9 +146,7 @@ class Journal:
             return self.meta
         assert self._file is not None
         os.fsync(self._file.fileno())
-        with (self.folder / JOURNAL).open("rb") as lines:
-            answered = sorted((json.loads(line) for line in lines), key=lambda entry: entry["number"])
-        rows = [row for entry in answered for row in entry["rows"]]
+        rows = [row for _, answered in sorted(self.entries().items()) for row in answered]
         path = self.folder / ROWS[self.file_format]
         aside = path.with_name(f"{path.name}.new")
         if self.file_format == "jsonl":
