@@ -5,8 +5,10 @@
 
 #include "_attention.h"
 
-#define ABI 5 /* raised when a signature changes; compiled.py refuses a library of another number */
+#define ABI 6 /* raised when a signature changes; compiled.py refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
+#define NO_ATTENTION 1 /* of what a layer skips */
+#define NO_MLP 2
 
 typedef struct {
     Matrix qkv, output, gate, up, down;
@@ -17,6 +19,7 @@ typedef struct {
     int32_t hidden, kv_heads, groups, dim;
     int32_t wide; /* the norms on queries and keys take all heads at once */
     int32_t gelu; /* the MLP's activation is GELU by tanh; else SiLU */
+    int32_t skips; /* NO_ATTENTION: no keys and values are written then; NO_MLP */
     float scaling; /* of attention scores */
 } Layer;
 
@@ -294,22 +297,24 @@ static void add_product(const Layer *l, const Pass *p, const Matrix *m, const fl
 }
 
 /* From the attention's result [batch * rows, heads * dim] behind the normed rows in the scratch, through output projection and
- * MLP; both are added to x [batch * rows, hidden]. */
+ * MLP; both are added to x [batch * rows, hidden] unless they are skipped. */
 static void leave(const Layer *l, const Pass *p, float *x) {
     int64_t rows = p->batch * p->rows, width = l->gate.outputs;
     float *normed = p->scratch, *gathered = normed + rows * l->hidden;
-    add_product(l, p, &l->output, gathered, l->behind_attention, normed, x);
+    if (!(l->skips & NO_ATTENTION)) add_product(l, p, &l->output, gathered, l->behind_attention, normed, x);
+    if (l->skips & NO_MLP) return;
     if (l->post_norm) kernels->norm(x, l->post_norm, l->post_epsilon, rows, l->hidden, 0, normed);
     Gating t = {&l->gate, &l->up, l->post_norm ? normed : x, rows, l->gelu, gathered, gathered + rows * width};
     spread(kernels->gating, &t, panels_of(&l->gate), p->threads, 2 * rows * l->gate.inputs * width);
     add_product(l, p, &l->down, gathered, l->behind_mlp, normed, x);
 }
 
-/* `mixed`: element (b, kv head, group * rows + row, d) at mixed[b * by_request + kv * by_head + .. * by_row + d]. */
+/* `mixed`: element (b, kv head, group * rows + row, d) at mixed[b * by_request + kv * by_head + .. * by_row + d]; NULL where the
+ * layer skips its attention. */
 void layer_leave(const Layer *l, const Pass *p, const float *mixed, int64_t by_request, int64_t by_head, int64_t by_row, float *x) {
     int64_t rows = p->batch * p->rows, heads = (int64_t)l->kv_heads * l->groups, dim = l->dim;
     float *gathered = p->scratch + rows * l->hidden;
-    for (int64_t b = 0; b < p->batch; b++)
+    for (int64_t b = 0; mixed && b < p->batch; b++)
         for (int64_t i = 0; i < p->rows; i++)
             for (int64_t h = 0; h < heads; h++)
                 memcpy(gathered + ((b * p->rows + i) * heads + h) * dim,
@@ -325,6 +330,10 @@ void layer_run(const Layer *const *layers, int64_t count, const Pass *p, float *
         const Layer *l = layers[i];
         int64_t heads = (int64_t)l->kv_heads * l->groups, tiles = (l->groups * p->rows + LANES - 1) / LANES;
         float *gathered = p->scratch + rows * l->hidden, *query = gathered + rows * (heads + 2 * l->kv_heads) * l->dim;
+        if (l->skips & NO_ATTENTION) {
+            leave(l, p, x);
+            continue;
+        }
         layer_enter(l, p, x, query, keys[i], values[i]);
         Attending t = {l, p, query, keys[i], values[i], gathered, tiles, (2 * l->dim + longest + p->rows) * LANES};
         spread(kernels->attending, &t, p->batch * l->kv_heads * tiles, p->threads, rows * heads * (longest + p->rows) * l->dim);

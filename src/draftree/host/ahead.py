@@ -51,7 +51,7 @@ class Runner:
 
     Args:
         library: the compiled functions.
-        stack: all layers.
+        stack: all layers, or those that rows do not leave out.
         head: final norm and head.
         embedding: float32 [V, d], contiguous.
     """
@@ -100,7 +100,10 @@ class Runner:
             *(ctypes.addressof(visible), None, at + 4 * scratch),
         )
         like = self._embedding
-        stores = [cache.stores(i, kv, (width, width), like) for i, (kv, _, width) in enumerate(self._heads)]
+        stores = [
+            cache.stores(i, kv, (width, width), like)
+            for i, (kv, _, width) in zip(self._stack.numbers, self._heads, strict=True)
+        ]
         keys = (c_void_p * len(stores))(*(k.data_ptr() for k, _ in stores))
         values = (c_void_p * len(stores))(*(v.data_ptr() for _, v in stores))
         stops = (c_int64 * max(len(ends), 1))(*ends)

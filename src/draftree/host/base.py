@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftree.host.cache import BLOCK, SlotCache
 from draftree.host.plan import PassResult, Plan
+from draftree.host.skip import Skip
 from draftree.host.target import Target
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Host(ABC):
         least: float,
         ends: Sequence[int] = (),
         taking_part: Sequence[bool] = (),
+        skip: Skip | None = None,
     ) -> Course | None:
         """Let texts go on by their best tokens, a row a request and step, in less time than passes take.
 
@@ -88,6 +90,7 @@ class Host(ABC):
                 given tokens is certain.
             ends: token ids behind which a path is not followed.
             taking_part: False for requests whose rows do not matter; by default all take part.
+            skip: what all rows leave out, as in `Plan`.
 
         Returns:
             what may follow the rows of the steps made, or None where this host has no quicker way than passes.

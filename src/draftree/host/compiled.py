@@ -9,6 +9,7 @@ threads. The build hook (hatch_build.py) makes `_layer.so`; where it is missing,
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
@@ -24,9 +25,10 @@ from draftree.host.panels import LANES, Matrix, Packed
 from draftree.host.parts import Norm, Parts
 from draftree.host.plan import Segment
 from draftree.host.rotary import Rotation
+from draftree.host.skip import Omitted
 
 LIBRARY = Path(__file__).with_name("_layer.so")
-ABI = 5
+ABI = 6
 WORTH_THREADS = 6_000_000  # multiplications of a pass under which waking other threads costs more than it saves
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -37,7 +39,7 @@ class _Layer(Structure):
         *((name, c_void_p) for name in ("input_norm", "post_norm", "query_norm", "key_norm")),
         *((name, c_void_p) for name in ("behind_attention", "behind_mlp", "partner")),
         *((name, c_float) for name in ("input_epsilon", "post_epsilon", "head_epsilon", "behind_epsilon")),
-        *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim", "wide", "gelu")),
+        *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim", "wide", "gelu", "skips")),
         ("scaling", c_float),
     )
 
@@ -80,7 +82,7 @@ class CompiledLayer:
     """See `layer.TensorLayer`; `rotation` is of its heads."""
 
     def __init__(self, library: ctypes.CDLL, parts: Parts, rotation: Rotation) -> None:
-        self.parts = parts
+        self.parts, self.omitted = parts, Omitted(0)
         self._enter, self._leave = library.layer_enter, library.layer_leave
         self._packed = [Packed(linears) for linears in parts.products()]
         kv, groups, dim = parts.heads
@@ -93,11 +95,19 @@ class CompiledLayer:
             *(None if norm is None else norm.weight.data_ptr() for norm in norms),
             None if self._partner is None else self._partner.data_ptr(),
             *(0.0 if norm is None else norm.epsilon for norm in (*norms[:3], norms[4])),
-            *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu"),
+            *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu", 0),
             parts.scaling,
         )
         queries = kv * groups * dim
         self.scratch = hidden + max(matrices[0].outputs + queries, 2 * matrices[2].outputs)  # floats a row
+
+    def without(self, parts: Omitted) -> CompiledLayer:
+        """See `layer.TensorLayer.without`; the weights are shared."""
+        lesser = copy.copy(self)
+        lesser.omitted = parts
+        lesser._described = _Layer.from_buffer_copy(self._described)
+        lesser._described.skips = int(parts)
+        return lesser
 
     def enter(self, x: Tensor, angles: CompiledAngles, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `layer.TensorLayer.enter`."""
@@ -109,8 +119,11 @@ class CompiledLayer:
         )
         return query, *angles.cache.views(index, x.shape[1])
 
-    def leave(self, x: Tensor, mixed: Tensor, angles: CompiledAngles) -> Tensor:
+    def leave(self, x: Tensor, mixed: Tensor | None, angles: CompiledAngles) -> Tensor:
         """See `layer.TensorLayer.leave`."""
+        if mixed is None:
+            self._leave(self._described, angles.described, None, 0, 0, 0, x.data_ptr())
+            return x
         by_request, by_head, by_row, by_value = mixed.stride()
         if by_value != 1:
             return self.leave(x, mixed.contiguous(), angles)
@@ -119,11 +132,14 @@ class CompiledLayer:
 
 
 class CompiledStack:
-    """All layers of a model, to be run in stretches."""
+    """Layers of a model, to be run in stretches: all of them, or those with the given `numbers`."""
 
-    def __init__(self, library: ctypes.CDLL, layers: Sequence[CompiledLayer]) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, layers: Sequence[CompiledLayer], numbers: Sequence[int] | None = None
+    ) -> None:
         self._run = library.layer_run
         self._layers = layers
+        self.numbers = range(len(layers)) if numbers is None else numbers
         self._described = (c_void_p * len(layers))(*(ctypes.addressof(layer._described) for layer in layers))
         self.scratch = max(layer.scratch for layer in layers)
         self.dim = max(layer.parts.heads.dim for layer in layers)
@@ -134,12 +150,12 @@ class CompiledStack:
         return torch.get_num_threads() if rows * self._weights > WORTH_THREADS else 1
 
     def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles) -> None:
-        """Layers [first, last) on x [B, n, d], in place; the rows of the pass see all of the context."""
+        """Its layers [first, last) on x [B, n, d], in place; the rows of the pass see all of the context."""
         count = last - first
         stores = []
         for index in range(first, last):
             kv, _, dim = self._layers[index].parts.heads
-            stores.append(angles.cache.stores(index, kv, (dim, dim), x))
+            stores.append(angles.cache.stores(self.numbers[index], kv, (dim, dim), x))
         keys = (c_void_p * count)(*(keys.data_ptr() for keys, _ in stores))
         values = (c_void_p * count)(*(values.data_ptr() for _, values in stores))
         layers = ctypes.byref(self._described, first * ctypes.sizeof(c_void_p))

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from draftree.host.base import Host
+from draftree.host.bypass import Bypass, named_arguments
 from draftree.host.cache import SlotCache
+from draftree.host.encoder import EncoderState
 from draftree.host.families import family_of
 from draftree.host.gradient import GradientCache
 from draftree.host.masks import PassMasks
@@ -46,6 +48,17 @@ class HookedHost(Host):
         self._rotary = _outer_rotary_modules(target)
         self._length_dependent = any(is_length_dependent(m) for m in self._rotary)
         self._one_kind = len(set(target.kinds)) == 1
+        self.bypass = Bypass(target, self._one_row)
+
+    def _one_row(self) -> None:
+        """Pass one row through the model, for those that watch."""
+        target, encoder = self.target, None
+        if target.encoder_decoder:
+            encoder = EncoderState(target, 1)
+            encoder.admit(0, torch.zeros(2, dtype=torch.long, device=target.device))
+        row = torch.ones(1, 1, 1, dtype=torch.bool, device=target.device)
+        one = torch.zeros(1, 1, dtype=torch.long, device=target.device)
+        self.run(Plan(one, one, row), self.new_cache(1), encoder=encoder)
 
     @torch.no_grad()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
@@ -142,6 +155,8 @@ class _HookedPass:
         if self.host._takes_positions:
             arguments["position_ids"] = plan.positions
         with ExitStack() as stack:
+            if plan.skip is not None:
+                stack.enter_context(self.host.bypass.without(plan.skip))
             self._hook(stack)
             logits = target.model(**arguments).logits
         return PassResult(logits, self.segments, self.hidden, self.host)
@@ -220,7 +235,7 @@ class _HookedPass:
 
     def _before_layer(self, index: int, *, rewrite: bool) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-            named = self._name_arguments(index, module, args, kwargs)
+            named = named_arguments(self.host._layer_signatures[index], module, args, kwargs)
             first = next(iter(named))
             hidden = named[first]
             surgery = self.surgeries.get(index)
@@ -235,15 +250,6 @@ class _HookedPass:
             return (named.pop(first),), named
 
         return hook
-
-    def _name_arguments(self, index: int, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        signature = self.host._layer_signatures[index]
-        named = dict(signature.bind(module, *args, **kwargs).arguments)
-        named.pop("self")
-        for name, parameter in signature.parameters.items():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                named |= named.pop(name, {})
-        return named
 
     def _operate(self, surgery: Surgery, hidden: Tensor) -> Tensor:
         self.operating = True

@@ -5,6 +5,7 @@ Any device and dtype. `compiled` has the same halves as one C call each, for flo
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from draftree.host.cache import SlotCache
 from draftree.host.parts import ACTIVATIONS, Norm, Parts, normed
 from draftree.host.product import Product
 from draftree.host.rotary import Rotation
+from draftree.host.skip import Omitted
 
 
 class Angles(NamedTuple):
@@ -36,12 +38,18 @@ class TensorLayer:
     """See the module; `copy` as in `Product`."""
 
     def __init__(self, parts: Parts, copy: bool) -> None:
-        self.parts = parts
+        self.parts, self.omitted = parts, Omitted(0)
         self._qkv = Product(parts.qkv, copy)
         self._output = Product([parts.output], copy)
         self._gate_up = Product(parts.gate_up, copy)
         self._down = Product([parts.down], copy)
         self._activation = ACTIVATIONS[parts.activation]
+
+    def without(self, parts: Omitted) -> TensorLayer:
+        """This layer with `parts` left out; without its attention it is not entered, only left."""
+        lesser = copy.copy(self)
+        lesser.omitted = parts
+        return lesser
 
     def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """From hidden states to queries, with keys and values put into the cache.
@@ -73,13 +81,19 @@ class TensorLayer:
         query = qk[:, :, :queries].view(batch, n, kv, groups, dim).permute(0, 2, 3, 1, 4)
         return query.reshape(batch, kv, groups * n, dim), keys, values
 
-    def leave(self, x: Tensor, mixed: Tensor, angles: Angles) -> Tensor:
-        """From the attention's result [B, kv, groups * n, dim] to the layer's; may change and return x [B, n, d]."""
+    def leave(self, x: Tensor, mixed: Tensor | None, angles: Angles) -> Tensor:
+        """From the attention's result [B, kv, groups * n, dim] to the layer's; may change and return x [B, n, d].
+
+        None of an attention that is left out.
+        """
         batch, n, _ = x.shape
         kv, groups, dim = self.parts.heads
-        mixed = mixed.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, kv * groups * dim)
         behind_attention, behind_mlp = self.parts.behind
-        x = x + normed(behind_attention, self._output(mixed))
+        if mixed is not None:
+            mixed = mixed.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, kv * groups * dim)
+            x = x + normed(behind_attention, self._output(mixed))
+        if Omitted.MLP in self.omitted:
+            return x
         gate, up = self._gate_up(normed(self.parts.norms[1], x)).chunk(2, -1)
         return x + normed(behind_mlp, self._down(self._activation(gate) * up))
 

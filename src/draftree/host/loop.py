@@ -9,15 +9,16 @@ not.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftree.host.ahead import Course, runner_of
+from draftree.host.ahead import Course, Runner, runner_of
 from draftree.host.base import Host
 from draftree.host.cache import SlotCache
 from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
@@ -29,10 +30,12 @@ from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
 from draftree.host.positions import is_length_dependent, per_row_angles
 from draftree.host.product import may_copy
 from draftree.host.rotary import RotaryTable, Rotation, width_of
+from draftree.host.skip import Omitted, Skip
 from draftree.host.target import Target
 
 STOCK_MODULES = ("torch.nn.", "transformers.")
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)
+KEPT_STACKS = 32  # sets of layers that are remembered
 
 
 class LoopHost(Host):
@@ -86,7 +89,7 @@ class LoopHost(Host):
         neighbours = target.model_type in TURN_NEIGHBOURS
         self._rotation = Rotation(width, parts[0].heads.dim, neighbours, target.device)
         self._tables = {name: RotaryTable(self._rotary, self._rotation, name) for name in types}
-        self._stack: CompiledStack | None = None  # where layers are compiled
+        self._compiled: CompiledStack | None = None  # where layers are compiled
         self._cap = parts[0].cap
         self._norm, head = Norm.of(target.decoder.norm), target.model.get_output_embeddings()
         self._layers: list[Any]
@@ -99,10 +102,12 @@ class LoopHost(Host):
             self.form = f"{self.name}, compiled {ABI}"
             self._layers = [CompiledLayer(library, part, self._rotation) for part in parts]
             self._head = _CompiledHead(library, self._norm, head, cap)
-            self._stack = CompiledStack(library, self._layers)
+            self._compiled = CompiledStack(library, self._layers)
+        self._library = library
         self._embedding = target.model.get_input_embeddings()
-        plain = not self._per_row and self._cap is None and None in self._tables
-        self._runner = runner_of(library, self._stack, self._head, self._embedding) if plain else None
+        # By what is left out; what all layers make serves every pass that leaves out nothing.
+        self._stacks: dict[Skip | None, _Stack] = {}
+        self._whole = self._stack_without(None)
 
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
@@ -112,6 +117,7 @@ class LoopHost(Host):
         surgeries = {s.layer: s for s in plan.surgeries}
         segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
         segments, hidden = [segment], {}
+        stack = self._stack_without(plan.skip)
         x = self._embedding(plan.tokens)
         if plan.embeddings is not None:
             x = torch.cat([x[:, : -plan.embeddings.shape[1]], plan.embeddings.to(x.dtype)], 1)
@@ -124,7 +130,7 @@ class LoopHost(Host):
                 rows = _Rows(self, segment, plan, cache, first, x)
             if i in plan.taps:
                 hidden[i] = x.clone()  # layers may add to x in place
-            x = self._advance(x, i, stop, rows)
+            x = self._advance(x, stack, i, stop, rows)
         if len(self._layers) in plan.taps:
             hidden[len(self._layers)] = x
         return PassResult(self._head(x[:, logit_slice(plan, segment)]), segments, hidden, self)
@@ -140,11 +146,13 @@ class LoopHost(Host):
         least: float,
         ends: Sequence[int] = (),
         taking_part: Sequence[bool] = (),
+        skip: Skip | None = None,
     ) -> Course | None:
         """See `Host.run_ahead`."""
         batch = len(given)
         reach = max(cache.lengths[first : first + batch]) + steps
-        if self._runner is None or any(limits(kind, reach) for kind in self.target.kinds):
+        runner = self._stack_without(skip).runner
+        if runner is None or any(limits(kind, reach) for kind in self.target.kinds):
             return None
         longest = max(positions) + steps
         table = self._tables[None]
@@ -152,7 +160,7 @@ class LoopHost(Host):
         cache.open(first, batch, steps)
         tables = table.cosines, table.sines
         taking_part = taking_part or [True] * batch
-        return self._runner.run(cache, tables, positions, given, steps, best, least, ends, taking_part)
+        return runner.run(cache, tables, positions, given, steps, best, least, ends, taking_part)
 
     @torch.inference_mode()
     def close(self, hidden: Tensor) -> Tensor:
@@ -172,21 +180,43 @@ class LoopHost(Host):
         logits: Tensor = self._head(hidden)
         return logits
 
-    def _advance(self, x: Tensor, first: int, last: int, rows: _Rows) -> Tensor:
-        """Layers [first, last) on x [B, n, d], which may be changed."""
-        kinds = self.target.kinds[first:last]
-        by_torch = {kind: self._cap is not None or rows.masks.limited(kind) for kind in set(kinds)}
+    def _stack_without(self, skip: Skip | None) -> _Stack:
+        """The layers of a pass that leaves out `skip`; weights are shared."""
+        found = self._stacks.get(skip)
+        if found is None:
+            if len(self._stacks) >= KEPT_STACKS:  # a search for what to leave out tries many
+                self._stacks = {None: self._whole}
+            found = self._stacks[skip] = self._made_without(skip or Skip())
+        return found
+
+    def _made_without(self, skip: Skip) -> _Stack:
+        numbers = skip.kept(len(self._layers))
+        layers = [self._layers[i].without(skip.at(i)) if skip.at(i) else self._layers[i] for i in numbers]
+        compiled = runner = None
+        if self._compiled is not None:
+            assert self._library is not None
+            compiled = CompiledStack(self._library, layers, numbers)
+            if layers and not self._per_row and self._cap is None and None in self._tables:
+                runner = runner_of(self._library, compiled, self._head, self._embedding)
+        return _Stack(numbers, layers, compiled, runner)
+
+    def _advance(self, x: Tensor, stack: _Stack, first: int, last: int, rows: _Rows) -> Tensor:
+        """The model's layers [first, last) on x [B, n, d], which may be changed, as far as they are in the stack."""
+        numbers = stack.numbers
+        of_stack = range(bisect_left(numbers, first), bisect_left(numbers, last))
+        kinds = {i: self.target.kinds[numbers[i]] for i in of_stack}
+        by_torch = {kind: self._cap is not None or rows.masks.limited(kind) for kind in set(kinds.values())}
         # Layers of one kind, or of several with the same angles, go through in one call where nothing hides columns.
-        alike = [(by_torch[kind], self.angle_name(kind)) for kind in kinds]
-        for (torch_attends, _), group in groupby(range(first, last), key=lambda i: alike[i - first]):
+        alike = {i: (by_torch[kind], self.angle_name(kind)) for i, kind in kinds.items()}
+        for (torch_attends, _), group in groupby(of_stack, key=alike.__getitem__):
             layers = list(group)
-            angles = rows.angles(kinds[layers[0] - first])
+            angles = rows.angles(kinds[layers[0]])
             if isinstance(angles, CompiledAngles) and not torch_attends:
-                assert self._stack is not None
-                self._stack.run(layers[0], layers[-1] + 1, x, angles)
+                assert stack.compiled is not None
+                stack.compiled.run(layers[0], layers[-1] + 1, x, angles)
                 continue
             for i in layers:
-                x = _attend(self._layers[i], x, i, rows, kinds[i - first], self._cap)
+                x = _attend(stack.layers[i], x, numbers[i], rows, kinds[i], self._cap)
         return x
 
     def angles(
@@ -205,11 +235,27 @@ class LoopHost(Host):
             table = self._tables[None if kind is None else self.angle_name(kind)]
             cosine, sine = table.look(segment.positions, dtype)
         made = Angles(cosine[:, :, None], sine[:, :, None], cache, self._rotation)
-        return made if self._stack is None else CompiledAngles(made, segment, self._stack)
+        return made if self._compiled is None else CompiledAngles(made, segment, self._compiled)
 
     def angle_name(self, kind: LayerKind) -> str | None:
         """What tells the angles of layers of that kind from others; None where all are the same."""
         return None if None in self._tables else kind.name
+
+
+class _Stack(NamedTuple):
+    """Layers that a pass goes through, all of them or some.
+
+    Attributes:
+        numbers: of the layers in the model, ascending; their cache columns go by them.
+        layers: in that order.
+        compiled: the same, where layers are compiled.
+        runner: runs them ahead, where that can be.
+    """
+
+    numbers: Sequence[int]
+    layers: list[Any]
+    compiled: CompiledStack | None
+    runner: Runner | None
 
 
 class _CompiledHead(CompiledHead):
@@ -263,6 +309,8 @@ class _Rows:
 def _attend(layer: Any, x: Tensor, index: int, rows: _Rows, kind: LayerKind, cap: float | None) -> Tensor:
     """The whole of a layer: its first half, attention, its second half; may change and return x [B, n, d]."""
     scaling, angles = layer.parts.scaling, rows.angles(kind)
+    if Omitted.ATTENTION in layer.omitted:
+        return layer.leave(x, None, angles)
     query, keys, values = layer.enter(x, angles, index)
     if rows.row_by_row:
         mixed = _mix_row_by_row(query, keys, values, rows.columns(kind), scaling, cap)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from draftree.host.skip import Skip
+
 if TYPE_CHECKING:
     from draftree.host.base import Host
 
@@ -77,8 +79,10 @@ class Plan:
             in mid-stack, the columns get logits in which any request still has a row before this one.
         rope_floor: length [B] (host-side) below which length-dependent rotary embeddings do not choose their
             frequencies: the prompt's length, as in Hugging Face's own prefill.
-    row_by_row: each row attends alone, over the columns it sees and no others, as it would in a pass of its own
+        row_by_row: each row attends alone, over the columns it sees and no others, as it would in a pass of its own
             (where the host can: the loop host). Slower; makes 16-bit results independent of the other rows.
+        skip: what all rows leave out, for drafts by the model itself. Where they leave out attention their columns hold
+            nothing, so such a pass may be read from by passes that leave out the same, and is never kept.
     """
 
     tokens: Tensor
@@ -92,6 +96,7 @@ class Plan:
     rope_floor: tuple[int, ...] = ()
     row_by_row: bool = False
     last_logit_row: int | None = None
+    skip: Skip | None = None
 
     @property
     def batch(self) -> int:
