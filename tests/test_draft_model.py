@@ -345,8 +345,8 @@ def test_pairs_that_do_not_fit(demo: Any) -> None:
         Engine(demo.model, drafter=drafter)
     with pytest.raises(ValueError, match=r"encoder-decoder .* and the small one is not"):
         Engine(build("t5"), drafter=drafter)
-    with pytest.raises(ValueError, match="give a causal language model"):
-        DraftModel(build("t5"))
+    with pytest.raises(ValueError, match=r"encoder-decoder .* give a causal language model"):
+        Engine(build("llama"), drafter=DraftModel(build("t5")))
     with pytest.raises(TypeError):
         DraftModel("a-name")
     with pytest.warns(UserWarning, match="no smaller than the large one"):

@@ -28,6 +28,7 @@ FLOORS = {
     "training": 4,
     "bench": 4,
     "serve": 4,
+    "trace": 4,
     "integrations": 4,
     "__init__": 4,  # the public face: it names what all the floors below the command line offer
     "cli": 5,
@@ -39,6 +40,7 @@ DRAFTERS = {
     "lookahead",
     "prompt_lookup",
     "jacobi",
+    "bild",
     "draft_model",
     "self_speculative",
     "medusa",

@@ -14,16 +14,19 @@ from draftree.demo_model import demo_model
 
 if TYPE_CHECKING:
     from draftree.acceptance import LossyTypical
-    from draftree.drafting import BiTA, DraftModel, HiddenTransfer, Jacobi, Lookahead, Medusa, Merge, PromptLookup
+    from draftree.drafting import BiLD, BiTA, DraftModel, HiddenTransfer, Jacobi, Lookahead, Medusa, Merge, PromptLookup
     from draftree.drafting.folder import demo_drafter, load_drafter
-    from draftree.engine import Engine, generate
+    from draftree.engine import Engine, Recorder, generate
     from draftree.integrations import custom_generate
     from draftree.pruning import EarlyHead, EarlyPruning, demo_early_head
     from draftree.shaping import DynamicTree, Fixed
+    from draftree.trace.file import read_trace, write_trace
+    from draftree.trace.page import write_trace_page
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "BiLD",
     "BiTA",
     "DraftModel",
     "DynamicTree",
@@ -38,15 +41,20 @@ __all__ = [
     "Medusa",
     "Merge",
     "PromptLookup",
+    "Recorder",
     "custom_generate",
     "demo_drafter",
     "demo_early_head",
     "demo_model",
     "generate",
     "load_drafter",
+    "read_trace",
+    "write_trace",
+    "write_trace_page",
 ]
 
 _HOMES = {
+    "BiLD": "draftree.drafting",
     "BiTA": "draftree.drafting",
     "DraftModel": "draftree.drafting",
     "DynamicTree": "draftree.shaping",
@@ -61,11 +69,15 @@ _HOMES = {
     "Medusa": "draftree.drafting",
     "Merge": "draftree.drafting",
     "PromptLookup": "draftree.drafting",
+    "Recorder": "draftree.engine",
     "custom_generate": "draftree.integrations",
     "demo_drafter": "draftree.drafting.folder",
     "demo_early_head": "draftree.pruning",
     "generate": "draftree.engine",
     "load_drafter": "draftree.drafting.folder",
+    "read_trace": "draftree.trace.file",
+    "write_trace": "draftree.trace.file",
+    "write_trace_page": "draftree.trace.page",
 }
 
 

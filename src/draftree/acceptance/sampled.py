@@ -8,6 +8,7 @@ that of Hugging Face's `generate(do_sample=True)`. Logits processors see each no
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -45,7 +46,7 @@ class PrefixChooser:
             self._stretch /= float(getattr(processor, "temperature", 1.0))
             penalty = float(getattr(processor, "penalty", 1.0))
             self._stretch *= max(penalty, 1 / penalty)
-        self._noise: Tensor | None = None  # of the present position; survives a near-tie
+        self._noise: deque[Tensor] = deque()  # of the present position and those behind it, as far as it was drawn
 
     def scores(self, logits: Tensor, ahead: Sequence[int] = ()) -> Tensor:
         """Processed scores [1, V] in float32 of raw `logits` [V] at the present prefix, `ahead` tokens behind it."""
@@ -59,20 +60,34 @@ class PrefixChooser:
 
     def choose(self, logits: Tensor, tolerance: float | None = None) -> int | None:
         """See `Chooser.choose`."""
-        scores = self.scores(logits)
-        if self._sample:
-            if self._noise is None:
-                self._noise = torch.empty_like(scores).exponential_(1, generator=self._generator)
-            scores = scores.softmax(-1) / self._noise
+        scores = self._noisy(self.scores(logits), 0)
         if tolerance is not None and _near_tie(scores.log() if self._sample else scores, tolerance * self._stretch):
             return None
         return int(scores.argmax(-1))
+
+    def guess(self, logits: Tensor, ahead: Sequence[int]) -> int:
+        """What another model's raw `logits` [V] choose behind the `ahead` tokens that follow the present prefix.
+
+        With the noise that the place will have for this model as well: each choice is a sample of its own model, and
+        two models that agree choose alike. Noise is drawn ahead for it, so torch's default generator may move on
+        further than the text.
+        """
+        return int(self._noisy(self.scores(logits.to(self._ids.device), ahead), len(ahead)).argmax(-1))
+
+    def _noisy(self, scores: Tensor, ahead: int) -> Tensor:
+        """`scores` [1, V] with the noise of the place `ahead` of the present one; as they are where none is drawn."""
+        if not self._sample:
+            return scores
+        while len(self._noise) <= ahead:
+            self._noise.append(torch.empty_like(scores).exponential_(1, generator=self._generator))
+        return scores.softmax(-1) / self._noise[ahead]
 
     def push(self, token: int) -> None:
         """See `Chooser.push`."""
         self._ids[0, self._length] = token
         self._length += 1
-        self._noise = None
+        if self._noise:
+            self._noise.popleft()
 
 
 def _near_tie(scores: Tensor, tolerance: float) -> bool:

@@ -15,15 +15,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.tree import TokenTree
 
-# Processors of Hugging Face that count on seeing each position once, in order.
-STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
-
 
 @dataclass(frozen=True, slots=True)
-class LossyTypical:
+class LossyTypical(LossyRule):
     """The lossy rule: keep guesses with p > min(posterior_threshold, posterior_alpha exp(-H)).
 
     p is the distribution of the processed scores (temperature, top_p and the like included), H its entropy in nats. The
@@ -46,20 +44,6 @@ class LossyTypical:
             if not 0 <= value < 1:
                 raise ValueError(f"{name} is {value}: give a number from 0 to less than 1.")
 
-    @staticmethod
-    def check(processors: Sequence[object]) -> None:
-        """Refuse logits processors that cannot be asked about guesses.
-
-        Raises:
-            ValueError: one that keeps a state from position to position.
-        """
-        for processor in processors:
-            if type(processor).__name__ in STATEFUL:
-                raise ValueError(
-                    f"{type(processor).__name__} keeps a state from token to token, and typical acceptance looks at "
-                    "several guesses of a place: leave its option out, or acceptance=None for the lossless rule."
-                )
-
     def keeps(self, scores: Tensor, tokens: Sequence[int]) -> list[float]:
         """Probability of each of `tokens` under scores [V] where the rule keeps it, else 0 (-1 is no token)."""
         logp = scores.float().log_softmax(-1)
@@ -72,20 +56,15 @@ class LossyTypical:
         return kept
 
     def walk(
-        self, tree: TokenTree, b: int, logits: Tensor, rows: dict[int, int] | None, chooser: PrefixChooser | None
+        self,
+        tree: TokenTree,
+        b: int,
+        logits: Tensor,
+        rows: dict[int, int] | None,
+        chooser: PrefixChooser | None,
+        request: int | None = None,
     ) -> Iterator[tuple[int, int | None, int | None]]:
-        """Walk tree `b` along the longest path that the rule keeps, of equals the likeliest.
-
-        Args:
-            tree: the batch of trees.
-            b: which tree.
-            logits: [N, V], one row per surviving node.
-            rows: node number -> row of `logits` where nodes were pruned inside the pass; None where all survived.
-            chooser: the request's processors and choice behind the path; None for the best of the raw scores.
-
-        Yields:
-            (node, token, guess) as `lazy_walk` does; the last token is the model's own.
-        """
+        """See `LossyRule.walk`: along the longest path that the rule keeps, of equals the likeliest."""
         tokens = tree.tokens[b].tolist()
         path = self._longest(tree, b, tokens, logits, rows, chooser)
         for node, guess in pairwise(path):

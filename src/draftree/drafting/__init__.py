@@ -1,6 +1,7 @@
 """Drafters: one file (or one small package) each."""
 
 from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.bild import BiLD
 from draftree.drafting.bita import BiTA
 from draftree.drafting.draft_model import DraftModel
 from draftree.drafting.hidden_transfer import HiddenTransfer
@@ -12,6 +13,7 @@ from draftree.drafting.prompt_lookup import PromptLookup
 
 __all__ = [
     "Attachment",
+    "BiLD",
     "BiTA",
     "Context",
     "DraftModel",

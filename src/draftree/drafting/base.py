@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from draftree.acceptance.lossy import LossyRule
+from draftree.acceptance.sampled import PrefixChooser
 from draftree.host.plan import PassResult, Surgery
 from draftree.host.target import Target
 from draftree.tree import TokenTree
@@ -34,6 +36,9 @@ class Context:
         resting: set by the shape, or as the request takes no guesses: the step after this one asks for none, so rows
             that would prepare it are wasted.
         spawn: set by the shape: nodes of the tree that are worth rows of the drafter's own; None leaves that to it.
+        source: LongTensor [L], what the encoder of an encoder-decoder reads; None for other models, and where only
+            the encoder's output is known.
+        chooser: the request's logits processors and noise; None where the best of the raw logits is taken.
     """
 
     id: int
@@ -42,6 +47,8 @@ class Context:
     room: int
     resting: bool = False
     spawn: int | None = None
+    source: Tensor | None = None
+    chooser: PrefixChooser | None = None
 
 
 @dataclass(slots=True)
@@ -107,6 +114,7 @@ class Drafter(ABC):
         deep_prefix: per-layer (keys, values), each [kv heads, P, head dim], for rows that ask for it.
         shape: how its trees are sized; set by the engine where the user chose none, so that what was learned
             about its guesses lasts from one call to the next.
+        acceptance: a lossy rule that belongs to its guesses and CHANGES texts; None for the lossless one.
     """
 
     name: ClassVar[str] = "drafter"
@@ -116,6 +124,7 @@ class Drafter(ABC):
     unprepared: ClassVar[bool] = False
     deep_prefix: list[tuple[Tensor, Tensor]] | None = None
     shape: Shape | None = None
+    acceptance: LossyRule | None = None
 
     def bind(self, target: Target, **hints: Any) -> None:
         """Meet the target: check shapes and vocabulary, load weights. Called once per engine, before any work.

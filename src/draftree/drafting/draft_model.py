@@ -1,4 +1,4 @@
-"""DraftModel: a small causal model guesses what the large one will say, as a chain or a tree.
+"""DraftModel: a small model guesses what the large one will say, as a chain or a tree.
 
 Speculative decoding with a second model (Leviathan et al., 2023; Hugging Face's assisted generation), with trees: the
 small model reads its own likeliest guesses depth by depth, all nodes of a depth in one pass, and the most probable
@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import threading
 import time
-import warnings
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 
 from draftree.demo_model import embedded
-from draftree.drafting.base import Context, Drafter, Step
+from draftree.drafting.base import Context, Step
 from draftree.drafting.folder import model_hash
 from draftree.drafting.in_model import best_on_host
-from draftree.drafting.small_model import Path, SmallModel
-from draftree.host import Host, Target, inspect_model, open_host
+from draftree.drafting.second_model import SecondModel
+from draftree.drafting.small_model import Path
+from draftree.host import inspect_model
 from draftree.tree import TokenTree
 
 PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one, before both were timed
@@ -37,11 +34,11 @@ HABIT = 0.95  # weight of the past in both times
 LONGEST = 4.0  # times the usual, as a single pass or step counts
 
 
-class DraftModel(Drafter):
+class DraftModel(SecondModel):
     """Drafts with a small model of the same vocabulary; one object may serve many calls, engines and threads.
 
     Args:
-        model: a Hugging Face causal language model, as loaded; on any device, of any type.
+        model: a Hugging Face causal language model, or an encoder-decoder for one; on any device, of any type.
         depth: most tokens ahead.
         branching: most tokens tried behind each node; 1 drafts a chain.
         beam: most nodes of a depth that the small model reads, all of them in one pass; 1 follows the likeliest path
@@ -72,113 +69,18 @@ class DraftModel(Drafter):
                 raise ValueError(f"{option} is {value}: give at least 1.")
         if confidence is not None and not 0 <= confidence <= 1:
             raise ValueError(f"confidence is {confidence}: give a probability from 0 (never stop) to 1, or None.")
-        self.model = model  # hosts hold it weakly
+        super().__init__(model, host)
         self.depth, self.branching, self.beam, self.confidence = depth, branching, beam, confidence
-        self._choice = host
-        self._small = SmallModel(self._open())
-        self._live: list[int] = []  # requests that have begun
-        self._eos: frozenset[int] = frozenset()
-        self._met: Callable[[], Any] = lambda: None  # the large model seen last
-        self._lock = threading.RLock()
         self._pass_seconds = self._step_seconds = 0.0
         self._drafted = 0.0  # when the last draft was handed over; 0 where its step has been seen
 
-    @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], tokenizer: Any = None, **options: Any) -> Self:
-        """Load the small model from a folder or hub repository.
-
-        Args:
-            name: what `AutoModelForCausalLM.from_pretrained` takes.
-            tokenizer: the large model's; the small one's is compared with it where the repository has one.
-            options: of the constructor; `dtype` and `device_map` go to Hugging Face.
-
-        Raises:
-            ValueError: the small model's tokenizer is another one.
-        """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        loading = {key: options.pop(key) for key in ("dtype", "device_map") if key in options}
-        model = AutoModelForCausalLM.from_pretrained(name, **loading).eval()
-        if tokenizer is not None:
-            try:
-                own = AutoTokenizer.from_pretrained(name)
-            except (OSError, ValueError):
-                own = None  # a model alone: its vocabulary's size has to do
-            if own is not None and own.get_vocab() != tokenizer.get_vocab():
-                raise ValueError(
-                    f"The small model {str(name)!r} has another tokenizer than the large one, so its guesses would be "
-                    "other words: choose a small model of the same family."
-                )
-        return cls(model, **options)
-
-    def _open(self) -> Host:
-        host = open_host(self.model, self._choice)
-        if host.target.encoder_decoder:
-            raise ValueError(
-                f"The small model is an encoder-decoder ('{host.target.model_type}'): give a causal language model."
-            )
-        return host
-
     # ---------------------------------------------------------------- the drafter's contract
-
-    def bind(self, target: Target, **hints: Any) -> None:
-        """See `Drafter.bind`.
-
-        Raises:
-            ValueError: another vocabulary, or an encoder-decoder.
-        """
-        with self._lock:
-            host = self._open()
-            small = host.target
-            if target.encoder_decoder:
-                raise ValueError(
-                    f"The large model is an encoder-decoder ('{target.model_type}') and the small one is not, so it "
-                    "does not know what to write about: use Lookahead, or no drafter."
-                )
-            if small.vocab_size != target.vocab_size:
-                raise ValueError(
-                    f"The small model has a vocabulary of {small.vocab_size} and the large one of {target.vocab_size}: "
-                    "choose a small model with the same tokenizer."
-                )
-            if self._met() is not target.model:  # engines come and go, one for each call of `generate`
-                self._met = weakref.ref(target.model)
-                if _size(small.model) >= _size(target.model):
-                    warnings.warn(
-                        "The small model is no smaller than the large one, so drafting with it saves no time.",
-                        stacklevel=4,
-                    )
-            if host is not self._small.host:  # its weights were changed, moved or cast
-                self._small = SmallModel(host)
-                for request in self._live:
-                    self._small.begin(request)
-            self._eos = frozenset(hints.get("eos_token_ids", ()))
-
-    def begin(self, request: Context) -> None:
-        """See `Drafter.begin`."""
-        with self._lock:
-            self._live.append(request.id)
-            self._small.begin(request.id)
-
-    def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
-        with self._lock:
-            if request.id in self._live:
-                self._live.remove(request.id)
-            self._small.end(request.id)
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        host = self._small.host
-        inference = host.guard is torch.inference_mode
-        with self._lock:
-            if inference and torch.is_inference_mode_enabled():  # as in an engine whose host has the same guard
-                trees = self._grow(requests, budgets)
-            else:
-                # A hooked host must not run in the inference mode of the target's: stock modules may keep its tensors.
-                with host.lock, torch.no_grad(), torch.inference_mode(inference):
-                    trees = self._grow(requests, budgets)
+        trees = super().draft(requests, budgets)
         self._drafted = time.perf_counter()
-        return TokenTree.stack(trees)
+        return trees
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: learn how long a step takes."""
@@ -190,11 +92,10 @@ class DraftModel(Drafter):
     # ---------------------------------------------------------------- trees
 
     def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> list[TokenTree]:
-        limit = self._small.host.target.max_positions or math.inf
-        reaches = []
-        for request, budget in zip(requests, budgets, strict=True):
-            reach = min(self.depth, request.room - 1, limit - len(request.tokens) + 1)
-            reaches.append(int(reach) if budget > 0 and reach > 0 else 0)
+        reaches = [
+            max(self._reach(request, self.depth), 0) if budget > 0 else 0
+            for request, budget in zip(requests, budgets, strict=True)
+        ]
         width = self.beam or (1 if self._small.runs_ahead else BEAM)
         growths = [_Growth(budget, self.branching, width) for budget in budgets]
         if any(reaches):
@@ -344,10 +245,6 @@ def demo_draft_model(model: Any) -> DraftModel:
             )
         small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     return DraftModel(small.eval())
-
-
-def _size(model: Any) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 def _smooth(usual: float, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""A small causal model that reads what requests say: a slot a request, caught up with what the target accepted.
+"""A small model that reads what requests say: a slot a request, caught up with what the target accepted.
 
 Each request's keys and values live in a slot of a cache of the small model's own. What it reads beyond the certain
 text, the nodes of a tree that grows depth by depth, lies behind it; when the target has spoken, the nodes on its way
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from draftree.host import Host
+from draftree.host.encoder import EncoderState
 from draftree.host.plan import PassResult, Plan
 
 CHUNK = 512  # rows of a pass over prompts
@@ -84,16 +85,54 @@ class SmallModel:
         self.last_rows = 0
         self.runs_ahead = type(host).run_ahead is not Host.run_ahead  # until it says that it cannot
         self._cache = host.new_cache(1)
+        self._encoder = EncoderState(host.target, 1) if host.target.encoder_decoder else None
         self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
         self._read: dict[int, Branches] = {}
 
-    def begin(self, request: int) -> None:
-        """Give a request a slot."""
-        if len(self._slots) == self._cache.slots:
-            self._cache.arrange(range(len(self._slots)), 2 * self._cache.slots)
-        self._cache.clear(len(self._slots))
+    def begin(self, request: int, source: Tensor | None = None) -> None:
+        """Give a request a slot, and have the encoder of an encoder-decoder read its source.
+
+        Args:
+            request: its id.
+            source: LongTensor [L]; None for a decoder-only model.
+
+        Raises:
+            ValueError: no source where one is needed, or one that the encoder cannot read.
+        """
+        slot = len(self._slots)
+        if slot == self._cache.slots:
+            self._arrange(range(slot), 2 * slot)
+        if self._encoder is not None:
+            self._check(source)
+            with self.host.lock:
+                self._encoder.admit(slot, source)
+        self._cache.clear(slot)
         self._slots.append(request)
         self._read[request] = Branches()
+
+    def _check(self, source: Tensor | None) -> None:
+        target = self.host.target
+        if source is None:
+            raise ValueError(
+                "The small model reads the source with an encoder of its own, and was given none: pass the source's "
+                "token ids (`encoder_input` of Engine.add) beside the large encoder's output."
+            )
+        if target.max_positions is not None and len(source) > target.max_positions:
+            raise ValueError(
+                f"The source has {len(source)} tokens and the small model's encoder reads {target.max_positions}: "
+                "shorten it, or choose another small model."
+            )
+        known = target.model.get_input_embeddings().weight.shape[0]
+        if int(source.max()) >= known:
+            raise ValueError(
+                f"The source holds token id {int(source.max())}, outside the small model's vocabulary of {known}: "
+                "choose a small model with the same tokenizer."
+            )
+
+    def _arrange(self, order: Sequence[int], slots: int) -> None:
+        self._cache.arrange(order, slots)
+        if self._encoder is not None:
+            self._encoder.arrange(order, slots)
 
     def end(self, request: int) -> None:
         """Free its slot; the last one moves there, as in the engine. An unknown request is no error."""
@@ -102,9 +141,13 @@ class SmallModel:
         slot, last = self._slots.index(request), len(self._slots) - 1
         if slot != last:
             self._cache.move(last, slot)
+            if self._encoder is not None:
+                self._encoder.move(last, slot)
             self._slots[slot] = self._slots[last]
         self._slots.pop()
         self._cache.clear(last)
+        if self._encoder is not None:
+            self._encoder.clear(last)
 
     def first_slot(self, requests: Sequence[int]) -> int:
         """The first of neighbouring slots that hold `requests` in this order; slots are exchanged where they do not."""
@@ -112,7 +155,7 @@ class SmallModel:
         if self._slots[first : first + len(requests)] != list(requests):
             wanted = set(requests)
             order = [*requests, *(r for r in self._slots if r not in wanted)]
-            self._cache.arrange([self._slots.index(r) for r in order], self._cache.slots)
+            self._arrange([self._slots.index(r) for r in order], self._cache.slots)
             self._slots, first = order, 0
         return first
 
@@ -271,4 +314,4 @@ class SmallModel:
         if limit is not None:  # rows that only fill up may lie beyond
             positions = positions.clip(max=limit - 1)
         rows, places, seen = (torch.from_numpy(array).to(device) for array in (ids, positions, visible))
-        return self.host.run(Plan(rows, places, seen, first_logit_row=begin), self._cache, first)
+        return self.host.run(Plan(rows, places, seen, first_logit_row=begin), self._cache, first, self._encoder)

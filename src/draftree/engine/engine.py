@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from draftree.acceptance import LossyTypical
+from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine.limits import check_prompt, eos_token_ids
+from draftree.engine.limits import check_pair, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
 from draftree.engine.recorder import Recorder, about_engine, check_recorder
 from draftree.engine.request import Emitted, Request, Rules, State
@@ -58,7 +58,7 @@ class Engine:
         strict: bool = False,
         capacity: int = 256,
         reject_drafts: bool = False,
-        acceptance: LossyTypical | None = None,
+        acceptance: LossyRule | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         check_recorder(recorder)
@@ -70,12 +70,18 @@ class Engine:
             )
         if shape is not None and not isinstance(shape, Shape):
             raise TypeError(f"shape is a {type(shape).__name__}: pass a shape object such as draftree.DynamicTree().")
-        if acceptance is not None and not isinstance(acceptance, LossyTypical):
+        if acceptance is not None and not isinstance(acceptance, LossyRule):
             raise TypeError(
                 f"acceptance is a {type(acceptance).__name__}: pass None (lossless) or draftree.LossyTypical()."
             )
+        if drafter is not None and drafter.acceptance is not None:
+            check_pair(drafter, acceptance, shape, pruner)
+            acceptance = drafter.acceptance
         if acceptance is not None and strict:
-            raise ValueError("strict=True asks for the plain engine's text, which LossyTypical changes: choose one.")
+            changes = drafter if drafter is not None and drafter.acceptance is not None else acceptance
+            raise ValueError(
+                f"strict=True asks for the plain engine's text, which {type(changes).__name__} changes: choose one."
+            )
         if pruner is not None and drafter is None:
             raise ValueError("pruner prunes a drafter's guesses, and drafter is None: pass a drafter, or no pruner.")
         if pruner is not None and not isinstance(pruner, EarlyPruning):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from draftree.acceptance import LossyTypical
+from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine.batch import feed, finish
 from draftree.engine.engine import Engine
@@ -58,7 +58,7 @@ def generate(
     generation_config: GenerationConfig | None = None,
     streamer: Any = None,
     strict: bool = False,
-    acceptance: LossyTypical | None = None,
+    acceptance: LossyRule | None = None,
     host: str = "auto",
     tokenizer: Any = None,
     recorder: Recorder | None = None,
@@ -70,7 +70,7 @@ def generate(
         model: a Hugging Face causal LM or encoder-decoder.
         input_ids: LongTensor [batch, length]; padding is what `attention_mask` hides, on either side.
         attention_mask: [batch, length] of 0 and 1; None where nothing is padding.
-        drafter: who guesses, such as `Lookahead()`; None decodes plainly.
+        drafter: who guesses, such as `Lookahead()`; None decodes plainly. A `BiLD` CHANGES the text.
         pruner: drops unlikely guesses inside the pass (`EarlyPruning`); None for none.
         shape: sizes the trees; by default by measured cost.
         max_new_tokens: most tokens to emit (128 where neither this nor a config says).

@@ -35,6 +35,21 @@ def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | 
         )
 
 
+def check_pair(drafter: Any, acceptance: Any, shape: Any, pruner: Any) -> None:
+    """Refuse what would change the text of a drafter that brings a lossy rule of its own.
+
+    Raises:
+        ValueError: one sentence, what is wrong and what to do.
+    """
+    name = type(drafter).__name__
+    for option, given in (("acceptance", acceptance), ("shape", shape), ("pruner", pruner)):
+        if given is not None:
+            raise ValueError(
+                f"{name} decides by its own thresholds what is guessed and what is kept, and {option} would change "
+                f"that: leave {option} out, or use {name}(lossless=True)."
+            )
+
+
 def check_source(source: Sequence[int], vocabulary: int, limit: int | None) -> None:
     """Refuse what an encoder cannot read; arguments as of `check_prompt`.
 

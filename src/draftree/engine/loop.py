@@ -6,7 +6,7 @@ draft -> shape -> verify (prune inside) -> accept -> commit -> observe
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftree.acceptance.base import Walk, lazy_walk
 from draftree.acceptance.greedy import greedy_walks
-from draftree.acceptance.typical import LossyTypical
+from draftree.acceptance.lossy import LossyRule
 from draftree.drafting.base import Attachment, Drafter, Step
 from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.recorder import Track
@@ -57,7 +57,7 @@ class Loop:
         shape: Shape | None,
         tolerance: float | None,
         reject_drafts: bool,
-        acceptance: LossyTypical | None = None,
+        acceptance: LossyRule | None = None,
         pruner: EarlyPruning | None = None,
         track: Track | None = None,
     ) -> None:
@@ -84,9 +84,13 @@ class Loop:
         marks = [time.perf_counter()]
         trees = self._draft(requests, alone)
         marks.append(time.perf_counter())
+        ends = self._ends(requests, trees)
+        if None not in ends:
+            self._close(requests, trees, ends, marks[1] - marks[0])
+            return
         turn, result = self._verify(first, requests, trees, alone)
         marks.append(time.perf_counter())
-        walks = self._accept(requests, turn, result, None if alone or turn.bare else self.tolerance)
+        walks = self._accept(requests, turn, result, ends, None if alone or turn.bare else self.tolerance)
         marks.append(time.perf_counter())
         self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
         marks.append(time.perf_counter())
@@ -178,7 +182,12 @@ class Loop:
             )
 
     def _accept(
-        self, requests: list[Request], turn: TreePass, result: PassResult, tolerance: float | None
+        self,
+        requests: list[Request],
+        turn: TreePass,
+        result: PassResult,
+        ends: list[int | None],
+        tolerance: float | None,
     ) -> list[Walk]:
         trees = turn.trees
         rows = turn.node_rows(result)
@@ -195,7 +204,11 @@ class Loop:
                 request.stats.pruned += size - len(where)
             choices: Iterable[Choice]
             if self.acceptance is not None:
-                choices = self.acceptance.walk(trees, b, logits[b], where, request.chooser)
+                end = ends[b]
+                if end is not None:
+                    choices = _unreviewed(trees, b, end)
+                else:
+                    choices = self.acceptance.walk(trees, b, logits[b], where, request.chooser, request.id)
                 walk = Walk()
             elif request.chooser is not None:
                 choices = lazy_walk(trees, b, logits[b], where, request.chooser, tolerance)
@@ -210,6 +223,25 @@ class Loop:
             except Exception as error:  # one request's criteria or callback must not stop the others
                 request.error, request.finish_reason = error, "error"
         return walks
+
+    def _ends(self, requests: list[Request], trees: TokenTree) -> list[int | None]:
+        """Per request, the node at which a lossy rule lets its text end without a pass; None where it does not."""
+        rule = self.acceptance
+        if rule is None or trees.width == 1:
+            return [None] * len(requests)
+        return [rule.closes(trees, b, request.rules.eos_token_ids) for b, request in enumerate(requests)]
+
+    def _close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None], seconds: float) -> None:
+        """A step without a pass: every text ends in its guesses."""
+        for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
+            assert end is not None
+            walk = Walk()
+            try:
+                self._emit(request, trees.source[b], _unreviewed(trees, b, end), walk)
+            except Exception as error:
+                request.error, request.finish_reason = error, "error"
+            request.stats.count(walk.accepted, trees.sizes[b] - 1, len(walk.tokens), passes=0)
+            request.stats.seconds["draft"] += seconds / len(requests)
 
     def _emit(self, request: Request, sources: Tensor, choices: Iterable[Choice], walk: Walk) -> None:
         """Emit choices into `walk` up to where the text ends; whatever lies behind is cut off."""
@@ -252,6 +284,15 @@ class Loop:
         share = 1 / len(requests)
         for b, (request, walk) in enumerate(zip(requests, walks, strict=True)):
             stats = request.stats
-            stats.count(walk.accepted, trees.sizes[b] - 1, len(walk.tokens))
+            drafted = trees.sizes[b] - 1
+            stats.count(walk.accepted, drafted, len(walk.tokens))
+            if walk.accepted < drafted and walk.guesses and walk.guesses[-1] is None:
+                stats.rollbacks += 1
             for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False):
                 stats.seconds[stage] += (end - begin) * share
+
+
+def _unreviewed(trees: TokenTree, b: int, end: int) -> Iterator[Choice]:
+    """The chain in tree `b` up to its node `end`, taken as it is."""
+    tokens = trees.tokens[b].tolist()
+    return ((node, tokens[node + 1], node + 1) for node in range(end))

@@ -88,13 +88,13 @@ class Request:
         self.error: BaseException | None = None
         self.output: list[Emitted] = []
         self.stats = RequestStats()
-        self.context = Context(self.id, list(prompt), len(prompt), rules.max_new_tokens)
+        self.context = Context(self.id, list(prompt), len(prompt), rules.max_new_tokens, source=encoder_input)
         self.encoder_input = encoder_input
         self.encoder_states = encoder_states
         self.decide_alone = False  # strict mode: the next step has no guesses
         self._on_token = on_token
         prefix = padded_prompt if padded_prompt is not None else torch.tensor([list(prompt)], device=device)
-        self.chooser = self._make_chooser(prefix, device)
+        self.chooser = self.context.chooser = self._make_chooser(prefix, device)
         self._criteria_ids = self._criteria_buffer(prefix)
 
     def _make_chooser(self, prefix: Tensor, device: torch.device) -> PrefixChooser | None:

@@ -26,6 +26,8 @@ class RequestStats:
         accepted_by_source: accepted guesses by drafter.
         seconds: time by stage; a step shared by several requests counts in equal parts.
         re_decided: positions decided again by a one-row pass (strict mode).
+        rollbacks: passes that turned guesses down: the target's own token came where more was guessed. Of chains, such
+            as BiLD's, that is where they were cut; of trees most passes are such.
     """
 
     steps: int = 0
@@ -37,6 +39,7 @@ class RequestStats:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     re_decided: int = 0
     pruned: int = 0
+    rollbacks: int = 0
 
     @property
     def acceptance_length(self) -> float:
@@ -44,13 +47,28 @@ class RequestStats:
         return 1 + self.accepted / self.steps if self.steps else 0.0
 
     @property
+    def calls_per_token(self) -> float:
+        """Passes of the target per emitted token: steps / emitted."""
+        return self.steps / self.emitted if self.emitted else 0.0
+
+    @property
+    def engagement(self) -> float:
+        """Share of the emitted tokens that are the target's own: 1 - accepted / emitted."""
+        return 1 - self.accepted / self.emitted if self.emitted else 0.0
+
+    @property
+    def rollback_ratio(self) -> float:
+        """Share of the passes that turned guesses down: rollbacks / steps."""
+        return self.rollbacks / self.steps if self.steps else 0.0
+
+    @property
     def total_seconds(self) -> float:
         """All stages together."""
         return sum(self.seconds.values())
 
-    def count(self, accepted: int, drafted: int, emitted: int) -> None:
-        """Add one step's counts."""
-        self.steps += 1
+    def count(self, accepted: int, drafted: int, emitted: int, passes: int = 1) -> None:
+        """Add one step's counts; `passes` is 0 where a lossy rule let the text end without one."""
+        self.steps += passes
         self.drafted += drafted
         self.accepted += accepted
         self.emitted += emitted
@@ -67,6 +85,7 @@ class RequestStats:
         self.emitted += other.emitted
         self.re_decided += other.re_decided
         self.pruned += other.pruned
+        self.rollbacks += other.rollbacks
         self.accepted_by_depth.extend([0] * (len(other.accepted_by_depth) - len(self.accepted_by_depth)))
         for depth, hits in enumerate(other.accepted_by_depth):
             self.accepted_by_depth[depth] += hits
@@ -87,6 +106,10 @@ class RequestStats:
             "seconds": dict(self.seconds),
             "re_decided": self.re_decided,
             "pruned": self.pruned,
+            "rollbacks": self.rollbacks,
+            "calls_per_token": self.calls_per_token,
+            "engagement": self.engagement,
+            "rollback_ratio": self.rollback_ratio,
         }
 
 
@@ -120,6 +143,8 @@ class RunStats:
         table.add_row("steps (target passes)", str(total.steps))
         table.add_row("acceptance length (1 + accepted / steps)", f"{total.acceptance_length:.2f}")
         table.add_row("guesses accepted / drafted", f"{total.accepted} / {total.drafted}")
+        own = f"{total.calls_per_token:.2f} / {total.engagement:.0%} / {total.rollback_ratio:.0%}"
+        table.add_row("passes a token / the model's own tokens / passes that turned guesses down", own)
         if total.pruned:
             table.add_row("guesses pruned inside the pass", f"{total.pruned} ({total.pruned / total.drafted:.0%})")
         depths = "  ".join(f"{depth + 1}: {hits}" for depth, hits in enumerate(total.accepted_by_depth))

@@ -8,6 +8,7 @@ padding mask.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ BLOCK = 64  # columns by which the store grows
 
 
 class EncoderState:
-    """Cross attention of the requests in a slot cache; `move` and `clear` go in step with the cache's.
+    """Cross attention of the requests in a slot cache; `move`, `arrange` and `clear` go in step with the cache's.
 
     Args:
         target: an encoder-decoder.
@@ -146,6 +147,20 @@ class EncoderState:
         if self._mask is not None:
             self._mask[target] = self._mask[source]
         self.lengths[target] = self.lengths[source]
+
+    @torch.inference_mode(False)
+    def arrange(self, order: Sequence[int], slots: int) -> None:
+        """Have `slots` slots: the first take over from the present ones of `order`, further ones are empty."""
+        index = list(order)
+        for store in (self._keys, self._values):
+            for i, old in enumerate(store):
+                store[i] = old.new_zeros(slots, *old.shape[1:])
+                store[i][: len(index)] = old[index]
+        if self._mask is not None:
+            mask = self._mask.new_zeros(slots, self._mask.shape[1])
+            mask[: len(index)] = self._mask[index]
+            self._mask = mask
+        self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
 
     def clear(self, slot: int) -> None:
         """Forget a slot's source."""

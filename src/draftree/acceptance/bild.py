@@ -1,0 +1,91 @@
+"""BiLD's rule: what the small model said stays unless the large one finds it too unlikely. LOSSY.
+
+Big Little Decoder (Kim et al., 2023), section 3.4. The large model's pass scores every token that the small one wrote
+since its last turn. The first that is further than the rollback threshold from what the large model would say is cut
+off with all behind it, and the large model's own token stands in its place (a rollback); where none is, the large model
+adds the next token. Texts are no longer those of the plain engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftree.acceptance.lossy import LossyRule
+from draftree.acceptance.sampled import PrefixChooser
+from draftree.tree import TokenTree
+
+DISTANCES = ("cross-entropy", "kl", "1-p")
+
+
+@dataclass(frozen=True, slots=True)
+class LossyBiLD(LossyRule):
+    """The lossy rule of `draftree.BiLD`: keep a chain up to its first token with a distance over the threshold.
+
+    Policies look at raw logits (section 7.1.2); what the large model says is chosen as ever, with the request's
+    processors and noise. A token that the large model would say itself is never cut.
+
+    Args:
+        threshold: alpha_RB in nats ("1-p": a probability); infinity for no rollback.
+        distance: of the small model's token y at a place: "cross-entropy", -log p_L(y); "1-p", 1 - p_L(y); "kl", the
+            Kullback-Leibler divergence of p_L from p_S, all words considered.
+        review: whether the large model has a look at a tail that ends in an end token before the text ends.
+        said: for "kl", gives the small model's log-probabilities [n, V] at the places of a request's chain.
+    """
+
+    threshold: float = 5.0
+    distance: str = "cross-entropy"
+    review: bool = True
+    said: Callable[[int], Tensor] | None = None
+
+    def distances(self, logits: Tensor, chain: list[int], said: Tensor | None = None) -> Tensor:
+        """How far the tokens of `chain` are from what the large model says: [n] of raw logits [n, V]."""
+        logp = logits.float().log_softmax(-1)
+        if self.distance == "kl":
+            assert said is not None
+            said = said.to(logp)
+            return (said.exp() * (said - logp)).nansum(-1)  # 0 where the small model rules a word out
+        index = torch.tensor(chain, device=logits.device).clamp(min=0)  # -1 is no token, and never kept
+        of_tokens = logp.gather(1, index[:, None])[:, 0]
+        return -of_tokens if self.distance == "cross-entropy" else 1 - of_tokens.exp()
+
+    def walk(
+        self,
+        tree: TokenTree,
+        b: int,
+        logits: Tensor,
+        rows: dict[int, int] | None,
+        chooser: PrefixChooser | None,
+        request: int | None = None,
+    ) -> Iterator[tuple[int, int | None, int | None]]:
+        """See `LossyRule.walk`: along the chain, up to its first token that is too far."""
+        chain = tree.tokens[b, 1 : tree.sizes[b]].tolist()
+        own: list[int] = logits[: len(chain) + 1].argmax(-1).tolist()
+        far = [token < 0 for token in chain]
+        if chain and self.threshold < math.inf:
+            said = None if self.said is None or request is None else self.said(request)
+            beyond = (self.distances(logits[: len(chain)], chain, said) > self.threshold).tolist()
+            far = [a or b for a, b in zip(far, beyond, strict=True)]
+        for node, guess in enumerate([*chain, None]):
+            token = guess
+            if guess is None or (far[node] and own[node] != guess):
+                token = own[node] if chooser is None else chooser.choose(logits[node])
+            assert token is not None
+            # What the large model draws may be what the small one drew: there is nothing to cut then.
+            yield node, token, node + 1 if token == guess else None
+            if chooser is not None:
+                chooser.push(token)
+            if token != guess:
+                return
+
+    def closes(self, tree: TokenTree, b: int, ends: Iterable[int]) -> int | None:
+        """See `LossyRule.closes`: the first end token, where the large model does not review it."""
+        if self.review:
+            return None
+        chain = tree.tokens[b, 1 : tree.sizes[b]].tolist()
+        places = [chain.index(token) for token in ends if token in chain]
+        return min(places) + 1 if places else None

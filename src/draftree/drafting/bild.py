@@ -1,0 +1,189 @@
+"""BiLD: a small model writes, a large one takes over where the small one is unsure, and corrects it. LOSSY by choice.
+
+Big Little Decoder (Kim et al., 2023): the small model writes token by token until the best it has to say is less
+likely than the fallback threshold; then the large model reads all of that in one pass, cuts it where the rollback
+threshold is passed, and adds a token of its own. In this library's terms: a drafter of chains with an acceptance rule
+that belongs to it (`draftree.acceptance.LossyBiLD`), in the one loop of all methods. The rule changes texts;
+`lossless=True` has the same two models under the lossless one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from draftree.acceptance.bild import DISTANCES, LossyBiLD
+from draftree.drafting.base import Context
+from draftree.drafting.in_model import best_on_host
+from draftree.drafting.second_model import SecondModel
+from draftree.host import Target
+from draftree.tree import TokenTree
+
+
+class BiLD(SecondModel):
+    """Two models write one text: LOSSY, unless `lossless` is set.
+
+    Pass it as the drafter: it brings its acceptance rule and the size of its drafts along, so neither `acceptance` nor
+    `shape` nor `pruner` goes with it. The large model says the first token; under sampling both models draw with the
+    request's own processors and the same noise at the same place.
+
+    Args:
+        model: the small model, a Hugging Face causal language model, or an encoder-decoder for one.
+        fallback_threshold: alpha_FB, 0 to 1; the large model takes over before a token whose place has no word as
+            likely as this. 0: never, so that it comes after every `num_draft_tokens` tokens.
+        rollback_threshold: alpha_RB, 0 or more; the large model cuts the text at a token with a distance over it.
+            None or infinity: never. Of no effect under `lossless`.
+        lossless: keep only what the large model says itself: its own text, at the cost of more passes.
+        num_draft_tokens: most tokens of the small model in a turn (section 7.1.2: 10).
+        distance: what `rollback_threshold` is compared with: "cross-entropy", "kl" or "1-p" (see `LossyBiLD`).
+        final_review: whether the large model reviews the tail behind its last turn when the small one ends the text.
+            False ends the text there, as the authors' code does. Of no effect under `lossless`.
+        host: how the small model is driven: "auto", "loop" or "hooked".
+
+    Raises:
+        TypeError, ValueError: a model that cannot draft, or an option out of range.
+    """
+
+    name: ClassVar[str] = "bild"
+
+    def __init__(
+        self,
+        model: Any,
+        fallback_threshold: float = 0.6,
+        rollback_threshold: float | None = 5.0,
+        *,
+        lossless: bool = False,
+        num_draft_tokens: int = 10,
+        distance: str = "cross-entropy",
+        final_review: bool = True,
+        host: str = "auto",
+    ) -> None:
+        check_options(fallback_threshold, rollback_threshold, num_draft_tokens, distance)
+        super().__init__(model, host)
+        self.fallback_threshold, self.rollback_threshold = fallback_threshold, rollback_threshold
+        self.lossless, self.num_draft_tokens, self.distance = lossless, num_draft_tokens, distance
+        self.final_review = final_review
+        self.max_nodes = num_draft_tokens
+        self._said: dict[int, list[Tensor]] = {}  # by request, the log-probabilities [V] at its chain's places
+        if not lossless:
+            threshold = math.inf if rollback_threshold is None else float(rollback_threshold)
+            said = self._chain_said if distance == "kl" else None
+            self.acceptance = LossyBiLD(threshold, distance, final_review, said)
+
+    def source_name(self, source: int) -> str:
+        """See `Drafter.source_name`."""
+        return "bild-lossless" if self.lossless else "bild-lossy"
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `SecondModel.bind`."""
+        from draftree.shaping import Fixed  # here, as shapes know drafters
+
+        super().bind(target, **hints)
+        # The thresholds alone say how long a chain is: no shape may weigh it against the cost of rows.
+        self.shape = self.shape or Fixed(self.num_draft_tokens)
+
+    def end(self, request: Context) -> None:
+        """See `Drafter.end`."""
+        with self._lock:
+            self._said.pop(request.id, None)
+        super().end(request)
+
+    # ---------------------------------------------------------------- chains
+
+    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> list[TokenTree]:
+        reaches = [
+            self._reach(request, min(self.num_draft_tokens, budget)) if self._may_write(request) else 0
+            for request, budget in zip(requests, budgets, strict=True)
+        ]
+        chains: list[list[tuple[int, float]]] = [[] for _ in requests]  # tokens, and their log-probabilities
+        if max(reaches) > 0:
+            ids = [request.id for request in requests]
+            texts = [request.tokens if reach > 0 else None for request, reach in zip(requests, reaches, strict=True)]
+            for request in requests:
+                self._said[request.id] = []
+            logits = self._small.read(ids, texts)[:, None]
+            writing = [reach > 0 for reach in reaches]
+            for depth in range(1, max(reaches) + 1):
+                writing = self._write(requests, writing, chains, logits)
+                going_on = [w and reach > depth for w, reach in zip(writing, reaches, strict=True)]
+                if not any(going_on):
+                    break
+                nodes = [[chain[-1][0]] if on else [] for chain, on in zip(chains, going_on, strict=True)]
+                logits = self._small.grow(ids, nodes, [[depth - 2] if own else [] for own in nodes], depth)
+                writing = going_on
+        return [self._tree(request.tokens[-1], chain) for request, chain in zip(requests, chains, strict=True)]
+
+    def _may_write(self, request: Context) -> bool:
+        """Whether it is the small model's turn: the large one says a text's first token."""
+        return self.lossless or len(request.tokens) > request.prompt_length
+
+    def _write(
+        self,
+        requests: Sequence[Context],
+        writing: Sequence[bool],
+        chains: Sequence[list[tuple[int, float]]],
+        logits: Tensor,
+    ) -> list[bool]:
+        """Add a token to each chain that goes on; return which may have another. `logits` is [B, 1, V]."""
+        tokens, logp = best_on_host(logits, 1)
+        going_on = []
+        for b, (request, chain) in enumerate(zip(requests, chains, strict=True)):
+            token, best = int(tokens[b, 0, 0]), float(logp[b, 0, 0])
+            sure = writing[b] and math.exp(best) >= self.fallback_threshold
+            if sure:
+                own = logits[b, 0].float()
+                if self.distance == "kl":
+                    self._said[request.id].append(own.log_softmax(-1))
+                # Processors may keep a state, which guesses must not touch where texts are to stay as they are.
+                if request.chooser is not None and not self.lossless:
+                    token = request.chooser.guess(own, [said for said, _ in chain])
+                    best = float(own.log_softmax(-1)[token])
+                chain.append((token, best))
+            going_on.append(sure and token not in self._eos)
+        return going_on
+
+    def _tree(self, root: int, chain: Sequence[tuple[int, float]]) -> TokenTree:
+        count = len(chain)
+        path, total = [0.0], 0.0
+        for _, logp in chain:
+            total += logp
+            path.append(total)
+        return TokenTree(
+            torch.tensor([[root, *(token for token, _ in chain)]]),
+            torch.arange(-1, count)[None],
+            torch.tensor([path], dtype=torch.float32),
+            torch.tensor([[0] + [self.source] * count]),
+            (1 + count,),
+        )
+
+    def _chain_said(self, request: int) -> Tensor:
+        return torch.stack(self._said[request])
+
+
+def check_options(
+    fallback_threshold: float, rollback_threshold: float | None, num_draft_tokens: int, distance: str
+) -> None:
+    """Refuse options of `BiLD` that are out of range.
+
+    Raises:
+        ValueError: one sentence, what is wrong and what to do.
+    """
+    if not 0 <= fallback_threshold <= 1:
+        raise ValueError(
+            f"fallback_threshold is {fallback_threshold}: give a probability from 0 (never fall back) to 1."
+        )
+    if distance not in DISTANCES:
+        raise ValueError(f"distance is {distance!r}: choose {', '.join(map(repr, DISTANCES))}.")
+    if rollback_threshold is not None and not rollback_threshold >= 0:
+        raise ValueError(f"rollback_threshold is {rollback_threshold}: give 0 or more, or None (never roll back).")
+    if distance == "1-p" and rollback_threshold is not None and 1 <= rollback_threshold < math.inf:
+        raise ValueError(
+            f"rollback_threshold is {rollback_threshold}, and the distance 1-p stays under 1: give a number from 0 to "
+            "less than 1, or None (never roll back)."
+        )
+    if num_draft_tokens < 1:
+        raise ValueError(f"num_draft_tokens is {num_draft_tokens}: give at least 1.")

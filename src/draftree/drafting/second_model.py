@@ -1,0 +1,164 @@
+"""What drafters with a second, small model share: opening it, the check that it fits, and who is alive.
+
+The two models have one vocabulary, and both are decoder-only or both have an encoder: then the small one reads the
+same source with an encoder of its own. Such a drafter may serve many calls, engines and threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from draftree.drafting.base import Context, Drafter
+from draftree.drafting.small_model import SmallModel
+from draftree.host import Host, Target, open_host
+from draftree.tree import TokenTree
+
+
+class SecondModel(Drafter):
+    """Base of the drafters that have a small model of their own.
+
+    Args:
+        model: a Hugging Face causal language model or encoder-decoder, as loaded; on any device, of any type.
+        host: how the small model is driven: "auto", "loop" or "hooked".
+
+    Raises:
+        TypeError, ValueError: a model that cannot draft.
+    """
+
+    def __init__(self, model: Any, host: str = "auto") -> None:
+        self.model = model  # hosts hold it weakly
+        self._choice = host
+        self._small = SmallModel(self._open())
+        self._live: dict[int, Tensor | None] = {}  # requests that have begun, with what their encoder reads
+        self._eos: frozenset[int] = frozenset()
+        self._met: Callable[[], Any] = lambda: None  # the large model seen last
+        self._lock = threading.RLock()
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str], tokenizer: Any = None, **options: Any) -> Self:
+        """Load the small model from a folder or hub repository.
+
+        Args:
+            name: what Hugging Face's `from_pretrained` takes.
+            tokenizer: the large model's; the small one's is compared with it where the repository has one.
+            options: of the constructor; `dtype` and `device_map` go to Hugging Face.
+
+        Raises:
+            ValueError: the small model's tokenizer is another one.
+        """
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+        loading = {key: options.pop(key) for key in ("dtype", "device_map") if key in options}
+        seq2seq = getattr(AutoConfig.from_pretrained(name), "is_encoder_decoder", False)
+        auto: Any = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+        model = auto.from_pretrained(name, **loading).eval()
+        if tokenizer is not None:
+            try:
+                own = AutoTokenizer.from_pretrained(name)
+            except (OSError, ValueError):
+                own = None  # a model alone: its vocabulary's size has to do
+            if own is not None and own.get_vocab() != tokenizer.get_vocab():
+                raise ValueError(
+                    f"The small model {str(name)!r} has another tokenizer than the large one, so its guesses would be "
+                    "other words: choose a small model of the same family."
+                )
+        return cls(model, **options)
+
+    def _open(self) -> Host:
+        return open_host(self.model, self._choice)
+
+    # ---------------------------------------------------------------- the drafter's contract
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`.
+
+        Raises:
+            ValueError: another vocabulary, or an encoder on one side only.
+        """
+        with self._lock:
+            host = self._open()
+            small = host.target
+            _check_encoders(small, target)
+            if small.vocab_size != target.vocab_size:
+                raise ValueError(
+                    f"The small model has a vocabulary of {small.vocab_size} and the large one of {target.vocab_size}: "
+                    "choose a small model with the same tokenizer."
+                )
+            if self._met() is not target.model:  # engines come and go, one for each call of `generate`
+                self._met = weakref.ref(target.model)
+                if _size(small.model) >= _size(target.model):
+                    warnings.warn(
+                        "The small model is no smaller than the large one, so drafting with it saves no time.",
+                        stacklevel=4,
+                    )
+            if host is not self._small.host:  # its weights were changed, moved or cast
+                self._small = SmallModel(host)
+                for request, source in self._live.items():
+                    self._small.begin(request, source)
+            self._eos = frozenset(hints.get("eos_token_ids", ()))
+
+    def begin(self, request: Context) -> None:
+        """See `Drafter.begin`.
+
+        Raises:
+            ValueError: a source that the small model's encoder cannot read.
+        """
+        with self._lock:
+            self._live[request.id] = request.source
+            self._small.begin(request.id, request.source)
+
+    def end(self, request: Context) -> None:
+        """See `Drafter.end`."""
+        with self._lock:
+            self._live.pop(request.id, None)
+            self._small.end(request.id)
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`."""
+        host = self._small.host
+        inference = host.guard is torch.inference_mode
+        with self._lock:
+            if inference and torch.is_inference_mode_enabled():  # as in an engine whose host has the same guard
+                trees = self._grow(requests, budgets)
+            else:
+                # A hooked host must not run in the inference mode of the target's: stock modules may keep its tensors.
+                with host.lock, torch.no_grad(), torch.inference_mode(inference):
+                    trees = self._grow(requests, budgets)
+        return TokenTree.stack(trees)
+
+    @abstractmethod
+    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> list[TokenTree]:
+        """A tree for each request, with at most `budgets[b]` guesses."""
+
+    def _reach(self, request: Context, depth: int) -> int:
+        """How far ahead of a request's text to look: `depth`, or as far as it and the small model have room."""
+        limit = self._small.host.target.max_positions
+        reach = min(depth, request.room - 1)
+        return reach if limit is None else min(reach, limit - len(request.tokens) + 1)
+
+
+def _check_encoders(small: Target, large: Target) -> None:
+    """Refuse a pair of which one reads a source and the other does not."""
+    if large.encoder_decoder and not small.encoder_decoder:
+        raise ValueError(
+            f"The large model is an encoder-decoder ('{large.model_type}') and the small one is not, so it does not "
+            "know what to write about: choose a small encoder-decoder, or use Lookahead, or no drafter."
+        )
+    if small.encoder_decoder and not large.encoder_decoder:
+        raise ValueError(
+            f"The small model is an encoder-decoder ('{small.model_type}') and the large one has no source for it to "
+            "read: give a causal language model."
+        )
+
+
+def _size(model: Any) -> int:
+    return sum(p.numel() for p in model.parameters())
