@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from draftree.cli import bench, demo, generate, train
+from draftree.cli import bench, demo, generate, trace, train
 
 app = typer.Typer(
     name="draftree",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
+app.command("trace")(trace.trace)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 

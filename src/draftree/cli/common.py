@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from draftree.bench.harness import Watcher
+from draftree.trace.labels import Pieces
 
 PIPED_WIDTH = 120  # columns of tables in a file or pipe
 REFRESH = 0.2  # seconds between drawings of a progress bar
@@ -108,6 +110,49 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     return {"prompt-lookup": PromptLookup, "jacobi": Jacobi}.get(name, lambda: None)()
 
 
+def read_prompt(prompt: str) -> str:
+    """The prompt as typed, or standard input for "-"; bytes that are no UTF-8 become replacement characters.
+
+    Raises:
+        ValueError: nothing but spaces.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise ValueError("The prompt is empty: say what to answer, or give '-' and write it to standard input.")
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def check_decoding(
+    drafter: str,
+    early_head: str | None,
+    *,
+    sample: bool,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> None:
+    """Refuse options of pruning without a drafter, and of drawing without a draw.
+
+    Raises:
+        ValueError: one of them.
+    """
+    if early_head is not None and drafter == "none":
+        raise ValueError("--early-head prunes a drafter's guesses: name a drafter, or leave it out.")
+    for option, given in (("--temperature", temperature != 1.0), ("--top-k", top_k), ("--top-p", top_p)):
+        if given is not None and given is not False and not sample:
+            raise ValueError(f"{option} shapes the draw of --sample: add --sample, or leave {option} out.")
+
+
+def draw_options(sample: bool, temperature: float, top_k: int | None, top_p: float | None) -> dict[str, Any]:
+    """The same options as `read_options` takes them."""
+    return {
+        "do_sample": sample,
+        "temperature": temperature if sample else None,
+        "top_k": top_k,
+        "top_p": top_p,
+    }
+
+
 def make_pruner(name: str | None, model: Any) -> Any:
     """Early pruning by the head in folder `name`, or the embedded model's for "demo"; None for None.
 
@@ -122,7 +167,7 @@ def make_pruner(name: str | None, model: Any) -> Any:
     return EarlyPruning(head)
 
 
-def _style(source: str | None) -> str:
+def source_style(source: str | None) -> str:
     """A source's colour; bold where several merged drafters had the guess."""
     if source is None:
         return ""
@@ -136,17 +181,11 @@ class ColouredText:
 
     def __init__(self, tokenizer: Any) -> None:
         self.text = Text()
-        self._tokenizer = tokenizer
-        self._pending: list[int] = []
+        self._pieces = Pieces(tokenizer)
 
     def add(self, token: int, source: str | None) -> Text:
         """Append a token in its source's colour; returns the piece of text that became printable."""
-        self._pending.append(token)
-        piece = self._tokenizer.decode(self._pending, skip_special_tokens=True)
-        if piece.endswith("\ufffd") and len(self._pending) < 8:
-            return Text()
-        self._pending.clear()
-        coloured = Text(piece, style=_style(source))
+        coloured = Text(self._pieces.add(token), style=source_style(source))
         self.text.append_text(coloured)
         return coloured
 

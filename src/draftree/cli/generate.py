@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -44,36 +43,28 @@ def generate(
     from rich.console import Console
 
     from draftree.bench.models import encode_prompt, load_model
-    from draftree.cli.common import ColouredText, check_drafter, legend, make_drafter, make_pruner
+    from draftree.cli.common import (
+        ColouredText,
+        check_decoding,
+        check_drafter,
+        draw_options,
+        legend,
+        make_drafter,
+        make_pruner,
+        read_prompt,
+    )
     from draftree.engine import RunStats
     from draftree.engine.engine import Engine
     from draftree.engine.limits import check_prompt
     from draftree.engine.options import read_options, rules_for
 
     check_drafter(drafter, trie)
-    if early_head is not None and drafter == "none":
-        raise ValueError("--early-head prunes a drafter's guesses: name a drafter, or leave it out.")
-    for option, given in (("--temperature", temperature != 1.0), ("--top-k", top_k), ("--top-p", top_p)):
-        if given is not None and given is not False and not sample:
-            raise ValueError(f"{option} shapes the draw of --sample: add --sample, or leave {option} out.")
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if not text.strip():
-        raise ValueError("The prompt is empty: say what to answer, or give '-' and write it to standard input.")
+    check_decoding(drafter, early_head, sample=sample, temperature=temperature, top_k=top_k, top_p=top_p)
+    text = read_prompt(prompt)
     target, tokenizer = load_model(model)
     chosen = make_drafter(drafter, tokenizer, target, trie=trie)
     pruner = make_pruner(early_head, target)
-    options = read_options(
-        target,
-        None,
-        None,
-        tokenizer,
-        {
-            "do_sample": sample,
-            "temperature": temperature if sample else None,
-            "top_k": top_k,
-            "top_p": top_p,
-        },
-    )
+    options = read_options(target, None, None, tokenizer, draw_options(sample, temperature, top_k, top_p))
     ids = encode_prompt(tokenizer, text, raw=raw)
     engine = Engine(target, drafter=chosen, pruner=pruner, slots=1, host=host, strict=strict)
     check_prompt(ids, max_new_tokens, engine.target.vocab_size, engine.target.max_positions)

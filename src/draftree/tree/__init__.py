@@ -1,6 +1,6 @@
 """Floor 0: the token tree, which every other room speaks and which knows none of them."""
 
-from draftree.tree.render import to_picture, to_text
+from draftree.tree.render import to_picture, to_rich, to_text
 from draftree.tree.token_tree import TokenTree
 
-__all__ = ["TokenTree", "to_picture", "to_text"]
+__all__ = ["TokenTree", "to_picture", "to_rich", "to_text"]

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree
+
     from draftree.tree.token_tree import TokenTree
 
 Decode = Callable[[int], str]
@@ -29,23 +32,33 @@ def to_text(tree: TokenTree, b: int = 0, decode: Decode | None = None) -> str:
     """
     from rich.console import Console
     from rich.text import Text
+
+    logp, sources = tree.logp[b].tolist(), tree.source[b].tolist()
+    notes = [f"  {math.exp(p):.3f}  from {_names(bits)}" for p, bits in zip(logp, sources, strict=True)]
+    drawn = to_rich(tree, b, decode, lambda node, label: Text(label + (notes[node] if node else "")))
+    # Wide enough for the deepest indent, as rich would cut it at the terminal's edge.
+    width = 4 * (tree.height + 1) + 60 + max(map(len, _labels(tree, b, decode)))
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(drawn)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def to_rich(tree: TokenTree, b: int, decode: Decode | None, say: Callable[[int, str], Text]) -> Tree:
+    """Tree b for a rich console, likeliest child first.
+
+    decode: token id -> text; ids are shown without it. say: a node and its label -> the line that stands for it.
+    """
     from rich.tree import Tree
 
     labels, below = _labels(tree, b, decode), _children(tree, b)
-    logp, sources = tree.logp[b].tolist(), tree.source[b].tolist()
-    branches = {0: Tree(Text(labels[0]))}
+    branches = {0: Tree(say(0, labels[0]))}
     order = [0]
     for node in order:
         for child in below[node]:
-            note = f"{labels[child]}  {math.exp(logp[child]):.3f}  from {_names(sources[child])}"
-            branches[child] = branches[node].add(Text(note))
+            branches[child] = branches[node].add(say(child, labels[child]))
             order.append(child)
-    # Wide enough for the deepest indent, as rich would cut it at the terminal's edge.
-    width = 4 * (tree.height + 1) + 60 + max(map(len, labels))
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
-    with console.capture() as captured:
-        console.print(branches[0])
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    return branches[0]
 
 
 def to_picture(tree: TokenTree, path: str | Path, b: int = 0, decode: Decode | None = None) -> None:

@@ -1,0 +1,111 @@
+"""How a recorded run looks on a terminal: its text by source, its steps, their trees."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from draftree.cli.common import legend, source_style
+from draftree.trace.counts import run_statistics
+from draftree.trace.file import Trace
+from draftree.tree import TokenTree, to_rich
+
+KEY = "Trees: ✓ accepted, ✕ pruned inside the pass, others verified and refused; numbers are path probabilities."
+
+
+def outline(trace: Trace, console: Console) -> None:
+    """What was said, coloured by who guessed it, and the statistics."""
+    for number, request in enumerate(trace.requests, 1):
+        if len(trace.requests) > 1:
+            console.print(f"Request {number}", style="bold")
+        console.print(_text(trace, request), soft_wrap=True)
+    console.print(legend())
+    run_statistics(trace).summary()
+
+
+def show(trace: Trace, console: Console, wanted: list[int]) -> None:
+    """The outline, then every step, or the steps `wanted` (from 1, of each request), with their trees.
+
+    Raises:
+        ValueError: a step that no request has.
+    """
+    longest = max(sum(1 for _ in trace.of(request)) for request in trace.requests)
+    for number in wanted:
+        if number > longest:
+            raise ValueError(f"There is no step {number}: the longest request of this run has {longest}.")
+    outline(trace, console)
+    console.print(KEY)
+    for number, request in enumerate(trace.requests, 1):
+        name = f"Request {number}, step" if len(trace.requests) > 1 else "Step"
+        for i, (step, member) in enumerate(trace.of(request), 1):
+            if not wanted or i in wanted:
+                console.print()
+                console.print(_heading(f"{name} {i}", step, member))
+                console.print(_tree(trace, step, member), soft_wrap=True)
+                console.print(_emitted(trace, step, member), soft_wrap=True)
+
+
+def _text(trace: Trace, request: int) -> Text:
+    told = trace.requests[request]
+    text = Text()
+    pieces = iter(told["pieces"])
+    for step, member in trace.of(request):
+        for source in _sources(trace, step, member):
+            text.append(next(pieces), style=source_style(source))
+    return text.append(f" [{told['finish_reason']}]", style="dim")
+
+
+def _sources(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> list[str | None]:
+    """Who guessed each emitted token."""
+    names = trace.runs[step["run"]]["sources"]
+    return [None if guess is None else names[member["sources"][guess]] for guess in member["guesses"]]
+
+
+def _heading(name: str, step: dict[str, Any], member: dict[str, Any]) -> Text:
+    accepted = sum(guess is not None for guess in member["guesses"])
+    facts = [] if member["asked"] is None else [f"asked for {member['asked']}", f"{member['drafted']} guessed"]
+    facts.append(f"{len(member['tokens']) - 1} verified")
+    if member["pruned"]:
+        facts.append(f"{len(member['pruned'])} pruned")
+    facts.append(f"{accepted} accepted")
+    if member["tie"]:
+        facts.append("a near-tie is left to the next step")
+    shape = step["shape_seconds"]
+    times = {"draft": step["seconds"]["draft"] - shape, "shape": shape}
+    times |= {stage: seconds for stage, seconds in step["seconds"].items() if stage != "draft"}
+    spent = ", ".join(f"{stage} {1000 * seconds:.2f}" for stage, seconds in times.items())
+    batch = f"; batch of {len(step['members'])}" if len(step["members"]) > 1 else ""
+    return Text.assemble((name, "bold"), f": {', '.join(facts)}{batch}. Milliseconds: {spent}")
+
+
+def _tree(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Any:
+    names = trace.runs[step["run"]]["sources"]
+    tokens, parents, logp, sources = (member[part] for part in ("tokens", "parents", "logp", "sources"))
+    tree = TokenTree.from_arrays(
+        tokens[1:],
+        [parent - 1 for parent in parents[1:]],
+        [-math.inf if p is None else p for p in logp[1:]],
+        root=tokens[0],
+    )
+    accepted, pruned = set(member["guesses"]), set(member["pruned"])
+
+    def say(node: int, label: str) -> Text:
+        if node == 0:
+            return Text(label, style="bold")
+        source = names[sources[node]]
+        mark = "✓ " if node in accepted else "✕ " if node in pruned else ""
+        chance = "" if logp[node] is None else f"  {math.exp(logp[node]):.2f}"
+        weight = "bold" if node in accepted else "dim strike" if node in pruned else ""
+        return Text.assemble(mark, (label, f"{source_style(source)} {weight}".strip()), (f"{chance}  {source}", "dim"))
+
+    return to_rich(tree, 0, lambda token: trace.tokens[token], say)
+
+
+def _emitted(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Text:
+    text = Text("emitted:")
+    for token, source in zip(member["emitted"], _sources(trace, step, member), strict=True):
+        text.append(" ").append(repr(trace.tokens[token])[1:-1].replace(" ", "␣"), style=source_style(source))
+    return text

@@ -1,0 +1,229 @@
+"""Records what a run does, step by step, at next to no cost while it runs.
+
+A recorded step is a handful of references to what the loop made anyway: the trees, the walks, four times. Nothing is
+copied, computed or turned into text before somebody asks for the records, so a step with a recorder does as little more
+whether its trees have one guess or a hundred. What the records say is told in `docs/trace.md`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from draftree.acceptance.base import Walk
+from draftree.drafting.base import Drafter
+from draftree.engine.passes import TreePass, nodes_behind
+from draftree.engine.request import Request
+from draftree.engine.stats import STAGES
+from draftree.host.plan import PassResult
+from draftree.tree import TokenTree
+
+DIGITS = 4  # of log-probabilities
+
+
+class _Kept(NamedTuple):
+    """One step, as references.
+
+    Attributes:
+        requests, walks: of the step, in slot order.
+        trees: tokens, parents, logp and source, each [B, N]; not the trees themselves, whose masks are larger.
+        sizes: of the trees, roots counted.
+        rows, offset, logits: what tells which nodes were left at the end of the pass, see `nodes_behind`.
+        ties: whether a request's next choice was put off (strict mode).
+        marks: five times, around the stages.
+        asked: guesses that the shape asked for; None where the drafter was not asked.
+        drafted: sizes of the trees that came.
+        shaping: when shaping paused for the drafter, and when it went on.
+    """
+
+    requests: list[Request]
+    walks: list[Walk]
+    trees: tuple[Tensor, Tensor, Tensor, Tensor]
+    sizes: tuple[int, ...]
+    rows: Tensor | None
+    offset: int
+    logits: int
+    ties: list[bool]
+    marks: list[float]
+    asked: list[int] | None
+    drafted: tuple[int, ...]
+    shaping: tuple[float, float]
+
+
+class Track:
+    """The steps of one engine; made by `Recorder.track`.
+
+    Args:
+        about: what the engine is, in plain values.
+        drafter: names the sources.
+    """
+
+    def __init__(self, about: dict[str, Any], drafter: Drafter | None) -> None:
+        self.about = about
+        self._drafter = drafter
+        self._steps: list[_Kept] = []
+        self._asked: list[int] = []
+        self._drafted: tuple[int, ...] = ()
+        self._began = self._ended = -math.inf
+
+    def asked(self, budgets: list[int]) -> None:
+        """The drafter is about to be asked for `budgets` guesses."""
+        self._asked = budgets
+        self._began = time.perf_counter()
+
+    def drafted(self, trees: TokenTree) -> None:
+        """These trees came; the shape goes on with them."""
+        self._drafted = trees.sizes
+        self._ended = time.perf_counter()
+
+    def step(
+        self,
+        requests: list[Request],
+        trees: TokenTree,
+        turn: TreePass,
+        result: PassResult,
+        walks: list[Walk],
+        marks: list[float],
+    ) -> None:
+        """A step is over. Keeps its parts; the caller must not change them afterwards."""
+        self._steps.append(
+            _Kept(
+                requests,
+                walks,
+                (trees.tokens, trees.parents, trees.logp, trees.source),
+                trees.sizes,
+                result.rows,
+                turn.offset,
+                result.logits.shape[1],
+                [request.decide_alone for request in requests],
+                marks,
+                self._asked if self._began >= marks[0] else None,
+                self._drafted,
+                (self._began, self._ended),
+            )
+        )
+
+    # ---------------------------------------------------------------- afterwards
+
+    def records(self, number: int) -> Iterator[dict[str, Any]]:
+        """This run as plain values: itself, its requests, its steps; `number` tells it from other runs."""
+        steps = list(self._steps)
+        requests = {request.id: request for kept in steps for request in kept.requests}
+        names: dict[str, int] = {}
+        told = [self._told(number, i, kept, steps[0].marks[0], names) for i, kept in enumerate(steps)]
+        yield {"kind": "run", "run": number} | self.about | {"sources": list(names)}
+        for request in requests.values():
+            rules, context = request.rules, request.context
+            yield {
+                "kind": "request",
+                "run": number,
+                "request": request.id,
+                "prompt": context.tokens[: context.prompt_length],
+                "max_new_tokens": rules.max_new_tokens,
+                "sample": rules.sample,
+                "seed": rules.seed,
+                "finish_reason": request.finish_reason,
+            }
+        yield from told
+
+    def _told(self, run: int, number: int, kept: _Kept, start: float, names: dict[str, int]) -> dict[str, Any]:
+        marks = kept.marks
+        stages = {stage: end - begin for stage, begin, end in zip(STAGES, marks[:-1], marks[1:], strict=True)}
+        shape = 0.0
+        if kept.asked is not None:
+            shape = max(kept.shaping[0] - marks[0], 0.0) + max(marks[1] - kept.shaping[1], 0.0)
+        return {
+            "kind": "step",
+            "run": run,
+            "step": number,
+            "at": marks[0] - start,
+            "seconds": stages,
+            "shape_seconds": shape,
+            "members": self._members(kept, names),
+        }
+
+    def _members(self, kept: _Kept, names: dict[str, int]) -> list[dict[str, Any]]:
+        tokens, parents, logp, source = (part.tolist() for part in kept.trees)
+        alive: list[list[int]] | None = None
+        if kept.rows is not None:
+            alive = nodes_behind(kept.rows, kept.offset, kept.logits, len(tokens[0])).tolist()
+        members = []
+        for b, (request, walk, size) in enumerate(zip(kept.requests, kept.walks, kept.sizes, strict=True)):
+            left = set(range(size)) if alive is None else set(alive[b])
+            members.append(
+                {
+                    "request": request.id,
+                    "asked": None if kept.asked is None else kept.asked[b],
+                    "drafted": 0 if kept.asked is None else kept.drafted[b] - 1,
+                    "tokens": tokens[b][:size],
+                    "parents": parents[b][:size],
+                    "logp": [round(p, DIGITS) if math.isfinite(p) else None for p in logp[b][:size]],
+                    "sources": [None, *(self._name(bits, names) for bits in source[b][1:size])],
+                    "pruned": [node for node in range(size) if node not in left],
+                    "walked": list(walk.nodes),
+                    "emitted": list(walk.tokens),
+                    "guesses": list(walk.guesses),
+                    "tie": kept.ties[b],
+                }
+            )
+        return members
+
+    def _name(self, bits: int, names: dict[str, int]) -> int:
+        """The number of a source in the run's list of them."""
+        name = "" if self._drafter is None else self._drafter.source_name(bits)
+        return names.setdefault(name, len(names))
+
+
+class Recorder:
+    """Keeps every step of the engines that it is given to, to be told afterwards.
+
+    Give one to `generate` or `Engine`, and what it holds to `write_trace`. It holds references to the small tensors
+    of every step (some kilobytes each), so its memory grows with the run until it is let go.
+    """
+
+    def __init__(self) -> None:
+        self._tracks: list[Track] = []
+
+    def track(self, about: dict[str, Any], drafter: Drafter | None) -> Track:
+        """A track for one more engine; `about` says in plain values what it is."""
+        self._tracks.append(Track(about, drafter))
+        return self._tracks[-1]
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """All that happened, as plain values that JSON holds: runs, each with its requests and its steps."""
+        for number, track in enumerate(self._tracks):
+            yield from track.records(number)
+
+
+def about_engine(
+    model: Any, host: Any, drafter: Drafter | None, shape: Any, pruner: Any, acceptance: Any, *, strict: bool
+) -> dict[str, Any]:
+    """What a record says of its engine: names, no weights."""
+    target = host.target
+    name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+    return {
+        "model": PurePath(name).name if PurePath(name).is_absolute() else name,  # where it lies is nobody's business
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "host": type(host).__name__,
+        "drafter": None if drafter is None else drafter.name,
+        "shape": None if shape is None else type(shape).__name__,
+        "pruner": None if pruner is None else f"{pruner.criterion} after layer {pruner.layer}",
+        "acceptance": "lossless" if acceptance is None else type(acceptance).__name__,
+        "strict": strict,
+    }
+
+
+def check_recorder(recorder: object) -> None:
+    """Refuse what is no recorder.
+
+    Raises:
+        TypeError: something else.
+    """
+    if recorder is not None and not isinstance(recorder, Recorder):
+        raise TypeError(f"recorder is a {type(recorder).__name__}: pass draftree.Recorder(), or None for no record.")

@@ -1,0 +1,35 @@
+"""Counts of a trace: the statistics of its requests, made again from its steps alone.
+
+They equal what the run said of itself to the last bit: a trace that did not add up would show something else than what
+happened.
+"""
+
+from __future__ import annotations
+
+from draftree.engine.stats import RequestStats, RunStats
+from draftree.trace.file import Trace
+
+
+def statistics(trace: Trace) -> dict[int, RequestStats]:
+    """Each request's statistics, by its id; sums are taken in the engine's own order."""
+    found = {request: RequestStats() for request in trace.requests}
+    for step in trace.steps:
+        sources = trace.runs[step["run"]]["sources"]
+        share = 1 / len(step["members"])
+        for member in step["members"]:
+            stats = found[member["request"]]
+            hits = [guess for guess in member["guesses"] if guess is not None]
+            drafted = len(member["tokens"]) - 1
+            stats.count(len(hits), drafted, len(member["emitted"]))
+            stats.rollbacks += len(hits) < drafted and member["guesses"][-1:] == [None]
+            stats.accepted_by_source.update(sources[member["sources"][guess]] for guess in hits)
+            stats.pruned += len(member["pruned"])
+            stats.re_decided += member["tie"]
+            for stage, seconds in step["seconds"].items():
+                stats.seconds[stage] += seconds * share
+    return found
+
+
+def run_statistics(trace: Trace) -> RunStats:
+    """The same for all requests together, as `generate` returns it."""
+    return RunStats(list(statistics(trace).values()))

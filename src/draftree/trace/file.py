@@ -1,0 +1,133 @@
+"""The file of a trace: JSON lines, each saying what kind it is, with a version in the first.
+
+The file is complete in itself: token texts are in it, so that it can be read where neither model nor tokenizer is. The
+format is told in `docs/trace.md`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftree import __version__
+from draftree.engine.recorder import Recorder
+from draftree.trace.labels import label, pieces
+
+FORMAT = 1
+KINDS = ("run", "request", "step", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recorded run as read from its file; entries are plain values as `docs/trace.md` tells.
+
+    Attributes:
+        runs: the engines, by number.
+        requests: by id.
+        steps: in the order they happened, run by run.
+        tokens: token id -> text of it alone.
+    """
+
+    runs: dict[int, dict[str, Any]]
+    requests: dict[int, dict[str, Any]]
+    steps: list[dict[str, Any]]
+    tokens: dict[int, str]
+
+    def of(self, request: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """(step, this request's part of it) for every step that the request took part in."""
+        for step in self.steps:
+            for member in step["members"]:
+                if member["request"] == request:
+                    yield step, member
+
+
+def write_trace(recorder: Recorder, path: str | Path, tokenizer: Any = None) -> Path:
+    """Write what `recorder` holds to `path`; returns the path.
+
+    Args:
+        recorder: of finished or running engines; what is recorded later is not in the file.
+        path: of the file, by custom *.jsonl.
+        tokenizer: gives the texts of tokens; None leaves their numbers.
+
+    Raises:
+        ValueError: nothing was recorded.
+    """
+    records = list(recorder.records())
+    if not any(record["kind"] == "step" for record in records):
+        raise ValueError("The recorder holds no step: give it to generate or Engine first, and write it afterwards.")
+    output: dict[int, list[int]] = {}
+    seen: set[int] = set()
+    for record in records:
+        if record["kind"] == "step":
+            for member in record["members"]:
+                output.setdefault(member["request"], []).extend(member["emitted"])
+                seen.update(member["tokens"], member["emitted"])
+    path = Path(path)
+    with path.open("w", encoding="utf-8") as file:
+        _line(file, {"kind": "trace", "format": FORMAT, "draftree": __version__})
+        for record in records:
+            if record["kind"] == "request":
+                prompt = record["prompt"]
+                record["prompt_text"] = " ".join(map(str, prompt)) if tokenizer is None else tokenizer.decode(prompt)
+                record["pieces"] = pieces(tokenizer, output.get(record["request"], []))
+            _line(file, record)
+        texts = {str(token): label(tokenizer, token) for token in sorted(seen)}
+        _line(file, {"kind": "tokens", "texts": texts})
+    return path
+
+
+def _line(file: Any, record: dict[str, Any]) -> None:
+    file.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read a trace that `write_trace` wrote.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is no trace, was cut off, or has a format that this version does not know.
+    """
+    path = Path(path)
+    lines = path.read_bytes().split(b"\n")
+    first = _parsed(path, 1, lines[0])
+    if first.get("kind") != "trace" or "format" not in first:
+        raise ValueError(f"{path} is no trace: give a file that draftree trace or draftree.write_trace wrote.")
+    if first["format"] != FORMAT:
+        raise ValueError(
+            f"{path} is a trace of format {first['format']}, and this version reads format {FORMAT}: record it again, "
+            f"or read it with draftree {first.get('draftree', 'of its time')}."
+        )
+    trace = Trace({}, {}, [], {})
+    whole = False
+    for number, line in enumerate(lines[1:], 2):
+        if not line:
+            continue
+        record = _parsed(path, number, line)
+        kind = record.get("kind")
+        if kind not in KINDS:
+            raise ValueError(f"{path}, line {number}: there is no {kind!r} in a trace; the file was changed.")
+        if kind == "run":
+            trace.runs[record["run"]] = record
+        elif kind == "request":
+            trace.requests[record["request"]] = record
+        elif kind == "step":
+            trace.steps.append(record)
+        else:
+            trace.tokens.update((int(token), text) for token, text in record["texts"].items())
+            whole = True
+    if not whole:
+        raise ValueError(f"{path} was cut off: its last line, with the texts of tokens, is missing. Record it again.")
+    return trace
+
+
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise ValueError(f"{path}, line {number} is no JSON object: give a file that draftree trace wrote.")
+    return record

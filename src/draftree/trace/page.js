@@ -1,0 +1,352 @@
+// Shows the trace that lies in the page. Texts are set as text, never as markup.
+"use strict";
+(() => {
+  const trace = JSON.parse(document.getElementById("trace").textContent);
+  const STAGES = ["draft", "shape", "verify", "accept", "commit"];
+  const LINES = ["solid", "double", "dashed", "dotted", "wavy"];
+  const STATES = { root: "newest certain token", accepted: "accepted", refused: "verified, refused",
+    pruned: "pruned inside the pass", own: "the model's own token" };
+  const GLYPHS = { accepted: "✓ ", pruned: "✕ " };
+  const CHAR = 7.6, SMALL = 6.4, HIGH = 22, PITCH = 29, GAP = 30, LONGEST = 22;
+  const SVG = "http://www.w3.org/2000/svg";
+  const $ = (id) => document.getElementById(id);
+  const ids = Object.keys(trace.requests).map(Number);
+  const parts = new Map(ids.map((id) => [id, []])); // request -> [{step, member, from}]
+  for (const step of trace.steps) {
+    for (const member of step.members) {
+      const list = parts.get(member.request), before = list[list.length - 1];
+      list.push({ step, member, from: before ? before.from + before.member.emitted.length : 0 });
+    }
+  }
+  let request = ids[0], at = 0, wide = 9; // of the strip's bars, in pixels
+  let owner = []; // output token -> number of the step it came from
+
+  function make(tag, attributes = {}, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  }
+  function draw(tag, attributes = {}, ...children) {
+    const made = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  }
+  const run = () => trace.runs[trace.requests[request].run];
+  const sourceOf = (member, guess) => guess === null ? null : member.sources[guess];
+  const tint = (source) => source === null ? "transparent" : `var(--s${source % 8})`;
+  const milliseconds = (seconds) => `${(1000 * seconds).toFixed(2)} ms`;
+  const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
+  // Spaces and line breaks are what tokens differ by most often, so they are shown.
+  const visible = (text) => text === "" ? "∅" : text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\r/g, "␍")
+    .replace(/\t/g, "⇥").replace(/[\u0000-\u001f\u007f-\u009f]/g, (c) => `\\x${c.charCodeAt(0).toString(16).padStart(2, "0")}`);
+  const label = (token) => visible(trace.tokens[token] === undefined ? String(token) : trace.tokens[token]);
+  const short = (text) => [...text].length > LONGEST ? [...text].slice(0, LONGEST - 1).join("") + "…" : text;
+
+  function mark(element, source) {
+    if (source === null) return element;
+    element.style.backgroundColor = tint(source);
+    element.style.textDecorationLine = "underline";
+    element.style.textDecorationStyle = LINES[source % LINES.length];
+    return element;
+  }
+
+  // ---- counts: the same sums, in the same order, as the engine's own
+
+  function tally(list) {
+    const sum = { steps: 0, emitted: 0, drafted: 0, pruned: 0, accepted: 0, re_decided: 0, by_depth: [], by_source: {},
+      seconds: { draft: 0, verify: 0, accept: 0, commit: 0 } };
+    for (const { step, member } of list) {
+      const hits = member.guesses.filter((guess) => guess !== null);
+      const names = trace.runs[step.run].sources;
+      sum.steps += 1;
+      sum.emitted += member.emitted.length;
+      sum.drafted += member.tokens.length - 1;
+      sum.pruned += member.pruned.length;
+      sum.accepted += hits.length;
+      sum.re_decided += member.tie ? 1 : 0;
+      hits.forEach((guess, depth) => {
+        sum.by_depth[depth] = (sum.by_depth[depth] || 0) + 1;
+        const name = names[member.sources[guess]];
+        sum.by_source[name] = (sum.by_source[name] || 0) + 1;
+      });
+      for (const stage of Object.keys(sum.seconds)) sum.seconds[stage] += step.seconds[stage] * (1 / step.members.length);
+    }
+    return sum;
+  }
+  function add(sums) {
+    const total = tally([]);
+    for (const sum of sums) {
+      for (const name of ["steps", "emitted", "drafted", "pruned", "accepted", "re_decided"]) total[name] += sum[name];
+      sum.by_depth.forEach((hits, depth) => { total.by_depth[depth] = (total.by_depth[depth] || 0) + hits; });
+      for (const [name, hits] of Object.entries(sum.by_source)) total.by_source[name] = (total.by_source[name] || 0) + hits;
+      for (const stage of Object.keys(total.seconds)) total.seconds[stage] += sum.seconds[stage];
+    }
+    return total;
+  }
+  const length = (sum) => sum.steps ? 1 + sum.accepted / sum.steps : 0;
+
+  function showCounts() {
+    const list = parts.get(request);
+    const columns = [["up to this step", tally(list.slice(0, at + 1))], ["this request", tally(list)]];
+    if (ids.length > 1) columns.push(["all requests", add(ids.map((id) => tally(parts.get(id))))]);
+    const whole = columns[columns.length - 1][1];
+    const rows = [];
+    const row = (name, title, value, say = String) => rows.push([name, title, value, say]);
+    row("steps", "steps (target passes)", (s) => s.steps);
+    row("emitted", "tokens emitted", (s) => s.emitted);
+    row("acceptance_length", "acceptance length", length, (value) => value.toFixed(3));
+    row("drafted", "guesses verified", (s) => s.drafted);
+    row("pruned", "of them pruned inside the pass", (s) => s.pruned);
+    row("accepted", "guesses accepted", (s) => s.accepted);
+    whole.by_depth.forEach((_, depth) =>
+      row(`depth-${depth + 1}`, `accepted at depth ${depth + 1}`, (s) => s.by_depth[depth] || 0));
+    for (const name of Object.keys(whole.by_source)) row(`source-${name}`, `accepted from ${name}`, (s) => s.by_source[name] || 0);
+    for (const stage of Object.keys(whole.seconds)) row(`seconds-${stage}`, `time: ${stage}`, (s) => s.seconds[stage], milliseconds);
+    if (whole.re_decided) row("re_decided", "near-ties decided again", (s) => s.re_decided);
+    const head = make("thead", {}, make("tr", {}, make("th"), ...columns.map(([title]) => make("th", { scope: "col" }, title))));
+    const body = make("tbody");
+    for (const [name, title, value, say] of rows) {
+      const cells = columns.map(([, sum]) => make("td", { "data-value": value(sum) }, say(value(sum))));
+      body.append(make("tr", { "data-count": name }, make("th", { scope: "row" }, title), ...cells));
+    }
+    $("counts").replaceChildren(head, body);
+  }
+
+  // ---- the text
+
+  function showText() {
+    const told = trace.requests[request], output = $("output");
+    $("prompt").textContent = told.prompt_text;
+    $("asked").open = told.prompt_text.length < 400;
+    output.replaceChildren();
+    owner = [];
+    parts.get(request).forEach(({ member }, number) => member.emitted.forEach((token, i) => {
+      const source = sourceOf(member, member.guesses[i]);
+      const span = make("span", { class: "token", "data-token": owner.length }, told.pieces[owner.length]);
+      mark(span, source);
+      span.title = source === null ? "the model's own" : `guessed by ${run().sources[source]}`;
+      owner.push(number);
+      output.append(span);
+    }));
+    if (told.finish_reason) output.append(make("span", { class: "gone" }, ` [${told.finish_reason}]`));
+    const hits = tally(parts.get(request)).by_source;
+    $("sources").replaceChildren(...run().sources.map((name, source) => make("span", {},
+      mark(make("span", { class: "sample" }, "abc"), source), ` ${name || "guess"}: ${hits[name] || 0}`)));
+  }
+
+  // ---- the steps
+
+  function showStrip() {
+    const list = parts.get(request), high = 54;
+    wide = Math.max(9, Math.min(22, Math.floor(($("strip").clientWidth - 4) / list.length)));
+    const most = Math.max(1, ...list.map(({ member }) => member.tokens.length - 1));
+    const svg = draw("svg", { width: wide * list.length + 2, height: high, role: "img", "aria-label": "Guesses by step" });
+    list.forEach(({ member }, number) => {
+      const all = (high - 6) * (member.tokens.length - 1) / most;
+      const hit = (high - 6) * member.guesses.filter((guess) => guess !== null).length / most;
+      const group = draw("g", { "data-step": number, transform: `translate(${wide * number + 1} 0)` },
+        draw("rect", { class: "all", x: 1, y: high - all, width: wide - 2, height: all }),
+        draw("rect", { class: "hit", x: 1, y: high - hit, width: wide - 2, height: hit }),
+        draw("rect", { class: "spot", x: 0, y: 1, width: wide, height: high - 2 }));
+      svg.append(group);
+    });
+    $("strip").replaceChildren(svg);
+    $("slider").max = list.length - 1;
+  }
+
+  function showTimes(step) {
+    const seconds = { ...step.seconds, shape: step.shape_seconds, draft: step.seconds.draft - step.shape_seconds };
+    const total = STAGES.reduce((sum, stage) => sum + seconds[stage], 0);
+    const bar = make("div", { class: "bar" }), names = make("div", { class: "names" });
+    STAGES.forEach((stage, i) => {
+      const part = make("i");
+      part.style.width = `${100 * seconds[stage] / total}%`;
+      part.style.background = `var(--t${i})`;
+      bar.append(part);
+      const swatch = make("b");
+      swatch.style.background = `var(--t${i})`;
+      names.append(make("span", {}, swatch, `${stage} ${milliseconds(seconds[stage])}`));
+    });
+    names.append(make("span", {}, `together ${milliseconds(total)}`));
+    $("times").replaceChildren(bar, names);
+  }
+
+  function showStep() {
+    const list = parts.get(request), { step, member, from } = list[at];
+    const hits = member.guesses.filter((guess) => guess !== null).length;
+    $("which").textContent = `Step ${at + 1} of ${list.length}`;
+    $("slider").value = at;
+    $("first").disabled = $("back").disabled = at === 0;
+    $("last").disabled = $("forth").disabled = at === list.length - 1;
+    const facts = member.asked === null ? ["the drafter was not asked"]
+      : [`asked for ${member.asked}`, `${member.drafted} guessed`];
+    facts.push(`${member.tokens.length - 1} verified`);
+    if (member.pruned.length) facts.push(`${member.pruned.length} pruned`);
+    facts.push(`${hits} accepted`, count(member.emitted.length, "token emitted", "tokens emitted"));
+    if (at === 0) facts.push("the prompt passes with it");
+    if (member.tie) facts.push("a near-tie is left to the next step");
+    $("facts").textContent = `${facts.join(", ")}; ${(1000 * step.at).toFixed(1)} ms after the first step began.`;
+    const others = step.members.map((other) => other.request);
+    $("batch").replaceChildren(...(others.length < 2 ? [] : [`Batch of ${others.length}:`, ...others.map((id) =>
+      make("button", { "data-request": id, "data-at": parts.get(id).findIndex((part) => part.step === step),
+        "aria-pressed": id === request }, `request ${ids.indexOf(id) + 1}`))]));
+    showTimes(step);
+    showTree(member);
+    const emitted = member.emitted.map((token, i) => mark(make("span", {}, label(token)), sourceOf(member, member.guesses[i])));
+    $("emitted").replaceChildren("emitted: ", ...emitted.flatMap((span) => [span, " "]));
+    document.querySelectorAll(".token.now").forEach((span) => span.classList.remove("now"));
+    for (let i = from; i < from + member.emitted.length; i++) {
+      const span = $("output").querySelector(`[data-token="${i}"]`);
+      span.classList.add("now");
+      if (i === from) keepInView($("output"), span.offsetTop - $("output").offsetTop, span.offsetHeight);
+    }
+    document.querySelectorAll("#strip .now").forEach((group) => group.classList.remove("now"));
+    const bar = $("strip").querySelector(`[data-step="${at}"]`);
+    bar.classList.add("now");
+    const strip = $("strip"), x = wide * at;
+    if (x < strip.scrollLeft || x + wide > strip.scrollLeft + strip.clientWidth) strip.scrollLeft = x - strip.clientWidth / 2;
+    showCounts();
+    history.replaceState(null, "", `#request=${ids.indexOf(request) + 1}&step=${at + 1}`);
+  }
+  function keepInView(box, top, height) {
+    if (top < box.scrollTop || top + height > box.scrollTop + box.clientHeight) box.scrollTop = top - box.clientHeight / 2;
+  }
+
+  // ---- the tree: a column for each depth, a line for each leaf
+
+  function nodesOf(member) {
+    const accepted = new Set(member.guesses.filter((guess) => guess !== null)), pruned = new Set(member.pruned);
+    const nodes = member.tokens.map((token, i) => ({
+      text: short(label(token)), full: label(token), parent: member.parents[i], source: member.sources[i],
+      chance: i && member.logp[i] !== null ? Math.exp(member.logp[i]) : null, below: [],
+      state: i === 0 ? "root" : accepted.has(i) ? "accepted" : pruned.has(i) ? "pruned" : "refused" }));
+    const end = member.guesses.length - 1;
+    if (end >= 0 && member.guesses[end] === null) {
+      const token = label(member.emitted[end]);
+      nodes.push({ text: short(token), full: token, parent: member.walked[end], source: null, chance: null, below: [], state: "own" });
+    }
+    nodes.forEach((node, i) => {
+      node.depth = i ? nodes[node.parent].depth + 1 : 0;
+      if (i) nodes[node.parent].below.push(i);
+    });
+    const rank = { accepted: 0, own: 1, refused: 2, pruned: 3 };
+    for (const node of nodes) {
+      node.below.sort((a, b) => rank[nodes[a].state] - rank[nodes[b].state] || (nodes[b].chance || 0) - (nodes[a].chance || 0) || a - b);
+    }
+    return nodes;
+  }
+  function place(nodes) {
+    let line = 0;
+    const stack = [0], order = [];
+    while (stack.length) {
+      const i = stack.pop();
+      order.push(i);
+      if (!nodes[i].below.length) nodes[i].y = line++;
+      stack.push(...[...nodes[i].below].reverse());
+    }
+    for (const i of order.reverse()) if (nodes[i].below.length) nodes[i].y = nodes[nodes[i].below[0]].y;
+    const widths = [];
+    for (const node of nodes) {
+      node.glyph = GLYPHS[node.state] || "";
+      node.said = node.chance === null ? "" : node.chance < 0.005 ? "<.01" : node.chance.toFixed(2);
+      node.wide = CHAR * [...node.glyph + node.text].length + 16 + (node.said ? SMALL * node.said.length + 7 : 0);
+      widths[node.depth] = Math.max(widths[node.depth] || 0, node.wide);
+    }
+    const lefts = [10];
+    widths.forEach((wide, depth) => { lefts[depth + 1] = lefts[depth] + wide + GAP; });
+    return { lefts, wide: lefts[widths.length] - GAP + 10, high: line * PITCH + 14 };
+  }
+  function box(node, x, y) {
+    const group = draw("g", { class: `node ${node.state}`, transform: `translate(${x} ${y})` });
+    const shape = draw("rect", { width: node.wide, height: HIGH, rx: node.state === "own" ? 11 : 5 });
+    if (node.source !== null && node.state !== "pruned") shape.style.fill = tint(node.source);
+    else if (node.state === "accepted" || node.state === "refused") shape.style.fill = "none";
+    const text = draw("text", { x: 8, y: 15.5 }, node.glyph + node.text);
+    group.append(shape, text);
+    if (node.said) group.append(draw("text", { class: "chance", x: node.wide - 7, y: 15.5, "text-anchor": "end" }, node.said));
+    const who = node.source === null ? "" : `\nfrom ${run().sources[node.source]}`;
+    const odds = node.chance === null ? "" : `\npath probability, as the drafter said: ${node.chance.toPrecision(3)}`;
+    group.append(draw("title", {}, `${node.full}\n${STATES[node.state]}${who}${odds}`));
+    return group;
+  }
+  function showTree(member) {
+    const nodes = nodesOf(member), { lefts, wide, high } = place(nodes);
+    const svg = draw("svg", { width: wide, height: high, role: "img", "aria-label": `Tree of ${member.tokens.length - 1} guesses` });
+    const top = (node) => 7 + node.y * PITCH;
+    nodes.forEach((node, i) => {
+      if (!i) return;
+      const above = nodes[node.parent], x0 = lefts[above.depth] + above.wide, y0 = top(above) + HIGH / 2;
+      const x2 = lefts[node.depth], x1 = x2 - GAP, y1 = top(node) + HIGH / 2, middle = x1 + GAP / 2;
+      svg.append(draw("path", { class: `edge ${node.state}`,
+        d: `M${x0} ${y0} L${x1} ${y0} C${middle} ${y0} ${middle} ${y1} ${x2} ${y1}` }));
+    });
+    nodes.forEach((node) => svg.append(box(node, lefts[node.depth], top(node))));
+    $("tree").replaceChildren(svg);
+    $("tree").scrollTop = $("tree").scrollLeft = 0;
+  }
+  function showKey() {
+    const used = trace.steps.some((step) => step.members.some((member) => member.pruned.length));
+    const states = Object.keys(STATES).filter((state) => state !== "pruned" || used);
+    $("key").replaceChildren(...states.map((state) => {
+      const glyph = GLYPHS[state] || "";
+      const node = { state, glyph, text: "ab", full: "", source: state === "accepted" || state === "refused" ? 0 : null, chance: null, said: "" };
+      node.wide = CHAR * (glyph + node.text).length + 16;
+      const svg = draw("svg", { width: node.wide + 3, height: HIGH + 3, "aria-hidden": "true" }, box(node, 1.5, 1.5));
+      svg.querySelector("title").remove();
+      return make("span", {}, svg, STATES[state]);
+    }), make("span", { class: "hint" }, "Numbers: path probability, as the drafter said; colour: source, as in the text."));
+  }
+
+  // ---- moving
+
+  function showRequest() {
+    const { model, dtype, device, host, drafter, shape, pruner, acceptance, strict } = run();
+    const said = [`${model}, ${dtype} on ${device}, ${host}`, `drafter ${drafter || "none"}`];
+    if (shape) said.push(`shape ${shape}`);
+    if (pruner) said.push(`pruned by ${pruner}`);
+    said.push(acceptance === "lossless" ? "lossless" : `${acceptance}: the text is not the model's own`);
+    if (strict) said.push("strict");
+    const { sample, seed } = trace.requests[request];
+    if (sample) said.push(seed === null ? "sampled" : `sampled, seed ${seed}`);
+    $("about").textContent = said.join("; ");
+    $("requests").replaceChildren(...(ids.length < 2 ? [] : ids.map((id, i) =>
+      make("button", { "data-request": id, "data-at": 0, "aria-pressed": id === request }, `request ${i + 1}`))));
+    showText();
+    showStrip();
+  }
+  function go(number) {
+    at = Math.max(0, Math.min(number, parts.get(request).length - 1));
+    showStep();
+  }
+  function visit(id, number) {
+    request = id;
+    showRequest();
+    go(number);
+  }
+  document.addEventListener("click", (event) => {
+    const token = event.target.closest(".token"), bar = event.target.closest("#strip g");
+    const other = event.target.closest("button[data-request]");
+    if (token) go(owner[Number(token.dataset.token)]);
+    else if (bar) go(Number(bar.dataset.step));
+    else if (other) visit(Number(other.dataset.request), Number(other.dataset.at));
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.altKey || event.metaKey || event.target === $("slider")) return;
+    if (event.target === $("tree")) return; // there, arrows scroll
+    const moves = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: Infinity };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    go(moves[event.key]);
+  });
+  $("slider").addEventListener("input", () => go(Number($("slider").value)));
+  $("first").addEventListener("click", () => go(0));
+  $("back").addEventListener("click", () => go(at - 1));
+  $("forth").addEventListener("click", () => go(at + 1));
+  $("last").addEventListener("click", () => go(Infinity));
+
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  showKey();
+  visit(ids[(Number(wanted.get("request")) || 1) - 1] || ids[0], (Number(wanted.get("step")) || 1) - 1);
+})();
