@@ -86,7 +86,7 @@ class Loop:
         marks.append(time.perf_counter())
         ends = self._ends(requests, trees)
         if None not in ends:
-            self._close(requests, trees, ends, marks[1] - marks[0])
+            self._close(requests, trees, ends, marks)
             return
         turn, result = self._verify(first, requests, trees, alone)
         marks.append(time.perf_counter())
@@ -97,7 +97,8 @@ class Loop:
         self._observe(requests, turn, result, walks, own_rows=not alone)
         self._account(requests, trees, walks, marks)
         if self.track is not None:
-            self.track.step(requests, trees, turn, result, walks, marks)
+            left = None if result.rows is None else (result.rows, turn.offset, result.logits.shape[1])
+            self.track.step(requests, trees, left, walks, marks)
         if self.shape is not None and turn.offset == 0 and not self._idle:
             # Reading the choices waits for the device, so it counts as part of the pass.
             rows = sum(trees.sizes) if self.host.packs else trees.batch * trees.width
@@ -231,17 +232,18 @@ class Loop:
             return [None] * len(requests)
         return [rule.closes(trees, b, request.rules.eos_token_ids) for b, request in enumerate(requests)]
 
-    def _close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None], seconds: float) -> None:
+    def _close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None], marks: list[float]) -> None:
         """A step without a pass: every text ends in its guesses."""
+        walks = [Walk() for _ in requests]
         for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
             assert end is not None
-            walk = Walk()
             try:
-                self._emit(request, trees.source[b], _unreviewed(trees, b, end), walk)
+                self._emit(request, trees.source[b], _unreviewed(trees, b, end), walks[b])
             except Exception as error:
                 request.error, request.finish_reason = error, "error"
-            request.stats.count(walk.accepted, trees.sizes[b] - 1, len(walk.tokens), passes=0)
-            request.stats.seconds["draft"] += seconds / len(requests)
+        self._account(requests, trees, walks, marks)
+        if self.track is not None:
+            self.track.step(requests, trees, None, walks, marks)
 
     def _emit(self, request: Request, sources: Tensor, choices: Iterable[Choice], walk: Walk) -> None:
         """Emit choices into `walk` up to where the text ends; whatever lies behind is cut off."""
@@ -284,10 +286,7 @@ class Loop:
         share = 1 / len(requests)
         for b, (request, walk) in enumerate(zip(requests, walks, strict=True)):
             stats = request.stats
-            drafted = trees.sizes[b] - 1
-            stats.count(walk.accepted, drafted, len(walk.tokens))
-            if walk.accepted < drafted and walk.guesses and walk.guesses[-1] is None:
-                stats.rollbacks += 1
+            stats.count(walk.guesses, trees.sizes[b] - 1, passed=len(marks) > len(STAGES))
             for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False):
                 stats.seconds[stage] += (end - begin) * share
 

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from draftree.acceptance.base import Walk
 from draftree.drafting.base import Drafter
-from draftree.engine.passes import TreePass, nodes_behind
+from draftree.engine.passes import nodes_behind
 from draftree.engine.request import Request
 from draftree.engine.stats import STAGES
-from draftree.host.plan import PassResult
 from draftree.tree import TokenTree
 
 DIGITS = 4  # of log-probabilities
@@ -33,9 +32,10 @@ class _Kept(NamedTuple):
         requests, walks: of the step, in slot order.
         trees: tokens, parents, logp and source, each [B, N]; not the trees themselves, whose masks are larger.
         sizes: of the trees, roots counted.
-        rows, offset, logits: what tells which nodes were left at the end of the pass, see `nodes_behind`.
+        left: rows, offset and columns that tell which nodes were left at the end of the pass, see `nodes_behind`; None
+            where all were.
         ties: whether a request's next choice was put off (strict mode).
-        marks: five times, around the stages.
+        marks: five times, around the stages; fewer where a lossy rule let texts end without a pass.
         asked: guesses that the shape asked for; None where the drafter was not asked.
         drafted: sizes of the trees that came.
         shaping: when shaping paused for the drafter, and when it went on.
@@ -45,9 +45,7 @@ class _Kept(NamedTuple):
     walks: list[Walk]
     trees: tuple[Tensor, Tensor, Tensor, Tensor]
     sizes: tuple[int, ...]
-    rows: Tensor | None
-    offset: int
-    logits: int
+    left: tuple[Tensor, int, int] | None
     ties: list[bool]
     marks: list[float]
     asked: list[int] | None
@@ -85,21 +83,18 @@ class Track:
         self,
         requests: list[Request],
         trees: TokenTree,
-        turn: TreePass,
-        result: PassResult,
+        left: tuple[Tensor, int, int] | None,
         walks: list[Walk],
         marks: list[float],
     ) -> None:
-        """A step is over. Keeps its parts; the caller must not change them afterwards."""
+        """A step is over. Keeps its parts, which the caller must not change afterwards; see `_Kept`."""
         self._steps.append(
             _Kept(
                 requests,
                 walks,
                 (trees.tokens, trees.parents, trees.logp, trees.source),
                 trees.sizes,
-                result.rows,
-                turn.offset,
-                result.logits.shape[1],
+                left,
                 [request.decide_alone for request in requests],
                 marks,
                 self._asked if self._began >= marks[0] else None,
@@ -133,7 +128,8 @@ class Track:
 
     def _told(self, run: int, number: int, kept: _Kept, start: float, names: dict[str, int]) -> dict[str, Any]:
         marks = kept.marks
-        stages = {stage: end - begin for stage, begin, end in zip(STAGES, marks[:-1], marks[1:], strict=True)}
+        stages = dict.fromkeys(STAGES, 0.0)
+        stages |= {stage: end - begin for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False)}
         shape = 0.0
         if kept.asked is not None:
             shape = max(kept.shaping[0] - marks[0], 0.0) + max(marks[1] - kept.shaping[1], 0.0)
@@ -142,6 +138,7 @@ class Track:
             "run": run,
             "step": number,
             "at": marks[0] - start,
+            "passed": len(marks) > len(STAGES),
             "seconds": stages,
             "shape_seconds": shape,
             "members": self._members(kept, names),
@@ -150,8 +147,8 @@ class Track:
     def _members(self, kept: _Kept, names: dict[str, int]) -> list[dict[str, Any]]:
         tokens, parents, logp, source = (part.tolist() for part in kept.trees)
         alive: list[list[int]] | None = None
-        if kept.rows is not None:
-            alive = nodes_behind(kept.rows, kept.offset, kept.logits, len(tokens[0])).tolist()
+        if kept.left is not None:
+            alive = nodes_behind(*kept.left, len(tokens[0])).tolist()
         members = []
         for b, (request, walk, size) in enumerate(zip(kept.requests, kept.walks, kept.sizes, strict=True)):
             left = set(range(size)) if alive is None else set(alive[b])

@@ -6,6 +6,7 @@ Mean acceptance length is 1 + accepted / steps: a step's accepted guesses plus t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,12 +67,20 @@ class RequestStats:
         """All stages together."""
         return sum(self.seconds.values())
 
-    def count(self, accepted: int, drafted: int, emitted: int, passes: int = 1) -> None:
-        """Add one step's counts; `passes` is 0 where a lossy rule let the text end without one."""
-        self.steps += passes
+    def count(self, guesses: Sequence[int | None], drafted: int, *, passed: bool = True) -> None:
+        """Add one step's counts.
+
+        Args:
+            guesses: for each emitted token the node that guessed it, None for the target's own.
+            drafted: guesses of the step.
+            passed: False where a lossy rule let the text end without a pass.
+        """
+        accepted = len(guesses) - guesses.count(None)
+        self.steps += passed
         self.drafted += drafted
         self.accepted += accepted
-        self.emitted += emitted
+        self.emitted += len(guesses)
+        self.rollbacks += accepted < drafted and len(guesses) > 0 and guesses[-1] is None
         by_depth = self.accepted_by_depth
         by_depth.extend([0] * (accepted - len(by_depth)))
         for depth in range(accepted):

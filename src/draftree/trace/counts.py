@@ -18,10 +18,8 @@ def statistics(trace: Trace) -> dict[int, RequestStats]:
         share = 1 / len(step["members"])
         for member in step["members"]:
             stats = found[member["request"]]
-            hits = [guess for guess in member["guesses"] if guess is not None]
-            drafted = len(member["tokens"]) - 1
-            stats.count(len(hits), drafted, len(member["emitted"]))
-            stats.rollbacks += len(hits) < drafted and member["guesses"][-1:] == [None]
+            stats.count(member["guesses"], len(member["tokens"]) - 1, passed=step["passed"])
+            hits = (guess for guess in member["guesses"] if guess is not None)
             stats.accepted_by_source.update(sources[member["sources"][guess]] for guess in hits)
             stats.pruned += len(member["pruned"])
             stats.re_decided += member["tie"]
