@@ -1,0 +1,234 @@
+"""A T5 pair that translates German captions to English: a large model and a small one, plain Hugging Face code.
+
+Two models with one vocabulary are what BiLD and speculative decoding need, and no public pair is small enough to be
+measured on two CPU cores. The large model is deep rather than wide, because there a step costs by its layers: 14M
+parameters, 4 encoder and 10 decoder layers. The small one has 1.1M parameters and a single decoder layer. Both learn
+from the references alone; `draftree train align` then teaches the small model what the large one says.
+
+    python recipes/translation_pair.py --size large --data train.jsonl --dev dev.jsonl --out pair --minutes 60
+    python recipes/translation_pair.py --size small --data train.jsonl --dev dev.jsonl --out pair --minutes 12
+
+Rows are {"de": ..., "en": ...}, those of multi30k or of your own. The tokenizer is made by the first run, the second
+takes it from the same folder. A run that was stopped goes on from its last checkpoint when started again. Time is the
+process's own, on one thread, so that a busy machine takes longer but trains as much. Nothing here needs draftree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from sacrebleu.metrics import BLEU
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # T5's, with T5's ids 0, 1 and 2
+SIZES = {
+    "large": {"d_model": 256, "d_kv": 64, "d_ff": 768, "num_layers": 4, "num_decoder_layers": 10, "num_heads": 4},
+    "small": {"d_model": 96, "d_kv": 32, "d_ff": 256, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 3},
+}
+RATE = {"large": 1e-3, "small": 4e-3}  # peak
+DROPOUT = {"large": 0.2, "small": 0.0}  # the small model is too small to learn anything by heart
+LONGEST = 80  # tokens of a sentence that is trained on
+CHECKPOINT_EVERY = 120.0  # seconds
+
+Pair = tuple[list[int], list[int]]  # token ids of a German and an English sentence, each with its </s>
+
+
+def tokenizer_of(folder: Path, rows: list[dict[str, str]], vocabulary: int) -> PreTrainedTokenizerFast:
+    """The folder's tokenizer: byte pairs over both languages, made from the rows where there is none yet."""
+    if not folder.exists():
+        tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Strip()])
+        # Punctuation apart: else half the vocabulary goes to words with their full stops.
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation("isolated")]
+        )
+        tokenizer.decoder = decoders.Metaspace()
+        specials = [PAD, END, UNKNOWN]
+        trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=specials, show_progress=False)
+        tokenizer.train_from_iterator((row[side] for row in rows for side in ("de", "en")), trainer)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"$A {END}", special_tokens=[(END, specials.index(END))]
+        )
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN
+        ).save_pretrained(folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def batches(pairs: list[Pair], tokens: int, shuffle: random.Random) -> list[list[Pair]]:
+    """One epoch: batches of sentences of equal length to a token or two, at most `tokens` target tokens each."""
+    order = sorted(pairs, key=lambda pair: (len(pair[1]) + shuffle.random() * 1.5, len(pair[0])))
+    groups: list[list[Pair]] = [[]]
+    for pair in order:
+        if groups[-1] and (len(groups[-1]) + 1) * max(len(pair[0]), len(pair[1])) > tokens:
+            groups.append([])
+        groups[-1].append(pair)
+    shuffle.shuffle(groups)
+    return groups
+
+
+def padded(sentences: list[list[int]], value: int) -> Tensor:
+    """LongTensor [sentences, longest]."""
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(s) for s in sentences], batch_first=True, padding_value=value)
+
+
+def loss_of(model: T5ForConditionalGeneration, group: list[Pair], smoothing: float) -> Tensor:
+    """Cross entropy of the English sentences' tokens; products in bfloat16, which this kind of CPU does twice as fast."""
+    german, english = padded([g for g, _ in group], 0), padded([e for _, e in group], -100)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=german, attention_mask=(german != 0).long(), labels=english).logits
+    return torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), english.flatten(), ignore_index=-100, label_smoothing=smoothing
+    )
+
+
+@torch.no_grad()
+def bleu(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, str]]) -> float:
+    """BLEU of the greedy translations, by sacrebleu."""
+    answers = []
+    for at in range(0, len(rows), 50):
+        german = tokenizer([row["de"] for row in rows[at : at + 50]], padding=True, return_tensors="pt")
+        out = model.generate(
+            input_ids=german["input_ids"], attention_mask=german["attention_mask"], max_new_tokens=LONGEST
+        )
+        answers += tokenizer.batch_decode(out, skip_special_tokens=True)
+    return round(BLEU().corpus_score(answers, [[row["en"] for row in rows]]).score, 2)
+
+
+def untrained(size: str, tokenizer: PreTrainedTokenizerFast) -> T5ForConditionalGeneration:
+    """A model of the wanted size: T5's own architecture and start."""
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        dropout_rate=DROPOUT[size],
+        decoder_start_token_id=tokenizer.pad_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+        decoder_layers=SIZES[size]["num_decoder_layers"],  # where `generate` looks for the depth of its cache
+        **SIZES[size],
+    )
+    return T5ForConditionalGeneration(config)
+
+
+def optimizer_of(model: T5ForConditionalGeneration, options: argparse.Namespace) -> torch.optim.AdamW:
+    """AdamW; T5's embedding starts a good ten times larger than its other weights and is moved accordingly."""
+    embedding = model.get_input_embeddings().weight
+    others = [p for p in model.parameters() if p is not embedding]
+    groups = [
+        {"params": others, "peak": options.rate, "weight_decay": 0.01},
+        {"params": [embedding], "peak": options.rate * options.embedding_rate, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98))
+
+
+def endless(pairs: list[Pair], options: argparse.Namespace, done: int) -> Iterator[list[Pair]]:
+    """Batches without end, from batch `done` of the same sequence on."""
+    shuffle = random.Random(options.seed)
+    while True:
+        for group in batches(pairs, options.tokens, shuffle):
+            if done:
+                done -= 1
+            else:
+                yield group
+
+
+def train(model: T5ForConditionalGeneration, pairs: list[Pair], dev: list[Pair], options: argparse.Namespace) -> int:
+    """Train for the time given, from the checkpoint where there is one; the number of steps."""
+    optimizer = optimizer_of(model, options)
+    checkpoint = options.out / options.size / "checkpoint.pt"
+    step, before = 0, 0.0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, before = state["step"], state["seconds"]
+    begin = saved = time.process_time()
+    average = 0.0
+    for group in endless(pairs, options, step):
+        seconds = before + time.process_time() - begin
+        share = seconds / (60 * options.minutes)
+        if share >= 1:
+            break
+        for part in optimizer.param_groups:
+            part["lr"] = part["peak"] * min((step + 1) / options.warm_up, 0.5 + 0.5 * math.cos(math.pi * share))
+        optimizer.zero_grad()
+        loss = loss_of(model, group, options.smoothing)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        average = loss.item() if not average else 0.99 * average + 0.01 * loss.item()
+        if time.process_time() - saved > CHECKPOINT_EVERY:
+            saved = time.process_time()
+            model.eval()
+            with torch.no_grad():
+                held_out = sum(loss_of(model, [pair], 0.0).item() for pair in dev[:50]) / len(dev[:50])
+            model.train()
+            print(f"step {step}, {seconds / 60:.1f} min, loss {average:.3f}, held out {held_out:.3f}", flush=True)
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds}
+            torch.save(state, checkpoint.with_suffix(".part"))
+            checkpoint.with_suffix(".part").replace(checkpoint)  # whole or not at all
+    return step
+
+
+def main() -> None:
+    """Train one model of the pair, report its BLEU on the dev rows, and save it with the tokenizer."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="JSON lines with de and en to train on")
+    parser.add_argument("--dev", type=Path, required=True, help="JSON lines with de and en to report BLEU on")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the pair and its tokenizer")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of the processor's time")
+    parser.add_argument("--vocabulary", type=int, default=8000, help="tokens, both languages together")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a batch")
+    parser.add_argument("--rate", type=float, help="peak learning rate")
+    parser.add_argument("--embedding-rate", type=float, default=4.0, help="times the rate")
+    parser.add_argument("--warm-up", type=int, default=300, help="steps")
+    parser.add_argument("--smoothing", type=float, default=0.1, help="of the labels")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    options.rate = options.rate or RATE[options.size]
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    folder = options.out / options.size
+    folder.mkdir(parents=True, exist_ok=True)
+
+    rows, held = (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for path in (options.data, options.dev)
+    )
+    tokenizer = tokenizer_of(options.out / "tokenizer", rows, options.vocabulary)
+    pairs, dev = (
+        list(zip(*(tokenizer([row[side] for row in part])["input_ids"] for side in ("de", "en")), strict=True))
+        for part in (rows, held)
+    )
+    pairs = [pair for pair in pairs if max(map(len, pair)) <= LONGEST]
+    model = untrained(options.size, tokenizer).train()
+    steps = train(model, pairs, dev, options)
+
+    model.eval()
+    report = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "sentences": len(pairs),
+        "tokens": sum(len(english) for _, english in pairs),
+        "steps": steps,
+        "dev_bleu": bleu(model, tokenizer, held),
+        "options": {k: v for k, v in vars(options).items() if not isinstance(v, Path)},
+    }
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "recipe.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
