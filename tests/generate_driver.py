@@ -13,7 +13,7 @@ from drafters_for_tests import InModel, RandomTree, References
 from torch import Tensor
 from zoo import build
 
-from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, PromptLookup
+from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, SelfSpeculative
 from draftree.host.cost import StepCost
 from draftree.shaping import DynamicTree, Fixed, Shape
 
@@ -106,6 +106,8 @@ def drafters(references: References, *, in_model: bool = True) -> dict[str, Call
     }
     if in_model:
         made["in-model"] = lambda: InModel(references, seed=2)
+        made["self-exit"] = lambda: SelfSpeculative(exit_layer=2, num_draft_tokens=4, confidence=0)
+        made["self-skip"] = lambda: SelfSpeculative(skip_attention=[2], skip_mlp=[2, 3], branching=3, confidence=0)
         made["jacobi"] = lambda: Jacobi(5, 3, 4, from_prompt=True)
     return made
 

@@ -14,7 +14,18 @@ from draftree.demo_model import demo_model
 
 if TYPE_CHECKING:
     from draftree.acceptance import LossyTypical
-    from draftree.drafting import BiLD, BiTA, DraftModel, HiddenTransfer, Jacobi, Lookahead, Medusa, Merge, PromptLookup
+    from draftree.drafting import (
+        BiLD,
+        BiTA,
+        DraftModel,
+        HiddenTransfer,
+        Jacobi,
+        Lookahead,
+        Medusa,
+        Merge,
+        PromptLookup,
+        SelfSpeculative,
+    )
     from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.engine import Engine, Recorder, generate
     from draftree.integrations import custom_generate
@@ -42,6 +53,7 @@ __all__ = [
     "Merge",
     "PromptLookup",
     "Recorder",
+    "SelfSpeculative",
     "custom_generate",
     "demo_drafter",
     "demo_early_head",
@@ -69,6 +81,7 @@ _HOMES = {
     "Medusa": "draftree.drafting",
     "Merge": "draftree.drafting",
     "PromptLookup": "draftree.drafting",
+    "SelfSpeculative": "draftree.drafting",
     "Recorder": "draftree.engine",
     "custom_generate": "draftree.integrations",
     "demo_drafter": "draftree.drafting.folder",

@@ -26,7 +26,7 @@ def inflate_drafter(drafter: Trained, model: Any) -> Any:
     """The drafter (or early head) of the large `model` that guesses what `drafter` guesses for the small one.
 
     Args:
-        drafter: BiTA, Hidden Transfer, Medusa or an early head of the small model.
+        drafter: BiTA, Hidden Transfer, Medusa, SelfSpeculative or an early head of the small model.
         model: what `inflate` made of that model.
 
     Returns:
@@ -50,10 +50,14 @@ def inflate_drafter(drafter: Trained, model: Any) -> Any:
                 f"model was inflated from one with {wanted}: inflate the model that it was made for."
             )
     settings = dict(drafter.settings)
-    for name in ("layer", "transfer_layers"):
+    for name in ("layer", "transfer_layers", "exit_layer"):
+        if isinstance(layers := settings.get(name), int):
+            settings[name] = places.layer(layers)
+        elif layers is not None:
+            settings[name] = [places.layer(i) for i in layers]
+    for name in ("skip_attention", "skip_mlp"):  # a layer becomes one that does its work and others that do nothing
         if name in settings:
-            layers = settings[name]
-            settings[name] = places.layer(layers) if isinstance(layers, int) else [places.layer(i) for i in layers]
+            settings[name] = [i for n in settings[name] for i in range(places.layer(n), places.layer(n + 1))]
     constant = 0.0
     if places.constant is not None:
         constant = float(model.get_input_embeddings().weight.detach()[0, places.constant])
@@ -152,5 +156,6 @@ RULES: dict[str, dict[str, Rule]] = {
     "hidden-transfer": {"weight": _square},
     "medusa": {"linear.weight": _change, "linear.bias": _change, "weight": _head},
     "bita": {"mask_embeddings": _states, "prompt_keys": _keys, "prompt_values": _values},
+    "self-speculative": {},
     "early-head": {"norm": _gains, "projection": _square, "down": _columns, "up": _rows},
 }

@@ -10,6 +10,7 @@ from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.medusa import Medusa
 from draftree.drafting.merge import Merge
 from draftree.drafting.prompt_lookup import PromptLookup
+from draftree.drafting.self_speculative import SelfSpeculative
 
 __all__ = [
     "Attachment",
@@ -24,5 +25,6 @@ __all__ = [
     "Medusa",
     "Merge",
     "PromptLookup",
+    "SelfSpeculative",
     "Step",
 ]

@@ -21,6 +21,9 @@ from draftree.host.target import Target
 from draftree.tree import TokenTree
 
 if TYPE_CHECKING:
+    from draftree.host import Host
+    from draftree.host.cache import SlotCache
+    from draftree.host.encoder import EncoderState
     from draftree.shaping.base import Shape
 
 
@@ -39,6 +42,7 @@ class Context:
         source: LongTensor [L], what the encoder of an encoder-decoder reads; None for other models, and where only
             the encoder's output is known.
         chooser: the request's logits processors and noise; None where the best of the raw logits is taken.
+        seat: where the target keeps the request while it runs; for drafters that draft inside the target.
     """
 
     id: int
@@ -49,6 +53,33 @@ class Context:
     spawn: int | None = None
     source: Tensor | None = None
     chooser: PrefixChooser | None = None
+    seat: Seat | None = None
+
+
+@dataclass(slots=True)
+class Seat:
+    """Where the target keeps a running request.
+
+    A drafter may pass rows of its own through the target there, behind the committed text (`host.run`,
+    `host.run_ahead`), as long as the cache's lengths are in the end what they were: the next pass writes over them.
+    Requests that are drafted for together sit in neighbouring slots, in their order.
+
+    Attributes:
+        host: what runs passes; its lock is to be held around them.
+        cache: the target's keys and values.
+        encoder: cross attention of an encoder-decoder, else None.
+        slot: of the request in both.
+    """
+
+    host: Host
+    cache: SlotCache
+    encoder: EncoderState | None
+    slot: int
+
+    @property
+    def committed(self) -> int:
+        """Tokens of the request in the cache: all but the newest, once its prompt has been read."""
+        return self.cache.lengths[self.slot]
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ HOMES = {
     "medusa": "draftree.drafting.medusa",
     "bita": "draftree.drafting.bita",
     "hidden-transfer": "draftree.drafting.hidden_transfer",
+    "self-speculative": "draftree.drafting.self_speculative",
     "early-head": "draftree.pruning.early_head",
 }
 NOT_DRAFTERS = ("early-head",)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from draftree.acceptance import LossyRule
-from draftree.drafting.base import Drafter
+from draftree.drafting.base import Drafter, Seat
 from draftree.engine.limits import check_pair, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
 from draftree.engine.recorder import Recorder, about_engine, check_recorder
@@ -254,6 +254,7 @@ class Engine:
         self.cache.clear(slot)
         self.running.append(request)
         request.state = State.RUNNING
+        request.context.seat = Seat(self.host, self.cache, self.encoder, slot)
         try:
             if self.encoder is not None:
                 with self.host.lock:
@@ -272,8 +273,10 @@ class Engine:
             self.cache.move(last, slot)
             if self.encoder is not None:
                 self.encoder.move(last, slot)
-            self.running[slot] = self.running[last]
+            moved = self.running[slot] = self.running[last]
+            moved.context.seat = Seat(self.host, self.cache, self.encoder, slot)
         self.running.pop()
+        request.context.seat = None
         self.cache.clear(last)
         if self.encoder is not None:
             self.encoder.clear(last)

@@ -1,0 +1,267 @@
+"""SelfSpeculative: the target itself drafts, with some of its attentions and MLPs left out.
+
+Self-speculative decoding (Zhang et al., 2024, "Draft & Verify") and early-exit drafting (Elhoushi et al., 2024): a
+token that a part of the model is sure of is mostly what the whole model says. Drafted rows read the target's own keys
+and values and write theirs behind the committed text, where the verifying pass writes over them, so there is no second
+model and no second cache. What is accepted is what the whole model says, whatever is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from draftree.drafting.base import Context, Drafter, Seat, Step
+from draftree.drafting.folder import Trained
+from draftree.drafting.in_model import best_on_host
+from draftree.host.ahead import Course
+from draftree.host.bypass import omitted_modules
+from draftree.host.plan import Plan
+from draftree.host.skip import Skip
+from draftree.host.target import Target, inspect_model
+from draftree.tree import TokenTree
+
+WORTH = 1.2  # tokens that a drafted row has to promise for the time of a step: about what a step brings in all
+PRICE_FIRST = 0.5  # a drafted row against a step, before both were timed
+LEAST = 1e-30  # probability that every path has
+HABIT = 0.95  # weight of the past in both times
+LONGEST = 4.0  # times the usual, as a single row or step counts
+
+
+class SelfSpeculative(Trained, Drafter):
+    """Drafts with the target itself, parts of it left out; one object may serve many calls and engines.
+
+    Give `exit_layer`, or what to leave out. `draftree train skip-set` searches a set for a model.
+
+    Args:
+        exit_layer: run the first so many layers, then the model's final norm and head.
+        skip_attention: layers whose attention is left out.
+        skip_mlp: layers whose MLP is left out; a layer in both is left out whole.
+        num_draft_tokens: most tokens ahead.
+        branching: tokens offered at each place, the likeliest of which is the chain that is read on; the others cost
+            rows of the verifying pass and none of drafting. 1 drafts a bare chain.
+        confidence: stop where the chain so far has less than this probability; 0 never stops. None: where another row
+            takes longer than its guess is worth, rows and steps being timed as they run.
+
+    Raises:
+        ValueError: nothing to leave out, both ways at once, or an option out of range.
+    """
+
+    name: ClassVar[str] = "self-speculative"
+    method: ClassVar[str] = "self-speculative"
+
+    def __init__(
+        self,
+        *,
+        exit_layer: int | None = None,
+        skip_attention: Collection[int] = (),
+        skip_mlp: Collection[int] = (),
+        num_draft_tokens: int = 6,
+        branching: int = 2,
+        confidence: float | None = None,
+    ) -> None:
+        for option, value in (("num_draft_tokens", num_draft_tokens), ("branching", branching)):
+            if value < 1:
+                raise ValueError(f"{option} is {value}: give at least 1.")
+        if exit_layer is not None and exit_layer < 1:
+            raise ValueError(f"exit_layer is {exit_layer}: run at least 1 layer.")
+        if confidence is not None and not 0 <= confidence <= 1:
+            raise ValueError(f"confidence is {confidence}: give a probability from 0 (never stop) to 1, or None.")
+        skips = bool(skip_attention or skip_mlp)
+        if skips == (exit_layer is not None):
+            raise ValueError(
+                "SelfSpeculative leaves parts of the model out: give exit_layer, or skip_attention and skip_mlp "
+                f"({'not both' if skips else 'draftree train skip-set searches them'})."
+            )
+        self.exit_layer = exit_layer
+        self.skip_attention, self.skip_mlp = tuple(sorted(skip_attention)), tuple(sorted(skip_mlp))
+        self.num_draft_tokens, self.branching, self.confidence = num_draft_tokens, branching, confidence
+        self.max_nodes = num_draft_tokens * branching
+        self.settings = {
+            "exit_layer": exit_layer,
+            "skip_attention": list(self.skip_attention),
+            "skip_mlp": list(self.skip_mlp),
+            "num_draft_tokens": num_draft_tokens,
+            "branching": branching,
+            "confidence": confidence,
+        }
+        self.weights = nn.Module()  # it has none of its own
+        self._shapes = {"hidden_size": 0, "layers": 0}  # of the model that it was made for, where that is known
+        self._skips: dict[int, Skip] = {}  # by number of layers of the models met
+        self._eos: frozenset[int] = frozenset()
+        self._row_seconds = self._step_seconds = 0.0
+        self._drafted = 0.0  # when the last draft was handed over; 0 where its step has been seen
+
+    @classmethod
+    def fresh(cls, model: Any, **settings: Any) -> SelfSpeculative:
+        """See `Trained.fresh`.
+
+        Raises:
+            ValueError: settings that do not fit `model`.
+        """
+        drafter = cls(**settings)
+        target = inspect_model(model)
+        drafter.skip_of(target)
+        drafter._shapes = {"hidden_size": target.hidden_size, "layers": len(target.layers)}
+        return drafter
+
+    def shapes(self) -> dict[str, Any]:
+        """What must fit the model: hidden_size, layers."""
+        return dict(self._shapes)
+
+    def skip_of(self, target: Target) -> Skip:
+        """What rows leave out in `target`.
+
+        Raises:
+            ValueError: layers that it does not have, nothing left in or out, or a part that cannot be left out alone.
+        """
+        layers = len(target.layers)
+        if self.exit_layer is not None:
+            if self.exit_layer >= layers:
+                raise ValueError(
+                    f"exit_layer is {self.exit_layer} and the model has {layers} layers: give 1 to {layers - 1}."
+                )
+            return Skip.behind(self.exit_layer, layers)
+        for option, numbers in (("skip_attention", self.skip_attention), ("skip_mlp", self.skip_mlp)):
+            for number in numbers:
+                if not 0 <= number < layers:
+                    raise ValueError(f"{option} names layer {number}: this model has layers 0 to {layers - 1}.")
+        skip = Skip.of(self.skip_attention, self.skip_mlp)
+        if not skip.kept(layers):
+            raise ValueError("skip_attention and skip_mlp leave out the whole model: keep a layer or more.")
+        for number in range(layers):
+            if skip.at(number):
+                omitted_modules(target.layers[number], skip.at(number))
+        return skip
+
+    # ---------------------------------------------------------------- the drafter's contract
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`.
+
+        Raises:
+            ValueError: what is to be left out is not there.
+        """
+        self._skips[len(target.layers)] = self.skip_of(target)
+        self._eos = frozenset(hints.get("eos_token_ids", ()))
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`."""
+        roots = TokenTree.roots(torch.tensor([request.tokens[-1] for request in requests]))
+        reaches = [self._reach(request, budget) for request, budget in zip(requests, budgets, strict=True)]
+        if not any(reaches):
+            return roots
+        begin = time.perf_counter()
+        course = self._run(requests, reaches)
+        rows = len(course.tokens[0])
+        self._row_seconds = _smooth(self._row_seconds, (time.perf_counter() - begin) / rows)
+        trees = [
+            self._tree(request.tokens[-1], course.tokens[b][:reach], course.logp[b][:reach], budget)
+            for b, (request, reach, budget) in enumerate(zip(requests, reaches, budgets, strict=True))
+        ]
+        self._drafted = time.perf_counter()
+        return TokenTree.stack(trees)
+
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`: learn how long a step takes."""
+        if self._drafted and step.offset == 0:
+            self._step_seconds = _smooth(self._step_seconds, time.perf_counter() - self._drafted)
+        self._drafted = 0.0
+
+    # ---------------------------------------------------------------- rows
+
+    def _reach(self, request: Context, budget: int) -> int:
+        """How many tokens ahead to look; 0 where the cache does not hold all of the text but its newest token."""
+        seat = request.seat
+        if seat is None or budget < 1 or seat.committed != len(request.tokens) - 1:
+            return 0
+        limit = seat.host.target.max_positions or math.inf
+        return max(int(min(self.num_draft_tokens, request.room - 1, limit - len(request.tokens) + 1)), 0)
+
+    def _run(self, requests: Sequence[Context], reaches: Sequence[int]) -> Course:
+        """Rows through what is left of the model, one behind the other, all requests at once."""
+        seats = [request.seat for request in requests]
+        seat = seats[0]
+        assert seat is not None
+        host, cache = seat.host, seat.cache
+        skip = self._skips[len(host.target.layers)]
+        best = min(self.branching, host.target.vocab_size)
+        least = math.log(max(self._least(), LEAST))
+        lengths = cache.lengths[seat.slot : seat.slot + len(requests)]
+        given = [[request.tokens[-1]] for request in requests]
+        taking_part = [reach > 0 for reach in reaches]
+        with host.lock:
+            course = host.run_ahead(
+                cache, seat.slot, lengths, given, max(reaches), best, least, tuple(self._eos), taking_part, skip
+            )
+            if course is not None:
+                return course
+            try:
+                return self._pass_by_pass(requests, reaches, seat, skip, best, least)
+            finally:
+                cache.lengths[seat.slot : seat.slot + len(requests)] = lengths
+
+    def _pass_by_pass(
+        self, requests: Sequence[Context], reaches: Sequence[int], seat: Seat, skip: Skip, best: int, least: float
+    ) -> Course:
+        """What `Host.run_ahead` does, where the host has no such thing."""
+        host, cache, batch = seat.host, seat.cache, len(requests)
+        device, limit = host.target.device, host.target.max_positions
+        course = Course([[] for _ in requests], [[] for _ in requests])
+        tokens = [request.tokens[-1] for request in requests]
+        paths = [0.0 if reach else -math.inf for reach in reaches]
+        visible = torch.ones(batch, 1, 1, dtype=torch.bool, device=device)
+        for row in range(max(reaches)):
+            places = torch.tensor(cache.lengths[seat.slot : seat.slot + batch], device=device)[:, None]
+            plan = Plan(
+                torch.tensor(tokens, device=device)[:, None],
+                places if limit is None else places.clamp(max=limit - 1),
+                visible,
+                rope_floor=tuple(request.prompt_length for request in requests),
+                skip=skip,
+            )
+            result = host.run(plan, cache, seat.slot, seat.encoder)
+            cache.commit([[0]] * batch, result.segments)  # for the next row to see; nothing of it stays
+            found, logp = best_on_host(result.logits, best)
+            for b in range(batch):
+                course.tokens[b].append(found[b, 0].tolist())
+                course.logp[b].append(logp[b, 0].tolist())
+                paths[b] += course.logp[b][-1][0]
+                if course.tokens[b][-1][0] in self._eos or reaches[b] == row + 1:
+                    paths[b] = -math.inf
+            if max(paths) < least:
+                break
+            tokens = [of_request[-1][0] for of_request in course.tokens]
+        return course
+
+    def _least(self) -> float:
+        """Probability that a chain must have for another row."""
+        if self.confidence is not None:
+            return self.confidence
+        timed = self._row_seconds and self._step_seconds
+        return WORTH * (self._row_seconds / self._step_seconds if timed else PRICE_FIRST)
+
+    def _tree(self, root: int, tokens: list[list[int]], logp: list[list[float]], budget: int) -> TokenTree:
+        """The chain of first tokens, up to an EOS, the others beside it; the best `budget` of them."""
+        guesses: list[int] = []
+        parents: list[int] = []
+        worth: list[float] = []
+        above, so_far = -1, 0.0
+        for offered, scores in zip(tokens, logp, strict=True):
+            here = len(guesses)
+            guesses += offered
+            parents += [above] * len(offered)
+            worth += [so_far + score for score in scores]
+            above, so_far = here, worth[here]
+            if offered[0] in self._eos:
+                break
+        return TokenTree.from_arrays(guesses, parents, worth, self.source, root=root).best(budget)
+
+
+def _smooth(usual: float, seconds: float) -> float:
+    return seconds if usual == 0 else usual + (1 - HABIT) * (min(seconds, LONGEST * usual) - usual)
