@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,18 +31,33 @@ RECENT = 0.95  # weight of the past in judging the last few trees of a request
 DOUBT = 6.0  # right guesses by which a request's own record counts as much as that of all
 MOST = 4.0  # how much more often than all its guesses may be held to come true: a text that is copied goes far
 SUREST = 0.999  # no guess counts as surer
-POOL_EVERY = 16  # trees between two readings of the rates, which cost more than a tree
+POOL_EVERY = 16  # most trees between two readings of the rates, which cost more than a tree; fewer at first
 KNOWN, LEARN_EVERY = 64, 3  # trees after which only each third is learned from: it costs as much as drafting
 
 
 @dataclass(slots=True)
 class _Drafted:
-    """A tree whose text is still to come: the position behind its root, and its nodes in flat arrays."""
+    """A tree whose text is still to come.
+
+    Attributes:
+        position: of the text, behind the root.
+        tokens, parents: of its nodes, root first.
+        kind, bins: where its guesses are counted; bins of the root left out.
+    """
 
     position: int
-    tokens: np.ndarray
-    parents: np.ndarray
-    logp: np.ndarray
+    tokens: list[int]
+    parents: list[int]
+    kind: int
+    bins: np.ndarray
+
+
+class _Lesson(NamedTuple):
+    """A tree whose text has come: where its guesses are counted, and the bins of those that were right."""
+
+    kind: int
+    bins: np.ndarray
+    right: list[int]
 
 
 class Calibration:
@@ -51,19 +67,35 @@ class Calibration:
         centre = np.exp(-(np.arange(BINS) + 0.5) / PER_FACTOR)
         self._right = np.tile(PRIOR * centre, (KINDS, 1))
         self._seen = np.full((KINDS, BINS), PRIOR)
-        self._rates: np.ndarray | None = None
+        self._rates: list[np.ndarray] = []
+        self._lessons: list[_Lesson] = []  # not in the rates yet
         self._learned = self._offered = 0
         # Right guesses among the last few trees, as the rates say and in fact: of each request, and of all.
         self._records: dict[int, tuple[float, float]] = {}
         self._record = (0.0, 0.0)
         self._drafted: defaultdict[int, deque[_Drafted]] = defaultdict(deque)
+        self._last: tuple[TokenTree, list[tuple[int, np.ndarray]]] | None = None
+        self._read_rates()
 
     @property
     def rates(self) -> np.ndarray:
         """[KINDS, BINS], share of right guesses, never rising from bin to bin: trees are cut in the drafter's order."""
-        if self._rates is None:
-            self._rates = np.stack([_falling(*kind) for kind in zip(self._right, self._seen, strict=True)])
-        return self._rates
+        return np.stack(self._rates)
+
+    def _read_rates(self) -> None:
+        """Let the rates know of the lessons."""
+        for kind in range(KINDS):
+            seen = [np.bincount(bins, minlength=BINS) for of, bins, _ in self._lessons if of == kind]
+            if seen:
+                right = [np.bincount(right, minlength=BINS) for of, _, right in self._lessons if of == kind]
+                counts = np.array(seen)
+                touched = (counts > 0)[::-1].cumsum(0)[::-1]  # lessons from here on that add to a bin
+                later = FORGET ** (touched - (counts > 0))
+                whole = FORGET ** touched[0]
+                self._seen[kind] = whole * self._seen[kind] + (later * counts).sum(0)
+                self._right[kind] = whole * self._right[kind] + (later * np.array(right)).sum(0)
+        self._lessons.clear()
+        self._rates = [_falling(*kind) for kind in zip(self._right, self._seen, strict=True)]
 
     @property
     def waiting(self) -> bool:
@@ -81,6 +113,15 @@ class Calibration:
         hoped, came = self._records.get(request.id, (0.0, 0.0))
         return min((came + usual * DOUBT) / (hoped + DOUBT), MOST)
 
+    def _of(self, trees: TokenTree) -> list[tuple[int, np.ndarray]]:
+        """Kind and bins of each tree's guesses; remembering and weighing ask for the same trees one after the other."""
+        last = self._last  # read once: another thread may put its own
+        if last is None or last[0] is not trees:
+            logp = trees.logp.numpy(force=True)
+            guesses = [row[1:size] for row, size in zip(logp, trees.sizes, strict=True)]
+            last = self._last = (trees, [(_kind(of), _bins(of)) if len(of) else (0, NO_BINS) for of in guesses])
+        return last[1]
+
     def worth(self, trees: TokenTree, requests: Sequence[Context] | None = None) -> np.ndarray:
         """[B, N], probability that each node is walked; roots and padding get 0.
 
@@ -88,26 +129,26 @@ class Calibration:
             trees: B trees.
             requests: theirs; None for requests that nothing is known of.
         """
-        logp = trees.logp.numpy(force=True)
-        bins = _bins(logp)
-        worth = np.zeros(logp.shape)
-        for b, size in enumerate(trees.sizes):
-            if size > 1:
-                worth[b, 1:size] = self.rates[_kind(logp[b, 1:size]), bins[b, 1:size]]
+        worth = np.zeros((trees.batch, trees.width))
+        for b, (kind, bins) in enumerate(self._of(trees)):
+            if len(bins):
+                own = self._rates[kind].take(bins)
                 if requests is not None:
-                    worth[b] *= self.trust(requests[b])
-        return worth if requests is None else np.minimum(worth, SUREST)
+                    own *= self.trust(requests[b])
+                    np.minimum(own, SUREST, out=own)
+                worth[b, 1 : 1 + len(bins)] = own
+        return worth
 
     def remember(self, requests: Sequence[Context], trees: TokenTree, *, always: bool = True) -> None:
         """Keep each request's tree until its text has come; once much is known, not every step's unless `always`."""
         self._offered += 1
         if not always and self._learned > KNOWN and self._offered % LEARN_EVERY:
             return
-        for b, request in enumerate(requests):
-            size = trees.sizes[b]
-            if size > 1:
-                arrays = (t[b, :size].numpy(force=True) for t in (trees.tokens, trees.parents, trees.logp))
-                self._drafted[request.id].append(_Drafted(len(request.tokens), *arrays))
+        tokens, parents = trees.tokens.numpy(force=True), trees.parents.numpy(force=True)
+        for b, (request, (kind, bins)) in enumerate(zip(requests, self._of(trees), strict=True)):
+            if size := len(bins):
+                nodes = tokens[b, : size + 1].tolist(), parents[b, : size + 1].tolist()
+                self._drafted[request.id].append(_Drafted(len(request.tokens), *nodes, kind, bins))
 
     def compare(self, requests: Sequence[Context]) -> set[int]:
         """Learn from trees whose text has come as far as it agrees; the ids of requests that had a right guess."""
@@ -120,7 +161,9 @@ class Calibration:
                 right = _right(waiting[0], request.tokens)
                 if right is None:
                     break
-                if self._learn(request.id, waiting.popleft(), right):
+                drafted = waiting.popleft()
+                self._learn(request.id, drafted.kind, drafted.bins, right)
+                if right:
                     with_right.add(request.id)
                 if not waiting:
                     del self._drafted[request.id]
@@ -135,57 +178,46 @@ class Calibration:
         for drafted in self._drafted.pop(request.id, ()):
             came = len(request.tokens) - drafted.position
             if came > 0:
-                rest = _up_to(drafted, came)
-                right = _right(rest, request.tokens, ended=True)
+                right = _right(drafted, request.tokens, ended=True)
                 assert right is not None
-                self._learn(request.id, rest, right)
+                self._learn(request.id, drafted.kind, drafted.bins[_within(drafted, came)], right)
         self._records.pop(request.id, None)
 
-    def _learn(self, request: int, drafted: _Drafted, right: np.ndarray) -> bool:
-        guesses = drafted.logp[1:]
-        kind, bins = _kind(guesses), _bins(guesses)
-        expected, found = float(self.rates[kind, bins].sum()), int(right[1:].sum())
+    def _learn(self, request: int, kind: int, bins: np.ndarray, right: list[int]) -> None:
+        """The tree's guesses in `bins` are known to be right or wrong; `right` has the bins of those that are."""
+        expected, found = float(self._rates[kind].take(bins).sum()), len(right)
         hoped, came = self._records.get(request, (0.0, 0.0))
         self._records[request] = (RECENT * hoped + expected, RECENT * came + found)
         hoped, came = self._record
         self._record = (RECENT * hoped + expected, RECENT * came + found)
-        seen = np.bincount(bins, minlength=BINS)
-        keep = np.where(seen > 0, FORGET, 1.0)
-        self._seen[kind] = keep * self._seen[kind] + seen
-        self._right[kind] = keep * self._right[kind] + np.bincount(bins[right[1:]], minlength=BINS)
+        self._lessons.append(_Lesson(kind, bins, right))
         self._learned += 1
-        if self._learned % POOL_EVERY == 0:
-            self._rates = None
-        return bool(right[1:].any())
+        if len(self._lessons) >= min(POOL_EVERY, 1 + self._learned // POOL_EVERY):
+            self._read_rates()
 
 
-def _up_to(drafted: _Drafted, depth: int) -> _Drafted:
-    """The tree's nodes as far as `depth` steps below the root."""
+def _within(drafted: _Drafted, depth: int) -> np.ndarray:
+    """[N - 1] of bool: guesses up to `depth` steps below the root."""
     depths = [0]
-    for parent in drafted.parents[1:].tolist():
+    for parent in drafted.parents[1:]:
         depths.append(depths[parent] + 1)
-    kept = np.array(depths) <= depth
-    place = kept.cumsum() - 1
-    parents = np.concatenate([drafted.parents[:1], place[drafted.parents[kept][1:]]])
-    return _Drafted(drafted.position, drafted.tokens[kept], parents, drafted.logp[kept])
+    return np.array(depths[1:]) <= depth
 
 
-def _right(drafted: _Drafted, text: list[int], *, ended: bool = False) -> np.ndarray | None:
-    """[N] of bool, nodes that the text confirms (the root among them); None where more text may confirm more.
-
-    Not so where it has `ended`; then the nodes must not reach beyond it.
-    """
-    right = np.zeros(len(drafted.tokens), bool)
-    right[0] = True
-    below = drafted.parents == 0
-    for token in text[drafted.position :]:
-        reached = below & (drafted.tokens == token)
-        if not reached.any():
-            return right
-        right |= reached
-        below = reached[drafted.parents]
-        below[0] = False  # the root's parent, -1, reads the last node
-    return right if ended or not below.any() else None
+def _right(drafted: _Drafted, text: list[int], *, ended: bool = False) -> list[int] | None:
+    """Bins of the nodes that the text confirms; None where more text may confirm more, and it has not `ended`."""
+    parents, tokens = drafted.parents, drafted.tokens
+    right: list[int] = []
+    reached = {0}
+    for at in range(drafted.position, len(text)):
+        token = text[at]
+        reached = {node for node, own in enumerate(tokens) if own == token and parents[node] in reached}
+        if not reached:
+            break
+        right += reached
+    if not ended and not reached.isdisjoint(parents):
+        return None
+    return [int(drafted.bins[node - 1]) for node in right]
 
 
 def _falling(right: np.ndarray, seen: np.ndarray) -> np.ndarray:
@@ -207,4 +239,7 @@ def _kind(logp: np.ndarray) -> int:
 
 
 def _bins(logp: np.ndarray) -> np.ndarray:
-    return np.minimum(-PER_FACTOR * logp, BINS - 1).astype(np.int64)  # padding (-inf) goes to the last bin
+    return np.minimum(-PER_FACTOR * logp, BINS - 1).astype(np.intp)
+
+
+NO_BINS = np.empty(0, np.intp)

@@ -126,19 +126,31 @@ class Planner:
             attached: whether the drafter's own rows are in the pass.
         """
         batch = len(worth)
+        if batch == 1:
+            return self._alone(worth[0], attached=attached)
         order = np.sort(worth, axis=1)[:, ::-1][:, : self.max_nodes]
-        if batch > 1 and self.packed:
+        if self.packed:
             return self._shared(order, attached=attached)
         totals = order.cumsum(1)
         gain = np.empty(1 + order.shape[1])
         gain[0] = batch
-        np.add(totals[0] if batch == 1 else totals.sum(0), batch, out=gain[1:])
+        np.add(totals.sum(0), batch, out=gain[1:])
         seconds = self.seconds(batch, len(gain), attached=attached)
         width = int((gain / seconds).argmax())
         if width == 0:
             return Choice([0] * batch, [1.0] * batch, float(seconds[0]))
-        sizes = [width] if batch == 1 else (order[:, :width] > 0).sum(1).tolist()
+        sizes = (order[:, :width] > 0).sum(1).tolist()
         return Choice(sizes, (1 + totals[:, width - 1]).tolist(), float(seconds[width]))
+
+    def _alone(self, worth: np.ndarray, *, attached: bool) -> Choice:
+        """The same for one request; worth [N] of its nodes, the root's 0."""
+        gain = np.sort(worth)[: -self.max_nodes - 2 : -1]  # the root's 0 comes last
+        gain[1:] = gain[:-1]
+        gain[0] = 1.0
+        gain = gain.cumsum()
+        seconds = self.seconds(1, len(gain), attached=attached)
+        size = int((gain / seconds).argmax())
+        return Choice([size], [float(gain[size])], float(seconds[size]))
 
     def _shared(self, order: np.ndarray, *, attached: bool) -> Choice:
         """The best n guesses of the whole batch; order [B, n], falling."""

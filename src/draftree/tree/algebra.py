@@ -129,7 +129,8 @@ def best_first(tree: TokenTree) -> bool:
 def _beginning(tree: TokenTree, sizes: tuple[int, ...]) -> Fields:
     """The first nodes of each tree: connected, since parents come before their children."""
     width = max(sizes, default=1)
-    tokens, parents, logp, source = (t[:, :width] for t in (tree.tokens, tree.parents, tree.logp, tree.source))
+    tokens, parents = tree.tokens.narrow(1, 0, width), tree.parents.narrow(1, 0, width)
+    logp, source = tree.logp.narrow(1, 0, width), tree.source.narrow(1, 0, width)
     if min(sizes, default=1) < width:
         padding = torch.arange(width) >= torch.tensor(sizes)[:, None]
         tokens, parents = tokens.masked_fill(padding, 0), parents.masked_fill(padding, -1)

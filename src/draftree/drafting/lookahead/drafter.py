@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from draftree.drafting.base import Context, Drafter
 from draftree.drafting.lookahead.trie import Draft, Trie, checked_ids
@@ -153,7 +154,16 @@ def _best_first(found: Draft, root: int) -> TokenTree:
         place[order] = np.arange(len(order))
         parents = np.where(parents < 0, -1, place[parents])[order]
         tokens, logp, source = tokens[order], logp[order], source[order]
-    return TokenTree.from_arrays(tokens, parents, logp, source, root=root)
+    size = len(tokens) + 1
+    rows = np.zeros((3, 1, size), np.int64)
+    rows[0, 0, 0], rows[1, 0, 0] = root, -1
+    rows[0, 0, 1:], rows[2, 0, 1:] = tokens, source
+    np.add(parents, 1, out=rows[1, 0, 1:])
+    scores = np.zeros((1, size), np.float32)
+    scores[0, 1:] = logp
+    # As `TokenTree.from_arrays`, without its checks: the trie knows what a tree is.
+    ids = [torch.from_numpy(row) for row in rows]
+    return TokenTree(ids[0], ids[1], torch.from_numpy(scores), ids[2], (size,))
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
