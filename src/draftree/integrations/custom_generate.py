@@ -53,6 +53,7 @@ def custom_generate(
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
+        inputs_tensor: Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
         refuse_other_methods(generation_config)
@@ -90,7 +91,8 @@ def custom_generate(
                 processors=processors[b],
                 criteria=criteria,
             )
-            requests.append(_add(engine, prompt, input_ids[b : b + 1], b, rules, model_kwargs, streamer))
+            source = _source(inputs_tensor, b, count, model_kwargs) if target.encoder_decoder else None
+            requests.append(_add(engine, prompt, input_ids[b : b + 1], b, rules, model_kwargs, streamer, source))
         pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else (*eos, 0)[0]
         sequences, stats = finish(engine, requests, input_ids, pad, streamer)
         if on_stats is not None:
@@ -119,6 +121,7 @@ def _add(
     rules: Rules,
     model_kwargs: dict[str, Any],
     streamer: Any,
+    source: Tensor | None,
 ) -> Request:
     encoder_states = None
     if engine.target.encoder_decoder:
@@ -126,4 +129,15 @@ def _add(
         states = model_kwargs["encoder_outputs"][0][b]
         encoder_states = states if mask is None else states[mask[b].bool()]
     on_token = feed(streamer, padded)
-    return engine.add(prompt, rules, padded_prompt=padded, encoder_states=encoder_states, on_token=on_token)
+    return engine.add(
+        prompt, rules, padded_prompt=padded, encoder_input=source, encoder_states=encoder_states, on_token=on_token
+    )
+
+
+def _source(inputs: Tensor | None, b: int, count: int, model_kwargs: dict[str, Any]) -> Tensor | None:
+    """What the encoder has read for row `b` of `count`, for drafters with an encoder of their own; None if unknown."""
+    if inputs is None or inputs.is_floating_point():  # embeddings in place of ids
+        return None
+    mask = model_kwargs.get("attention_mask")  # expanded already where a prompt has several answers
+    source = inputs[b * len(inputs) // count]
+    return source if mask is None else source[mask[b].bool()]

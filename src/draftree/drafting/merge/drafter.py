@@ -32,7 +32,7 @@ class Merge(Drafter):
 
     Raises:
         TypeError: something that is no drafter.
-        ValueError: no drafter, or the same one twice.
+        ValueError: no drafter, the same one twice, or one with a lossy rule of its own.
 
     Attributes:
         drafters: the drafters, one level deep.
@@ -48,6 +48,12 @@ class Merge(Drafter):
         self.drafters: tuple[Drafter, ...] = tuple(_flat(drafters))
         if not self.drafters:
             raise ValueError("Merge has no drafter: give two or more, such as [draftree.Lookahead(), medusa].")
+        lossy = next((type(drafter).__name__ for drafter in self.drafters if drafter.acceptance is not None), None)
+        if lossy is not None:
+            raise ValueError(
+                f"{lossy} brings a lossy rule for its own guesses, not of others: use it alone, "
+                f"or merge {lossy}(lossless=True)."
+            )
         if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
             raise ValueError("Merge has the same drafter object twice, whose state would be mixed up: make two of it.")
         self.names = _numbered([drafter.name for drafter in self.drafters])
