@@ -71,7 +71,9 @@ class WithTree(Draftree):
 
         answer = super().answer(ids, count)
         middle = float(np.median(spent)) if spent else 0.0
-        return Counted(answer.ids, answer.seconds, answer.stats, answer.lengths, len(spent), rows, len(spent) * middle)
+        return Counted(
+            answer.ids, answer.seconds, answer.stats, passes=len(spent), rows=rows, pass_seconds=len(spent) * middle
+        )
 
 
 @dataclass(frozen=True, slots=True)

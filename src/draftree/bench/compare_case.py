@@ -76,6 +76,7 @@ class Result:
         disturbed: of `count_disturbed`.
         samples: every answer.
         tasks: what was answered.
+        uncompared: methods that draw other tokens from the same seed.
         memory: of `compare_memory`; empty where it was not asked for.
     """
 
@@ -89,6 +90,7 @@ class Result:
     disturbed: tuple[int, int]
     samples: list[Sample]
     tasks: list[Task]
+    uncompared: frozenset[str] = frozenset()
     memory: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -98,7 +100,7 @@ class Result:
         for name in self.names:
             entry: dict[str, Any] = {"method": name, "label": label_of(name)}
             if name in self.rows:
-                entry |= self.rows[name].as_dict(self.plain)
+                entry |= self.rows[name].as_dict(self.plain) | {"compared": name not in self.uncompared}
             else:
                 entry["not_measured"] = self.unmeasured.get(name, "")
             rows.append(entry | {"note": self.notes.get(name, "")} | made)
@@ -241,6 +243,7 @@ def run_case(
     rows = summarise(samples, tasks, (REFERENCE, plain), batch=settings.batch)
     other_draws = {method.name for method in usable if not method.same_draws}
     other_draws |= {REFERENCE, "hf_compiled"} if drawn_apart else set()
+    other_draws &= measured
     comparable = [sample for sample in samples if sample.method not in other_draws]
     find_differences(rows, comparable, tasks, reference, kit.model)
     about |= {

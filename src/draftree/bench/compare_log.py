@@ -52,6 +52,7 @@ def as_dict(sample: Sample) -> dict[str, Any]:
         "answer_ids": answer.ids,
         "seconds": answer.seconds,
         "lengths": list(answer.lengths),
+        "prompt_verify": answer.prompt_verify,
         "stats": None if answer.stats is None else answer.stats.as_dict(),
     }
 
@@ -63,5 +64,5 @@ def from_dict(row: dict[str, Any]) -> Sample:
         counts = {name: value for name, value in row["stats"].items() if name != "acceptance_length"}
         counts["accepted_by_source"] = Counter(counts["accepted_by_source"])
         stats = RequestStats(**counts)
-    answer = Answer(row["answer_ids"], row["seconds"], stats, tuple(row["lengths"]))
+    answer = Answer(row["answer_ids"], row["seconds"], stats, tuple(row["lengths"]), row["prompt_verify"])
     return Sample(row["method"], row["task"], row["round"], answer, row["turn"], row["prompt_ids"])

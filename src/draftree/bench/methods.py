@@ -55,12 +55,14 @@ class Answer:
         seconds: wall time of the call, prompt pass included; for prompts answered together its equal part.
         stats: the engine's counts; None for methods that are not ours.
         lengths: new tokens of every step; empty where the method does not tell.
+        prompt_verify: seconds of the pass that read the prompt; 0 for methods that are not ours.
     """
 
     ids: list[int]
     seconds: float
     stats: RequestStats | None = None
     lengths: tuple[int, ...] = ()
+    prompt_verify: float = 0.0
 
 
 class Method(ABC):
@@ -327,6 +329,7 @@ class Draftree(Method):
         seconds = time.perf_counter() - begin
         lengths: list[list[int]] = [[] for _ in requests]
         told = [0] * len(requests)
+        first = [0.0] * len(requests)
         while engine.busy:
             begin = time.perf_counter()
             engine.step()
@@ -334,6 +337,8 @@ class Draftree(Method):
             for b, request in enumerate(requests):
                 new = len(request.output) - told[b]
                 if new:
+                    if not told[b]:
+                        first[b] = request.stats.seconds["verify"]
                     lengths[b].append(new)
                     told[b] += new
                 if after_step is not None:
@@ -342,6 +347,6 @@ class Draftree(Method):
             if request.error is not None:
                 raise request.error
         return [
-            Answer(request.tokens, seconds / len(requests), request.stats, tuple(of))
-            for request, of in zip(requests, lengths, strict=True)
+            Answer(request.tokens, seconds / len(requests), request.stats, tuple(of), read)
+            for request, of, read in zip(requests, lengths, first, strict=True)
         ]

@@ -17,17 +17,38 @@ def load_model(name: str | None) -> tuple[Any, Any]:
         from draftree import demo_model
 
         return demo_model()
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    if (name.startswith((".", "/", "~")) or "\\" in name) and not Path(name).expanduser().is_dir():
-        raise ValueError(f"There is no model folder {name!r}: give a folder with a config.json, or a hub name.")
-    folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    folder = _checked(name)
+    tokenizer = load_tokenizer(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder)
     except ValueError:
         model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     return model.eval(), tokenizer
+
+
+def load_tokenizer(name: str | None) -> Any:
+    """The tokenizer of a folder or hub name; the embedded model's where there is none.
+
+    Raises:
+        ValueError: a folder that does not exist.
+    """
+    from transformers import AutoTokenizer
+
+    if name is None:
+        from draftree.demo_model import embedded
+
+        with embedded("chat_4m") as folder:
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return AutoTokenizer.from_pretrained(_checked(name))
+
+
+def _checked(name: str) -> str:
+    """A folder that is there, or what must be a hub name."""
+    if (name.startswith((".", "/", "~")) or "\\" in name) and not Path(name).expanduser().is_dir():
+        raise ValueError(f"There is no model folder {name!r}: give a folder with a config.json, or a hub name.")
+    return str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
 
 
 def encode_prompt(

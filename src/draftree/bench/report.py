@@ -15,7 +15,7 @@ from draftree.bench.compare_methods import HUGGING_FACE, REFERENCE, WARM, label_
 from draftree.bench.summary import Estimate
 
 SHOWN_DIFFERENCES = 5
-LONGEST_REASON = 60  # characters; the JSON file has the rest
+LONGEST_REASON = 90  # characters; the JSON file has the rest
 METHOD_WIDTH = 26
 MOST_DISTURBED = 0.02  # share of answers that may be slow before the report warns
 SPEED_CAPTION = (
@@ -56,7 +56,7 @@ def _speed(result: Result) -> Table:
             theirs = False
         shown = f"{label_of(name)} (*)" if name == result.plain else label_of(name)
         if name not in result.rows:
-            table.add_row(f"{shown}\n[dim]not measured: {escape(_why(result, name))}[/dim]")
+            table.add_row(f"[dim]{shown}[/dim]", "-")
             continue
         row = result.rows[name]
         efficiency = row.efficiency(result.plain)
@@ -68,7 +68,7 @@ def _speed(result: Result) -> Table:
             _interval(row.over.get(result.plain), "{:.2f}"),
             f"{row.stats.acceptance_length:.2f}" if drafts and row.stats else "-",
             f"{efficiency:.2f}" if drafts and efficiency is not None else "-",
-            str(len(row.parted)),
+            "-" if name in result.uncompared else str(len(row.parted)),
             style="bold" if name == WARM else "",
         )
     return table
@@ -126,6 +126,9 @@ def _remarks(result: Result) -> list[str]:
             f"The machine was not quiet: {disturbed} of {compared} answers took over twice the time of the same answer "
             "in another round. Measure again before you trust these figures."
         )
+    for name in result.names:
+        if name in result.unmeasured:
+            remarks.append(f"{label_of(name)}: not measured: {escape(_why(result, name))}")
     for name, note in result.notes.items():
         remarks.append(f"{label_of(name)}: {note}.")
     for name, row in result.rows.items():
