@@ -184,60 +184,19 @@ class SelfSpeculative(Trained, Drafter):
         return max(int(min(self.num_draft_tokens, request.room - 1, limit - len(request.tokens) + 1)), 0)
 
     def _run(self, requests: Sequence[Context], reaches: Sequence[int]) -> Course:
-        """Rows through what is left of the model, one behind the other, all requests at once."""
-        seats = [request.seat for request in requests]
-        seat = seats[0]
+        """Chains of all requests at once; what lies beyond a request's reach is of no use."""
+        seat = requests[0].seat
         assert seat is not None
-        host, cache = seat.host, seat.cache
-        skip = self._skips[len(host.target.layers)]
-        best = min(self.branching, host.target.vocab_size)
-        least = math.log(max(self._least(), LEAST))
-        lengths = cache.lengths[seat.slot : seat.slot + len(requests)]
-        given = [[request.tokens[-1]] for request in requests]
-        taking_part = [reach > 0 for reach in reaches]
-        with host.lock:
-            course = host.run_ahead(
-                cache, seat.slot, lengths, given, max(reaches), best, least, tuple(self._eos), taking_part, skip
-            )
-            if course is not None:
-                return course
-            try:
-                return self._pass_by_pass(requests, reaches, seat, skip, best, least)
-            finally:
-                cache.lengths[seat.slot : seat.slot + len(requests)] = lengths
-
-    def _pass_by_pass(
-        self, requests: Sequence[Context], reaches: Sequence[int], seat: Seat, skip: Skip, best: int, least: float
-    ) -> Course:
-        """What `Host.run_ahead` does, where the host has no such thing."""
-        host, cache, batch = seat.host, seat.cache, len(requests)
-        device, limit = host.target.device, host.target.max_positions
-        course = Course([[] for _ in requests], [[] for _ in requests])
-        tokens = [request.tokens[-1] for request in requests]
-        paths = [0.0 if reach else -math.inf for reach in reaches]
-        visible = torch.ones(batch, 1, 1, dtype=torch.bool, device=device)
-        for row in range(max(reaches)):
-            places = torch.tensor(cache.lengths[seat.slot : seat.slot + batch], device=device)[:, None]
-            plan = Plan(
-                torch.tensor(tokens, device=device)[:, None],
-                places if limit is None else places.clamp(max=limit - 1),
-                visible,
-                rope_floor=tuple(request.prompt_length for request in requests),
-                skip=skip,
-            )
-            result = host.run(plan, cache, seat.slot, seat.encoder)
-            cache.commit([[0]] * batch, result.segments)  # for the next row to see; nothing of it stays
-            found, logp = best_on_host(result.logits, best)
-            for b in range(batch):
-                course.tokens[b].append(found[b, 0].tolist())
-                course.logp[b].append(logp[b, 0].tolist())
-                paths[b] += course.logp[b][-1][0]
-                if course.tokens[b][-1][0] in self._eos or reaches[b] == row + 1:
-                    paths[b] = -math.inf
-            if max(paths) < least:
-                break
-            tokens = [of_request[-1][0] for of_request in course.tokens]
-        return course
+        return run_chains(
+            seat,
+            [request.tokens[-1] for request in requests],
+            reaches,
+            self._skips[len(seat.host.target.layers)],
+            best=min(self.branching, seat.host.target.vocab_size),
+            least=math.log(max(self._least(), LEAST)),
+            ends=tuple(self._eos),
+            floors=[request.prompt_length for request in requests],
+        )
 
     def _least(self) -> float:
         """Probability that a chain must have for another row."""
@@ -261,6 +220,76 @@ class SelfSpeculative(Trained, Drafter):
             if offered[0] in self._eos:
                 break
         return TokenTree.from_arrays(guesses, parents, worth, self.source, root=root).best(budget)
+
+
+def run_chains(
+    seat: Seat,
+    newest: Sequence[int],
+    reaches: Sequence[int],
+    skip: Skip,
+    *,
+    best: int,
+    least: float,
+    ends: Sequence[int],
+    floors: Sequence[int],
+) -> Course:
+    """Rows through what is left of the target, each reading the best token of the one before.
+
+    Args:
+        seat: of the first request; the others sit behind it.
+        newest: token that each request begins with.
+        reaches: most rows of each; those of 0 take no part.
+        skip: what rows leave out.
+        best: tokens told of each place.
+        least: log-probability that the chain of at least one request must have for another row.
+        ends: tokens behind which a chain is not followed.
+        floors: prompt lengths, see `Plan.rope_floor`.
+
+    Returns:
+        what may follow the rows made; the cache is as it was, but for columns behind the texts.
+    """
+    host, cache, batch = seat.host, seat.cache, len(newest)
+    slots = slice(seat.slot, seat.slot + batch)
+    lengths = cache.lengths[slots]
+    taking_part = [reach > 0 for reach in reaches]
+    given = [[token] for token in newest]
+    with host.lock:
+        course = host.run_ahead(
+            cache, seat.slot, lengths, given, max(reaches), best, least, tuple(ends), taking_part, skip
+        )
+        if course is not None:
+            return course
+        course = Course([[] for _ in newest], [[] for _ in newest])
+        tokens = list(newest)
+        paths = [0.0 if part else -math.inf for part in taking_part]
+        try:
+            for row in range(max(reaches)):
+                result = host.run(_row_plan(seat, tokens, skip, floors), cache, seat.slot, seat.encoder)
+                cache.commit([[0]] * batch, result.segments)  # for the next row to see; nothing of it stays
+                found, logp = best_on_host(result.logits, best)
+                for b in range(batch):
+                    course.tokens[b].append(found[b, 0].tolist())
+                    course.logp[b].append(logp[b, 0].tolist())
+                    paths[b] += course.logp[b][-1][0]
+                    if course.tokens[b][-1][0] in ends or reaches[b] == row + 1:
+                        paths[b] = -math.inf
+                if max(paths) < least:
+                    break
+                tokens = [of_request[-1][0] for of_request in course.tokens]
+        finally:
+            cache.lengths[slots] = lengths
+        return course
+
+
+def _row_plan(seat: Seat, tokens: Sequence[int], skip: Skip, floors: Sequence[int]) -> Plan:
+    """One row a request, behind what its slot holds."""
+    target = seat.host.target
+    places = torch.tensor(seat.cache.lengths[seat.slot : seat.slot + len(tokens)], device=target.device)[:, None]
+    if target.max_positions is not None:  # rows of requests that do not take part may lie beyond
+        places = places.clamp(max=target.max_positions - 1)
+    visible = torch.ones(len(tokens), 1, 1, dtype=torch.bool, device=target.device)
+    ids = torch.tensor(tokens, device=target.device)[:, None]
+    return Plan(ids, places, visible, rope_floor=tuple(floors), skip=skip)
 
 
 def _smooth(usual: float, seconds: float) -> float:
