@@ -254,9 +254,19 @@ def run_case(
         "warm_prompts": kit.warm.answered if kit.warm else 0,
     }
     notes = {method.name: method.note for method in usable if method.note}
-    notes |= dict.fromkeys(other_draws & measured, "draws other tokens from the same seed, not compared")
+    notes |= dict.fromkeys(other_draws, "draws other tokens from the same seed, so that answers are not compared")
     return Result(
-        about, tuple(names), rows, unmeasured, notes, reference, plain, count_disturbed(samples), samples, list(tasks)
+        about,
+        tuple(names),
+        rows,
+        unmeasured,
+        notes,
+        reference,
+        plain,
+        count_disturbed(samples),
+        samples,
+        list(tasks),
+        frozenset(other_draws),
     )
 
 
