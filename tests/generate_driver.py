@@ -13,7 +13,7 @@ from drafters_for_tests import InModel, RandomTree, References
 from torch import Tensor
 from zoo import build
 
-from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, SelfSpeculative
+from draftree.drafting import BiLD, Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, SelfSpeculative
 from draftree.host.cost import StepCost
 from draftree.shaping import DynamicTree, Fixed, Shape
 
@@ -102,6 +102,7 @@ def drafters(references: References, *, in_model: bool = True) -> dict[str, Call
         "lookahead-output": trie(sources="output"),
         "prompt-lookup": lambda: PromptLookup(6),
         "draft-model": lambda: DraftModel(noisy("llama"), depth=4, branching=3, beam=3, confidence=0),
+        "bild-lossless": lambda: BiLD(noisy("llama"), 0.1, lossless=True, num_draft_tokens=6),
         "draft-model-ahead": lambda: DraftModel(noisy("llama"), depth=4, branching=2, beam=1, confidence=0),
     }
     if in_model:

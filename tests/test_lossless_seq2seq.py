@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from drafters_for_tests import RandomTree
-from generate_driver import NEW, SHAPES, drafters, hf, left_pad, prompts, same
+from generate_driver import NEW, SHAPES, drafters, hf, left_pad, noisy, prompts, same
 from torch import Tensor
 from zoo import ENCODER_DECODER, build
 
-from draftree.drafting import Drafter, Lookahead
+from draftree.drafting import BiLD, Drafter, DraftModel, Lookahead
 from draftree.engine import generate
+from draftree.shaping import Fixed
 
 FAMILIES = [
     pytest.param(m.id, marks=() if m.id in ("t5", "bart") else pytest.mark.slow, id=m.id) for m in ENCODER_DECODER
@@ -80,6 +81,31 @@ def test_sampled_with_ragged_encoders(name: str) -> None:
         alone = hf(build(name), torch.tensor([row]).flip(1), seed=SEED + b, **SAMPLED)[0]
         same(wanted[b : b + 1, : len(alone)], alone[None], f"{name}, row {b}")
     check(name, ids, mask, wanted, seed=SEED, **SAMPLED)
+
+
+@pytest.mark.filterwarnings("ignore:The small model is no smaller")
+@pytest.mark.parametrize("options", [VARIED, SAMPLED | {"seed": SEED}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_small_encoder_decoders_and_single_branches(name: str, options: dict[str, object]) -> None:
+    """In a ragged batch whose requests end one by one, each small model with an encoder of its own."""
+    ids, mask = left_pad(prompts((19, 7, 12, 5)))
+    ids, mask = ids.flip(1), mask.flip(1)
+    rules = options | {"eos_token_id": list(range(3, 12)), "max_new_tokens": NEW}
+    wanted = generate(build(name), ids, mask, **rules).sequences
+    single = Lookahead(decoding_length=8, branch_length=6, mode="single")
+    for row in wanted:
+        single.warm([row[2:14].tolist()])
+    small, guessing = noisy(name), 0
+    for kind, drafter, shape in (
+        ("single branch", single, Fixed(6)),
+        ("tree", DraftModel(small, depth=4, branching=3, confidence=0), Fixed(10)),
+        ("chain", DraftModel(small, depth=4, branching=1, confidence=0), SHAPES["dynamic"]()),
+        ("bild", BiLD(small, 0.1, lossless=True), None),
+    ):
+        out = generate(build(name), ids, mask, drafter=drafter, shape=shape, **rules)
+        same(out.sequences, wanted, f"{name} with {kind}")
+        guessing += out.stats.total.accepted > 0
+    assert guessing > 1
 
 
 def test_the_shape_of_every_day_measures_the_decoder() -> None:
