@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         PromptLookup,
         SelfSpeculative,
     )
+    from draftree.drafting.early_exit import early_exit_model
     from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.engine import Engine, Recorder, generate
     from draftree.integrations import custom_generate
@@ -58,6 +59,7 @@ __all__ = [
     "demo_drafter",
     "demo_early_head",
     "demo_model",
+    "early_exit_model",
     "generate",
     "load_drafter",
     "read_trace",
@@ -86,6 +88,7 @@ _HOMES = {
     "custom_generate": "draftree.integrations",
     "demo_drafter": "draftree.drafting.folder",
     "demo_early_head": "draftree.pruning",
+    "early_exit_model": "draftree.drafting.early_exit",
     "generate": "draftree.engine",
     "load_drafter": "draftree.drafting.folder",
     "read_trace": "draftree.trace.file",
