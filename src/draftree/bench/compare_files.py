@@ -145,7 +145,8 @@ def _case(result: Result) -> list[str]:
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     slow, compared = result.disturbed
-    lines += ["", f"{slow} of {compared} repeated answers took over twice the time of the same answer elsewhere.", ""]
+    quiet = f"{slow} of {compared} answers took over twice the time of the same answer in another round."
+    lines += ["", quiet, ""] if compared else [""]
     lines += [f"- {label_of(name)}: {note}." for name, note in remarks(result)]
     for name, row in result.rows.items():
         lines += [f"- {label_of(name)}, prompt {task.prompt.id}: {where}" for task, where in row.parted[:SHOWN]]

@@ -8,6 +8,7 @@ some dozens of steps.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from typing import Any
 
 from draftree.bench.harness import Log, Sample
@@ -61,7 +62,8 @@ def from_dict(row: dict[str, Any]) -> Sample:
     """The sample that `as_dict` wrote."""
     stats = None
     if row["stats"] is not None:
-        counts = {name: value for name, value in row["stats"].items() if name != "acceptance_length"}
+        held = row["stats"]  # counts, and figures that follow from them
+        counts = {one.name: held[one.name] for one in fields(RequestStats) if one.name in held}
         counts["accepted_by_source"] = Counter(counts["accepted_by_source"])
         stats = RequestStats(**counts)
     answer = Answer(row["answer_ids"], row["seconds"], stats, tuple(row["lengths"]), row["prompt_verify"])

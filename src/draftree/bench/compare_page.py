@@ -39,7 +39,6 @@ code { overflow-wrap: anywhere; }
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 370px), 1fr)); }
 .two { grid-template-columns: repeat(auto-fit, minmax(min(100%, 450px), 1fr)); }
 .card svg { max-width: 560px; margin: 0 auto; }
-.card td, .card th { padding: 4px 7px; } .card .wide { border: 0; }
 .card { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 12px; min-width: 0; }
 .wide { overflow-x: auto; background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
 table { border-collapse: collapse; font-size: 13px; width: 100%; font-variant-numeric: tabular-nums; }
@@ -100,7 +99,12 @@ def _model(measured: Measured) -> list[str]:
     for i, result in enumerate(measured.cases):
         parts += _case(result)
         if i == 0 and cards:  # of the model, beside its first case
-            parts += ["<h3>Trees: what they bring and what they cost</h3>", f"<div class='grid'>{''.join(cards)}</div>"]
+            parts += [
+                "<h3>Trees: what they bring and what they cost</h3>",
+                f"<div class='grid two'>{''.join(cards)}</div>",
+            ]
+            if measured.plane is not None:
+                parts.append(_plane_table(points_of(measured.plane)))
     return parts
 
 
@@ -122,7 +126,9 @@ def _case(result: Result) -> list[str]:
 
 def _quiet(result: Result) -> str:
     slow, compared = result.disturbed
-    return f"{slow} of {compared} repeated answers took over twice the time of the same answer elsewhere."
+    if not compared:
+        return ""
+    return f"{slow} of {compared} answers took over twice the time of the same answer in another round."
 
 
 def _table(result: Result) -> str:
@@ -261,16 +267,16 @@ def _plane_card(result: Result) -> str:
         f"{meaning}. {result.about['settings']['fixed']} guesses in every step. Lines: speed over plain decoding if "
         "nothing but the pass took time."
     )
-    return _card("Accepted length against time to verify", told, picture) + _plane_table(points)
+    return _card("Accepted length against time to verify", told, picture)
 
 
 def _plane_table(points: Sequence[Point]) -> str:
     rows = "".join(
-        f"<tr><td>{escape(p.short if p.sources < 3 else 'all')}</td><td>{p.length:.2f}</td><td>{p.verify:.2f}</td>"
+        f"<tr><td>{escape(label_of(p.method))}</td><td>{p.length:.2f}</td><td>{p.verify:.2f}</td>"
         f"<td>{p.length / p.verify:.2f}</td><td>{p.speed:.2f}</td></tr>"
         for p in sorted(points, key=lambda p: -p.speed)
     )
     head = "".join(f"<th>{name}</th>" for name in ("drafters", "tokens a step", "time", "by pass alone", "speed"))
     told = "By pass alone: tokens a step over time to verify. Speed: as measured, guessing included. Both over plain."
     table = f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    return _card("The same in figures", told, table)
+    return f"{table}<p class='soft'>{escape(told)}</p>"

@@ -1,0 +1,316 @@
+"""`draftree bench compare`: Spec-Bench's files in and out, turns, batches, draws, killed runs that go on, the page."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from browser import look_at, needs_chromium
+from typer.testing import CliRunner
+
+from draftree.bench.compare import JOURNAL, Plan, run_compare
+from draftree.bench.compare_agree import agreement
+from draftree.bench.compare_case import Settings, encode_all, run_case
+from draftree.bench.compare_log import as_dict, from_dict
+from draftree.bench.compare_methods import Kit, checked_name
+from draftree.bench.harness import Log, Task, Watcher, measure
+from draftree.bench.methods import Answer, DraftingHuggingFace, Draftree, HuggingFace, Method, Sampling
+from draftree.bench.models import encode_prompt
+from draftree.bench.prompts import Prompt, embedded_prompts, read_prompts
+from draftree.cli import app, main
+from draftree.drafting import Lookahead
+
+QUESTIONS = [
+    {"question_id": 81, "category": "writing", "turns": ["List all files.", "Now also the hidden ones."]},
+    {"question_id": 82, "category": "shell", "turns": ["How do I rename a file?"]},
+    {"question_id": 83, "category": "shell", "turns": ["Show the last ten lines of a log."]},
+]
+SHORT = ("--max-new-tokens", "8", "--no-compile", "--rounds", "1", "--drafter-warm", "1", "--threads", "1")
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "question.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A run over everything that fits into seconds, through the command line."""
+    folder = tmp_path_factory.mktemp("compare")
+    path = folder / "question.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    methods = ["hf-generate", "hf-assisted", "draftree-loop", "lookahead-warm", "medusa", "lookahead-cold+medusa"]
+    chosen = [word for name in methods for word in ("--method", name)]
+    arguments = ["bench", "compare", *SHORT, "--prompts", str(path), "--per-set", "2", "--batch", "1", "--batch", "2"]
+    done = CliRunner().invoke(app, [*arguments, *chosen, "--temperature", "0", "--out", str(folder / "out")])
+    assert done.exit_code == 0, done.output
+    return folder / "out", done.output
+
+
+def test_spec_bench_questions_are_read_as_they_are(questions):
+    prompts = read_prompts(questions)
+    assert (prompts[0].id, prompts[0].set, prompts[0].text) == ("81", "writing", "List all files.")
+    assert prompts[0].later == ("Now also the hidden ones.",)
+    assert prompts[1].later == ()
+
+
+@pytest.mark.parametrize("turns", [[], ["ok", " "], "text", [3]])
+def test_turns_that_are_no_texts_are_named_with_their_line(tmp_path, turns):
+    path = tmp_path / "question.jsonl"
+    path.write_text(json.dumps({"question_id": 1, "category": "a", "turns": turns}))
+    with pytest.raises(ValueError, match=r"line 1, has no 'turns': give a list"):
+        read_prompts(path)
+
+
+def test_a_later_turn_has_the_methods_own_answer_in_its_prompt(demo, questions):
+    texts = encode_all(demo.model, demo.tokenizer, read_prompts(questions), Settings(per_set=2, max_new_tokens=8))
+    method = HuggingFace("hf", "hf", demo.model, 8)
+    samples = measure([method], texts.tasks, 1, Watcher(), talk=texts.talk)
+    first, second = (s for s in samples if s.task == 0)
+    assert (first.turn, second.turn) == (0, 1)
+    said = demo.tokenizer.decode(first.answer.ids, skip_special_tokens=True)
+    wanted = encode_prompt(demo.tokenizer, QUESTIONS[0]["turns"][1], history=[(QUESTIONS[0]["turns"][0], said)])
+    assert second.ids == wanted
+    assert len(wanted) > len(texts.tasks[0].ids)
+    assert sum(s.turn for s in samples) == 1, "one of the questions has a second turn"
+
+
+def test_batches_give_what_single_prompts_give_and_share_their_time(demo):
+    prompts = [encode_prompt(demo.tokenizer, p.text) for p in embedded_prompts()[:3]]
+    for method in (HuggingFace("hf", "hf", demo.model, 12), Draftree("d", "d", demo.model, 12, Lookahead)):
+        together = method.answers(prompts)
+        alone = [method.answer(ids) for ids in prompts]
+        assert [a.ids for a in together] == [a.ids for a in alone]
+        assert len({a.seconds for a in together}) == 1
+        assert all(sum(a.lengths) == len(a.ids) for a in together)
+
+
+def test_sampled_answers_equal_hugging_faces_and_its_drafting_says_that_it_draws_otherwise(demo):
+    sampling = Sampling(0.9, top_p=0.95, seed=3)
+    ids = encode_prompt(demo.tokenizer, "Write a shell command using ls: List all files.")
+    theirs = HuggingFace("hf", "hf", demo.model, 16, sampling=sampling)
+    ours = Draftree("d", "d", demo.model, 16, Lookahead, sampling=sampling)
+    greedy = HuggingFace("g", "g", demo.model, 16)
+    assert ours.answer(ids).ids == theirs.answer(ids).ids != greedy.answer(ids).ids
+    assert theirs.same_draws
+    lookup = DraftingHuggingFace("l", "l", demo.model, 16, sampling=sampling, prompt_lookup_num_tokens=3)
+    assert not lookup.same_draws
+
+
+def test_hugging_faces_steps_are_counted_from_outside(demo):
+    ids = encode_prompt(demo.tokenizer, embedded_prompts()[0].text)
+    lookup = DraftingHuggingFace("l", "l", demo.model, 24, prompt_lookup_num_tokens=5)
+    answer = lookup.answer(ids)
+    assert sum(answer.lengths) == len(answer.ids)
+    assert answer.ids == HuggingFace("hf", "hf", demo.model, 24).answer(ids).ids
+    with pytest.raises(ValueError, match="one prompt at a time"):
+        lookup.answers([ids, ids])
+
+
+def test_samples_come_back_from_the_journal_as_they_were(demo):
+    task = Task(Prompt("p", "s", "x"), encode_prompt(demo.tokenizer, "List all files."))
+    (sample,) = measure([Draftree("d", "d", demo.model, 6, Lookahead)], [task], 1, Watcher())
+    assert from_dict(json.loads(json.dumps(as_dict(sample)))) == sample
+
+
+class Killed(Watcher):
+    """A watcher that ends the process's run after some steps."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def step(self):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:4]
+    settings = Settings(per_set=4, max_new_tokens=6, rounds=2, warm_per_set=0, compiled=False)
+    plan = Plan(settings, ("draftree_loop", "lookahead_cold"), (1,), (None,), plane_per_set=0)
+    with pytest.raises(KeyboardInterrupt):
+        run_compare([None], prompts, plan, tmp_path, Killed(11))
+    assert (tmp_path / JOURNAL).is_dir()
+    with pytest.raises(ValueError, match="holds data of another"):
+        run_compare([None], prompts, replace(plan, methods=("draftree_loop",)), tmp_path, Watcher())
+    asked = []
+    honest = Draftree.answer
+    monkeypatch.setattr(Draftree, "answer", lambda self, ids: asked.append(self.name) or honest(self, ids))
+    found = run_compare([None], prompts, plan, tmp_path, Watcher())
+    result = found.models[0].cases[0]
+    assert found.resumed == 5, "five whole groups were answered before the stop"
+    assert asked.count("lookahead_cold") == 2 + 3, "two first calls, and the groups that were left"
+    assert len(result.samples) == 2 * 4 * 2
+    assert not any(row.parted for row in result.rows.values())
+    assert not (tmp_path / JOURNAL).exists(), "a finished run leaves nothing to go on with"
+
+
+def test_a_trie_learns_again_what_it_had_answered_before_the_stop(demo):
+    ids = encode_prompt(demo.tokenizer, "List all files.")
+    method = Draftree("d", "d", demo.model, 8, Lookahead)
+    answer = method.answer(ids)
+    nodes = method.drafter.trie.nodes
+    method.start()
+    method.recall(ids, answer.ids)
+    assert method.drafter.trie.nodes == nodes > 0
+
+
+class Held(Log):
+    """Everything was answered before."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def held(self, number, group):
+        return self.samples
+
+
+def test_what_was_answered_is_not_asked_again():
+    class Silent(Method):
+        def answer(self, ids):
+            raise AssertionError("asked")
+
+    task = Task(Prompt("p", "s", "x"), [1])
+    held = [as_sample("m", Answer([5], 1.0))]
+    assert measure([Silent("m", "m")], [task], 1, Watcher(), log=Held(held)) == held
+
+
+def as_sample(method, answer):
+    from draftree.bench.harness import Sample
+
+    return Sample(method, 0, 0, answer)
+
+
+def test_every_case_is_told_with_its_prompts_and_no_answer_differs(compared):
+    out, said = compared
+    told = json.loads((out / "bench-compare.json").read_text())
+    (model,) = told["models"]
+    assert [c["about"]["case"] for c in model["cases"]] == ["batch 1, greedy", "batch 2, greedy"]
+    for case in model["cases"]:
+        for row in case["rows"]:
+            assert row.get("differing_prompts", []) == []
+            assert row["commit"] is None or isinstance(row["commit"], str)
+    single, pair = model["cases"]
+    rows = {row["method"]: row for row in single["rows"]}
+    assert set(rows) == {"hf_generate", "hf_assisted", "draftree_loop", "lookahead_warm", "medusa",
+                         "lookahead_cold+medusa"}  # fmt: skip
+    assert rows["lookahead_warm"]["not_measured"] == "no prompts to warm the trie with"
+    assert {s["turn"] for s in single["samples"] if "turn" in s} == {1}
+    assert next(r for r in pair["rows"] if r["method"] == "hf_assisted")["not_measured"].endswith("at a time")
+    assert pair["about"]["prompts"] == 2, "a third prompt does not fill a batch of two"
+    assert model["step_seconds"]["loop"]["rows"][0] == 1
+    points = {p["method"]: p for p in model["plane"]["points"]}
+    assert "medusa+bita" in points
+    assert points["medusa"]["verify"] > 1, "a pass with guesses takes longer than a plain one"
+    assert "\x1b" not in said
+
+
+def test_answers_are_written_as_spec_bench_reads_them(compared):
+    out, _ = compared
+    path = out / "answers" / "embedded-chat-4m" / "batch-1-greedy" / "medusa.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    first = next(row for row in rows if row["question_id"] == 81)
+    assert first["category"] == "writing"
+    (choice,) = first["choices"]
+    assert set(choice) == {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}
+    assert len(choice["turns"]) == len(choice["new_tokens"]) == len(choice["wall_time"]) == 2
+    assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
+    assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
+
+
+def test_csv_and_markdown_say_what_json_says(compared):
+    import csv
+
+    out, _ = compared
+    told = json.loads((out / "bench-compare.json").read_text())["models"][0]["cases"][0]
+    speeds = {row["method"]: row["tokens_per_second"]["value"] for row in told["rows"] if "tokens" in row}
+    with (out / "bench-compare.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if r["case"] == "batch 1, greedy" and r["set"] == "all"]
+    assert {r["method"]: float(r["tokens_per_second"]) for r in rows if r["tokens"]} == pytest.approx(speeds)
+    text = (out / "bench-compare.md").read_text()
+    assert f"| Medusa | {speeds['medusa']:.0f} [" in text
+    assert "- Lookahead, warm trie: not measured: no prompts to warm the trie with." in text
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_report_shows_its_pictures_without_an_error(compared, tmp_path, width):
+    out, _ = compared
+    seen = look_at(out / "bench-compare.html", tmp_path, width)
+    assert seen.console == []
+    for title in ("Tokens a second", "Speed-up by task", "Acceptance by depth", "Step time by rows", "Time by stage",
+                  "Accepted length against time to verify"):  # fmt: skip
+        card = seen.dom.split(f"<h4>{title}</h4>")[1].split("</div>")[0]
+        assert "<svg" in card
+        assert card.count("<rect") + card.count("<circle") > 2, title
+    assert "http" not in seen.dom.replace("http-equiv", ""), "nothing is fetched"
+    assert seen.picture.stat().st_size > 20_000
+
+
+def test_two_results_agree_or_say_where_they_do_not():
+    def result(**speeds):
+        rows = [{"method": m, "speed_over": {"hf": dict(zip(("value", "low", "high"), v, strict=True))}}
+                for m, v in speeds.items()]  # fmt: skip
+        return {"models": [{"model": "m", "cases": [{"about": {"case": "c"}, "reference": "hf", "rows": rows}]}]}
+
+    first = result(a=(1.0, 0.9, 1.1), b=(2.0, 1.8, 2.2))
+    assert agreement(first, first) == [
+        "c: 0 of 1 pairs in another order, 0 of 2 speeds outside the other run's interval"
+    ]
+    told = agreement(first, result(a=(3.0, 2.9, 3.1), b=(2.0, 1.8, 2.2)))
+    assert told[0].startswith("c: 1 of 1 pairs in another order, 1 of 2 speeds outside")
+    assert told[1] == "  a and b have changed places"
+
+
+def test_names_may_be_written_with_dashes_and_merged():
+    assert checked_name("hidden-transfer+lookahead-warm") == "hidden_transfer+lookahead_warm"
+    with pytest.raises(ValueError, match="Did you mean 'medusa'"):
+        checked_name("medua")
+    with pytest.raises(ValueError, match="'hf-generate' is no drafter that can be merged"):
+        checked_name("hf-generate+medusa")
+
+
+def test_a_method_that_needs_what_is_not_there_says_so(demo):
+    other = torch.nn.Linear(1, 1)
+    made, left_out = Kit(other, 8, compiled=False).methods(["hf_compiled", "lookahead_warm"])
+    assert made == []
+    assert left_out == {"hf_compiled": "--no-compile", "lookahead_warm": "no prompts to warm the trie with"}
+
+
+def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
+    prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:2]
+    settings = Settings(2, 6, 1, 0, compiled=False, batch=2, sampling=Sampling(0.8, seed=1))
+    texts = encode_all(demo.model, demo.tokenizer, prompts, settings)
+    kit = Kit(demo.model, 6, settings.sampling, compiled=False)
+    names = ("hf_generate", "draftree_loop", "lookahead_cold")
+    result = run_case(kit, demo.tokenizer, texts, settings, names, name=None, watcher=Watcher())
+    assert result.reference == "draftree_loop"
+    assert result.uncompared == {"hf_generate"}
+    assert result.rows["lookahead_cold"].parted == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--method", "medussa"], "Did you mean 'medusa'?"),
+        (["--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
+        (["--temperature", "0", "--top-k", "5"], "--top-k and --top-p shape draws"),
+        (["--against", "nowhere.json"], "nowhere.json is no result of bench compare"),
+        (["--batch", "0"], "--batch"),
+        (["--model", "./no-such-folder"], "no model folder './no-such-folder'"),
+        (["--per-set", "1", "--batch", "99"], "prompts do not fill a batch of 99"),
+        (["--max-new-tokens", "5000"], "context"),
+    ],
+)
+def test_wrong_input_is_one_sentence(arguments, told, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["draftree", "bench", "compare", "--out", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert told in " ".join(said.err.replace("│", " ").split())
+    assert "Traceback" not in said.err
