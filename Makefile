@@ -26,7 +26,7 @@ help:
 	@echo 'make test-all  all tests'
 	@echo 'make lint      ruff and mypy, no changes'
 	@echo 'make format    let ruff rewrite the sources'
-	@echo 'make bench     the quick benchmark'
+	@echo 'make bench     the comparison of all methods, in its short form'
 	@echo 'make docs      the documentation, in docs/_build/html'
 	@echo 'make clean     remove .venv and everything built'
 
@@ -67,7 +67,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
-	$(BIN)/draftree bench quick
+	$(BIN)/draftree bench compare
 
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
