@@ -36,9 +36,12 @@ GUESS_STYLES = {
     "bita": "magenta",
     "hidden-transfer": "magenta",
     "draft-model": "yellow",
+    "bild-lossy": "yellow",
+    "bild-lossless": "yellow",
     "jacobi": "yellow",
 }
 TRAINED = ("medusa", "bita", "hidden-transfer", "draft-model")
+SMALL_ONES = ("demo", "small")  # names of the embedded model's small one beside --bild
 DRAFTERS = ("none", "lookahead", "prompt-lookup", "jacobi", *TRAINED)
 
 
@@ -159,6 +162,65 @@ def draw_options(sample: bool, temperature: float, top_k: int | None, top_p: flo
         "top_k": top_k,
         "top_p": top_p,
     }
+
+
+def check_bild(
+    bild: str | None,
+    fallback_threshold: float | None,
+    rollback_threshold: float | None,
+    *,
+    lossless: bool,
+    others: dict[str, Any],
+) -> None:
+    """Refuse options of --bild without it, and beside it those of `others` (by name) that were given.
+
+    Raises:
+        ValueError: one of them.
+    """
+    thresholds = {"--fallback-threshold": fallback_threshold, "--rollback-threshold": rollback_threshold}
+    for option, value in (others if bild is not None else thresholds).items():
+        if value is not None and bild is not None:
+            raise ValueError(f"--bild brings its own guesses and its own rule for them: leave {option} out.")
+        if value is not None:
+            raise ValueError(f"{option} belongs to --bild: name a small model with --bild, or leave it out.")
+    if bild is None and lossless:
+        raise ValueError("--lossless belongs to --bild, and all else is lossless: leave it out.")
+
+
+def make_bild(
+    name: str,
+    tokenizer: Any,
+    model: Any,
+    fallback_threshold: float | None,
+    rollback_threshold: float | None,
+    *,
+    lossless: bool,
+) -> Any:
+    """BiLD of `model` and the small model called `name` on the command line.
+
+    Args:
+        name: a folder, or "demo" or "small" for the embedded model's own.
+        tokenizer, model: the large model's.
+        fallback_threshold, rollback_threshold: of `BiLD`; None for its default.
+        lossless: of `BiLD`.
+
+    Raises:
+        ValueError: no such model, one that does not fit, or a threshold out of range.
+    """
+    from draftree.drafting import BiLD
+    from draftree.drafting.bild import check_options
+    from draftree.drafting.folder import demo_drafter
+    from draftree.host import inspect_model
+
+    given = {"fallback_threshold": fallback_threshold, "rollback_threshold": rollback_threshold}
+    thresholds = {option: value for option, value in given.items() if value is not None}
+    check_options(**thresholds)
+    if Path(name).is_dir():
+        dtype = inspect_model(model).dtype
+        return BiLD.from_pretrained(name, tokenizer, dtype=dtype, lossless=lossless, **thresholds)
+    if name not in SMALL_ONES:
+        raise ValueError(f"There is no small model {name!r}: give its folder, or 'demo' for the embedded model's.")
+    return BiLD(demo_drafter("draft-model", model).model, lossless=lossless, **thresholds)
 
 
 def make_pruner(name: str | None, model: Any) -> Any:

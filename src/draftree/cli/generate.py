@@ -16,12 +16,26 @@ def generate(
         str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")
     ] = None,
     drafter: Annotated[
-        str,
+        str | None,
         typer.Option(
+            show_default="lookahead",
             help="none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, "
-            "several joined by +, or the folder of a drafter or small model."
+            "several joined by +, or the folder of a drafter or small model.",
         ),
-    ] = "lookahead",
+    ] = None,
+    bild: Annotated[
+        str | None,
+        typer.Option(help="LOSSY: this small model writes, MODEL corrects; a folder, or 'demo' (the embedded one's)."),
+    ] = None,
+    fallback_threshold: Annotated[
+        float | None,
+        typer.Option(help="Of --bild: MODEL takes over where no word is as likely as this.", show_default="0.6"),
+    ] = None,
+    rollback_threshold: Annotated[
+        float | None,
+        typer.Option(help="Of --bild: MODEL cuts the text where a word is further off; inf: never.", show_default="5"),
+    ] = None,
+    lossless: Annotated[bool, typer.Option("--lossless", help="Of --bild: keep only what MODEL says itself.")] = False,
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; the answer is added to it.")] = None,
     early_head: Annotated[
         str | None,
@@ -39,40 +53,56 @@ def generate(
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics afterwards.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Answer PROMPT. Accepted guesses are coloured; the text is what plain decoding would say."""
+    """Answer PROMPT. Accepted guesses are coloured; the text is what plain decoding would say, except with --bild."""
+    import torch
     from rich.console import Console
 
     from draftree.bench.models import encode_prompt, load_model
     from draftree.cli.common import (
         ColouredText,
+        check_bild,
         check_decoding,
         check_drafter,
         draw_options,
         legend,
+        make_bild,
         make_drafter,
         make_pruner,
         read_prompt,
     )
     from draftree.engine import RunStats
     from draftree.engine.engine import Engine
-    from draftree.engine.limits import check_prompt
+    from draftree.engine.limits import check_prompt, check_source
     from draftree.engine.options import read_options, rules_for
 
+    others = {"--drafter": drafter, "--trie": trie, "--early-head": early_head}
+    check_bild(bild, fallback_threshold, rollback_threshold, lossless=lossless, others=others)
+    drafter = drafter or "lookahead"
     check_drafter(drafter, trie)
     check_decoding(drafter, early_head, sample=sample, temperature=temperature, top_k=top_k, top_p=top_p)
     text = read_prompt(prompt)
     target, tokenizer = load_model(model)
-    chosen = make_drafter(drafter, tokenizer, target, trie=trie)
+    if bild is None:
+        chosen = make_drafter(drafter, tokenizer, target, trie=trie)
+    else:
+        chosen = make_bild(bild, tokenizer, target, fallback_threshold, rollback_threshold, lossless=lossless)
     pruner = make_pruner(early_head, target)
     options = read_options(target, None, None, tokenizer, draw_options(sample, temperature, top_k, top_p))
     ids = encode_prompt(tokenizer, text, raw=raw)
     engine = Engine(target, drafter=chosen, pruner=pruner, slots=1, host=host, strict=strict)
+    source = None
+    if engine.target.encoder_decoder:
+        check_source(ids, target.get_input_embeddings().weight.shape[0], engine.target.max_positions)
+        source, ids = torch.tensor(ids), [options.decoder_start]
     check_prompt(ids, max_new_tokens, engine.target.vocab_size, engine.target.max_positions)
-    rules = rules_for(target, options, max_new_tokens=max_new_tokens, padded_length=len(ids), seed=seed)
+    read = None if source is None else source[None]
+    rules = rules_for(
+        target, options, max_new_tokens=max_new_tokens, padded_length=len(ids), seed=seed, encoder_ids=read
+    )
     console = Console(highlight=False, soft_wrap=True)
     coloured = ColouredText(tokenizer)
     begin = time.perf_counter()
-    request = engine.add(ids, rules)
+    request = engine.add(ids, rules, encoder_input=source)
     for emitted in engine.stream(request):
         piece = coloured.add(emitted.token, emitted.source)
         if not as_json:

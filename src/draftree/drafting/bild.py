@@ -165,7 +165,10 @@ class BiLD(SecondModel):
 
 
 def check_options(
-    fallback_threshold: float, rollback_threshold: float | None, num_draft_tokens: int, distance: str
+    fallback_threshold: float = 0.6,
+    rollback_threshold: float | None = 5.0,
+    num_draft_tokens: int = 10,
+    distance: str = "cross-entropy",
 ) -> None:
     """Refuse options of `BiLD` that are out of range.
 
