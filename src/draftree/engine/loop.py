@@ -122,12 +122,10 @@ class Loop:
                 budgets[b] = 0
         if not any(budgets):
             return self._roots(requests)
-        track = self.track
-        if track is not None:
-            track.asked(budgets)
+        began = 0.0 if self.track is None else time.perf_counter()
         drafted = drafter.draft(contexts, budgets)
-        if track is not None:
-            track.drafted(drafted)
+        if self.track is not None:
+            self.track.drafted(budgets, drafted, began)
         if self.reject_drafts:  # -1 is no token, so no text confirms it
             drafted = replace(drafted, tokens=torch.where(drafted.depth > 0, -1, drafted.tokens))
         return shape.trim(contexts, drafted).to(self.device)
@@ -246,12 +244,13 @@ class Loop:
             self.track.step(requests, trees, None, walks, marks)
 
     def _emit(self, request: Request, sources: Tensor, choices: Iterable[Choice], walk: Walk) -> None:
-        """Emit choices into `walk` up to where the text ends; whatever lies behind is cut off."""
+        """Emit choices into `walk` up to where the text ends; whatever lies behind is cut off, a tie as well."""
+        tie, walk.tie = walk.tie, False
         if request.finish_reason is not None:  # cancelled by another request's callback
             return
         for node, token, guess in choices:
             if token is None:
-                walk.tie = True
+                tie = True
                 break
             source = None
             if guess is not None and self.drafter is not None:
@@ -262,8 +261,8 @@ class Loop:
             walk.guesses.append(guess)
             if request.emit(token, source):
                 return
-        if walk.tie:
-            request.decide_alone = True
+        if tie:
+            walk.tie = request.decide_alone = True
             request.stats.re_decided += 1
 
     def _observe(

@@ -1,8 +1,8 @@
 """Records what a run does, step by step, at next to no cost while it runs.
 
-A recorded step is a handful of references to what the loop made anyway: the trees, the walks, four times. Nothing is
-copied, computed or turned into text before somebody asks for the records, so a step with a recorder does as little more
-whether its trees have one guess or a hundred. What the records say is told in `docs/trace.md`.
+A recorded step is a handful of references to what the loop made anyway: the walks, the times, the bytes of the trees.
+Nothing is computed or turned into text before somebody asks for the records, so a step with a recorder does as little
+more whether its trees have one guess or a hundred. What the records say is told in `docs/trace.md`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from draftree.acceptance.base import Walk
@@ -25,32 +26,34 @@ from draftree.tree import TokenTree
 DIGITS = 4  # of log-probabilities
 
 
-class _Kept(NamedTuple):
-    """One step, as references.
+Held = Tensor | bytes
+
+
+class Kept(NamedTuple):
+    """One step.
 
     Attributes:
         requests, walks: of the step, in slot order.
-        trees: tokens, parents, logp and source, each [B, N]; not the trees themselves, whose masks are larger.
+        trees: tokens, parents, logp and source, each [B, N], see `Track.step`.
         sizes: of the trees, roots counted.
         left: rows, offset and columns that tell which nodes were left at the end of the pass, see `nodes_behind`; None
             where all were.
-        ties: whether a request's next choice was put off (strict mode).
         marks: five times, around the stages; fewer where a lossy rule let texts end without a pass.
-        asked: guesses that the shape asked for; None where the drafter was not asked.
+        asked: guesses that the shape last asked for.
         drafted: sizes of the trees that came.
-        shaping: when shaping paused for the drafter, and when it went on.
+        began, ended: when shaping paused for the drafter, and when it went on; before `marks` where nobody was asked.
     """
 
     requests: list[Request]
     walks: list[Walk]
-    trees: tuple[Tensor, Tensor, Tensor, Tensor]
+    trees: tuple[Held, ...]
     sizes: tuple[int, ...]
     left: tuple[Tensor, int, int] | None
-    ties: list[bool]
     marks: list[float]
-    asked: list[int] | None
+    asked: list[int]
     drafted: tuple[int, ...]
-    shaping: tuple[float, float]
+    began: float
+    ended: float
 
 
 class Track:
@@ -64,19 +67,16 @@ class Track:
     def __init__(self, about: dict[str, Any], drafter: Drafter | None) -> None:
         self.about = about
         self._drafter = drafter
-        self._steps: list[_Kept] = []
+        self._steps: list[tuple[Any, ...]] = []  # in the order of `Kept`, which is only made afterwards
         self._asked: list[int] = []
         self._drafted: tuple[int, ...] = ()
         self._began = self._ended = -math.inf
 
-    def asked(self, budgets: list[int]) -> None:
-        """The drafter is about to be asked for `budgets` guesses."""
+    def drafted(self, budgets: list[int], trees: TokenTree, began: float) -> None:
+        """At `began` the drafter was asked for `budgets` guesses; these trees came, and the shape goes on with them."""
         self._asked = budgets
-        self._began = time.perf_counter()
-
-    def drafted(self, trees: TokenTree) -> None:
-        """These trees came; the shape goes on with them."""
         self._drafted = trees.sizes
+        self._began = began
         self._ended = time.perf_counter()
 
     def step(
@@ -87,27 +87,30 @@ class Track:
         walks: list[Walk],
         marks: list[float],
     ) -> None:
-        """A step is over. Keeps its parts, which the caller must not change afterwards; see `_Kept`."""
-        self._steps.append(
-            _Kept(
-                requests,
-                walks,
-                (trees.tokens, trees.parents, trees.logp, trees.source),
-                trees.sizes,
-                left,
-                [request.decide_alone for request in requests],
-                marks,
-                self._asked if self._began >= marks[0] else None,
-                self._drafted,
-                (self._began, self._ended),
+        """A step is over. Keeps its parts, which the caller must not change afterwards.
+
+        Of trees on the host bytes are kept: tensors that stay alive keep the allocator from using their memory again,
+        and the next step pays for cold memory many times what copying some hundred bytes costs. A copy from another
+        device would wait for it, so there the tensors stay.
+        """
+        held: tuple[Held, ...] = (trees.tokens, trees.parents, trees.logp, trees.source)
+        if trees.tokens.is_cpu:
+            tokens, parents, logp, source = trees.tokens, trees.parents, trees.logp, trees.source
+            held = (
+                tokens.numpy().tobytes(),
+                parents.numpy().tobytes(),
+                logp.numpy().tobytes(),
+                source.numpy().tobytes(),
             )
+        self._steps.append(
+            (requests, walks, held, trees.sizes, left, marks, self._asked, self._drafted, self._began, self._ended)
         )
 
     # ---------------------------------------------------------------- afterwards
 
     def records(self, number: int) -> Iterator[dict[str, Any]]:
         """This run as plain values: itself, its requests, its steps; `number` tells it from other runs."""
-        steps = list(self._steps)
+        steps = [Kept(*kept) for kept in self._steps]
         requests = {request.id: request for kept in steps for request in kept.requests}
         names: dict[str, int] = {}
         told = [self._told(number, i, kept, steps[0].marks[0], names) for i, kept in enumerate(steps)]
@@ -126,13 +129,12 @@ class Track:
             }
         yield from told
 
-    def _told(self, run: int, number: int, kept: _Kept, start: float, names: dict[str, int]) -> dict[str, Any]:
+    def _told(self, run: int, number: int, kept: Kept, start: float, names: dict[str, int]) -> dict[str, Any]:
         marks = kept.marks
         stages = dict.fromkeys(STAGES, 0.0)
         stages |= {stage: end - begin for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False)}
-        shape = 0.0
-        if kept.asked is not None:
-            shape = max(kept.shaping[0] - marks[0], 0.0) + max(marks[1] - kept.shaping[1], 0.0)
+        asked = kept.began >= marks[0]
+        shape = max(kept.began - marks[0], 0.0) + max(marks[1] - kept.ended, 0.0) if asked else 0.0
         return {
             "kind": "step",
             "run": run,
@@ -141,11 +143,13 @@ class Track:
             "passed": len(marks) > len(STAGES),
             "seconds": stages,
             "shape_seconds": shape,
-            "members": self._members(kept, names),
+            "members": self._members(kept, asked, names),
         }
 
-    def _members(self, kept: _Kept, names: dict[str, int]) -> list[dict[str, Any]]:
-        tokens, parents, logp, source = (part.tolist() for part in kept.trees)
+    def _members(self, kept: Kept, asked: bool, names: dict[str, int]) -> list[dict[str, Any]]:
+        batch = len(kept.sizes)
+        tokens, parents, source = (_given(kept.trees[i], np.int64, batch) for i in (0, 1, 3))
+        logp = _given(kept.trees[2], np.float32, batch)
         alive: list[list[int]] | None = None
         if kept.left is not None:
             alive = nodes_behind(*kept.left, len(tokens[0])).tolist()
@@ -155,8 +159,8 @@ class Track:
             members.append(
                 {
                     "request": request.id,
-                    "asked": None if kept.asked is None else kept.asked[b],
-                    "drafted": 0 if kept.asked is None else kept.drafted[b] - 1,
+                    "asked": kept.asked[b] if asked else None,
+                    "drafted": kept.drafted[b] - 1 if asked else 0,
                     "tokens": tokens[b][:size],
                     "parents": parents[b][:size],
                     "logp": [round(p, DIGITS) if math.isfinite(p) else None for p in logp[b][:size]],
@@ -165,7 +169,7 @@ class Track:
                     "walked": list(walk.nodes),
                     "emitted": list(walk.tokens),
                     "guesses": list(walk.guesses),
-                    "tie": kept.ties[b],
+                    "tie": walk.tie,
                 }
             )
         return members
@@ -176,11 +180,18 @@ class Track:
         return names.setdefault(name, len(names))
 
 
+def _given(held: Held, dtype: type[np.generic], batch: int) -> list[list[Any]]:
+    """What was kept of a tree's tensor, as lists, one a request."""
+    if isinstance(held, Tensor):
+        return held.tolist()
+    return np.frombuffer(held, dtype).reshape(batch, -1).tolist()
+
+
 class Recorder:
     """Keeps every step of the engines that it is given to, to be told afterwards.
 
-    Give one to `generate` or `Engine`, and what it holds to `write_trace`. It holds references to the small tensors
-    of every step (some kilobytes each), so its memory grows with the run until it is let go.
+    Give one to `generate` or `Engine`, and what it holds to `write_trace`. It keeps about a kilobyte of every step, and
+    28 bytes of every node, so its memory grows with the run until it is let go.
     """
 
     def __init__(self) -> None:
