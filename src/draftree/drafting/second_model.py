@@ -87,19 +87,10 @@ class SecondModel(Drafter):
         with self._lock:
             host = self._open()
             small = host.target
-            _check_encoders(small, target)
-            if small.vocab_size != target.vocab_size:
-                raise ValueError(
-                    f"The small model has a vocabulary of {small.vocab_size} and the large one of {target.vocab_size}: "
-                    "choose a small model with the same tokenizer."
-                )
+            check_pair(small, target)
             if self._met() is not target.model:  # engines come and go, one for each call of `generate`
                 self._met = weakref.ref(target.model)
-                if _size(small.model) >= _size(target.model):
-                    warnings.warn(
-                        "The small model is no smaller than the large one, so drafting with it saves no time.",
-                        stacklevel=4,
-                    )
+                warn_of_size(small, target, stacklevel=5)
             if host is not self._small.host:  # its weights were changed, moved or cast
                 self._small = SmallModel(host)
                 for request, source in self._live.items():
@@ -146,8 +137,12 @@ class SecondModel(Drafter):
         return reach if limit is None else min(reach, limit - len(request.tokens) + 1)
 
 
-def _check_encoders(small: Target, large: Target) -> None:
-    """Refuse a pair of which one reads a source and the other does not."""
+def check_pair(small: Target, large: Target) -> None:
+    """Refuse a pair of which one reads a source and the other does not, or with two vocabularies.
+
+    Raises:
+        ValueError: such a pair.
+    """
     if large.encoder_decoder and not small.encoder_decoder:
         raise ValueError(
             f"The large model is an encoder-decoder ('{large.model_type}') and the small one is not, so it does not "
@@ -157,6 +152,20 @@ def _check_encoders(small: Target, large: Target) -> None:
         raise ValueError(
             f"The small model is an encoder-decoder ('{small.model_type}') and the large one has no source for it to "
             "read: give a causal language model."
+        )
+    if small.vocab_size != large.vocab_size:
+        raise ValueError(
+            f"The small model has a vocabulary of {small.vocab_size} and the large one of {large.vocab_size}: "
+            "choose a small model with the same tokenizer."
+        )
+
+
+def warn_of_size(small: Target, large: Target, stacklevel: int = 3) -> None:
+    """Warn of a small model that is no smaller than the large one; `stacklevel` as of `warnings.warn`."""
+    if _size(small.model) >= _size(large.model):
+        warnings.warn(
+            "The small model is no smaller than the large one, so drafting with it saves no time.",
+            stacklevel=stacklevel,
         )
 
 

@@ -71,7 +71,7 @@ class Objective(nn.Module, ABC):
             loss, logits = self.measure(batch)
         if self.training:
             return {"loss": loss}
-        hits, seen = zip(*(_hits(g, *batch.truth(p)) for g, p in zip(logits, self.places, strict=True)), strict=True)
+        hits, seen = zip(*(hits_of(g, *batch.truth(p)) for g, p in zip(logits, self.places, strict=True)), strict=True)
         return {"loss": loss, "hits": torch.stack(hits), "seen": torch.stack(seen)}
 
     # ---------------------------------------------------------------- for the methods
@@ -123,7 +123,8 @@ def cross_entropy(logits: Tensor, truth: Tensor, there: Tensor) -> Tensor:
     return (losses * there.flatten()).sum() / there.sum().clamp(min=1)
 
 
-def _hits(logits: Tensor, truth: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+def hits_of(logits: Tensor, truth: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """In how many cases that are `there` the truth is within the best `RANKS[r]` [R], and how many there are."""
     better = (logits > logits.gather(-1, truth[..., None])).sum(-1)
     ranks = torch.tensor(RANKS, device=logits.device)
     return ((better[..., None] < ranks) & there[..., None]).flatten(0, 1).sum(0), there.sum()

@@ -14,6 +14,7 @@ from typing import Any
 
 SYSTEM = "You are a helpful assistant."
 PLACE = "{question}"
+FIELDS = ("turns", "prompt", "question")  # of a row, where a question is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +26,35 @@ class Question:
         id: names it in files.
         set: the set it comes from.
         turns: the user's turns, at least one.
+        reference: what somebody else answered; None where nobody asked for it.
     """
 
     number: int
     id: str
     set: str
     turns: tuple[str, ...]
+    reference: str | None = None
 
 
-def read_questions(paths: Sequence[Path], limit: int | None = None, per_set: int | None = None) -> list[Question]:
+def read_questions(
+    paths: Sequence[Path],
+    limit: int | None = None,
+    per_set: int | None = None,
+    *,
+    field: str | None = None,
+    reference: str | None = None,
+) -> list[Question]:
     """Questions of JSON-lines files and of all *.jsonl files of folders, in order.
 
     Args:
         paths: files and folders.
         limit: most questions in all, taken evenly from the files; None for all.
         per_set: most questions of a file; None for all.
+        field: where a row has its question; None for `turns`, `prompt` or `question`.
+        reference: where a row has its reference answer; None for no references.
 
     Raises:
-        ValueError: a missing or unreadable file, a row without a question, nothing at all.
+        ValueError: a missing or unreadable file, a row without a question or reference, nothing at all.
     """
     files: list[Path] = []
     for path in paths:
@@ -52,7 +64,7 @@ def read_questions(paths: Sequence[Path], limit: int | None = None, per_set: int
         if not found:
             raise ValueError(f"The folder {str(path)!r} holds no .jsonl file: give one that does, or a file.")
         files += found
-    by_file = [list(_read(file, per_set)) for file in files]
+    by_file = [list(_read(file, per_set, field, reference)) for file in files]
     if limit is not None:
         by_file = _evenly(by_file, limit)
     rows = [row for group in by_file for row in group]
@@ -61,10 +73,10 @@ def read_questions(paths: Sequence[Path], limit: int | None = None, per_set: int
     return [Question(number, *row) for number, row in enumerate(rows)]
 
 
-Row = tuple[str, str, tuple[str, ...]]  # id, set, turns
+Row = tuple[str, str, tuple[str, ...], str | None]  # id, set, turns, reference
 
 
-def _read(file: Path, most: int | None) -> Iterable[Row]:
+def _read(file: Path, most: int | None, field: str | None, reference: str | None) -> Iterable[Row]:
     taken = 0
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -76,20 +88,25 @@ def _read(file: Path, most: int | None) -> Iterable[Row]:
                 row = json.loads(line)
             except json.JSONDecodeError:
                 raise ValueError(f"{file}, line {number}, is not JSON: write one JSON object per line.") from None
-            turns = _turns(row)
+            turns = _turns(row, FIELDS if field is None else (field,))
             if not turns:
+                wanted = "a 'prompt', a 'question' or 'turns'" if field is None else f"{field!r}"
+                raise ValueError(f"{file}, line {number}, has no question: give it {wanted} with text.")
+            known = row.get(reference) if reference is not None else None
+            if reference is not None and not (isinstance(known, str) and known.strip()):
                 raise ValueError(
-                    f"{file}, line {number}, has no question: give it a 'prompt', a 'question' or 'turns' with text."
+                    f"{file}, line {number}, has no reference: give it {reference!r} with text, or measure without "
+                    "references."
                 )
             name = row.get("id", row.get("question_id", f"{file.stem}-{number}"))
             taken += 1
-            yield str(name), str(row.get("set", row.get("category", file.stem))), turns
+            yield str(name), str(row.get("set", row.get("category", file.stem))), turns, known
 
 
-def _turns(row: Any) -> tuple[str, ...]:
+def _turns(row: Any, fields: Sequence[str]) -> tuple[str, ...]:
     if not isinstance(row, dict):
         return ()
-    given = next((row[name] for name in ("turns", "prompt", "question") if row.get(name)), ())
+    given = next((row[name] for name in fields if row.get(name)), ())
     turns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else ()
     return turns if all(isinstance(t, str) and t.strip() for t in turns) else ()
 

@@ -126,8 +126,7 @@ def _row(entry: dict[str, Any], number: int, folder: Path, target: Target) -> Ro
             f"Row {number} of {str(folder)!r} has no {'answer' if prompt else 'prompt'}: let the model answer its "
             "questions with draftree train data."
         )
-    name = f"{entry.get('set')} {entry.get('id')}"
-    dev = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % DEV_OF == 0
+    dev = kept_out(str(entry.get("set")), str(entry.get("id")))
     source: tuple[int, ...] = ()
     if target.encoder_decoder:
         source, prompt = tuple(prompt), [decoder_start(target)]
@@ -141,6 +140,12 @@ def _row(entry: dict[str, Any], number: int, folder: Path, target: Target) -> Ro
     if highest >= target.vocab_size:
         raise ValueError(f"Row {number} of {str(folder)!r} holds token {highest}, outside the model's vocabulary.")
     return Row((*prompt, *answer), len(prompt), source, dev)
+
+
+def kept_out(question_set: str, name: str) -> bool:
+    """Whether the question `name` of a set belongs to the dev part."""
+    digest = hashlib.sha256(f"{question_set} {name}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") % DEV_OF == 0
 
 
 @dataclass(slots=True)

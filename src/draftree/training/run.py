@@ -70,11 +70,11 @@ def train(
     splits = objective.splits if options.splits is None else options.splits or None
     trained.base = base_of(target.model)
     before = model_hash(target.model)
-    args = _arguments(out, rows, method, options)
+    args = arguments(out, rows, options, METHODS[method].learning_rate)
     resume = None
     if args.process_index == 0:
         record = {"method": method, "settings": trained.settings, "training": training, "options": options.recorded()}
-        resume = _claim(out, record, options.resume)
+        resume = claim(out, record, options.resume)
     elif options.resume:
         resume = get_last_checkpoint(str(out / CHECKPOINTS))
     frozen = {name: p.requires_grad for name, p in target.model.named_parameters()}
@@ -109,10 +109,8 @@ def train(
         "ranks": RANKS,
         "accuracy": {f"depth {d}": shares for d, shares in enumerate(final["eval_accuracy"], 1)},
         "cases": final["eval_cases"],
-        "machine": _machine(args),
-        "command": " ".join(["draftree", *sys.argv[1:]])
-        if Path(sys.argv[0]).stem in ("draftree", "__main__")
-        else None,
+        "machine": machine(args),
+        "command": command(),
     }
     if args.process_index == 0:
         trained.recipe = {name: recipe[name] for name in ("training", "options", "steps", "dev_loss")}
@@ -124,7 +122,7 @@ def train(
     return recipe
 
 
-def _claim(out: Path, record: dict[str, Any], resume: bool) -> str | None:
+def claim(out: Path, record: dict[str, Any], resume: bool) -> str | None:
     """Take the folder for this run; the checkpoint to go on from, or None for a new run.
 
     Raises:
@@ -148,34 +146,36 @@ def _claim(out: Path, record: dict[str, Any], resume: bool) -> str | None:
     return None
 
 
-def _arguments(out: Path, rows: Data, method: str, options: TrainOptions) -> TrainingArguments:
+def arguments(out: Path, rows: Data, options: TrainOptions, learning_rate: float, **more: Any) -> TrainingArguments:
+    """Hugging Face's arguments of a run; `learning_rate` where the options name none, `more` wins over all."""
     gpu = torch.cuda.is_available()
     bf16 = options.bf16 if options.bf16 is not None else gpu and torch.cuda.is_bf16_supported()
-    args = TrainingArguments(
-        output_dir=str(out / CHECKPOINTS),
-        per_device_train_batch_size=options.batch,
-        per_device_eval_batch_size=options.batch,
-        gradient_accumulation_steps=options.accumulate,
-        num_train_epochs=options.epochs,
-        max_steps=options.steps or -1,
-        learning_rate=options.learning_rate or METHODS[method].learning_rate,
-        lr_scheduler_type="cosine",
-        weight_decay=options.weight_decay,
-        bf16=bool(bf16),
-        use_cpu=not gpu,
-        seed=options.seed,
-        logging_steps=5,
-        logging_nan_inf_filter=False,
-        eval_strategy="steps",
-        eval_on_start=True,
-        save_strategy="steps",
-        save_total_limit=2,
-        report_to=[],
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        label_names=[],
-        dataloader_pin_memory=gpu,
-    )
+    fixed: dict[str, Any] = {
+        "output_dir": str(out / CHECKPOINTS),
+        "per_device_train_batch_size": options.batch,
+        "per_device_eval_batch_size": options.batch,
+        "gradient_accumulation_steps": options.accumulate,
+        "num_train_epochs": options.epochs,
+        "max_steps": options.steps or -1,
+        "learning_rate": options.learning_rate or learning_rate,
+        "lr_scheduler_type": "cosine",
+        "weight_decay": options.weight_decay,
+        "bf16": bool(bf16),
+        "use_cpu": not gpu,
+        "seed": options.seed,
+        "logging_steps": 5,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "steps",
+        "eval_on_start": True,
+        "save_strategy": "steps",
+        "save_total_limit": 2,
+        "report_to": [],
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "label_names": [],
+        "dataloader_pin_memory": gpu,
+    }
+    args = TrainingArguments(**(fixed | more))
     args._n_gpu = min(args.n_gpu, 1)  # several devices are for accelerate launch: one process each
     per_step = options.batch * options.accumulate * args.world_size
     steps = options.steps or math.ceil(len(rows.train) / per_step * options.epochs)
@@ -185,7 +185,8 @@ def _arguments(out: Path, rows: Data, method: str, options: TrainOptions) -> Tra
     return args
 
 
-def _machine(args: TrainingArguments) -> dict[str, Any]:
+def machine(args: TrainingArguments) -> dict[str, Any]:
+    """On what a run was made, for its recipe."""
     device = torch.cuda.get_device_name() if args.device.type == "cuda" else platform.machine()
     return {
         "device": device,
@@ -194,3 +195,9 @@ def _machine(args: TrainingArguments) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+
+
+def command() -> str | None:
+    """The command line of this process, for the recipe; None where another program called."""
+    own = Path(sys.argv[0]).stem in ("draftree", "__main__")
+    return " ".join(["draftree", *sys.argv[1:]]) if own else None

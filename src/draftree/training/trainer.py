@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+from draftree.training.align_objective import AlignObjective
 from draftree.training.objective import RANKS, Objective
 from draftree.training.rows import ByLength, Row, RowSet, collate
 
@@ -29,7 +30,7 @@ class BadLossError(ValueError):
 
 
 class DrafterTrainer(Trainer):
-    """Trains an `Objective`.
+    """Trains a drafter's weights, or a small model.
 
     Args:
         objective: what is trained.
@@ -42,7 +43,7 @@ class DrafterTrainer(Trainer):
 
     def __init__(
         self,
-        objective: Objective,
+        objective: Objective | AlignObjective,
         args: TrainingArguments,
         train: Sequence[Row],
         dev: Sequence[Row],

@@ -1,0 +1,175 @@
+"""Alignment of a small model with a large one: it learns to say what the large one says (BiLD, section 3.5).
+
+The labels are the large model's own greedy outputs on training inputs, as `make_data` writes them; the small model is
+fine-tuned on them at a constant learning rate. It then disagrees less often, so a large model that reviews it has
+less to correct, and as a drafter it is accepted more often. The result is a stock Hugging Face folder.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_utils import get_last_checkpoint
+
+from draftree.bench.quality import quality
+from draftree.drafting.folder import base_of
+from draftree.drafting.second_model import check_pair, warn_of_size
+from draftree.host.target import inspect_model
+from draftree.training.align_objective import AlignObjective
+from draftree.training.answers import AnswerOptions, answer_all
+from draftree.training.options import TrainOptions
+from draftree.training.questions import Question, Template
+from draftree.training.record import write_curve
+from draftree.training.rows import read_data
+from draftree.training.run import CHECKPOINTS, arguments, claim, command, machine
+from draftree.training.trainer import DrafterTrainer, Tell
+
+OPTIMIZERS = {"adafactor": ("adafactor", 1e-3), "adamw": ("adamw_torch", 3e-4)}  # Hugging Face's name, learning rate
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """Questions with references, by which BLEU is found.
+
+    Attributes:
+        questions: each with a reference.
+        template: how they become prompts.
+        options: how they are answered.
+    """
+
+    questions: Sequence[Question]
+    template: Template
+    options: AnswerOptions
+
+    def bleu(self, model: Any) -> float:
+        """BLEU of a model's greedy answers, 0 to 100."""
+        model.eval()
+        answers = answer_all(model, self.template.tokenizer, self.template, self.questions, self.options)
+        texts = {number: rows[0]["answer"] for number, rows in answers}
+        said = [texts[q.number] for q in self.questions]
+        return round(quality("bleu", said, [str(q.reference) for q in self.questions]), 2)
+
+
+def check_models(large: Any, small: Any) -> None:
+    """Refuse two models that cannot speak for each other; warn where the small one is no smaller.
+
+    Raises:
+        ValueError: two vocabularies, or an encoder on one side only.
+    """
+    theirs, ours = inspect_model(large), inspect_model(small)
+    check_pair(ours, theirs)
+    warn_of_size(ours, theirs)
+
+
+def align(
+    large: Any,
+    small: Any,
+    data: Path,
+    out: Path,
+    *,
+    tokenizer: Any = None,
+    optimizer: str = "adafactor",
+    options: TrainOptions | None = None,
+    exam: Exam | None = None,
+    tell: Tell = print,
+) -> dict[str, Any]:
+    """Fine-tune `small` on what `large` said, and save it into `out`; returns the recipe.
+
+    `out` gets the model as Hugging Face's `save_pretrained` writes it, recipe.json (everything that made it, and the
+    figures before and after), curve.json and curve.png, and the checkpoints. `small` itself is trained: its weights
+    change. Figures: the dev rows' loss, the share of their tokens that the small model says first (agreement) and, with
+    an exam, BLEU of both models.
+
+    Args:
+        large: who made the data; it is not changed.
+        small: a stock causal language model or encoder-decoder, as `large`, with the same vocabulary.
+        data: a data set of `make_data`, made by `large`.
+        out: folder to write.
+        tokenizer: saved with the model; None for none.
+        optimizer: "adafactor" or "adamw"; the learning rate stays as it is from the first step to the last.
+        options: of the run; `warmup` and `splits` have no meaning here.
+        exam: questions with references; None for no BLEU.
+        tell: gets lines of progress.
+
+    Raises:
+        ValueError: a pair that does not fit, bad data or options, or a loss that is no number any more.
+    """
+    options = options or TrainOptions()
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"The optimizer is {optimizer!r}: choose {' or '.join(OPTIMIZERS)}.")
+    check_models(large, small)
+    torch.manual_seed(options.seed)
+    rows = read_data(data, inspect_model(large), options.max_length)
+    _check_room(small, [*rows.train, *rows.dev])
+    optim, rate = OPTIMIZERS[optimizer]
+    args = arguments(out, rows, options, rate, optim=optim, lr_scheduler_type="constant", warmup_steps=0)
+    start = {"small_model": asdict(base_of(small))}
+    record = {"method": "align", "settings": {"optimizer": optimizer} | start, "options": options.recorded()}
+    resume = None
+    if args.process_index == 0:
+        resume = claim(out, record, options.resume)
+    elif options.resume:
+        resume = get_last_checkpoint(str(out / CHECKPOINTS))
+    dtype = next(small.parameters()).dtype
+    small.float()  # half types are for storage: small steps would be lost in them
+    scores: dict[str, float] = {}
+    if exam is not None:
+        scores = {"large": exam.bleu(large), "before": exam.bleu(small)}
+        tell(f"BLEU on {len(exam.questions)} questions: large model {scores['large']}, small one {scores['before']}")
+    begin, worked = time.perf_counter(), time.process_time()
+    # Half types are for storage: small steps would be lost in them.
+    trainer = DrafterTrainer(
+        AlignObjective(small.float().train()), args, rows.train, rows.dev[: options.dev_rows], None, tell
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    history = trainer.state.log_history
+    if not any("eval_accuracy" in entry and entry["step"] == trainer.state.global_step for entry in history):
+        trainer.evaluate()
+    seconds, worked = time.perf_counter() - begin, time.process_time() - worked
+    small.eval().to("cpu", dtype)
+    scored: list[Any] = [entry for entry in trainer.state.log_history if "eval_accuracy" in entry]
+    if exam is not None:
+        scores["after"] = exam.bleu(small)
+    recipe = {
+        "method": "align",
+        "base_model": asdict(base_of(large)),
+        **start,
+        "optimizer": optimizer,
+        "options": options.recorded() | {"learning_rate": args.learning_rate},
+        "data": rows.about | {"trained_on": len(rows.train), "dev": len(trainer.dev), "left_out": rows.left_out},
+        "parameters": sum(p.numel() for p in small.parameters()),
+        "steps": trainer.state.global_step,
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(worked, 1),
+        "loss": {"before": scored[0]["eval_loss"], "after": scored[-1]["eval_loss"]},
+        "agreement": {"before": scored[0]["eval_accuracy"][0][0], "after": scored[-1]["eval_accuracy"][0][0]},
+        "cases": scored[-1]["eval_cases"][0],
+        "bleu": scores or None,
+        "bleu_questions": len(exam.questions) if exam is not None else 0,
+        "machine": machine(args),
+        "command": command(),
+    }
+    if args.process_index == 0:
+        small.save_pretrained(out)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(out)
+        (out / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
+        write_curve(trainer.state.log_history, out, f"a small model aligned with {base_of(large).name}")
+    trainer.accelerator.wait_for_everyone()
+    return recipe
+
+
+def _check_room(small: Any, rows: Iterable[Any]) -> None:
+    limit = inspect_model(small).max_positions
+    longest = max(max(len(row), len(row.source)) for row in rows)
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"The data has rows of {longest} tokens and the small model's context is {limit}: leave the long ones out "
+            f"with --max-length {limit}."
+        )
