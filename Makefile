@@ -74,5 +74,5 @@ docs: $(VENV)/.dev
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f src/draftree/drafting/lookahead/_trie.so src/draftree/host/_layer.so
+	rm -f src/draftree/drafting/lookahead/_trie.so src/draftree/host/_layer.so src/draftree/shaping/_counts.so
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

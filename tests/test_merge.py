@@ -21,7 +21,7 @@ from draftree.engine.generate import GenerateOutput
 from draftree.host.cost import StepCost
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.shaping import DynamicTree, Fixed
-from draftree.shaping.calibration import PER_FACTOR
+from draftree.shaping.counts import PER_FACTOR
 from draftree.tree import TokenTree
 
 Paths = Sequence[Sequence[int]]

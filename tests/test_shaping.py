@@ -20,7 +20,7 @@ from draftree.engine import Engine, Rules, generate
 from draftree.host import cost as cost_module
 from draftree.host import open_host
 from draftree.host.cost import StepCost, cached_cost, measure_cost
-from draftree.shaping import DynamicTree, Fixed
+from draftree.shaping import DynamicTree, Fixed, counts
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
 from draftree.tree import TokenTree
@@ -134,7 +134,7 @@ def test_calibration_finds_the_rate(claimed: float, rate: float) -> None:
 def test_calibration_judges_whole_paths() -> None:
     """A guess is right only where all above it are; padding of other rows is no guess; depth waits for its text."""
     calibration = Calibration()
-    start = calibration._right.sum(), calibration._seen.sum()
+    start = calibration._counts.right.sum(), calibration._counts.seen.sum()
     trees = TokenTree.stack(
         [
             TokenTree.from_paths(5, [[6, 7, 8], [9, 7]], [[-0.1] * 3, [-2.0, -0.1]]),
@@ -145,17 +145,17 @@ def test_calibration_judges_whole_paths() -> None:
     calibration.remember(requests, trees)
     requests[0].tokens += [6, 7]
     calibration.compare(requests)
-    assert calibration._seen.sum() == start[1]  # the third guess's text has not come yet
+    assert calibration._counts.seen.sum() == start[1]  # the third guess's text has not come yet
     requests[0].tokens += [9]
     calibration.compare(requests)
-    touched = calibration._seen != Calibration()._seen
+    touched = calibration._counts.seen != Calibration()._counts.seen
     assert touched.sum() >= 2
     fresh = Calibration()
-    right = calibration._right - np.where(touched, 0.99, 1.0) * fresh._right
+    right = calibration._counts.right - np.where(touched, 0.99, 1.0) * fresh._counts.right
     assert right.sum() == pytest.approx(2)  # 6, 7; not 8, and not the 7 below a wrong 9
     requests[1].tokens += [0]  # id 0 is a token like any other
     calibration.compare(requests)
-    assert calibration._right.sum() > start[0]
+    assert calibration._counts.right.sum() > start[0]
     calibration.forget(requests[0])
     calibration.forget(requests[1])
     assert not calibration._drafted
@@ -164,7 +164,7 @@ def test_calibration_judges_whole_paths() -> None:
 def test_trees_that_were_right_to_the_end_are_learned_from() -> None:
     """As far as the text went; nodes beyond its end, and trees that nothing came behind, teach nothing."""
     calibration = Calibration()
-    start = calibration._seen.sum(), calibration._right.sum()
+    start = calibration._counts.seen.sum(), calibration._counts.right.sum()
     request = context(0, [1, 5])
     tree = TokenTree.from_paths(5, [[9, 7], [6, 7, 8]], [[-2.0, -0.1], [-0.1, -0.1, -0.1]])
     calibration.remember([request], tree)
@@ -173,10 +173,10 @@ def test_trees_that_were_right_to_the_end_are_learned_from() -> None:
     calibration.remember([request], tree)
     calibration.forget(request)
     kept = 0.99 * start[0] + 2  # of one bin or two, whose past fades
-    assert start[0] + 2 > calibration._seen.sum() > kept
+    assert start[0] + 2 > calibration._counts.seen.sum() > kept
     fresh = Calibration()
-    touched = calibration._seen != fresh._seen
-    assert (calibration._right - np.where(touched, 0.99, 1.0) * fresh._right).sum() == pytest.approx(1)
+    touched = calibration._counts.seen != fresh._counts.seen
+    assert (calibration._counts.right - np.where(touched, 0.99, 1.0) * fresh._counts.right).sum() == pytest.approx(1)
 
 
 # ------------------------------------------------------------------------------- in the engine
@@ -388,3 +388,40 @@ def test_a_curve_from_disk_that_no_longer_holds_is_measured_again(
         assert len(measured) == calls
         assert found.seconds.tolist() == (slow if held is slow else truth).seconds.tolist()
     monkeypatch.setattr(host, "costs", {})
+
+
+def test_the_compiled_counts_are_the_plain_ones() -> None:
+    library = counts._library()
+    if library is None:
+        pytest.skip("draftree was built without a C compiler")
+    plain, compiled = counts.Counts(), counts.CompiledCounts(library)
+    random = np.random.default_rng(3)
+    taken = 0
+    for step in range(300):
+        n = int(random.integers(1, 40))
+        parents = [int(random.integers(-1, i)) if i else -1 for i in range(n)]
+        logp = np.sort(-random.exponential(random.choice([0.2, 1.0, 4.0]), n).astype(np.float32))[::-1]
+        tokens = random.integers(0, 3, n)  # siblings may share a token
+        tree = TokenTree.from_arrays(tokens, parents, logp, root=1)
+        seconds = np.linspace(1.0, 1.0 + n * random.random(), n + 1)
+        for trust in (0.3, 1.0, 2.5):
+            found, expected = compiled.weigh(tree, trust, seconds), plain.weigh(tree, trust, seconds)
+            assert found is not None
+            assert expected is not None
+            assert found[0] == expected[0]
+            assert found[1] == pytest.approx(expected[1])
+        drafted = counts.Drafted(2, TokenTree.stack([TokenTree.from_arrays([], [], root=0), tree]), 1)
+        text = [7, 1, *random.integers(0, 3, int(random.integers(0, 6))).tolist()]
+        ended = bool(random.random() < 0.5) and len(text) > 2
+        lesson = plain.learn(drafted, text, ended=ended)
+        assert compiled.learn(drafted, text, ended=ended) == (None if lesson is None else pytest.approx(lesson))
+        np.testing.assert_allclose(compiled.seen, plain.seen)
+        np.testing.assert_allclose(compiled.right, plain.right)
+        taken += lesson is not None and lesson.found > 0
+        if step % 16 == 0:
+            plain.read()
+            compiled.read()
+    assert taken > 50
+    unsorted = TokenTree.from_arrays([1, 2], [-1, -1], [-2.0, -1.0], root=0)
+    assert compiled.weigh(unsorted, 1.0, np.ones(3)) is None
+    assert plain.weigh(unsorted, 1.0, np.ones(3)) is None

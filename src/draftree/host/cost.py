@@ -58,7 +58,9 @@ class StepCost:
             raise ValueError("A step-cost curve needs two or more ascending row counts, each with its seconds.")
         self._octaves = np.log2(self.rows)
         self._table: np.ndarray | None = None
+        self._from_one = self._points  # the table without steps of no rows; the same object as long as the table is
         self._observed = 0
+        self._news: dict[int, float] = {}  # by rows: logarithms of factors that are not in the points yet
         self._shared = shared
         self._weights: dict[int, np.ndarray] = {}  # by rows: how much a step of so many concerns each point
         if not (np.isfinite(self._points) & (self._points > 0)).all():
@@ -71,6 +73,7 @@ class StepCost:
     @property
     def seconds(self) -> np.ndarray:
         """The curve at `rows`."""
+        self._fold()
         return np.maximum.accumulate(self._points)
 
     def of(self, rows: Any) -> np.ndarray:
@@ -84,20 +87,37 @@ class StepCost:
     def table(self, first: int, stop: int) -> np.ndarray:
         """Seconds of steps with `first` to `stop` - 1 rows; a view of a table kept for planning every step."""
         if self._table is None or len(self._table) < stop:
-            self._table = self.of(np.arange(max(stop, TABLE)))
+            self._renew(stop)
+        assert self._table is not None
         return self._table[first:stop]
+
+    def from_one(self, count: int) -> np.ndarray:
+        """Seconds of steps with 1, 2, .. rows, at least `count` of them; the same array until the table is renewed."""
+        if self._table is None or len(self._table) <= count:
+            self._renew(count + 1)
+        return self._from_one
+
+    def _renew(self, stop: int) -> None:
+        self._table = self.of(np.arange(max(stop, TABLE)))
+        self._from_one = self._table[1:]
+
+    def _fold(self) -> None:
+        """Let the points know of the news."""
+        for rows, news in self._news.items():
+            weights = self._weights.get(rows)
+            if weights is None:
+                octaves = np.abs(self._octaves - math.log2(rows))
+                weights = self._weights[rows] = PACE * (self._shared + (1 - self._shared) * np.exp(-octaves))
+            self._points *= np.exp(news * weights)
+        self._news.clear()
 
     def observe(self, rows: int, seconds: float) -> None:
         """A real step had `rows` rows and took `seconds`: bend the curve there, and shift the rest a little.
 
         A factor, not a sum, is averaged over time, so that one stalled step weighs no more than a slow one.
         """
-        weights = self._weights.get(rows)
-        if weights is None:
-            octaves = np.abs(self._octaves - math.log2(rows))
-            weights = self._weights[rows] = PACE * (self._shared + (1 - self._shared) * np.exp(-octaves))
-        factor = min(max(seconds / float(self.table(rows, rows + 1)[0]), 1 / MOST_FACTOR), MOST_FACTOR)
-        self._points *= factor**weights
+        factor = min(max(seconds / float(self.from_one(rows)[rows - 1]), 1 / MOST_FACTOR), MOST_FACTOR)
+        self._news[rows] = self._news.get(rows, 0.0) + math.log(factor)
         self._observed += 1
         if self._observed % TABLE_EVERY == 0:
             self._table = None

@@ -13,89 +13,35 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from draftree.drafting.base import Context
+from draftree.shaping.counts import Drafted, new_counts
 from draftree.tree import TokenTree
 
-BINS = 24
-PER_FACTOR = 4  # bins to a factor of e; the last one holds all that is below
-KIND_LEAST = (-0.5, -1.2)  # log-probability of the best guess above which a tree is good, or middling
-KINDS = len(KIND_LEAST) + 1
-FORGET = 0.99  # weight of the past at each tree that adds to a bin
-PRIOR = 10.0  # how many trees the drafter's own probability counts for
 RECENT = 0.95  # weight of the past in judging the last few trees of a request
 DOUBT = 6.0  # right guesses by which a request's own record counts as much as that of all
 MOST = 4.0  # how much more often than all its guesses may be held to come true: a text that is copied goes far
-SUREST = 0.999  # no guess counts as surer
 POOL_EVERY = 16  # most trees between two readings of the rates, which cost more than a tree; fewer at first
 KNOWN, LEARN_EVERY = 64, 3  # trees after which only each third is learned from: it costs as much as drafting
-
-
-@dataclass(slots=True)
-class _Drafted:
-    """A tree whose text is still to come.
-
-    Attributes:
-        position: of the text, behind the root.
-        tokens, parents: of its nodes, root first.
-        kind, bins: where its guesses are counted; bins of the root left out.
-    """
-
-    position: int
-    tokens: list[int]
-    parents: list[int]
-    kind: int
-    bins: np.ndarray
-
-
-class _Lesson(NamedTuple):
-    """A tree whose text has come: where its guesses are counted, and the bins of those that were right."""
-
-    kind: int
-    bins: np.ndarray
-    right: list[int]
 
 
 class Calibration:
     """Probability that a guess is walked, given what the drafter thought of it."""
 
     def __init__(self) -> None:
-        centre = np.exp(-(np.arange(BINS) + 0.5) / PER_FACTOR)
-        self._right = np.tile(PRIOR * centre, (KINDS, 1))
-        self._seen = np.full((KINDS, BINS), PRIOR)
-        self._rates: list[np.ndarray] = []
-        self._lessons: list[_Lesson] = []  # not in the rates yet
-        self._learned = self._offered = 0
+        self._counts = new_counts()
+        self._learned = self._offered = self._unread = 0
         # Right guesses among the last few trees, as the rates say and in fact: of each request, and of all.
         self._records: dict[int, tuple[float, float]] = {}
         self._record = (0.0, 0.0)
-        self._drafted: defaultdict[int, deque[_Drafted]] = defaultdict(deque)
-        self._last: tuple[TokenTree, list[tuple[int, np.ndarray]]] | None = None
-        self._read_rates()
+        self._drafted: defaultdict[int, deque[Drafted]] = defaultdict(deque)
 
     @property
     def rates(self) -> np.ndarray:
         """[KINDS, BINS], share of right guesses, never rising from bin to bin: trees are cut in the drafter's order."""
-        return np.stack(self._rates)
-
-    def _read_rates(self) -> None:
-        """Let the rates know of the lessons."""
-        for kind in range(KINDS):
-            seen = [np.bincount(bins, minlength=BINS) for of, bins, _ in self._lessons if of == kind]
-            if seen:
-                right = [np.bincount(right, minlength=BINS) for of, _, right in self._lessons if of == kind]
-                counts = np.array(seen)
-                touched = (counts > 0)[::-1].cumsum(0)[::-1]  # lessons from here on that add to a bin
-                later = FORGET ** (touched - (counts > 0))
-                whole = FORGET ** touched[0]
-                self._seen[kind] = whole * self._seen[kind] + (later * counts).sum(0)
-                self._right[kind] = whole * self._right[kind] + (later * np.array(right)).sum(0)
-        self._lessons.clear()
-        self._rates = [_falling(*kind) for kind in zip(self._right, self._seen, strict=True)]
+        return self._counts.rates
 
     @property
     def waiting(self) -> bool:
@@ -113,15 +59,6 @@ class Calibration:
         hoped, came = self._records.get(request.id, (0.0, 0.0))
         return min((came + usual * DOUBT) / (hoped + DOUBT), MOST)
 
-    def _of(self, trees: TokenTree) -> list[tuple[int, np.ndarray]]:
-        """Kind and bins of each tree's guesses; remembering and weighing ask for the same trees one after the other."""
-        last = self._last  # read once: another thread may put its own
-        if last is None or last[0] is not trees:
-            logp = trees.logp.numpy(force=True)
-            guesses = [row[1:size] for row, size in zip(logp, trees.sizes, strict=True)]
-            last = self._last = (trees, [(_kind(of), _bins(of)) if len(of) else (0, NO_BINS) for of in guesses])
-        return last[1]
-
     def worth(self, trees: TokenTree, requests: Sequence[Context] | None = None) -> np.ndarray:
         """[B, N], probability that each node is walked; roots and padding get 0.
 
@@ -129,26 +66,31 @@ class Calibration:
             trees: B trees.
             requests: theirs; None for requests that nothing is known of.
         """
-        worth = np.zeros((trees.batch, trees.width))
-        for b, (kind, bins) in enumerate(self._of(trees)):
-            if len(bins):
-                own = self._rates[kind].take(bins)
-                if requests is not None:
-                    own *= self.trust(requests[b])
-                    np.minimum(own, SUREST, out=own)
-                worth[b, 1 : 1 + len(bins)] = own
+        logp = trees.logp.numpy(force=True)
+        worth = np.zeros(logp.shape)
+        for b, size in enumerate(trees.sizes):
+            if size > 1:
+                trust = 1.0 if requests is None else self.trust(requests[b])
+                worth[b, 1:size] = self._counts.worth(logp[b, 1:size], trust)
         return worth
+
+    def weigh(self, request: Context, tree: TokenTree, seconds: np.ndarray) -> tuple[int, float] | None:
+        """How many guesses of a batch of one, taken in their order, pay most, and tokens of a step with them.
+
+        None where they are not in falling order of probability. See `Counts.weigh` for `seconds`.
+        """
+        return self._counts.weigh(tree, self.trust(request), seconds)
 
     def remember(self, requests: Sequence[Context], trees: TokenTree, *, always: bool = True) -> None:
         """Keep each request's tree until its text has come; once much is known, not every step's unless `always`."""
         self._offered += 1
         if not always and self._learned > KNOWN and self._offered % LEARN_EVERY:
             return
-        tokens, parents = trees.tokens.numpy(force=True), trees.parents.numpy(force=True)
-        for b, (request, (kind, bins)) in enumerate(zip(requests, self._of(trees), strict=True)):
-            if size := len(bins):
-                nodes = tokens[b, : size + 1].tolist(), parents[b, : size + 1].tolist()
-                self._drafted[request.id].append(_Drafted(len(request.tokens), *nodes, kind, bins))
+        if not trees.tokens.is_cpu:
+            trees = trees.to("cpu")
+        for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
+            if size > 1:
+                self._drafted[request.id].append(Drafted(len(request.tokens), trees, b))
 
     def compare(self, requests: Sequence[Context]) -> set[int]:
         """Learn from trees whose text has come as far as it agrees; the ids of requests that had a right guess."""
@@ -158,11 +100,10 @@ class Calibration:
         for request in requests:
             waiting = self._drafted.get(request.id)
             while waiting:
-                right = _right(waiting[0], request.tokens)
+                right = self._learn(request, waiting[0])
                 if right is None:
                     break
-                drafted = waiting.popleft()
-                self._learn(request.id, drafted.kind, drafted.bins, right)
+                waiting.popleft()
                 if right:
                     with_right.add(request.id)
                 if not waiting:
@@ -176,70 +117,23 @@ class Calibration:
         would look rarer than it is.
         """
         for drafted in self._drafted.pop(request.id, ()):
-            came = len(request.tokens) - drafted.position
-            if came > 0:
-                right = _right(drafted, request.tokens, ended=True)
-                assert right is not None
-                self._learn(request.id, drafted.kind, drafted.bins[_within(drafted, came)], right)
+            if len(request.tokens) > drafted.position:
+                self._learn(request, drafted, ended=True)
         self._records.pop(request.id, None)
 
-    def _learn(self, request: int, kind: int, bins: np.ndarray, right: list[int]) -> None:
-        """The tree's guesses in `bins` are known to be right or wrong; `right` has the bins of those that are."""
-        expected, found = float(self._rates[kind].take(bins).sum()), len(right)
-        hoped, came = self._records.get(request, (0.0, 0.0))
-        self._records[request] = (RECENT * hoped + expected, RECENT * came + found)
+    def _learn(self, request: Context, drafted: Drafted, *, ended: bool = False) -> int | None:
+        """How many guesses of the tree were right; None where more text may confirm more."""
+        lesson = self._counts.learn(drafted, request.tokens, ended=ended)
+        if lesson is None:
+            return None
+        expected, found = lesson
+        hoped, came = self._records.get(request.id, (0.0, 0.0))
+        self._records[request.id] = (RECENT * hoped + expected, RECENT * came + found)
         hoped, came = self._record
         self._record = (RECENT * hoped + expected, RECENT * came + found)
-        self._lessons.append(_Lesson(kind, bins, right))
         self._learned += 1
-        if len(self._lessons) >= min(POOL_EVERY, 1 + self._learned // POOL_EVERY):
-            self._read_rates()
-
-
-def _within(drafted: _Drafted, depth: int) -> np.ndarray:
-    """[N - 1] of bool: guesses up to `depth` steps below the root."""
-    depths = [0]
-    for parent in drafted.parents[1:]:
-        depths.append(depths[parent] + 1)
-    return np.array(depths[1:]) <= depth
-
-
-def _right(drafted: _Drafted, text: list[int], *, ended: bool = False) -> list[int] | None:
-    """Bins of the nodes that the text confirms; None where more text may confirm more, and it has not `ended`."""
-    parents, tokens = drafted.parents, drafted.tokens
-    right: list[int] = []
-    reached = {0}
-    for at in range(drafted.position, len(text)):
-        token = text[at]
-        reached = {node for node, own in enumerate(tokens) if own == token and parents[node] in reached}
-        if not reached:
-            break
-        right += reached
-    if not ended and not reached.isdisjoint(parents):
-        return None
-    return [int(drafted.bins[node - 1]) for node in right]
-
-
-def _falling(right: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """right / seen by bin; neighbours that rise are pooled, so that a bin known well outweighs an empty one."""
-    pools: list[tuple[float, float, int]] = []  # right, seen, bins
-    for r, n in zip(right.tolist(), seen.tolist(), strict=True):
-        bins = 1
-        while pools and pools[-1][0] * n < r * pools[-1][1]:
-            last = pools.pop()
-            r, n, bins = r + last[0], n + last[1], bins + last[2]
-        pools.append((r, n, bins))
-    return np.repeat([r / n for r, n, _ in pools], [bins for *_, bins in pools])
-
-
-def _kind(logp: np.ndarray) -> int:
-    """Which kind of tree has guesses [n] of these log-probabilities: by its best guess."""
-    best = float(logp.max())
-    return next((kind for kind, least in enumerate(KIND_LEAST) if best > least), KINDS - 1)
-
-
-def _bins(logp: np.ndarray) -> np.ndarray:
-    return np.minimum(-PER_FACTOR * logp, BINS - 1).astype(np.intp)
-
-
-NO_BINS = np.empty(0, np.intp)
+        self._unread += 1
+        if self._unread >= min(POOL_EVERY, 1 + self._learned // POOL_EVERY):
+            self._counts.read()
+            self._unread = 0
+        return found

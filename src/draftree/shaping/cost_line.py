@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.host.cost import MOST_FACTOR, TABLE, StepCost
+from draftree.host.cost import MOST_FACTOR, StepCost
 
 ALPHA = 0.2  # weight of a new time in its size's average
 FADING = 0.02  # lambda: how fast a size's weight falls, per step in which other sizes were seen
@@ -45,7 +45,7 @@ class CostLine(StepCost):
         self._step = 0
         self._line = (1.0, 0.0)  # b0, b1
         self._floor = 0.0
-        self._rates: np.ndarray | None = None
+        self._table: np.ndarray | None = None
         if seed is not None:
             self._times = {int(rows): float(t) for rows, t in zip(seed.rows, seed.seconds, strict=True)}
             self._seen = dict.fromkeys(self._times, 0)
@@ -70,12 +70,6 @@ class CostLine(StepCost):
         """Seconds of a step with `rows` rows (array-like)."""
         b0, b1 = self._line
         return np.maximum(b0 + b1 * np.asarray(rows, dtype=float), self._floor)
-
-    def table(self, first: int, stop: int) -> np.ndarray:
-        """See `StepCost.table`."""
-        if self._rates is None or len(self._rates) < stop:
-            self._rates = self.of(np.arange(max(stop, TABLE)))
-        return self._rates[first:stop]
 
     def observe(self, rows: int, seconds: float) -> None:
         """A real step had `rows` rows and took `seconds`.
@@ -106,6 +100,6 @@ class CostLine(StepCost):
             slope = max(float(weights @ (off * (times - time))) / spread, 0.0)  # more rows never cost less
         self._line = (time - slope * size, slope)
         self._floor = LEAST * time
-        self._rates = None
+        self._table = None
         if not math.isfinite(sum(self._line)):
             raise ValueError("A step's time must be a finite number of seconds.")

@@ -74,6 +74,7 @@ class DynamicTree(Shape):
         self._booked: dict[int, tuple[Governor, float]] = {}  # by request: by whom, its length after the step, as hoped
         self._spawned: int | None = None  # nodes of the coming step that have rows attached; None for all
         self._carried = 0  # requests of the coming step, if the drafter prepares the next one in it
+        self._simple = False  # whether a step's time goes by the rows of its trees alone
 
     def bind(
         self,
@@ -88,6 +89,7 @@ class DynamicTree(Shape):
             held = self.planner.known  # what was learned lasts from one engine to the next
             cost = held if isinstance(held, CostLine) else CostLine(cost)
         self.planner.bind(self._own_cost or cost, drafter, pruner, packed=packed)
+        self._simple = self.planner.attaching is None and pruner is None
         # To prepare guesses after a rest costs a pass with rows, not only a look at what is known.
         self.governor.longest = REST_LAST if self.planner.attaching is None else 4 * REST_LAST
         self._unprepared = self.planner.attaching is not None and drafter is not None and drafter.unprepared
@@ -117,6 +119,10 @@ class DynamicTree(Shape):
 
     def trim(self, requests: Sequence[Context], trees: TokenTree) -> TokenTree:
         """See `Shape.trim`."""
+        if self._simple and trees.batch == 1 and trees.width > 1 and isinstance(self.calibration, Calibration):
+            trimmed = self._trim_one(self.calibration, requests, trees)
+            if trimmed is not None:
+                return trimmed
         sizes = [0] * trees.batch
         worth = None
         if trees.width > 1:
@@ -144,6 +150,23 @@ class DynamicTree(Shape):
             for request in requests:
                 request.spawn = count
         return trees
+
+    def _trim_one(self, calibration: Calibration, requests: Sequence[Context], trees: TokenTree) -> TokenTree | None:
+        """The same for one tree of a drafter beside the model, whose steps take little; None where it is unsorted."""
+        request, planner = requests[0], self.planner
+        seconds = planner.cost(1).from_one(trees.width)
+        found = calibration.weigh(request, trees, seconds)
+        if found is None:
+            return None
+        size, gain = found
+        calibration.remember(requests, trees, always=self.governor.losing)
+        plain = float(seconds[0])
+        if not self._asked or self._asked[0]:
+            self.governor.book(request, gain, (float(seconds[size]) + planner.aside) / plain)
+            self._booked[request.id] = self.governor, len(request.tokens) + gain
+        size |= size > 0  # with its root an even number of rows, which costs no more than one less
+        self._recent = max(size, RECENT * self._recent)
+        return trees.first(size) if size < trees.sizes[0] - 1 else trees
 
     def _weigh(self, requests: Sequence[Context], worth: np.ndarray) -> list[int]:
         """Sizes of the trees; some requests may go to rest by it."""

@@ -104,7 +104,7 @@ class Planner:
 
     def plain(self, batch: int) -> float:
         """Seconds of a step without guesses."""
-        return float(self.cost(batch).table(batch, batch + 1)[0])
+        return float(self.cost(batch).from_one(batch)[batch - 1])
 
     @property
     def aside(self) -> float:
@@ -236,7 +236,7 @@ class Planner:
 
     def asked(self, rows: int, batch: int, whole: float) -> None:
         """A plain step of `rows` rows for which a drafter was asked took `whole` seconds in all."""
-        expected = float(self.cost(batch).table(rows, rows + 1)[0])
+        expected = float(self.cost(batch).from_one(rows)[rows - 1])
         beside = min(whole, DEAREST * expected) - expected
         if self.attaching is None:
             self._own += (1 - HABIT) * (beside - self._own)
@@ -258,7 +258,7 @@ class Planner:
 
     def bare(self, rows: int, batch: int, seconds: float, whole: float) -> None:
         """A step of `rows` rows took `whole` seconds without a drafter, its pass `seconds`."""
-        expected = float(self.cost(batch).table(rows, rows + 1)[0])
+        expected = float(self.cost(batch).from_one(rows)[rows - 1])
         most = DEAREST * expected
         if self.attaching is not None:
             self._usual += (1 - HABIT) * (min(seconds / expected, DEAREST) - self._usual)

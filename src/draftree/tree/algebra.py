@@ -126,6 +126,12 @@ def best_first(tree: TokenTree) -> bool:
     return bool((logp[:, 1:] <= logp[:, :-1]).all())
 
 
+def first(tree: TokenTree, n: int) -> Fields:
+    if tree.batch != 1:
+        raise ValueError(f"These are {tree.batch} trees: `first` is of one, take `best`.")
+    return _beginning(tree, (min(n + 1, tree.sizes[0]),))
+
+
 def _beginning(tree: TokenTree, sizes: tuple[int, ...]) -> Fields:
     """The first nodes of each tree: connected, since parents come before their children."""
     width = max(sizes, default=1)

@@ -96,6 +96,8 @@ class TokenTree:
 
     def to(self, device: torch.device | str) -> TokenTree:
         """The same trees on `device`; the structure goes along through the cache (no rebuild there)."""
+        if device == self.tokens.device:  # no string is: asked every step, with a device
+            return self
         # An index makes "cuda" mean one device also in the cache, whatever becomes current later.
         device = torch.empty(0, device=device).device
         if device == self.device:
@@ -217,6 +219,10 @@ class TokenTree:
         keeps that capped logp); on a tie the lower index wins. Order of the nodes is kept. No device sync.
         """
         return TokenTree(*algebra.best(self, n))
+
+    def first(self, n: int) -> TokenTree:
+        """The first n guesses of a batch of one, and the root; the best ones where logp falls from node to node."""
+        return TokenTree(*algebra.first(self, n))
 
     def prune(self, keep: Tensor) -> tuple[TokenTree, Tensor]:
         """Without the nodes that `keep` (BoolTensor [B, N]) drops and all below them; the root stays.
