@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.engine import Engine, Recorder, generate
     from draftree.integrations import custom_generate
-    from draftree.pruning import EarlyHead, EarlyPruning, demo_early_head
+    from draftree.pruning import EarlyHead, EarlyPruning, LossyCALM, demo_early_head
     from draftree.shaping import DynamicTree, Fixed
     from draftree.trace.file import read_trace, write_trace
     from draftree.trace.page import write_trace_page
@@ -49,6 +49,7 @@ __all__ = [
     "HiddenTransfer",
     "Jacobi",
     "Lookahead",
+    "LossyCALM",
     "LossyTypical",
     "Medusa",
     "Merge",
@@ -79,6 +80,7 @@ _HOMES = {
     "HiddenTransfer": "draftree.drafting",
     "Jacobi": "draftree.drafting",
     "Lookahead": "draftree.drafting",
+    "LossyCALM": "draftree.pruning",
     "LossyTypical": "draftree.acceptance",
     "Medusa": "draftree.drafting",
     "Merge": "draftree.drafting",

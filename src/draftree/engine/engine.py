@@ -13,14 +13,14 @@ from torch import Tensor
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter, Seat
-from draftree.engine.limits import check_pair, check_prompt, eos_token_ids
+from draftree.engine.limits import check_early_exit, check_pair, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
 from draftree.engine.recorder import Recorder, about_engine, check_recorder
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.host import Host, open_host
 from draftree.host.cost import cached_cost
 from draftree.host.encoder import EncoderState
-from draftree.pruning.early import EarlyPruning
+from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.shaping import DynamicTree, Shape
 
 
@@ -41,6 +41,7 @@ class Engine:
         reject_drafts: verify guesses but accept none; the worst case, for measurements.
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
         recorder: keeps every step for `write_trace`; None keeps nothing.
+        early_exit: None runs every layer for every token; `LossyCALM` lets tokens leave early and CHANGES the text.
 
     Raises:
         TypeError, ValueError: a model, drafter or option that does not fit; one sentence, before any work.
@@ -60,6 +61,7 @@ class Engine:
         reject_drafts: bool = False,
         acceptance: LossyRule | None = None,
         recorder: Recorder | None = None,
+        early_exit: LossyCALM | None = None,
     ) -> None:
         check_recorder(recorder)
         if not isinstance(slots, int) or slots < 1:
@@ -88,8 +90,11 @@ class Engine:
             raise TypeError(
                 f"pruner is a {type(pruner).__name__}: pass a pruner object such as draftree.EarlyPruning(head)."
             )
+        check_early_exit(early_exit, drafter=drafter, strict=strict)
         self.model = model  # hosts hold it weakly
         self.host: Host = open_host(model, host)
+        if early_exit is not None:
+            early_exit.bind(self.host)
         self.target = self.host.target
         self.slots = slots
         self.drafter = drafter
@@ -126,6 +131,7 @@ class Engine:
             acceptance,
             pruner,
             track=track,
+            early_exit=early_exit,
         )
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i lives in slot i

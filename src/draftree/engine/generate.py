@@ -19,7 +19,7 @@ from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
 from draftree.host import Target, open_host
-from draftree.pruning.early import EarlyPruning
+from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.shaping import Shape
 
 MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
@@ -62,6 +62,7 @@ def generate(
     host: str = "auto",
     tokenizer: Any = None,
     recorder: Recorder | None = None,
+    early_exit: LossyCALM | None = None,
     **options: Any,
 ) -> GenerateOutput:
     """Generate several tokens per forward pass, with the text that plain decoding would give.
@@ -86,6 +87,7 @@ def generate(
         host: "auto", "loop" or "hooked".
         tokenizer: needed for `stop_strings`.
         recorder: keeps every step for `write_trace`.
+        early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
         options: any other option of Hugging Face's GenerationConfig.
 
     Raises:
@@ -113,6 +115,7 @@ def generate(
         "strict": strict,
         "acceptance": acceptance,
         "recorder": recorder,
+        "early_exit": early_exit,
     }
     # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the model's own.
     given = {name: value for name, value in named.items() if value is not None} | options

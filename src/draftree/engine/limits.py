@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from draftree.pruning import LossyCALM
+
 
 def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | None) -> None:
     """Refuse a prompt that cannot be answered.
@@ -48,6 +50,25 @@ def check_pair(drafter: Any, acceptance: Any, shape: Any, pruner: Any) -> None:
                 f"{name} decides by its own thresholds what is guessed and what is kept, and {option} would change "
                 f"that: leave {option} out, or use {name}(lossless=True)."
             )
+
+
+def check_early_exit(rule: Any, *, drafter: Any, strict: bool) -> None:
+    """Refuse what does not go with tokens that leave the model early.
+
+    Raises:
+        TypeError, ValueError: one sentence, what is wrong and what to do.
+    """
+    if rule is None:
+        return
+    if not isinstance(rule, LossyCALM):
+        raise TypeError(f"early_exit is a {type(rule).__name__}: pass None (lossless) or draftree.LossyCALM().")
+    if drafter is not None:
+        raise ValueError(
+            "LossyCALM speaks a token a pass and verifies nothing, so it has no use for a drafter: leave one of them "
+            "out, or draft with SelfSpeculative(exit_layer=..), which changes no text."
+        )
+    if strict:
+        raise ValueError("strict=True asks for the plain engine's text, which LossyCALM changes: choose one.")
 
 
 def check_source(source: Sequence[int], vocabulary: int, limit: int | None) -> None:

@@ -24,7 +24,7 @@ from draftree.host import Host
 from draftree.host.cache import SlotCache
 from draftree.host.encoder import EncoderState
 from draftree.host.plan import PassResult
-from draftree.pruning.early import EarlyPruning
+from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.shaping import Shape
 from draftree.tree import TokenTree
 
@@ -46,6 +46,7 @@ class Loop:
         acceptance: a lossy rule; None for the lossless one.
         pruner: drops guesses inside the pass; None for none.
         track: records every step; None records nothing.
+        early_exit: lets tokens leave the layers early, lossy; None for the whole model.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Loop:
         acceptance: LossyRule | None = None,
         pruner: EarlyPruning | None = None,
         track: Track | None = None,
+        early_exit: LossyCALM | None = None,
     ) -> None:
         self.host = host
         self.target = host.target
@@ -72,6 +74,7 @@ class Loop:
         self.reject_drafts = reject_drafts
         self.acceptance = acceptance
         self.pruner = pruner
+        self.early_exit = early_exit
         self.track = track
         self._idle = False  # whether the shape need not hear of the coming step
         # Drafters that only look at texts need not be told of steps.
@@ -163,6 +166,8 @@ class Loop:
         turn = tree_pass(trunks, trees, starts, attachment, floors, limit, row_by_row=row_by_row)
         if self.pruner is not None and turn.offset == 0 and trees.width > 1:
             turn.plan = self.pruner.enter(self.host, turn.plan, trees)
+        if self.early_exit is not None and turn.offset == 0:
+            turn.plan = self.early_exit.enter(turn.plan, [r.context for r in requests], len(self.target.layers))
         with self.host.lock:
             return turn, self.host.run(turn.plan, self.cache, first, self.encoder)
 

@@ -82,6 +82,7 @@ OURS = (
     "acceptance",
     "host",
     "recorder",
+    "early_exit",
 )
 
 

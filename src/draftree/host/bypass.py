@@ -11,20 +11,24 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from draftree.host.cache import SlotCache
 from draftree.host.skip import Omitted, Skip
 from draftree.host.target import Target
 
 ATTENTIONS = ("self_attn", "self_attention", "attn", "attention")
 MLPS = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
 MLP_LINEARS = ("fc1", "fc2")  # of layers whose MLP is no module of its own
+WITHOUT_POSITIONS = ("t5", "mt5", "umt5")  # keys that depend on nothing but their state
 STREAM = "residual"  # an argument that a module adds to what it returns
 
 Pass = Callable[[], Any]  # one row through the model
+Leaves = Callable[[int, Tensor, Tensor], bool]  # as of `Plan.leaves`
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,39 @@ class Bypass:
                     module.__dict__["forward"] = forward
             yield
 
+    @contextmanager
+    def leaving(self, leaves: Leaves, cache: SlotCache) -> Iterator[None]:
+        """Layers make only keys and values once `leaves`, asked behind each layer, has said so; see `Plan.leaves`.
+
+        Raises:
+            ValueError: a family whose keys and values draftree cannot make without its layers.
+        """
+        layers = self._target.layers
+        keys_and_values = keys_and_values_of(self._target)
+        whole = [(i, Omitted.ATTENTION | Omitted.MLP) for i in range(len(layers))]
+        self._watch([at for at in whole if at not in self._stands])
+        left = False
+
+        def gate(number: int, layer: nn.Module, stand_in: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                nonlocal left
+                output = (stand_in if left else partial(type(layer).forward, layer))(*args, **kwargs)
+                hidden = output[0] if isinstance(output, tuple) else output
+                if left:
+                    cache.update(*keys_and_values(layer, hidden), number)
+                elif number + 1 < len(layers):
+                    left = leaves(number + 1, args[0], hidden)
+                return output
+
+            return forward
+
+        with ExitStack() as stack:
+            for i, layer in enumerate(layers):
+                ((_, stand_in),) = self._stands[whole[i]]
+                stack.callback(_put_back, layer, layer.__dict__.get("forward"))
+                layer.__dict__["forward"] = gate(i, layer, stand_in)
+            yield
+
     def _watch(self, wanted: list[tuple[int, Omitted]]) -> None:
         parts = {at: omitted_modules(self._target.layers[at[0]], at[1]) for at in wanted}
         forms: dict[nn.Module, _Form] = {}
@@ -132,6 +169,27 @@ def omitted_modules(layer: nn.Module, omitted: Omitted) -> list[tuple[nn.Module,
         f"draftree finds no {part} to leave out in a {type(layer).__name__}: "
         "leave out whole layers (the same numbers in skip_attention and skip_mlp), or give exit_layer."
     )
+
+
+def keys_and_values_of(target: Target) -> Callable[[nn.Module, Tensor], tuple[Tensor, Tensor]]:
+    """What makes a layer's keys and values [B, heads, n, dim] of hidden states [B, n, d], without running it.
+
+    Raises:
+        ValueError: a family for which that is not known.
+    """
+    if target.model_type not in WITHOUT_POSITIONS:
+        raise ValueError(
+            f"Rows of a '{target.model_type}' model cannot leave it early: LossyCALM takes models that the loop host "
+            f"drives (llama and its kin), and {', '.join(WITHOUT_POSITIONS)}."
+        )
+
+    def make(layer: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        step = layer.layer[0]
+        attention, normed = step.SelfAttention, step.layer_norm(hidden)
+        shape = (*hidden.shape[:2], -1, attention.key_value_proj_dim)
+        return attention.k(normed).view(shape).transpose(1, 2), attention.v(normed).view(shape).transpose(1, 2)
+
+    return make
 
 
 def named_arguments(

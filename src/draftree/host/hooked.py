@@ -157,6 +157,8 @@ class _HookedPass:
         with ExitStack() as stack:
             if plan.skip is not None:
                 stack.enter_context(self.host.bypass.without(plan.skip))
+            if plan.leaves is not None:
+                stack.enter_context(self.host.bypass.leaving(plan.leaves, self.cache))
             self._hook(stack)
             logits = target.model(**arguments).logits
         return PassResult(logits, self.segments, self.hidden, self.host)

@@ -130,7 +130,7 @@ class LoopHost(Host):
                 rows = _Rows(self, segment, plan, cache, first, x)
             if i in plan.taps:
                 hidden[i] = x.clone()  # layers may add to x in place
-            x = self._advance(x, stack, i, stop, rows)
+            x = self._advance(x, stack, i, stop, rows) if plan.leaves is None else self._leave(x, stack, rows, plan)
         if len(self._layers) in plan.taps:
             hidden[len(self._layers)] = x
         return PassResult(self._head(x[:, logit_slice(plan, segment)]), segments, hidden, self)
@@ -217,6 +217,19 @@ class LoopHost(Host):
                 continue
             for i in layers:
                 x = _attend(stack.layers[i], x, numbers[i], rows, kinds[i], self._cap)
+        return x
+
+    def _leave(self, x: Tensor, stack: _Stack, rows: _Rows, plan: Plan) -> Tensor:
+        """Layers on x [B, n, d] as long as the plan says, then keys and values alone."""
+        assert plan.leaves is not None
+        count = len(self._layers)
+        for i in range(count):
+            before = x.clone()  # layers may add to x in place
+            x = self._advance(x, stack, i, i + 1, rows)
+            if i + 1 < count and plan.leaves(i + 1, before, x):
+                for later in range(i + 1, count):
+                    self._layers[later].enter(x, rows.angles(self.target.kinds[later]), later)
+                break
         return x
 
     def angles(

@@ -83,6 +83,10 @@ class Plan:
             (where the host can: the loop host). Slower; makes 16-bit results independent of the other rows.
         skip: what all rows leave out, for drafts by the model itself. Where they leave out attention their columns hold
             nothing, so such a pass may be read from by passes that leave out the same, and is never kept.
+        leaves: asked behind each layer but the last, with the number of layers that have run and the states [B, N, d]
+            before and behind it: True makes all rows leave the stack there. The layers that are left make their keys
+            and values of the leaving states and do nothing else; so does the model's head (CALM). LOSSY. Not to be
+            combined with surgeries, taps or `skip`.
     """
 
     tokens: Tensor
@@ -97,6 +101,7 @@ class Plan:
     row_by_row: bool = False
     last_logit_row: int | None = None
     skip: Skip | None = None
+    leaves: Callable[[int, Tensor, Tensor], bool] | None = None
 
     @property
     def batch(self) -> int:
