@@ -179,6 +179,12 @@ def test_steps_without_a_pass_are_in_the_record(tmp_path):
 # ---------------------------------------------------------------- cost
 
 
+# What Tensor.numpy() asks for on its way to a view of the same memory.
+READING = {
+    f"aten.{name}" for name in ("detach.default", "resolve_conj.default", "resolve_neg.default", "to.dtype_layout")
+}
+
+
 class Operations(TorchDispatchMode):
     """Notes tensor operations."""
 
@@ -192,14 +198,19 @@ class Operations(TorchDispatchMode):
 
 
 def test_a_recorded_step_does_no_tensor_operation_and_no_work_by_node(monkeypatch):
-    lines = []
+    lines: list[int] = []
+    calls = 0
 
     def counted(method: Callable[..., None]) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
-            with Operations() as mode:
-                ran = lines_run(lambda: method(*arguments))
-            assert mode.names <= {"aten.detach.default"}, f"{mode.names}: a view is all that it takes to read a tensor"
-            lines.append(ran)
+            nonlocal calls
+            calls += 1
+            if calls % 4 < 2:  # two methods a step
+                with Operations() as mode:
+                    method(*arguments)
+                assert mode.names <= READING, "nothing is computed"
+            else:
+                lines.append(lines_run(lambda: method(*arguments)))
 
         return call
 
@@ -207,7 +218,7 @@ def test_a_recorded_step_does_no_tensor_operation_and_no_work_by_node(monkeypatc
         monkeypatch.setattr(Track, name, counted(getattr(Track, name)))
     for case in ("trie-pruned", "merged-pruned"):
         record(case)
-    assert len(lines) > 20
+    assert len(lines) > 10
     assert max(lines) < 20, "lines of Python, for a batch of three and whatever its trees"
 
 
