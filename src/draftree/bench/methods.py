@@ -144,7 +144,8 @@ class HuggingFace(Method):
             torch.manual_seed(self._seed)
         begin = time.perf_counter()
         sequences = self._model.generate(prompt, attention_mask=mask, **self._options, **self._extra())
-        new: list[list[int]] = sequences[:, width:].tolist()  # waits for the device
+        said = 1 if self._model.config.is_encoder_decoder else width
+        new: list[list[int]] = sequences[:, said:].tolist()  # waits for the device
         seconds = (time.perf_counter() - begin) / len(prompts)
         cut = [self._cut(ids) for ids in new]
         return [Answer(ids, seconds, lengths=self._lengths(ids)) for ids in cut]
@@ -176,7 +177,7 @@ class DraftingHuggingFace(HuggingFace):
         """See `Method.answers`."""
         if len(prompts) > 1:
             raise ValueError(f"{self.label} takes one prompt at a time")
-        self._counter.seen = [len(prompts[0])]
+        self._counter.seen = [1 if self._model.config.is_encoder_decoder else len(prompts[0])]
         return super().answers(prompts)
 
     def _extra(self) -> dict[str, Any]:
@@ -246,7 +247,7 @@ class Draftree(Method):
     Only the drafter, and the shape with it, lives on from call to call within a round.
 
     Args:
-        model: a decoder-only model.
+        model: decoder-only, or an encoder-decoder, which is asked through its encoder.
         max_new_tokens: most tokens of an answer.
         make_drafter: gives the drafter of a round, or None for plain decoding.
         make_shape: gives the shape of a round; None leaves the engine's default.
@@ -274,6 +275,7 @@ class Draftree(Method):
         self._seed = None if sampling is None else sampling.seed
         self._drawn = {} if sampling is None else sampling.options()
         self._options = options
+        self._reads = bool(model.config.is_encoder_decoder)
         self.start()
 
     def start(self) -> None:
@@ -304,13 +306,14 @@ class Draftree(Method):
     ) -> list[Answer]:
         begin = time.perf_counter()
         options = read_options(self._model, None, None, None, {"max_new_tokens": self._new, **self._drawn})
-        longest = max(len(ids) for ids in prompts)
+        sources = [torch.tensor(ids, device=self._model.device) for ids in prompts] if self._reads else []
+        starts = [[options.decoder_start]] * len(prompts) if self._reads else prompts
         engine = Engine(
             self._model,
             drafter=self.drafter,
             shape=self._shape,
             slots=len(prompts),
-            capacity=longest + self._new + 64,
+            capacity=max(map(len, starts)) + self._new + 64,
             **self._options,
         )
         requests = [
@@ -322,9 +325,11 @@ class Draftree(Method):
                     max_new_tokens=self._new,
                     padded_length=len(ids),
                     seed=None if self._seed is None else self._seed + b,
+                    encoder_ids=sources[b][None] if sources else None,
                 ),
+                encoder_input=sources[b] if sources else None,
             )
-            for b, ids in enumerate(prompts)
+            for b, ids in enumerate(starts)
         ]
         seconds = time.perf_counter() - begin
         lengths: list[list[int]] = [[] for _ in requests]
