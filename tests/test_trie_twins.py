@@ -6,6 +6,7 @@ capacities keep the clock hand busy, so that freed nodes are reused under open b
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +51,23 @@ OPTIONS = st.fixed_dictionaries(
 def assert_same_dump(c: Trie, python: Trie) -> None:
     for left, right in zip(c._backend.dump(), python._backend.dump(), strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def check_order(tree, draft):
+    """The draft's nodes below a root, parents first and logp falling: paths and their parts stay what they were."""
+    assert tree.sizes == (len(draft.tokens) + 1,)
+    assert (tree.tokens[0, 0], tree.parents[0, 0], tree.logp[0, 0], tree.source[0, 0]) == (7, -1, 0, 0)
+    assert (tree.parents[0, 1:] < torch.arange(1, tree.width)).all()
+    assert (tree.logp[0, 1:] <= tree.logp[0, :-1]).all()
+    paths = []
+    for row in range(len(draft.tokens)):
+        path, at = [], row
+        while at >= 0:
+            path.append(int(draft.tokens[at]))
+            at = int(draft.parents[at])
+        paths.append(([7, *reversed(path)], float(draft.logp[row]), int(draft.source[row])))
+    nodes = range(1, tree.width)
+    assert sorted(paths) == sorted((tree.path(0, n), float(tree.logp[0, n]), int(tree.source[0, n])) for n in nodes)
 
 
 def check_tree(draft, budget, depth, mode, eos):
@@ -102,6 +120,10 @@ def test_twins_agree(options, steps, scan):
             drafts = [t.retrieve(request, budget, depth=depth, mode=mode, sources=sources) for t in twins]
             for left, right in zip(*drafts, strict=True):
                 np.testing.assert_array_equal(left, right)
+            trees = [t.tree(request, 7, budget, depth=depth, mode=mode, sources=sources) for t in twins]
+            for field in ("tokens", "parents", "logp", "source"):
+                assert torch.equal(getattr(trees[0], field), getattr(trees[1], field))
+            check_order(trees[0], drafts[0])
             check_tree(drafts[0], budget, min(depth, options["branch_length"]), mode, options.get("eos_token_ids", ()))
             continue
         for trie in twins:

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#define ABI 2 /* raised when a signature changes; c_trie.py refuses a library of another number */
+#define ABI 3 /* raised when a signature changes; c_trie.py refuses a library of another number */
 #define FROM_PROMPT 1
 #define FROM_OUTPUT 2
 #define HIERARCHICAL 0
@@ -353,6 +353,27 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
     }
     free(branch);
     return d.n;
+}
+
+/* A retrieved draft of n nodes as a tree: ids [3, n + 1] are tokens, parents and sources with the root in front, best [n + 1] the
+ * log-probabilities, in falling order; of equals the earlier comes first, so that a parent precedes its children. place [n]. */
+void trie_order(int32_t n, int64_t root, const int32_t *tokens, const int32_t *parents, const float *logp, const uint8_t *source,
+                int32_t *place, int64_t *ids, float *best) {
+    int64_t *above = ids + n + 1, *sources = above + n + 1;
+    for (int32_t i = 0; i < n; i++) { /* most come in order, or nearly */
+        int32_t at = i;
+        for (; at > 0 && best[at] < logp[i]; at--) best[at + 1] = best[at], above[at + 1] = above[at];
+        best[at + 1] = logp[i];
+        above[at + 1] = i;
+    }
+    for (int32_t i = 1; i <= n; i++) place[above[i]] = i;
+    for (int32_t i = 1; i <= n; i++) {
+        int64_t from = above[i];
+        ids[i] = tokens[from];
+        sources[i] = source[from];
+        above[i] = parents[from] < 0 ? 0 : place[parents[from]];
+    }
+    ids[0] = root, above[0] = -1, sources[0] = 0, best[0] = 0;
 }
 
 /* ---------------------------------------------------------------- files */

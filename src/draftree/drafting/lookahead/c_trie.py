@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from draftree.drafting.lookahead._backend import Arrays, Dump, Settings
+from draftree.tree import TokenTree
 
 LIBRARY = Path(__file__).with_name("_trie.so")
-ABI = 2
+ABI = 3
 
 _INTS = POINTER(c_int32)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -53,6 +55,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_int32, c_int32, c_int32, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
+    "trie_order": (None, [c_int32, c_int64, *[c_void_p] * 7]),
     "trie_dump": (None, [c_void_p] * 6),
     "trie_restore": (c_int, [c_void_p, c_int32, *[c_void_p] * 4, c_uint32]),
 }
@@ -109,6 +112,7 @@ class CTrie:
             dtypes: tuple[Any, ...] = (np.int32, np.int32, np.float32, np.uint8)
             self._out: tuple[NDArray[Any], ...] = tuple(np.empty(budget, dtype) for dtype in dtypes)
             self._out_at = [column.ctypes.data for column in self._out]
+            self._place = (c_int32 * budget)()
 
     def begin(self, tokens: Sequence[int]) -> int:
         slot: int = self._lib.trie_begin(self._trie, _ints(tokens), len(tokens))
@@ -124,6 +128,14 @@ class CTrie:
         n = self._lib.trie_retrieve(self._trie, slot, budget, depth, mode, sources, *self._out_at)
         tokens, parents, logp, source = (column[:n].copy() for column in self._out)
         return tokens, parents, logp, source
+
+    def tree(self, slot: int, root: int, budget: int, depth: int, mode: int, sources: int) -> TokenTree:
+        self._make_room(budget)
+        n = self._lib.trie_retrieve(self._trie, slot, budget, depth, mode, sources, *self._out_at)
+        ids, logp = torch.empty(3, 1, n + 1, dtype=torch.long), torch.empty(1, n + 1)
+        self._lib.trie_order(n, root, *self._out_at, self._place, ids.data_ptr(), logp.data_ptr())
+        tokens, parents, source = ids.unbind()
+        return TokenTree(tokens, parents, logp, source, (n + 1,))
 
     def end(self, slot: int) -> None:
         self._lib.trie_end(self._trie, slot)

@@ -11,11 +11,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-
 from draftree.drafting.base import Context, Drafter
-from draftree.drafting.lookahead.trie import Draft, Trie, checked_ids
+from draftree.drafting.lookahead.trie import Trie, checked_ids
 from draftree.host.target import Target
 from draftree.tree import TokenTree
 
@@ -101,8 +98,8 @@ class Lookahead(Drafter):
             if budget < 1 or depth < 1:
                 trees.append(TokenTree.from_arrays([], [], root=request.tokens[-1]))
                 continue
-            found = self.trie.retrieve(request.id, budget, depth=depth, mode=self.mode, sources=self.sources)
-            trees.append(_best_first(found, request.tokens[-1]))
+            root = request.tokens[-1]
+            trees.append(self.trie.tree(request.id, root, budget, depth=depth, mode=self.mode, sources=self.sources))
         return TokenTree.stack(trees) if len(trees) > 1 else trees[0]
 
     def end(self, request: Context) -> None:
@@ -143,27 +140,6 @@ class Lookahead(Drafter):
         drafter = cls(trie.options["decoding_length"], trie.options["branch_length"], **options)
         drafter._trie = trie
         return drafter
-
-
-def _best_first(found: Draft, root: int) -> TokenTree:
-    """The draft as a tree with its nodes in falling order of probability, which makes cutting it to size cheap."""
-    tokens, parents, logp, source = found
-    if not (logp[1:] <= logp[:-1]).all():
-        order = np.argsort(-logp, kind="stable")  # stable: a parent precedes a child of equal probability
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        parents = np.where(parents < 0, -1, place[parents])[order]
-        tokens, logp, source = tokens[order], logp[order], source[order]
-    size = len(tokens) + 1
-    rows = np.zeros((3, 1, size), np.int64)
-    rows[0, 0, 0], rows[1, 0, 0] = root, -1
-    rows[0, 0, 1:], rows[2, 0, 1:] = tokens, source
-    np.add(parents, 1, out=rows[1, 0, 1:])
-    scores = np.zeros((1, size), np.float32)
-    scores[0, 1:] = logp
-    # As `TokenTree.from_arrays`, without its checks: the trie knows what a tree is.
-    ids = [torch.from_numpy(row) for row in rows]
-    return TokenTree(ids[0], ids[1], torch.from_numpy(scores), ids[2], (size,))
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

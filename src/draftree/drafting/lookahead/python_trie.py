@@ -24,6 +24,7 @@ from draftree.drafting.lookahead._backend import (
     Dump,
     Settings,
 )
+from draftree.tree import TokenTree
 
 ONE_HIT = 256  # counts are fixed point, so that halving is exact in both twins
 MAX_COUNT = 1 << 31
@@ -286,6 +287,14 @@ class PythonTrie:
             np.array([path.logp for path, _ in rows], dtype=np.float32),
             np.array([FROM_PROMPT * bool(path.p) + FROM_OUTPUT * bool(path.o) for path, _ in rows], dtype=np.uint8),
         )
+
+    def tree(self, slot: int, root: int, budget: int, depth: int, mode: int, sources: int) -> TokenTree:
+        tokens, parents, logp, source = self.retrieve(slot, budget, depth, mode, sources)
+        order = np.argsort(-logp, kind="stable")  # a parent precedes a child of equal probability
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        parents = np.where(parents < 0, -1, place[parents])[order]
+        return TokenTree.from_arrays(tokens[order], parents, logp[order], source[order], root=root)
 
     def take_tree(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> int:
         """Adds the best paths below the match; how many nodes of it were seen."""

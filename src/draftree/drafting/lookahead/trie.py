@@ -40,6 +40,7 @@ from draftree.drafting.lookahead import trie_file
 from draftree.drafting.lookahead._backend import MODES, SOURCES, Backend, Settings
 from draftree.drafting.lookahead.c_trie import CTrie
 from draftree.drafting.lookahead.python_trie import PythonTrie
+from draftree.tree import TokenTree
 
 SCAN = 256
 """Children of one node that retrieval looks at, in each forest: bounds the cost of a key like the comma."""
@@ -176,16 +177,32 @@ class Trie:
         mode: "hierarchical" merges shared prefixes, "parallel" repeats them in each branch (section 4.2),
         "single" is one branch. sources: "prompt", "output" or "mix" (table 3).
         """
+        wanted = self._wanted(budget, depth, mode, sources)
+        with self._lock:
+            return Draft(*self._backend.retrieve(self._slot(request), *wanted))
+
+    def tree(
+        self,
+        request: int,
+        root: int,
+        budget: int,
+        *,
+        depth: int | None = None,
+        mode: str = "hierarchical",
+        sources: str = "mix",
+    ) -> TokenTree:
+        """The same as a tree below `root`, its nodes in falling order of probability: cutting it to size is cheap."""
+        wanted = self._wanted(budget, depth, mode, sources)
+        with self._lock:
+            return self._backend.tree(self._slot(request), root, *wanted)
+
+    def _wanted(self, budget: int, depth: int | None, mode: str, sources: str) -> tuple[int, int, int, int]:
         _check_count("budget", budget)
         branch_length: int = self.options["branch_length"]
         if depth is None:
             depth = branch_length
         _check_count("depth", depth)
-        mode_id, source_id = _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
-        with self._lock:
-            slot = self._slot(request)
-            arrays = self._backend.retrieve(slot, budget, min(depth, branch_length), mode_id, source_id)
-        return Draft(*arrays)
+        return budget, min(depth, branch_length), _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
 
     def end(self, request: int) -> None:
         """The request is over: its prompt's branches go, its output's stay (branch eliminating)."""
