@@ -1,0 +1,219 @@
+"""Recorded texts replayed as drafts: how far chains of guesses would be accepted, without decoding.
+
+A chain is accepted as far as it is the text, so the rows of all chains are known beforehand: those from every place go
+through the model in a few wide passes, each seeing the whole model's keys and values before its place and its own
+chain's behind it, as in drafting. That gives acceptance exactly (greedy). Times are measured: of drafted rows with and
+without attentions and MLPs, and of verifying passes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from draftree.drafting.base import Seat
+from draftree.drafting.self_speculative import WORTH, run_chains
+from draftree.host import Host
+from draftree.host.bypass import omitted_modules
+from draftree.host.cost import StepCost, cached_cost
+from draftree.host.encoder import EncoderState
+from draftree.host.plan import Plan
+from draftree.host.skip import Omitted, Skip
+from draftree.training.rows import Row
+
+CHUNK = 512  # rows of a pass
+TIMED = 8  # rows in a timing
+ROUNDS = 12  # timings of each kind; the fastest counts
+
+
+class Score(NamedTuple):
+    """What a set is worth.
+
+    Attributes:
+        speed: predicted tokens a second, over those of plain decoding.
+        agreement: share of places where the first guess holds.
+        length: tokens a step, the whole model's own included.
+        rows: drafted rows a step.
+    """
+
+    speed: float
+    agreement: float
+    length: float
+    rows: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds, measured.
+
+    Attributes:
+        row: of a drafted row with nothing left out.
+        attention: what leaving out one attention saves of it.
+        mlp: what leaving out one MLP saves of it.
+        steps: of verifying passes, by rows.
+    """
+
+    row: float
+    attention: float
+    mlp: float
+    steps: StepCost
+
+    def of(self, skip: Skip) -> float:
+        """Of a drafted row."""
+        saved = len(skip.attention) * self.attention + len(skip.mlp) * self.mlp
+        return max(self.row - saved, 0.01 * self.row)
+
+
+class Replay:
+    """Recorded texts in a cache, and chains of guesses at them.
+
+    Args:
+        host: drives the model.
+        rows: the texts.
+        places: most places of each.
+        depth: longest chain.
+    """
+
+    def __init__(self, host: Host, rows: Sequence[Row], places: int, depth: int) -> None:
+        self._host, self._depth = host, depth
+        self._cache = host.new_cache(len(rows), max(map(len, rows)) + CHUNK)
+        self._encoder = EncoderState(host.target, len(rows)) if host.target.encoder_decoder else None
+        self._texts = [list(row.tokens) for row in rows]
+        self._floors = [row.start for row in rows]
+        self._roots = [
+            range(row.start - 1, min(row.start - 1 + places, len(text) - 1))
+            for row, text in zip(rows, self._texts, strict=True)
+        ]
+        with host.lock, host.guard():
+            for slot, row in enumerate(rows):
+                self._read(slot, row)
+
+    def _read(self, slot: int, row: Row) -> None:
+        device = self._host.target.device
+        if self._encoder is not None:
+            self._encoder.admit(slot, torch.tensor(row.source, device=device))
+        for begin in range(0, len(row), CHUNK):
+            ids = torch.tensor([row.tokens[begin : begin + CHUNK]], device=device)
+            n = ids.shape[1]
+            causal = torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
+            places = begin + torch.arange(n, device=device)[None]
+            plan = Plan(ids, places, causal, first_logit_row=n - 1, rope_floor=(row.start,))
+            result = self._host.run(plan, self._cache, slot, self._encoder)
+            self._cache.commit([list(range(n))], result.segments)
+
+    def chains(self, skip: Skip) -> list[tuple[np.ndarray, np.ndarray]]:
+        """By text: whether guesses [places, depth] are the text, and their log-probabilities there."""
+        with self._host.lock, self._host.guard():
+            return [self._of_text(slot, skip) for slot in range(len(self._texts))]
+
+    def _of_text(self, slot: int, skip: Skip) -> tuple[np.ndarray, np.ndarray]:
+        roots, depth = self._roots[slot], self._depth
+        true = np.zeros((len(roots), depth), dtype=bool)
+        logp = np.full((len(roots), depth), -np.inf, dtype=np.float32)
+        each = max(CHUNK // depth, 1)
+        for begin in range(0, len(roots), each):
+            part = roots[begin : begin + each]
+            true[begin : begin + each], logp[begin : begin + each] = self._pass(slot, part, skip)
+        return true, logp
+
+    def _pass(self, slot: int, roots: range, skip: Skip) -> tuple[np.ndarray, np.ndarray]:
+        text, depth, device = self._texts[slot], self._depth, self._host.target.device
+        length, count = len(text), len(roots) * self._depth
+        # Rows beyond the text's end stay at it: they guess nothing that counts.
+        places = np.array([[min(root + j, length - 2) for j in range(depth)] for root in roots])
+        chain = np.arange(count) // depth
+        visible = np.zeros((count, length + count), dtype=bool)
+        visible[:, :length] = np.arange(length) < np.array(roots)[chain, None]
+        visible[:, length:] = (chain[:, None] == chain) & np.tri(count, dtype=bool)
+        known = np.array(text)
+        plan = Plan(
+            torch.from_numpy(known[places].reshape(1, -1)).to(device),
+            torch.from_numpy(places.reshape(1, -1)).to(device),
+            torch.from_numpy(visible[None]).to(device),
+            rope_floor=(self._floors[slot],),
+            skip=skip,
+        )
+        result = self._host.run(plan, self._cache, slot, self._encoder)
+        best = result.logits[0].float().log_softmax(-1).max(-1)
+        inside = np.array(roots)[:, None] + np.arange(depth) < length - 1
+        guesses = best.indices.cpu().numpy().reshape(-1, depth)
+        scores = best.values.cpu().numpy().reshape(-1, depth)
+        return (guesses == known[places + 1]) & inside, np.where(inside, scores, -np.inf)
+
+    def score(self, skip: Skip, prices: Prices) -> Score:
+        """Walk the texts as decoding would, each step from where the one before ended."""
+        row, plain = prices.of(skip), float(prices.steps.of(1))
+        least = math.log(max(min(WORTH * row / plain, 1.0), 1e-30))
+        steps = prices.steps.of(np.arange(1, self._depth + 2))
+        tokens = drafted = passes = first = places = 0
+        seconds = 0.0
+        for true, logp in self.chains(skip):
+            first, places = first + int(true[:, 0].sum()), places + len(true)
+            # Another row is drafted as long as the chain so far is worth it.
+            worth = (np.cumsum(logp, 1)[:, :-1] >= least).cumprod(1).sum(1)
+            rows = 1 + worth
+            right = true.cumprod(1).sum(1)
+            at = 0
+            while at < len(true):
+                accepted = int(min(right[at], rows[at]))
+                tokens, drafted, passes = tokens + accepted + 1, drafted + int(rows[at]), passes + 1
+                seconds += int(rows[at]) * row + float(steps[int(rows[at])])
+                at += accepted + 1
+        return Score(tokens * plain / seconds, first / places, tokens / passes, drafted / passes)
+
+    def time_row(self, skip: Skip) -> float:
+        """Seconds of a drafted row behind the first text, and behind a verifying pass, which empties caches."""
+        self.time_step()
+        seat = Seat(self._host, self._cache, self._encoder, 0)
+        newest, floor = self._texts[0][-1], self._floors[0]
+        with self._host.guard():
+            begin = time.perf_counter()
+            run_chains(seat, [newest], [TIMED], skip, best=1, least=-math.inf, ends=(), floors=[floor])
+            return (time.perf_counter() - begin) / TIMED
+
+    def time_step(self) -> float:
+        """Seconds of the whole model's pass of one row behind the first text."""
+        device = self._host.target.device
+        place = torch.tensor([[len(self._texts[0]) - 1]], device=device)
+        row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
+        plan = Plan(torch.tensor([self._texts[0][-1:]], device=device), place, row, rope_floor=(self._floors[0],))
+        with self._host.lock, self._host.guard():
+            begin = time.perf_counter()
+            self._host.run(plan, self._cache, 0, self._encoder).logits[0, -1, 0].item()  # waits for the device
+            return time.perf_counter() - begin
+
+
+def measure_prices(host: Host, replay: Replay) -> Prices:
+    """Time drafted rows with everything, without any attention and without any MLP, and steps, interleaved."""
+    layers = range(len(host.target.layers))
+    without = {"attention": Skip.of(layers), "mlp": Skip.of((), layers)}
+    if not parted(host):  # then layers are left out whole, and it does not matter which part costs what
+        without = dict.fromkeys(without, Skip.behind(1, len(layers)))
+    kinds = {"all": Skip()} | without
+    steps = cached_cost(host)
+    fastest = dict.fromkeys(("step", *kinds), math.inf)
+    for _ in range(ROUNDS):
+        fastest["step"] = min(fastest["step"], replay.time_step())
+        for kind, skip in kinds.items():
+            fastest[kind] = min(fastest[kind], replay.time_row(skip))
+    row, parts = fastest["all"], len(layers) if parted(host) else 2 * (len(layers) - 1)
+    attention, mlp = (max(row - fastest[kind], 0.0) / parts for kind in without)
+    now = fastest["step"] / float(steps.of(1))  # the curve may be of a quieter or busier hour
+    return Prices(row, attention, mlp, StepCost(steps.rows, steps.seconds * now))
+
+
+def parted(host: Host) -> bool:
+    """Whether attentions and MLPs can be left out one by one."""
+    try:
+        for layer in host.target.layers:
+            for part in Omitted:
+                omitted_modules(layer, part)
+    except ValueError:
+        return False
+    return True
