@@ -1,0 +1,132 @@
+"""The search for what to leave out: replay counts what decoding accepts, and the best set tried is what is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from host_driver import one_thread
+from test_training import data_for
+from zoo import MEMBERS, build, construct
+
+import draftree
+from draftree.drafting.folder import load_drafter
+from draftree.host import HookedHost, Host, LoopHost, inspect_model
+from draftree.host.cost import StepCost
+from draftree.host.skip import Skip
+from draftree.shaping import Fixed
+from draftree.training.replay import Prices, Replay, Score
+from draftree.training.rows import Row
+from draftree.training.skip_set import Search, SearchOptions, search_skip_set
+
+__all__ = ["one_thread"]
+STEPS = StepCost((1, 2, 8), (1.0, 1.0, 1.0))
+NEW = 40
+
+
+def answered(model: Any, prompts: list[list[int]]) -> list[Row]:
+    rows = []
+    for prompt in prompts:
+        out = draftree.generate(model, torch.tensor([prompt]), max_new_tokens=NEW, eos_token_id=[])
+        rows.append(Row(tuple(out.sequences[0].tolist()), len(prompt)))
+    return rows
+
+
+@pytest.mark.parametrize("kind", [LoopHost, HookedHost])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("skip", [Skip.behind(3, 4), Skip.of([2], [3])], ids=["exit", "parts"])
+def test_replay_accepts_what_decoding_accepts(kind: type[Host], name: str, skip: Skip) -> None:
+    """Steps, drafted rows and accepted tokens of a real run without any stop but the text's end."""
+    model, depth = build(name), 3
+    host = kind(inspect_model(model))
+    prompts = [[5, 9, 3, 0, 7, 11, 4], [8, 8, 2, 6, 13, 40, 41, 42, 43, 60]]
+    rows = answered(model, prompts)
+    replay = Replay(host, rows, NEW, depth)
+    free = Prices(0.0, 0.0, 0.0, STEPS)  # so that every row is worth it
+    for row, (true, logp) in zip(rows, replay.chains(skip), strict=True):
+        drafter = draftree.SelfSpeculative(
+            skip_attention=skip.attention, skip_mlp=skip.mlp, num_draft_tokens=depth, branching=1, confidence=0
+        )
+        out = draftree.generate(
+            model,
+            torch.tensor([row.tokens[: row.start]]),
+            drafter=drafter,
+            shape=Fixed(depth),
+            host=host,
+            max_new_tokens=NEW,
+            eos_token_id=[],
+        )
+        assert np.isfinite(logp[:, 0]).all()
+        right = true.cumprod(1).sum(1)
+        at, steps, accepted = 1, 1, 0  # the first step reads the prompt and drafts nothing
+        while at < len(true):
+            held = min(int(right[at]), len(true) - at - 1)  # the engine drafts no token for the last place
+            at, steps, accepted = at + held + 1, steps + 1, accepted + held
+        assert (out.stats.total.steps, out.stats.total.accepted) == (steps, accepted)
+    assert replay.score(skip, free).rows == depth
+
+
+def test_speed_is_tokens_over_measured_times() -> None:
+    model = build("llama")
+    replay = Replay(LoopHost(inspect_model(model)), answered(model, [[5, 9, 3, 0, 7]]), NEW, 4)
+    assert replay.score(Skip(), Prices(0.0, 0.0, 0.0, STEPS)) == pytest.approx(Score(5.0, 1.0, 5.0, 4.0), rel=0.1)
+    dear = replay.score(Skip(), Prices(1.0, 0.0, 0.0, STEPS))
+    assert dear.rows == 1  # no chain promises enough for a second row
+    assert dear.speed == pytest.approx(1.0)
+    cheap = Prices(1.0, 0.2, 0.05, STEPS)
+    assert cheap.of(Skip.of([1, 2], [3])) == pytest.approx(0.55)
+    assert cheap.of(Skip.of(range(9), range(9))) == 0.01
+
+
+class Table:
+    """Scores by hand: every part costs agreement, but leaving attention 1 and MLP 2 out together pays."""
+
+    def score(self, skip: Skip, prices: Prices) -> Score:
+        speed = 1.0 - 0.1 * skip.parts
+        speed += 0.5 * (1 in skip.attention) + 0.5 * (1 in skip.attention and 2 in skip.mlp)
+        return Score(speed, 0.5, 1.0, 1.0)
+
+
+def test_sets_grow_by_what_has_done_best() -> None:
+    host = HookedHost(inspect_model(build("llama")))
+    search = Search(Table(), Prices(1, 0, 0, STEPS), SearchOptions(width=8))  # type: ignore[arg-type]
+    tried = search.run(host)
+    assert tried[:3] == [(s, Table().score(s, search.prices)) for s in (Skip.behind(n, 4) for n in (1, 2, 3))]
+    assert max(tried, key=lambda found: found[1].speed)[0] == Skip.of([1], [2])
+    assert len({skip for skip, _ in tried}) == len(tried)
+    late = Search(Table(), Prices(1, 0, 0, STEPS), SearchOptions(seconds=1e-9))  # type: ignore[arg-type]
+    assert len(late.run(host)) == 1
+    narrow = Search(Table(), Prices(1, 0, 0, STEPS), SearchOptions(width=1))  # type: ignore[arg-type]
+    assert len(narrow.run(host)) < len(tried)
+
+
+def test_a_search_leaves_a_folder(tmp_path: Path) -> None:
+    model = construct(MEMBERS["llama"])
+    data = data_for(model, tmp_path / "data", count=50, lengths=12)
+    options = SearchOptions(texts=4, places=8, num_draft_tokens=3, width=2)
+    told = search_skip_set(model, data, tmp_path / "out", options=options)
+    drafter = load_drafter(tmp_path / "out", model)
+    assert list(drafter.skip_attention) == told["skip_attention"]
+    tried = json.loads((tmp_path / "out" / "search.json").read_text())
+    assert len(tried) == told["sets"] > 11
+    best = max(tried, key=lambda one: one["speed"])
+    assert (best["skip_attention"], best["skip_mlp"]) == (told["skip_attention"], told["skip_mlp"])
+    assert drafter.recipe["predicted_on_dev"]["rows"] >= 1
+    ids = torch.tensor([[5, 9, 3, 0, 7]])
+    wanted = draftree.generate(model, ids, max_new_tokens=12).sequences
+    out = draftree.generate(model, ids, drafter=drafter, shape=Fixed(6), max_new_tokens=12)
+    assert out.sequences.tolist() == wanted.tolist()
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    for options in ({"texts": 0}, {"width": 0}, {"seconds": 0}):
+        with pytest.raises(ValueError, match="give more than 0"):
+            SearchOptions(**options)
+    with pytest.raises(ValueError, match="is no data set"):
+        search_skip_set(build("llama"), tmp_path, tmp_path / "out")
+    with pytest.raises(ValueError, match="nothing can be left out"):
+        search_skip_set(construct(MEMBERS["llama"], num_hidden_layers=1), tmp_path, tmp_path / "out")
