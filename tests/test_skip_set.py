@@ -67,7 +67,7 @@ def test_replay_accepts_what_decoding_accepts(kind: type[Host], name: str, skip:
             held = min(int(right[at]), len(true) - at - 1)  # the engine drafts no token for the last place
             at, steps, accepted = at + held + 1, steps + 1, accepted + held
         assert (out.stats.total.steps, out.stats.total.accepted) == (steps, accepted)
-    assert replay.score(skip, free).rows == depth
+    assert depth - 0.2 < replay.score(skip, free).rows <= depth  # fewer at the end of the text
 
 
 def test_speed_is_tokens_over_measured_times() -> None:
