@@ -14,6 +14,7 @@ from draftree.demo_model import demo_model
 
 if TYPE_CHECKING:
     from draftree.acceptance import LossyTypical
+    from draftree.bench.tune_file import load_tuned
     from draftree.drafting import (
         BiLD,
         BiTA,
@@ -63,6 +64,7 @@ __all__ = [
     "early_exit_model",
     "generate",
     "load_drafter",
+    "load_tuned",
     "read_trace",
     "write_trace",
     "write_trace_page",
@@ -93,6 +95,7 @@ _HOMES = {
     "early_exit_model": "draftree.drafting.early_exit",
     "generate": "draftree.engine",
     "load_drafter": "draftree.drafting.folder",
+    "load_tuned": "draftree.bench.tune_file",
     "read_trace": "draftree.trace.file",
     "write_trace": "draftree.trace.file",
     "write_trace_page": "draftree.trace.page",

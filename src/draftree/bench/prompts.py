@@ -40,8 +40,12 @@ def embedded_prompts() -> list[Prompt]:
     return _parse(text.splitlines(), "prompts.jsonl", "prompts")
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path, column: str = "prompt") -> list[Prompt]:
     """Prompts of a JSON-lines file, or of all *.jsonl files of a folder.
+
+    Args:
+        path: the file or folder.
+        column: which entry of a row is the prompt.
 
     Raises:
         ValueError: no such file, nothing in it, or a line that is no prompt.
@@ -57,13 +61,13 @@ def read_prompts(path: Path) -> list[Prompt]:
             lines = name.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError:
             raise ValueError(f"{name} is not UTF-8 text: give a file of JSON lines.") from None
-        found += _parse(lines, str(name), name.stem)
+        found += _parse(lines, str(name), name.stem, column)
     if not found:
-        raise ValueError(f"{path} is empty: give one JSON object with a 'prompt' per line.")
+        raise ValueError(f"{path} is empty: give one JSON object with a {column!r} per line.")
     return found
 
 
-def _parse(lines: Iterable[str], file: str, stem: str) -> list[Prompt]:
+def _parse(lines: Iterable[str], file: str, stem: str, column: str = "prompt") -> list[Prompt]:
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -74,20 +78,21 @@ def _parse(lines: Iterable[str], file: str, stem: str) -> list[Prompt]:
             raise ValueError(
                 f"{file}, line {number}, is not JSON: write one JSON object with a 'prompt' per line."
             ) from None
-        found.append(_prompt(row if isinstance(row, dict) else {}, f"{file}, line {number},", f"{stem}-{number}", stem))
+        where = f"{file}, line {number},"
+        found.append(_prompt(row if isinstance(row, dict) else {}, where, f"{stem}-{number}", stem, column))
     return found
 
 
-def _prompt(row: dict[str, Any], where: str, name: str, stem: str) -> Prompt:
+def _prompt(row: dict[str, Any], where: str, name: str, stem: str, column: str) -> Prompt:
     """One row, ours or Spec-Bench's."""
-    turns = row.get("turns") if "turns" in row else [row.get("prompt")]
+    if column != "prompt" and column not in row:
+        raise ValueError(f"{where} has no {column!r}, only {', '.join(row) or 'nothing'}: name one of these.")
+    of_spec_bench = column == "prompt" and "turns" in row
+    turns = row["turns"] if of_spec_bench else [row.get(column)]
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-        wanted = (
-            "'turns': give a list of non-empty texts."
-            if "turns" in row
-            else "'prompt' text: give each row a non-empty one."
-        )
-        raise ValueError(f"{where} has no {wanted}")
+        if of_spec_bench:
+            raise ValueError(f"{where} has no 'turns': give a list of non-empty texts.")
+        raise ValueError(f"{where} has no {column!r} text: give each row a non-empty one.")
     return Prompt(
         id=str(row.get("id", row.get("question_id", name))),
         set=str(row.get("set", row.get("category", stem))),

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from draftree.cli import bench, demo, generate, trace, train
+from draftree.cli import bench, demo, generate, trace, train, tune
 
 app = typer.Typer(
     name="draftree",
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("trace")(trace.trace)
+app.command("tune")(tune.tune)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 

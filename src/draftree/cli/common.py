@@ -42,6 +42,7 @@ GUESS_STYLES = {
 }
 TRAINED = ("medusa", "bita", "hidden-transfer", "draft-model")
 SMALL_ONES = ("demo", "small")  # names of the embedded model's small one beside --bild
+TUNED = ".json"  # ends the name of a file that draftree tune wrote
 DRAFTERS = ("none", "lookahead", "prompt-lookup", "jacobi", *TRAINED)
 
 
@@ -77,10 +78,13 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
         if trie is not None and "lookahead" not in parts:
             raise ValueError(f"--trie belongs to the lookahead drafter, which is not in {name!r}: leave it out.")
         return
-    if name not in DRAFTERS and not Path(name).is_dir():
+    if name.endswith(TUNED) and "+" not in name:
+        if not Path(name).is_file():
+            raise ValueError(f"There is no tuned choice {name!r}: give a file that draftree tune wrote.")
+    elif name not in DRAFTERS and not Path(name).is_dir():
         near = difflib.get_close_matches(name, DRAFTERS, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        choice = f"{', '.join(DRAFTERS)}, several joined by +, or the folder of a drafter or small model"
+        choice = f"{', '.join(DRAFTERS)}, several joined by +, the folder of a drafter or small model, or a tuned .json"
         raise ValueError(f"There is no drafter {name!r}: choose {choice}.{hint}")
     if trie is not None and name != "lookahead":
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
@@ -89,7 +93,8 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
 def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:
     """The drafter called `name` on the command line: one of `DRAFTERS`, or a folder that training wrote.
 
-    A folder without `draftree_config.json` is taken for a small model of Hugging Face's; names joined by + are merged.
+    A folder without `draftree_config.json` is taken for a small model of Hugging Face's; names joined by + are merged;
+    a .json file is what `draftree tune` chose, its trees included.
 
     Args:
         name: those of `TRAINED` are the embedded model's.
@@ -110,6 +115,10 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
         return Merge([make_drafter(p, tokenizer, model, trie=trie if p == "lookahead" else None) for p in parts])
     if name in TRAINED:
         return demo_drafter(name, model)
+    if name.endswith(TUNED):
+        from draftree.bench.tune_file import load_tuned
+
+        return load_tuned(name, model, tokenizer)
     if name not in DRAFTERS:
         if (Path(name) / "config.json").is_file() and not (Path(name) / CONFIG).is_file():
             return DraftModel.from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)

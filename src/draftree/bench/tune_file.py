@@ -1,0 +1,222 @@
+"""What tuning has chosen, as a file: which drafter with which options and trees, for which model, and why.
+
+`draftree_tune.json` is plain JSON; the trie that the choice starts from lies beside it. `load_tuned` makes the drafter
+of it, its shape included, so that one argument brings all of it to `generate`, the engine and the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree.drafting import Drafter, DraftModel, Lookahead, Merge, PromptLookup
+from draftree.drafting.folder import demo_drafter, load_drafter, model_hash
+from draftree.host import inspect_model
+from draftree.host.cost import chip_name
+from draftree.shaping import DynamicTree, Fixed, Shape
+
+FORMAT = 1
+KINDS = ("lookahead", "prompt-lookup", "trained", "draft-model", "merge")
+LABELS = {"lookahead": "Lookahead", "prompt-lookup": "PromptLookup", "draft-model": "DraftModel"}
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A drafter in plain values.
+
+    Attributes:
+        kind: one of `KINDS`.
+        options: of its constructor.
+        name: of a trained drafter or small model: a folder, or a method of the embedded model's own.
+        warm: whether its trie starts from answers given while tuning.
+        parts: of a merge.
+    """
+
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    warm: bool = False
+    parts: tuple[Spec, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        if self.kind == "merge":
+            return " + ".join(part.label for part in self.parts)
+        if self.kind == "lookahead":
+            return f"Lookahead, {'warm' if self.warm else 'cold'}"
+        return LABELS.get(self.kind, "") or Path(str(self.name)).name
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; what is at its default is left out."""
+        told: dict[str, Any] = {"kind": self.kind}
+        if self.options:
+            told["options"] = self.options
+        if self.name is not None:
+            told["name"] = self.name
+        if self.warm:
+            told["warm"] = True
+        if self.parts:
+            told["parts"] = [part.as_dict() for part in self.parts]
+        return told
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> Spec:
+        """The spec that `as_dict` told; ValueError where it is none."""
+        if not isinstance(told, dict) or told.get("kind") not in KINDS:
+            raise ValueError("no drafter of a known kind")
+        parts = tuple(cls.from_dict(part) for part in told.get("parts", ()))
+        return cls(told["kind"], dict(told.get("options", {})), told.get("name"), bool(told.get("warm")), parts)
+
+
+def make(spec: Spec, model: Any, tokenizer: Any, trie: Callable[[Spec], Lookahead]) -> Drafter:
+    """The drafter of a spec.
+
+    Args:
+        spec: which.
+        model: the target.
+        tokenizer: its tokenizer; only asked where a small model has to have the same.
+        trie: makes a Lookahead, taught where the spec is warm.
+    """
+    if spec.kind == "lookahead":
+        return trie(spec)
+    if spec.kind == "prompt-lookup":
+        return PromptLookup(**spec.options)
+    if spec.kind == "merge":
+        return Merge([make(part, model, tokenizer, trie) for part in spec.parts])
+    name = str(spec.name)
+    if spec.kind == "draft-model":
+        if not Path(name).is_dir():
+            return demo_drafter(name, model)
+        return DraftModel.from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)
+    drafter: Drafter = load_drafter(Path(name), model) if Path(name).is_dir() else demo_drafter(name, model)
+    return drafter
+
+
+def shape_of(guesses: int | None) -> Shape:
+    """Trees of so many guesses in every step; trees sized by cost for None."""
+    return DynamicTree() if guesses is None else Fixed(guesses)
+
+
+def machine_of(model: Any) -> dict[str, Any]:
+    """What of a machine a choice depends on."""
+    return {
+        "device": chip_name(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def write_tuned(
+    path: Path,
+    model: Any,
+    spec: Spec | None,
+    guesses: int | None,
+    why: list[str],
+    more: dict[str, Any],
+    trie: Lookahead | None,
+    tokenizer: Any,
+) -> list[Path]:
+    """Write the choice to `path` and its trie beside it; returns the paths written.
+
+    Args:
+        path: a .json file.
+        model: that it was made for.
+        spec: the drafter; None for plain decoding.
+        guesses: of every step; None for trees sized by cost.
+        why: the explanation, line by line.
+        more: further entries of the file.
+        trie: what a warm spec starts from.
+        tokenizer: the model's.
+    """
+    written = [path]
+    beside = path.with_suffix(".trie")
+    told: dict[str, Any] = {
+        "format": FORMAT,
+        "model": {"hash": model_hash(inspect_model(model).model), "type": inspect_model(model).model_type},
+        "machine": machine_of(model),
+        "drafter": None if spec is None else spec.as_dict(),
+        "shape": {"kind": "dynamic"} if guesses is None else {"kind": "fixed", "node_budget": guesses},
+        "why": why,
+    }
+    if trie is not None:
+        trie.save(beside, tokenizer)
+        told["trie"] = beside.name
+        written.append(beside)
+    path.write_text(json.dumps(told | more, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return written
+
+
+def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter | None:
+    """The drafter that `draftree tune` chose for `model`, with its trees and its trie.
+
+    Args:
+        path: `draftree_tune.json`; its trie lies beside it.
+        model: the Hugging Face model that was tuned for.
+        tokenizer: the model's; needed where the choice has a trie.
+
+    Returns:
+        A drafter to pass as `drafter=`; None where plain decoding was fastest. Its `shape` is set, so that no other
+        argument is needed.
+
+    Raises:
+        ValueError: no such file or no choice in it, another model, or a trie without a tokenizer; one sentence.
+
+    Warns:
+        UserWarning: the choice was made on another device, type or number of threads, where something else may be best.
+    """
+    path = Path(path)
+    told = _read(path)
+    if told["model"]["hash"] != model_hash(inspect_model(model).model):
+        raise ValueError(
+            f"{path} was tuned for another model (a {told['model']['type']} with other weights or dtype): run draftree "
+            "tune with this one."
+        )
+    here = machine_of(model)
+    for name, value in told["machine"].items():
+        if here.get(name) != value:
+            warnings.warn(
+                f"{path} was tuned with {name} {value}, and this is {here.get(name)}: something else may be faster "
+                "here, draftree tune tells.",
+                stacklevel=2,
+            )
+    if told["drafter"] is None:
+        return None
+
+    def trie(spec: Spec) -> Lookahead:
+        if not spec.warm:
+            return Lookahead(**spec.options)
+        if tokenizer is None:
+            raise ValueError(f"{path} comes with a trie, which is checked by its tokenizer: pass tokenizer=.")
+        beside = path.with_name(str(told.get("trie")))
+        if not beside.is_file():
+            raise ValueError(f"{path} starts from the trie {beside.name!r}, which is not beside it: copy both files.")
+        return Lookahead.load(beside, tokenizer)
+
+    drafter = make(Spec.from_dict(told["drafter"]), model, tokenizer, trie)
+    shape = told["shape"]
+    drafter.shape = shape_of(shape["node_budget"] if shape["kind"] == "fixed" else None)
+    return drafter
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"There is no tuned choice {str(path)!r}: give a file that draftree tune wrote.")
+    try:
+        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        newer = told["format"] != FORMAT
+        parts = told["model"]["hash"], told["model"]["type"], told["machine"].items(), told["shape"]["kind"]
+        complete = len(parts) == 4 and (told["drafter"] is None or bool(Spec.from_dict(told["drafter"])))
+    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
+        newer = complete = False
+    if newer:
+        raise ValueError(f"{path} is of format {told['format']}, and this draftree reads {FORMAT}: run draftree tune.")
+    if not complete:
+        raise ValueError(f"{path} holds no choice of draftree tune: give a file that it wrote.")
+    return told

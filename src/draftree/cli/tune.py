@@ -1,0 +1,90 @@
+"""`draftree tune`: find the drafter, trie and trees that are fastest for a model, a text and this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def tune(
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines of the text to tune for, or a folder of them.", show_default="the package's"),
+    ] = None,
+    column: Annotated[str, typer.Option(help="Which entry of a row is the prompt.")] = "prompt",
+    drafters: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Trained drafter or small model to try as well: a folder, or a name of the embedded model's; may be "
+            "given again.",
+            show_default="none; for the embedded model all of its own",
+        ),
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Time for all of it.")] = 5.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
+    per_set: Annotated[int, typer.Option(min=1, help="Most prompts of every set.")] = 40,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")] = None,
+    out: Annotated[Path, typer.Option(help="File for the choice; its trie goes beside it.")] = Path(
+        "draftree_tune.json"
+    ),
+    check: Annotated[
+        bool, typer.Option("--check", help="Only compare what replay predicts with real runs; writes nothing.")
+    ] = False,
+) -> None:
+    """Find what is fastest for MODEL on PROMPTS and this machine; write it to a file that --drafter takes."""
+    import torch
+    from rich.console import Console
+
+    from draftree.bench.models import load_model
+    from draftree.bench.prompts import embedded_prompts, read_prompts
+    from draftree.bench.tune import Wishes
+    from draftree.bench.tune import tune as find
+    from draftree.bench.tune_check import check_replay
+    from draftree.bench.tune_report import check_table, render, write_choice
+    from draftree.cli.common import PIPED_WIDTH, StageBar
+
+    if out.suffix != ".json":
+        raise ValueError(f"--out is {str(out)!r}: name a .json file.")
+    found = embedded_prompts() if prompts is None else read_prompts(prompts, column)
+    named = drafters if drafters is not None else ["medusa", "hidden-transfer"] if model is None else []
+    specs = tuple(_spec(name) for name in dict.fromkeys(named))
+    wishes = Wishes(minutes, max_new_tokens, per_set, specs)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    loaded, tokenizer = load_model(model)
+    if check:
+        with StageBar(console) as bar:
+            rows = check_replay(loaded, tokenizer, found, wishes, bar)
+        console.print(check_table(rows))
+        return
+    with StageBar(console) as bar:
+        choice = find(loaded, tokenizer, found, wishes, bar)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    written = write_choice(choice, loaded, tokenizer, out)
+    console.print(render(choice))
+    for line in choice.why():
+        console.print(line, markup=False)
+    console.print("Written: " + ", ".join(str(path) for path in written), markup=False)
+
+
+def _spec(name: str) -> Any:
+    """What --drafters names: a folder that training wrote, one of a small model, or one of the embedded model's own."""
+    from draftree.bench.tune_file import Spec
+    from draftree.cli.common import TRAINED, check_drafter
+    from draftree.drafting.folder import CONFIG
+
+    if name in TRAINED:
+        return Spec("draft-model" if name == "draft-model" else "trained", name=name)
+    if not Path(name).is_dir():
+        check_drafter(name)
+        raise ValueError(f"--drafters {name!r} is always tried: name trained drafters, or leave it out.")
+    small = (Path(name) / "config.json").is_file() and not (Path(name) / CONFIG).is_file()
+    return Spec("draft-model" if small else "trained", name=name)
