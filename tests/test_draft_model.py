@@ -36,8 +36,8 @@ class Watched(DraftModel):
             self.rows += plan.tokens.numel()
             return run(plan, *arguments)
 
-        def counting_ahead(*arguments: Any) -> Any:
-            course = run_ahead(*arguments)
+        def counting_ahead(*arguments: Any, **options: Any) -> Any:
+            course = run_ahead(*arguments, **options)
             if course is not None:
                 self.runs += 1
                 self.rows += sum(map(len, course.tokens))

@@ -23,6 +23,9 @@ from draftree.drafting.second_model import SecondModel
 from draftree.host import Target
 from draftree.tree import TokenTree
 
+Chain = list[tuple[int, float]]  # tokens, and their log-probabilities
+ROUNDING = 1e-5  # of a logarithm in float32
+
 
 class BiLD(SecondModel):
     """Two models write one text: LOSSY, unless `lossless` is set.
@@ -96,26 +99,61 @@ class BiLD(SecondModel):
 
     def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> list[TokenTree]:
         reaches = [
-            self._reach(request, min(self.num_draft_tokens, budget)) if self._may_write(request) else 0
+            max(self._reach(request, min(self.num_draft_tokens, budget)), 0) if self._may_write(request) else 0
             for request, budget in zip(requests, budgets, strict=True)
         ]
-        chains: list[list[tuple[int, float]]] = [[] for _ in requests]  # tokens, and their log-probabilities
+        chains: list[Chain] = [[] for _ in requests]
         if max(reaches) > 0:
-            ids = [request.id for request in requests]
             texts = [request.tokens if reach > 0 else None for request, reach in zip(requests, reaches, strict=True)]
-            for request in requests:
-                self._said[request.id] = []
-            logits = self._small.read(ids, texts)[:, None]
-            writing = [reach > 0 for reach in reaches]
-            for depth in range(1, max(reaches) + 1):
-                writing = self._write(requests, writing, chains, logits)
-                going_on = [w and reach > depth for w, reach in zip(writing, reaches, strict=True)]
-                if not any(going_on):
-                    break
-                nodes = [[chain[-1][0]] if on else [] for chain, on in zip(chains, going_on, strict=True)]
-                logits = self._small.grow(ids, nodes, [[depth - 2] if own else [] for own in nodes], depth)
-                writing = going_on
+            if not self._run_ahead(requests, texts, reaches, chains):
+                self._pass_by_pass(requests, texts, reaches, chains)
         return [self._tree(request.tokens[-1], chain) for request, chain in zip(requests, chains, strict=True)]
+
+    def _run_ahead(
+        self,
+        requests: Sequence[Context],
+        texts: Sequence[Sequence[int] | None],
+        reaches: Sequence[int],
+        chains: Sequence[Chain],
+    ) -> bool:
+        """Write all chains in one call; False where no host can, or where more than the best tokens is needed."""
+        choosing = not self.lossless and any(request.chooser is not None for request in requests)
+        if choosing or self.distance == "kl":
+            return False
+        ids = [request.id for request in requests]
+        sure = math.log(self.fallback_threshold) - ROUNDING if self.fallback_threshold else -math.inf
+        courses = self._small.ahead(ids, texts, reaches, 1, -math.inf, tuple(self._eos), sure)
+        if courses is None:
+            return False
+        for chain, course in zip(chains, courses, strict=True):
+            for (token, *_), (logp, *_) in zip(course.tokens, course.logp, strict=True):
+                if math.exp(logp) < self.fallback_threshold:
+                    break
+                chain.append((token, logp))
+                if token in self._eos:
+                    break
+        return True
+
+    def _pass_by_pass(
+        self,
+        requests: Sequence[Context],
+        texts: Sequence[Sequence[int] | None],
+        reaches: Sequence[int],
+        chains: Sequence[Chain],
+    ) -> None:
+        """Write a token of each chain with every pass of the small model."""
+        ids = [request.id for request in requests]
+        for request in requests:
+            self._said[request.id] = []
+        logits = self._small.read(ids, texts)[:, None]
+        writing = [reach > 0 for reach in reaches]
+        for depth in range(1, max(reaches) + 1):
+            sure = self._write(requests, writing, chains, logits)
+            writing = [goes and reach > depth for goes, reach in zip(sure, reaches, strict=True)]
+            if not any(writing):
+                break
+            nodes = [[chain[-1][0]] if goes else [] for chain, goes in zip(chains, writing, strict=True)]
+            logits = self._small.grow(ids, nodes, [[depth - 2] if own else [] for own in nodes], depth)
 
     def _may_write(self, request: Context) -> bool:
         """Whether it is the small model's turn: the large one says a text's first token."""
@@ -125,7 +163,7 @@ class BiLD(SecondModel):
         self,
         requests: Sequence[Context],
         writing: Sequence[bool],
-        chains: Sequence[list[tuple[int, float]]],
+        chains: Sequence[Chain],
         logits: Tensor,
     ) -> list[bool]:
         """Add a token to each chain that goes on; return which may have another. `logits` is [B, 1, V]."""
@@ -146,7 +184,7 @@ class BiLD(SecondModel):
             going_on.append(sure and token not in self._eos)
         return going_on
 
-    def _tree(self, root: int, chain: Sequence[tuple[int, float]]) -> TokenTree:
+    def _tree(self, root: int, chain: Chain) -> TokenTree:
         count = len(chain)
         path, total = [0.0], 0.0
         for _, logp in chain:

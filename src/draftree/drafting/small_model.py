@@ -8,6 +8,7 @@ theirs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -189,6 +190,7 @@ class SmallModel:
         best: int,
         least: float,
         ends: Sequence[int],
+        each: float = -math.inf,
     ) -> list[Path] | None:
         """Read the texts and go on by the best tokens, all in one call.
 
@@ -198,6 +200,7 @@ class SmallModel:
             best: tokens told of each place.
             least: log-probability of a path under which it is not followed.
             ends: tokens behind which it is not.
+            each: log-probability of a token under which it is not either.
 
         Returns:
             for each request what may come 1, 2, .. tokens ahead, the first of each on its path; None where the host
@@ -213,7 +216,19 @@ class SmallModel:
         steps = max(len(own) + reach - 1 for own, reach in zip(unread, reaches, strict=True))
         held = [self._read[request] for request in requests]
         places, taking_part = [read.certain for read in held], [text is not None for text in texts]
-        course = self.host.run_ahead(self._cache, first, places, unread, steps, best, least, ends, taking_part)
+        course = self.host.run_ahead(
+            self._cache,
+            first,
+            places,
+            unread,
+            steps,
+            best,
+            least,
+            ends,
+            taking_part,
+            each=each,
+            encoder=self._encoder,
+        )
         if course is None:
             self.runs_ahead = False
             return None

@@ -12,6 +12,8 @@ typedef struct {
     const int64_t *ends;            /* tokens behind which nothing follows */
     int64_t end_count, last_position, best;
     float epsilon, least;           /* of the norm; log-probability under which paths are not followed */
+    float each;                     /* log-probability under which a single token is not */
+    const Cross *cross;             /* the layers of an encoder-decoder, in place of `layers`, or NULL */
 } Ahead;
 
 /* The `best` likeliest of scores [count], likeliest first, with their log-probabilities. */
@@ -65,7 +67,7 @@ static Choose chosen(void) {
  * work: batch * (2 * hidden + vocabulary) floats. tokens, logp: [steps, batch, best], what may follow each row. */
 int64_t layer_ahead(const Ahead *a, const Pass *p, const int64_t *positions, const int64_t *given, int64_t steps, float *paths,
                     float *work, int64_t *tokens, float *logp) {
-    int64_t batch = p->batch, hidden = a->head->inputs, dim = a->layers[0]->dim, vocabulary = a->head->outputs;
+    int64_t batch = p->batch, hidden = a->head->inputs, dim = a->cross ? 0 : a->layers[0]->dim, vocabulary = a->head->outputs;
     float *x = work, *normed = x + batch * hidden, *scores = normed + batch * hidden;
     float *cosine = (float *)p->cosine, *sine = (float *)p->sine;
     int64_t *starts = (int64_t *)p->starts;
@@ -76,10 +78,14 @@ int64_t layer_ahead(const Ahead *a, const Pass *p, const int64_t *positions, con
             if (token < 0) token = s ? tokens[((s - 1) * batch + b) * a->best] : 0;
             if (position > a->last_position) position = a->last_position;
             memcpy(x + b * hidden, a->embedding + token * hidden, hidden * sizeof *x);
+            if (a->cross) continue; /* positions are distances there */
             memcpy(cosine + b * dim, a->cosines + position * dim, dim * sizeof *cosine);
             memcpy(sine + b * dim, a->sines + position * dim, dim * sizeof *sine);
         }
-        layer_run(a->layers, a->count, p, x, a->keys, a->values);
+        if (a->cross)
+            cross_run(a->cross, p, x, a->keys, a->values);
+        else
+            layer_run(a->layers, a->count, p, x, a->keys, a->values);
         layer_norm(x, a->norm, a->epsilon, batch, hidden, normed);
         layer_product(a->head, normed, batch, p->threads, 0, scores);
         int go_on = 0;
@@ -90,7 +96,7 @@ int64_t layer_ahead(const Ahead *a, const Pass *p, const int64_t *positions, con
                 go_on |= paths[b] > -INFINITY;
                 continue;
             }
-            paths[b] += logp[at];
+            paths[b] = logp[at] >= a->each ? paths[b] + logp[at] : -INFINITY;
             for (int64_t i = 0; i < a->end_count; i++)
                 if (tokens[at] == a->ends[i]) paths[b] = -INFINITY;
             go_on |= paths[b] >= a->least;

@@ -26,8 +26,8 @@ class _Ahead(Structure):
         ("count", c_int64),
         *((name, c_void_p) for name in ("embedding", "norm", "cosines", "sines", "head", "ends")),
         *((name, c_int64) for name in ("end_count", "last_position", "best")),
-        ("epsilon", c_float),
-        ("least", c_float),
+        *((name, c_float) for name in ("epsilon", "least", "each")),
+        ("cross", c_void_p),
     )
 
 
@@ -41,6 +41,56 @@ class Course(NamedTuple):
 
     tokens: list[list[list[int]]]
     logp: list[list[list[float]]]
+
+
+class Scratch:
+    """Memory that a thread writes over with every call."""
+
+    def __init__(self) -> None:
+        self._held = threading.local()
+
+    def floats(self, count: int) -> int:
+        """Address of so many floats of this thread's."""
+        held: Tensor | None = getattr(self._held, "floats", None)
+        if held is None or held.numel() < count:
+            with torch.inference_mode(False):
+                held = self._held.floats = torch.empty(count)
+        return held.data_ptr()
+
+
+def prepared(library: Any) -> Any:
+    """The library, its call described."""
+    library.layer_ahead.restype = c_int64
+    library.layer_ahead.argtypes = [POINTER(_Ahead), POINTER(_Pass), c_void_p, c_void_p, c_int64, *[c_void_p] * 4]
+    return library
+
+
+def go(
+    library: Any,
+    ahead: _Ahead,
+    p: _Pass,
+    positions: Sequence[int],
+    given: Sequence[Sequence[int]],
+    steps: int,
+    best: int,
+    taking_part: Sequence[bool],
+    work: int,
+) -> Course:
+    """Make the steps; arguments as of `Host.run_ahead`, `work` the address of the memory that C asks for."""
+    batch = len(given)
+    read: list[int] = []
+    for own in given:
+        row = list(own[:steps]) or [0]
+        read += row + [-1] * (steps - len(row))
+    paths = (c_float * batch)(*(0.0 if part else -math.inf for part in taking_part))
+    places, rows = (c_int64 * batch)(*positions), (c_int64 * len(read))(*read)
+    tokens, logp = (c_int64 * (steps * batch * best))(), (c_float * (steps * batch * best))()
+    made = library.layer_ahead(ahead, p, places, rows, steps, paths, work, tokens, logp)
+    begins = [[(s * batch + b) * best for s in range(made)] for b in range(batch)]
+    return Course(
+        [[tokens[i : i + best] for i in of_request] for of_request in begins],
+        [[logp[i : i + best] for i in of_request] for of_request in begins],
+    )
 
 
 class Runner:
@@ -57,20 +107,9 @@ class Runner:
     """
 
     def __init__(self, library: ctypes.CDLL, stack: CompiledStack, head: CompiledHead, embedding: Tensor) -> None:
-        self._call = library.layer_ahead
-        self._call.restype = c_int64
-        self._call.argtypes = [POINTER(_Ahead), POINTER(_Pass), c_void_p, c_void_p, c_int64, *[c_void_p] * 4]
+        self._library, self._scratch = prepared(library), Scratch()
         self._stack, self._head, self._embedding = stack, head, embedding
         self._heads = [layer.parts.heads for layer in stack._layers]
-        self._scratch = threading.local()
-
-    def _floats(self, count: int) -> int:
-        """Address of scratch memory of this thread."""
-        held: Tensor | None = getattr(self._scratch, "floats", None)
-        if held is None or held.numel() < count:
-            with torch.inference_mode(False):
-                held = self._scratch.floats = torch.empty(count)
-        return held.data_ptr()
 
     def run(
         self,
@@ -81,6 +120,7 @@ class Runner:
         steps: int,
         best: int,
         least: float,
+        each: float,
         ends: Sequence[int],
         taking_part: Sequence[bool],
     ) -> Course:
@@ -91,7 +131,7 @@ class Runner:
         starts = cache.starts
         scratch = batch * self._stack.scratch
         scores = threads * (2 * dim + max(starts) + steps) * LANES
-        angles = self._floats(2 * batch * dim + scratch + scores + batch * (2 * hidden + matrix.outputs))
+        angles = self._scratch.floats(2 * batch * dim + scratch + scores + batch * (2 * hidden + matrix.outputs))
         at = angles + 8 * batch * dim
         visible = (c_uint8 * batch)(*[1] * batch)
         p = _Pass(
@@ -111,21 +151,20 @@ class Runner:
         ahead = _Ahead(
             *(ctypes.addressof(self._stack._described), ctypes.addressof(keys), ctypes.addressof(values), len(stores)),
             *(like.data_ptr(), weight.data_ptr(), cosines.data_ptr(), sines.data_ptr()),
-            *(ctypes.addressof(matrix), ctypes.addressof(stops), len(ends), len(cosines) - 1, best, epsilon, least),
+            *(
+                ctypes.addressof(matrix),
+                ctypes.addressof(stops),
+                len(ends),
+                len(cosines) - 1,
+                best,
+                epsilon,
+                least,
+                each,
+            ),
+            None,
         )
-        read: list[int] = []
-        for own in given:
-            row = list(own[:steps]) or [0]
-            read += row + [-1] * (steps - len(row))
-        paths = (c_float * batch)(*(0.0 if part else -math.inf for part in taking_part))
-        places, rows = (c_int64 * batch)(*positions), (c_int64 * len(read))(*read)
-        tokens, logp = (c_int64 * (steps * batch * best))(), (c_float * (steps * batch * best))()
-        made = self._call(ahead, p, places, rows, steps, paths, at + 4 * (scratch + scores), tokens, logp)
-        begins = [[(s * batch + b) * best for s in range(made)] for b in range(batch)]
-        return Course(
-            [[tokens[i : i + best] for i in of_request] for of_request in begins],
-            [[logp[i : i + best] for i in of_request] for of_request in begins],
-        )
+        work = at + 4 * (scratch + scores)
+        return go(self._library, ahead, p, positions, given, steps, best, taking_part, work)
 
 
 def runner_of(library: Any, stack: CompiledStack | None, head: Any, embedding: Any) -> Runner | None:

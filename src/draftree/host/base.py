@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -73,6 +74,8 @@ class Host(ABC):
         ends: Sequence[int] = (),
         taking_part: Sequence[bool] = (),
         skip: Skip | None = None,
+        each: float = -math.inf,
+        encoder: Any = None,
     ) -> Course | None:
         """Let texts go on by their best tokens, a row a request and step, in less time than passes take.
 
@@ -91,6 +94,8 @@ class Host(ABC):
             ends: token ids behind which a path is not followed.
             taking_part: False for requests whose rows do not matter; by default all take part.
             skip: what all rows leave out, as in `Plan`.
+            each: log-probability that a token must have by itself for its path to be followed.
+            encoder: the cross attention of encoder-decoders, as of `run`.
 
         Returns:
             what may follow the rows of the steps made, or None where this host has no quicker way than passes.

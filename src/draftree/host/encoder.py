@@ -140,6 +140,11 @@ class EncoderState:
             "past_key_values": EncoderDecoderCache(cache, cross),
         }
 
+    def stores(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Keys and values of all slots by layer, each [slots, heads, columns, dim], and which columns are real."""
+        assert self._mask is not None
+        return self._keys, self._values, self._mask
+
     def move(self, source: int, target: int) -> None:
         """Copy slot `source` over slot `target`."""
         for store in (*self._keys, *self._values):

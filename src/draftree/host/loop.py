@@ -9,6 +9,7 @@ not.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
@@ -24,6 +25,7 @@ from draftree.host.cache import SlotCache
 from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
 from draftree.host.layer import Angles, TensorHead, TensorLayer
 from draftree.host.masks import LayerKind, PassMasks, limits
+from draftree.host.one_call import OneCall
 from draftree.host.panels import PackedLinear
 from draftree.host.parts import FAMILIES, TURN_NEIGHBOURS, Norm, Parts, known_shape
 from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
@@ -108,10 +110,17 @@ class LoopHost(Host):
         # By what is left out; what all layers make serves every pass that leaves out nothing.
         self._stacks: dict[Skip | None, _Stack] = {}
         self._whole = self._stack_without(None)
+        self._kinds = tuple(set(target.kinds))
+        runner = self._whole.runner
+        self._at_once = None if runner is None else OneCall.beside(runner)
 
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Host.run`."""
+        if self._at_once is not None and self._at_once.takes(plan):
+            result = self._run_at_once(self._at_once, plan, cache, first)
+            if result is not None:
+                return result
         appended = sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
         cache.open(first, plan.batch, plan.width + appended)
         surgeries = {s.layer: s for s in plan.surgeries}
@@ -135,6 +144,19 @@ class LoopHost(Host):
             hidden[len(self._layers)] = x
         return PassResult(self._head(x[:, logit_slice(plan, segment)]), segments, hidden, self)
 
+    def _run_at_once(self, at_once: OneCall, plan: Plan, cache: SlotCache, first: int) -> PassResult | None:
+        """The same in one call; None where a window cuts something off, or ids or positions are out of range."""
+        reach = max(cache.lengths[first : first + plan.batch]) + plan.width
+        if any(limits(kind, reach) for kind in self._kinds):
+            return None
+        table = self._tables[None]
+        table.reach(reach, self.target.dtype, self.target.device)
+        cache.open(first, plan.batch, plan.width)
+        logits = at_once.run(plan, cache, (table.cosines, table.sines))
+        if logits is None:
+            return None
+        return PassResult(logits, [Segment(0, None, plan.positions, plan.visible)], {}, self)
+
     def run_ahead(
         self,
         cache: SlotCache,
@@ -147,6 +169,8 @@ class LoopHost(Host):
         ends: Sequence[int] = (),
         taking_part: Sequence[bool] = (),
         skip: Skip | None = None,
+        each: float = -math.inf,
+        encoder: Any = None,
     ) -> Course | None:
         """See `Host.run_ahead`."""
         batch = len(given)
@@ -160,7 +184,7 @@ class LoopHost(Host):
         cache.open(first, batch, steps)
         tables = table.cosines, table.sines
         taking_part = taking_part or [True] * batch
-        return runner.run(cache, tables, positions, given, steps, best, least, ends, taking_part)
+        return runner.run(cache, tables, positions, given, steps, best, least, each, ends, taking_part)
 
     @torch.inference_mode()
     def close(self, hidden: Tensor) -> Tensor:
