@@ -52,6 +52,7 @@ class SlotCache(Cache):
         self._first = 0
         self._count = 1
         self._columns: Tensor | None = None
+        self.notes: dict[Any, Any] = {}  # what hosts know of where the stores lie; forgotten when they are laid anew
         self._column_cache: dict[int, tuple[Tensor, Tensor]] = {}
 
     @staticmethod
@@ -79,6 +80,7 @@ class SlotCache(Cache):
                     new[:, :, :used] = old[:, :, :used]
                     store[i] = new
         self.capacity = capacity
+        self.notes.clear()
 
     @torch.inference_mode(False)
     def _allocate(self, layer: int, heads: int, widths: tuple[int, int], like: Tensor) -> None:
@@ -87,6 +89,7 @@ class SlotCache(Cache):
             if self.prefix is not None:
                 new[:, :, : self.prefix_length] = self.prefix[layer][which].to(new)
             store[layer] = new
+        self.notes.clear()
 
     @property
     def first(self) -> int:
@@ -220,6 +223,7 @@ class SlotCache(Cache):
                     store[i] = new
         self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
         self.slots = slots
+        self.notes.clear()
 
     def move(self, source: int, target: int) -> None:
         """Copy slot `source` over slot `target` (used to keep the live slots contiguous)."""
