@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli import train_align, train_methods, train_skip_set
+from draftree.cli import train_align, train_early_exit, train_methods, train_skip_set
 
 app = typer.Typer(name="train", help="Make training data and train drafters inside the model.", no_args_is_help=True)
 app.command("bita")(train_methods.bita)
@@ -15,6 +15,7 @@ app.command("hidden-transfer")(train_methods.hidden_transfer)
 app.command("medusa")(train_methods.medusa)
 app.command("early-head")(train_methods.early_head)
 app.command("align")(train_align.align)
+app.command("early-exit")(train_early_exit.early_exit)
 app.command("skip-set")(train_skip_set.skip_set)
 
 REFRESH = 15.0  # seconds between lines of progress where output is piped

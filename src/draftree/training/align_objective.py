@@ -24,7 +24,7 @@ class AlignObjective(nn.Module):
         places: as of `Objective`: one depth, the next token.
     """
 
-    places = (1,)
+    places: tuple[int, ...] = (1,)
 
     def __init__(self, small: Any) -> None:
         super().__init__()
@@ -49,9 +49,7 @@ class AlignObjective(nn.Module):
         else:
             read = _upto(source_length, source)
             logits = self.small(input_ids=source, attention_mask=read, decoder_input_ids=tokens).logits
-        place = torch.arange(tokens.shape[1] - 1, device=tokens.device)
-        there = (place >= start[:, None] - 1) & (place < length[:, None] - 1)
-        truth = tokens[:, 1:]
+        truth, there = answers_in(tokens, length, start)
         loss = cross_entropy(logits[:, :-1], truth, there)
         if self.training:
             return {"loss": loss}
@@ -67,6 +65,12 @@ class AlignObjective(nn.Module):
                 held[name] = tensor.clone()
             seen.add(tensor.data_ptr())
         return held
+
+
+def answers_in(tokens: Tensor, length: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """The token behind each place of a batch [B, T - 1] but the last, and where it is one of an answer."""
+    place = torch.arange(tokens.shape[1] - 1, device=tokens.device)
+    return tokens[:, 1:], (place >= start[:, None] - 1) & (place < length[:, None] - 1)
 
 
 def _upto(length: Tensor, of: Tensor) -> Tensor:
