@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -11,15 +13,17 @@ from zoo import build
 
 from draftree.host import HookedHost, Host, LoopHost, inspect_model
 from draftree.host.cache import SlotCache
+from draftree.host.encoder import EncoderState
 from draftree.host.plan import Plan
 
 ONE = torch.ones(1, 1, 1, dtype=torch.bool)
 GIVEN = [[5], [7, 9, 4], [3, 3]]
 
 
-def step(host: Host, cache: SlotCache, slot: int, token: int) -> Tensor:
+def step(host: Host, cache: SlotCache, slot: int, token: int, encoder: EncoderState | None = None) -> Tensor:
     """Log-probabilities [V] behind one more token."""
-    result = host.run(Plan(torch.tensor([[token]]), torch.tensor([[cache.lengths[slot]]]), ONE), cache, slot)
+    plan = Plan(torch.tensor([[token]]), torch.tensor([[cache.lengths[slot]]]), ONE)
+    result = host.run(plan, cache, slot, encoder)
     cache.commit([[0]], result.segments)
     return result.logits[0, 0].log_softmax(-1)
 
@@ -96,3 +100,56 @@ def test_hosts_that_cannot() -> None:
         cache = host.new_cache(3)
         prompts(host, cache)
         assert host.run_ahead(cache, 0, cache.lengths, GIVEN, 6, 2, 0.0) is None
+
+
+@pytest.mark.parametrize("each", [-0.5, -1.5])
+def test_a_token_that_is_too_unlikely_ends_its_path(each: float) -> None:
+    host = LoopHost(inspect_model(build("llama")))
+    cache = host.new_cache(3)
+    prompts(host, cache)
+    free = host.run_ahead(cache, 0, [cache.lengths[0]], [[5]], 12, 1, -1e9)
+    bound = host.run_ahead(cache, 0, [cache.lengths[0]], [[5]], 12, 1, -1e9, each=each)
+    assert free is not None
+    assert bound is not None
+    said = [best[0] for best in free.logp[0]]
+    until = next((i for i, logp in enumerate(said) if logp < each), 11) + 1
+    assert bound.tokens[0] == free.tokens[0][:until]
+
+
+@pytest.mark.parametrize("slots", [(0, 3), (1, 1)], ids=["ragged", "alone"])
+@pytest.mark.parametrize("family", ["t5", "t5-gated", "mt5"])
+def test_decoders_that_attend_to_a_source(family: str, slots: tuple[int, int]) -> None:
+    """Behind texts and sources of different lengths, two of them padded, against the stock model's passes."""
+    host = HookedHost(inspect_model(build(family)))
+    first, batch = slots
+    cache, plain, encoder = host.new_cache(3), host.new_cache(3), EncoderState(host.target, 3)
+    for slot, length in enumerate((12, 5, 70)):
+        mask = torch.ones(length)
+        mask[3 : 3 + slot] = 0
+        encoder.admit(slot, torch.arange(length) % 90 + 3, mask)
+        for token in [0, 40, 12, 50][: slot + 1]:
+            for c in (cache, plain):
+                step(host, c, slot, token, encoder)
+    lengths = list(cache.lengths)
+    given = GIVEN[first : first + batch]
+    course = host.run_ahead(cache, first, lengths[first : first + batch], given, 7, 4, -1e9, encoder=encoder)
+    assert course is not None
+    for b in range(batch):
+        token = 0
+        for s in range(7):
+            token = given[b][s] if s < len(given[b]) else token
+            best = step(host, plain, first + b, token, encoder).topk(4)
+            assert course.tokens[b][s] == best.indices.tolist()
+            torch.testing.assert_close(torch.tensor(course.logp[b][s]), best.values, rtol=0, atol=2e-4)
+            token = int(best.indices[0])
+        cache.keep(first + b, lengths[first + b], list(range(7)))
+    again = [step(host, c, first, 11, encoder) for c in (cache, plain)]  # a pass behind a run
+    torch.testing.assert_close(again[0], again[1], rtol=0, atol=2e-4)
+
+
+def test_decoders_that_no_call_runs_ahead() -> None:
+    for model in (build("bart"), build("umt5"), copy.deepcopy(build("t5")).bfloat16()):
+        host = HookedHost(inspect_model(model))
+        encoder = EncoderState(host.target, 1)
+        encoder.admit(0, torch.arange(5))
+        assert host.run_ahead(host.new_cache(1), 0, [0], [[0]], 4, 1, -1e9, encoder=encoder) is None

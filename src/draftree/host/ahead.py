@@ -151,17 +151,8 @@ class Runner:
         ahead = _Ahead(
             *(ctypes.addressof(self._stack._described), ctypes.addressof(keys), ctypes.addressof(values), len(stores)),
             *(like.data_ptr(), weight.data_ptr(), cosines.data_ptr(), sines.data_ptr()),
-            *(
-                ctypes.addressof(matrix),
-                ctypes.addressof(stops),
-                len(ends),
-                len(cosines) - 1,
-                best,
-                epsilon,
-                least,
-                each,
-            ),
-            None,
+            *(ctypes.addressof(matrix), ctypes.addressof(stops), len(ends), len(cosines) - 1, best),
+            *(epsilon, least, each, None),
         )
         work = at + 4 * (scratch + scores)
         return go(self._library, ahead, p, positions, given, steps, best, taking_part, work)

@@ -153,11 +153,7 @@ def cross_runner_of(library: Any, target: Target) -> CrossRunner | None:
             return None
         if not type(module).__module__.startswith(("torch.nn.", "transformers.")):
             return None
-        if "Linear" in type(module).__name__ and (
-            type(module) not in (nn.Linear, PackedLinear) or module.bias is not None
-        ):
-            return None
-        if type(module).__name__ in ("FusedRMSNorm",):
+        if "Linear" in type(module).__name__ and type(module) not in (nn.Linear, PackedLinear):
             return None
     config = target.config
     if config.dense_act_fn not in ("relu", "gelu_new") or (config.dense_act_fn == "gelu_new") != config.is_gated_act:
