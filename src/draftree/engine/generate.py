@@ -179,16 +179,13 @@ def decode_seq2seq(
     engine_options: dict[str, Any],
 ) -> GenerateOutput:
     """Run a checked batch of an encoder-decoder: `input_ids` go to the encoder, sequences are the decoder's."""
-    config = options.config
-    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
-    if start is None:
-        raise ValueError("The model names no decoder_start_token_id: pass it as an option.")
-    starts = torch.full((input_ids.shape[0], 1), int(start), dtype=torch.long, device=input_ids.device)
+    start = options.decoder_start
+    starts = torch.full((input_ids.shape[0], 1), start, dtype=torch.long, device=input_ids.device)
     sources = _real_tokens(input_ids, attention_mask)
     for source in sources:
         check_source(source, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
     new = options.new_tokens(1, 1, target.max_positions)
-    check_prompt([int(start)], new, target.vocab_size, target.max_positions)
+    check_prompt([start], new, target.vocab_size, target.max_positions)
     rules = [
         rules_for(
             target.model,
@@ -206,9 +203,7 @@ def decode_seq2seq(
         padded = starts[b : b + 1].to(target.device)
         encoder_input = torch.tensor(source, device=target.device)
         on_token = feed(streamer, padded)
-        request = engine.add(
-            [int(start)], rules[b], padded_prompt=padded, encoder_input=encoder_input, on_token=on_token
-        )
+        request = engine.add([start], rules[b], padded_prompt=padded, encoder_input=encoder_input, on_token=on_token)
         requests.append(request)
     return GenerateOutput(*finish(engine, requests, starts, options.pad_token_id, streamer))
 
