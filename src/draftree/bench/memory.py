@@ -36,9 +36,13 @@ def peak_bytes() -> int:
 
 
 def compare_memory(
-    prompts: Sequence[Sequence[int]], max_new_tokens: int, threads: int, model: str | None
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    threads: int,
+    model: str | None,
+    decoding_length: int = DECODING_LENGTH,
 ) -> dict[str, Any]:
-    """Peak bytes of plain and drafted decoding of `prompts` (token ids), Lookahead at decoding length 64.
+    """Peak bytes of plain and drafted decoding of `prompts` (token ids), Lookahead at `decoding_length`.
 
     Returns
     -------
@@ -49,6 +53,7 @@ def compare_memory(
         "max_new_tokens": max_new_tokens,
         "threads": threads,
         "model": model,
+        "decoding_length": decoding_length,
     }
     peaks = {}
     for way in ("plain", "drafted"):
@@ -68,7 +73,7 @@ def compare_memory(
         except (subprocess.TimeoutExpired, OSError) as error:
             return {"why": str(error)}
     return {
-        "decoding_length": DECODING_LENGTH,
+        "decoding_length": decoding_length,
         "prompts": len(job["prompts"]),  # type: ignore[arg-type]
         "plain_bytes": peaks["plain"],
         "drafted_bytes": peaks["drafted"],
@@ -86,14 +91,14 @@ def _run(job: dict[str, Any]) -> int:
 
     torch.set_num_threads(job["threads"])
     model, _ = load_model(job["model"])
-    drafted = job["drafted"]
+    drafted, length = job["drafted"], job["decoding_length"]
     method = Draftree(
         "memory",
         "memory",
         model,
         job["max_new_tokens"],
-        (lambda: Lookahead(DECODING_LENGTH)) if drafted else (lambda: None),
-        (lambda: Fixed(DECODING_LENGTH)) if drafted else (lambda: None),
+        (lambda: Lookahead(length)) if drafted else (lambda: None),
+        (lambda: Fixed(length)) if drafted else (lambda: None),
     )
     for ids in job["prompts"]:
         method.answer(ids)

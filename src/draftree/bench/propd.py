@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from draftree.bench.analysis_setup import Findings
 from draftree.bench.compare_case import Settings, split_prompts
@@ -29,11 +28,10 @@ from draftree.bench.propd_merge import merged
 from draftree.bench.propd_models import calibration
 from draftree.bench.propd_pruning import pruning
 from draftree.bench.propd_regret import regret
-from draftree.bench.propd_setup import ProPDSettings, ProPDSetup
+from draftree.bench.propd_setup import ProPDSettings, ProPDSetup, answers_to, warm_trie
 from draftree.demo_model import demo_model
-from draftree.drafting import Drafter, Lookahead, Medusa, PromptLookup
+from draftree.drafting import Drafter, Medusa, PromptLookup
 from draftree.drafting.folder import demo_drafter
-from draftree.engine import generate
 from draftree.pruning import EarlyHead, demo_early_head
 
 TRIE, PROMPT = "lookahead", "prompt-lookup"
@@ -144,7 +142,7 @@ def run_experiment(
     how_many = Settings(settings.per_set, settings.max_new_tokens, warm_per_set=settings.warm_per_set)
     measured, others = split_prompts(prompts, how_many)
     tasks = [Task(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in measured]
-    texts = _answered(small, tokenizer, others, settings.max_new_tokens, watcher) if TRIE in names else []
+    texts = answers_to(small, tokenizer, others, settings.max_new_tokens, watcher) if TRIE in names else []
 
     def trained(method: str) -> Drafter:
         held = demo_drafter(method, small)
@@ -152,13 +150,13 @@ def run_experiment(
 
     def made(name: str) -> Callable[[], Drafter]:
         if name == TRIE:
-            return lambda: _warm(texts)
+            return lambda: warm_trie(texts)
         return PromptLookup if name == PROMPT else lambda: trained(name)
 
     vocabulary = int(model.config.vocab_size)
     strange = np.random.default_rng(0).integers(0, vocabulary, (STRANGE, settings.max_new_tokens)).tolist()
     foreign: dict[str, Callable[[], Drafter]] = {
-        "trie of random tokens": lambda: _warm(strange),
+        "trie of random tokens": lambda: warm_trie(strange),
         "untrained heads": lambda: Medusa.fresh(model),
     }
     about = {"experiment": experiment} | describe(model, None) | {"started": now()}
@@ -174,21 +172,3 @@ def run_experiment(
         "drafters": list(names),
     }
     return findings, about
-
-
-def _answered(model: Any, tokenizer: Any, prompts: Sequence[Prompt], new: int, watcher: Watcher) -> list[list[int]]:
-    """Answers to other prompts, by the small model: an inflated one would say the same."""
-    watcher.stage("answers for the trie", len(prompts))
-    teacher, texts = Lookahead(), []
-    for prompt in prompts:
-        ids = encode_prompt(tokenizer, prompt.text)
-        out = generate(model, torch.tensor([ids]), drafter=teacher, max_new_tokens=new)
-        texts.append(out.sequences[0, len(ids) :].tolist())
-        watcher.step()
-    return texts
-
-
-def _warm(texts: Sequence[Sequence[int]]) -> Lookahead:
-    drafter = Lookahead()
-    drafter.warm(texts)
-    return drafter

@@ -32,12 +32,14 @@ class Way:
     Attributes:
         name: what tables call it.
         drafter, shape, pruner: of the engine; None for plain decoding.
+        reject: whether guesses are verified and none accepted, the worst case.
     """
 
     name: str
     drafter: Drafter | None = None
     shape: Shape | None = None
     pruner: EarlyPruning | None = None
+    reject: bool = False
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Run:
 
     Attributes:
         seconds: of its steps behind the prompt passes.
+        drafting: seconds of them that the draft stage took.
         tokens: emitted in them.
         steps: of them, each request's counted.
         accepted, drafted, pruned: guesses.
@@ -55,6 +58,7 @@ class Run:
     """
 
     seconds: list[float] = field(default_factory=list)
+    drafting: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -110,7 +114,15 @@ def run_all(
     """
     ends = eos_token_ids(model) if stop else ()
     engines = {
-        way.name: Engine(model, slots=batch, drafter=way.drafter, shape=way.shape, pruner=way.pruner, capacity=CAPACITY)
+        way.name: Engine(
+            model,
+            slots=batch,
+            drafter=way.drafter,
+            shape=way.shape,
+            pruner=way.pruner,
+            capacity=CAPACITY,
+            reject_drafts=way.reject,
+        )
         for way in ways
     }
     runs = {way.name: Run() for way in ways}
@@ -155,6 +167,7 @@ def answer(
             after_step(way, engine)
     total = _counts(requests)
     run.seconds.append(spent)
+    run.drafting.append(total.seconds["draft"] - before.seconds["draft"])
     run.tokens.append(total.emitted - before.emitted)
     run.steps.append(total.steps - before.steps)
     run.accepted.append(total.accepted - before.accepted)

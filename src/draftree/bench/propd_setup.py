@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from draftree.bench.harness import Task, Watcher
-from draftree.drafting import Drafter
+from draftree.bench.models import encode_prompt
+from draftree.bench.prompts import Prompt
+from draftree.drafting import Drafter, Lookahead
+from draftree.engine import generate
 from draftree.pruning import EarlyHead
 
 PLAIN = "plain"
@@ -71,3 +76,22 @@ class ProPDSetup:
     def make(self, name: str) -> Drafter:
         """A drafter of that name, as it is before the first prompt."""
         return self.drafters[name]()
+
+
+def answers_to(model: Any, tokenizer: Any, prompts: Sequence[Prompt], new: int, watcher: Watcher) -> list[list[int]]:
+    """Answers of `model` to prompts beside the measured ones, at most `new` tokens each, for a trie to have seen."""
+    watcher.stage("answers for the trie", len(prompts))
+    teacher, texts = Lookahead(), []
+    for prompt in prompts:
+        ids = encode_prompt(tokenizer, prompt.text)
+        out = generate(model, torch.tensor([ids]), drafter=teacher, max_new_tokens=new)
+        texts.append(out.sequences[0, len(ids) :].tolist())
+        watcher.step()
+    return texts
+
+
+def warm_trie(texts: Sequence[Sequence[int]], **options: Any) -> Lookahead:
+    """A trie, of these options, that has seen `texts`."""
+    drafter = Lookahead(**options)
+    drafter.warm(texts)
+    return drafter

@@ -49,7 +49,6 @@ def accuracy(
 ) -> None:
     """What trained drafters guess right, and how far their trees are walked: experiments named after the papers."""
     import torch
-    from rich.console import Console
     from rich.table import Table
 
     from draftree.bench.accuracy import (
@@ -61,15 +60,11 @@ def accuracy(
     )
     from draftree.bench.analysis_setup import AccuracySettings
     from draftree.bench.analysis_trees import checked_kinds
-    from draftree.bench.findings_files import heading, write_json, write_png
     from draftree.bench.models import load_model
-    from draftree.bench.plot import has_matplotlib
     from draftree.bench.prompts import embedded_prompts, read_prompts
-    from draftree.cli.common import PIPED_WIDTH, StageBar
+    from draftree.cli.common import StageBar, show_findings, wide_console
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
+    console = wide_console()
     if show_list:
         table = Table("experiment", "what it tells", "of drafters", "in the papers", title_justify="left")
         for name, about_it in EXPERIMENTS.items():
@@ -90,14 +85,4 @@ def accuracy(
         findings, about = run_experiment(
             experiment, loaded, tokenizer, subjects, found, settings, name=model, watcher=bar
         )
-    console.print(heading(about), markup=False)
-    for one in findings.tables:
-        console.print(one)
-    for remark in findings.remarks:
-        console.print(remark, markup=False)
-    written = [write_json(findings, about, out, "accuracy")]
-    if has_matplotlib():
-        written.append(write_png(findings, about, out, "accuracy"))
-    else:
-        console.print("No plot: it needs matplotlib, which pip install 'draftree\\[bench]' brings.")
-    console.print("Written: " + ", ".join(str(path) for path in written), markup=False)
+    show_findings(console, findings, about, out, "accuracy")

@@ -50,19 +50,14 @@ def propd(
 ) -> None:
     """Early pruning, dynamic trees and merged drafters on the embedded model: experiments after ProPD's tables."""
     import torch
-    from rich.console import Console
     from rich.table import Table
 
-    from draftree.bench.findings_files import heading, write_json, write_png
-    from draftree.bench.plot import has_matplotlib
     from draftree.bench.prompts import embedded_prompts, read_prompts
     from draftree.bench.propd import EXPERIMENTS, check_drafters, find_experiment, run_experiment
     from draftree.bench.propd_setup import ProPDSettings
-    from draftree.cli.common import PIPED_WIDTH, StageBar
+    from draftree.cli.common import StageBar, show_findings, wide_console
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
+    console = wide_console()
     if show_list:
         table = Table("experiment", "what it tells", "of drafters", "in ProPD", title_justify="left")
         for name, about_it in EXPERIMENTS.items():
@@ -90,14 +85,4 @@ def propd(
         findings, about = run_experiment(
             experiment, found, settings, drafters=drafter or (), heads=folders, params=params, watcher=bar
         )
-    console.print(heading(about), markup=False)
-    for one in findings.tables:
-        console.print(one)
-    for remark in findings.remarks:
-        console.print(remark, markup=False)
-    written = [write_json(findings, about, out, "propd")]
-    if has_matplotlib():
-        written.append(write_png(findings, about, out, "propd"))
-    else:
-        console.print("No plot: it needs matplotlib, which pip install 'draftree\\[bench]' brings.")
-    console.print("Written: " + ", ".join(str(path) for path in written), markup=False)
+    show_findings(console, findings, about, out, "propd")

@@ -6,7 +6,7 @@ import difflib
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -22,6 +22,9 @@ from rich.text import Text
 
 from draftree.bench.harness import Watcher
 from draftree.trace.labels import Pieces
+
+if TYPE_CHECKING:
+    from draftree.bench.analysis_setup import Findings
 
 PIPED_WIDTH = 120  # columns of tables in a file or pipe
 REFRESH = 0.2  # seconds between drawings of a progress bar
@@ -128,6 +131,32 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
             return Lookahead.load(trie, tokenizer)
         return Lookahead()
     return {"prompt-lookup": PromptLookup, "jacobi": Jacobi}.get(name, lambda: None)()
+
+
+def wide_console() -> Console:
+    """A console without highlighting; of a fixed width where output is piped."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    return console
+
+
+def show_findings(console: Console, findings: Findings, about: dict[str, Any], out: Path, group: str) -> None:
+    """Print an experiment's tables and remarks, and write bench-GROUP-EXPERIMENT.json and .png into `out`."""
+    from draftree.bench.findings_files import heading, write_json, write_png
+    from draftree.bench.plot import has_matplotlib
+
+    console.print(heading(about), markup=False)
+    for one in findings.tables:
+        console.print(one)
+    for remark in findings.remarks:
+        console.print(remark, markup=False)
+    written = [write_json(findings, about, out, group)]
+    if has_matplotlib():
+        written.append(write_png(findings, about, out, group))
+    else:
+        console.print("No plot: it needs matplotlib, which pip install 'draftree\\[bench]' brings.")
+    console.print("Written: " + ", ".join(str(path) for path in written), markup=False)
 
 
 def read_prompt(prompt: str) -> str:

@@ -56,16 +56,12 @@ def trace(
     strict: Annotated[bool, typer.Option("--strict", help="Decide near-ties again (16-bit models).")] = False,
 ) -> None:
     """Record how PROMPTS are answered: every step's tree, what was pruned, accepted and emitted, and its times."""
-    from rich.console import Console
-
-    from draftree.cli.common import PIPED_WIDTH, check_decoding, check_drafter, read_prompt
+    from draftree.cli.common import check_decoding, check_drafter, read_prompt, wide_console
     from draftree.cli.trace_view import outline, show
     from draftree.trace.file import read_trace
     from draftree.trace.page import write_trace_page
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
+    console = wide_console()
     if replay is not None:
         if prompts:
             raise ValueError("--replay shows a run that is recorded already: leave the prompt out, or --replay.")

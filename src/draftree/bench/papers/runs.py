@@ -1,0 +1,150 @@
+"""How an experiment of the papers is run here: through the benchmark that measures it, small unless more is asked for.
+
+Many of the papers' tables are measured by `bench accuracy` or `bench propd` under names of their own. An entry of the
+registry points there; what is measured, and how, is never written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from draftree.bench import accuracy, propd
+from draftree.bench.analysis_setup import AccuracySettings, Findings
+from draftree.bench.compare_case import Settings, split_prompts
+from draftree.bench.harness import Task, Watcher
+from draftree.bench.inflate import inflate
+from draftree.bench.inflate_drafter import inflate_drafter
+from draftree.bench.machine import describe, now
+from draftree.bench.models import encode_prompt
+from draftree.bench.papers.lookahead import LookaheadSetup
+from draftree.bench.prompts import Prompt
+from draftree.bench.propd_setup import ProPDSettings, answers_to
+from draftree.demo_model import demo_model
+from draftree.drafting import Drafter
+from draftree.drafting.folder import demo_drafter
+
+Made = tuple[Findings, dict[str, Any]]
+NEW, PER_SET, NODES, WARM = 64, 1, 16, 8  # of a quick run
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to run, and how much of it.
+
+    Attributes:
+        prompts: to measure on, and others beside them.
+        per_set, max_new_tokens, nodes, warm_per_set: as in the other benchmarks; None for a quick run's.
+        drafters: by name or name=folder; the experiment's own where there are none.
+        params: inflate the embedded model to about so many parameters; None for the model itself.
+        watcher: hears of progress.
+    """
+
+    prompts: Sequence[Prompt]
+    per_set: int | None = None
+    max_new_tokens: int | None = None
+    nodes: int | None = None
+    warm_per_set: int | None = None
+    drafters: tuple[str, ...] = ()
+    params: str | None = None
+    watcher: Watcher = field(default_factory=Watcher)
+
+    def of(self, sets: Sequence[str]) -> list[Prompt]:
+        """The prompts of these sets, all of them where none is there."""
+        chosen = [prompt for prompt in self.prompts if prompt.set in sets]
+        return chosen or list(self.prompts)
+
+
+Runner = Callable[[Asked], Made]
+
+
+def with_ways(measure: Callable[[LookaheadSetup], Findings]) -> Runner:
+    """Ways of decoding side by side on one model, with a trie that has seen other answers."""
+
+    def run(asked: Asked) -> Made:
+        new, nodes = asked.max_new_tokens or NEW, asked.nodes or NODES
+        if asked.drafters:
+            raise ValueError("This experiment sets fixed drafters side by side: leave --drafter out.")
+        warm = WARM if asked.warm_per_set is None else asked.warm_per_set
+        small, tokenizer = demo_model()
+        model = small if asked.params is None else inflate(small, asked.params)
+
+        def trained(name: str) -> Drafter:
+            drafter = demo_drafter(name, small)
+            return drafter if asked.params is None else inflate_drafter(drafter, model)
+
+        measured, others = split_prompts(asked.prompts, Settings(asked.per_set or PER_SET, new, warm_per_set=warm))
+        tasks = [Task(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in measured]
+        about = describe(model, None) | {"started": now()}
+        if asked.params is not None:
+            about["model"] = f"the embedded model inflated to {asked.params}"
+        texts = answers_to(small, tokenizer, others, new, asked.watcher)
+        sets = list(dict.fromkeys(prompt.set for prompt in measured))
+        setup = LookaheadSetup(model, tasks, texts, len(sets), nodes, new, asked.watcher, trained)
+        findings = measure(setup)
+        settings = {"max_new_tokens": new, "nodes": nodes, "warm_answers": len(texts)}
+        return findings, about | {"finished": now(), "settings": settings, "prompts": len(tasks), "sets": sets}
+
+    return run
+
+
+def by_accuracy(experiment: str, methods: tuple[str, ...], sets: tuple[str, ...] = (), **settings: Any) -> Runner:
+    """`draftree bench accuracy EXPERIMENT` with the package's drafters of `methods`, on some sets of prompts."""
+
+    def run(asked: Asked) -> Made:
+        if asked.params is not None:
+            raise ValueError("This experiment looks at drafters on the embedded model itself: leave --params out.")
+        given = list(asked.drafters) or list(methods)
+        folders = accuracy.named_folders(given, experiment, None)
+        chosen = AccuracySettings(
+            asked.per_set or PER_SET,
+            asked.max_new_tokens or NEW,
+            **({"budgets": accuracy.find_experiment(experiment).budgets} | settings)
+            | ({"budgets": (asked.nodes,)} if asked.nodes else {}),
+        )
+        model, tokenizer = demo_model()
+        subjects = accuracy.load_subjects(folders, experiment, model)
+        return accuracy.run_experiment(
+            experiment, model, tokenizer, subjects, asked.of(sets), chosen, watcher=asked.watcher
+        )
+
+    return run
+
+
+def by_propd(experiment: str, drafters: tuple[str, ...], **settings: Any) -> Runner:
+    """`draftree bench propd EXPERIMENT`."""
+
+    def run(asked: Asked) -> Made:
+        given = {"per_set": asked.per_set, "max_new_tokens": asked.max_new_tokens, "nodes": asked.nodes}
+        given |= {"warm_per_set": asked.warm_per_set}
+        quick = {"per_set": PER_SET, "max_new_tokens": NEW} | settings
+        chosen = ProPDSettings(**(quick | {name: value for name, value in given.items() if value is not None}))
+        return propd.run_experiment(
+            experiment,
+            asked.prompts,
+            chosen,
+            drafters=asked.drafters or drafters,
+            params=asked.params,
+            watcher=asked.watcher,
+        )
+
+    return run
+
+
+def given_drafters(runner: Runner, how: str) -> Runner:
+    """A sweep over drafters that have to be trained first; `how` says by which commands."""
+
+    def run(asked: Asked) -> Made:
+        if len(asked.drafters) < 2:
+            raise ValueError(f"This experiment compares drafters of several settings: train them, as {how}, and name "
+                             "each by --drafter.")  # fmt: skip
+        return runner(asked)
+
+    return run
+
+
+def told(asked: Asked) -> dict[str, Any]:
+    """What was asked for, for the result file."""
+    names = (part.name for part in fields(asked) if part.name not in ("prompts", "watcher"))
+    return {name: getattr(asked, name) for name in names if getattr(asked, name) not in (None, ())}
