@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from draftree.bench.analysis_setup import shown
 from draftree.bench.compare import Comparison, Measured
 from draftree.bench.compare_case import Result
 from draftree.bench.compare_methods import REFERENCE, label_of
@@ -139,8 +140,8 @@ def _case(result: Result) -> list[str]:
         length = f"{row.stats.acceptance_length:.2f}" if drafts and row.stats else ""
         efficiency = row.efficiency(result.plain)
         cells = [
-            label_of(name), shown(row.speed, "{:.0f}"), shown(row.over.get(REFERENCE), "{:.2f}"),
-            shown(row.over.get(result.plain), "{:.2f}"), length,
+            label_of(name), interval(row.speed, "{:.0f}"), interval(row.over.get(REFERENCE), "{:.2f}"),
+            interval(row.over.get(result.plain), "{:.2f}"), length,
             f"{efficiency:.2f}" if drafts and efficiency is not None else "", differing(result, name),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
@@ -165,14 +166,9 @@ def _plane(result: Result) -> list[str]:
     return [*lines, ""]
 
 
-def shown(estimate: Estimate | None, number: str) -> str:
-    """An estimate as Markdown and HTML print it."""
-    if estimate is None:
-        return ""
-    text = number.format(estimate.value)
-    if estimate.low is None or estimate.high is None:
-        return text
-    return f"{text} [{number.format(estimate.low)}, {number.format(estimate.high)}]"
+def interval(estimate: Estimate | None, number: str) -> str:
+    """An estimate as Markdown and HTML print it; nothing for None."""
+    return "" if estimate is None else shown(estimate, number).replace("\\[", "[")
 
 
 def differing(result: Result, name: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from draftree.bench import svg
 from draftree.bench.compare import Comparison, Measured
 from draftree.bench.compare_case import Result
-from draftree.bench.compare_files import differing, remarks, shown
+from draftree.bench.compare_files import differing, interval, remarks
 from draftree.bench.compare_methods import HUGGING_FACE, REFERENCE, WARM, label_of
 from draftree.bench.compare_plane import LETTERS, Point, points_of
 from draftree.engine.stats import STAGES
@@ -142,8 +142,8 @@ def _table(result: Result) -> str:
         drafts = row.stats is not None and row.stats.drafted > 0
         efficiency = row.efficiency(result.plain)
         cells = [
-            shown(row.speed, "{:.0f}"), shown(row.over.get(REFERENCE), "{:.2f}"),
-            shown(row.over.get(result.plain), "{:.2f}"),
+            interval(row.speed, "{:.0f}"), interval(row.over.get(REFERENCE), "{:.2f}"),
+            interval(row.over.get(result.plain), "{:.2f}"),
             f"{row.stats.acceptance_length:.2f}" if drafts and row.stats else "",
             f"{efficiency:.2f}" if drafts and efficiency is not None else "", differing(result, name),
         ]  # fmt: skip
@@ -193,7 +193,7 @@ def _speed_card(result: Result) -> str:
         if name in result.rows:
             speed = result.rows[name].speed
             colour = 5 if name in HUGGING_FACE else 0 if name == best else 1
-            title = f"{label_of(name)}: {shown(speed, '{:.1f}')} tokens a second"
+            title = f"{label_of(name)}: {interval(speed, '{:.1f}')} tokens a second"
             lines.append(svg.Bar(label_of(name), speed.value, speed.low, speed.high, colour, title))
     return _card("Tokens a second", "Grey: Hugging Face; green: the fastest.", svg.bars(lines, unit="tokens/s"))
 

@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from draftree.bench.analysis_setup import shown
 from draftree.bench.compare_case import Result
 from draftree.bench.compare_methods import HUGGING_FACE, REFERENCE, WARM, label_of
 from draftree.bench.summary import Estimate
@@ -54,15 +55,15 @@ def _speed(result: Result) -> Table:
         if theirs and name not in HUGGING_FACE:
             table.add_section()
             theirs = False
-        shown = f"{label_of(name)} (*)" if name == result.plain else label_of(name)
+        named = f"{label_of(name)} (*)" if name == result.plain else label_of(name)
         if name not in result.rows:
-            table.add_row(f"[dim]{shown}[/dim]", "-")
+            table.add_row(f"[dim]{named}[/dim]", "-")
             continue
         row = result.rows[name]
         efficiency = row.efficiency(result.plain)
         drafts = row.stats is not None and row.stats.drafted > 0
         table.add_row(
-            shown,
+            named,
             _interval(row.speed, "{:.0f}"),
             _interval(row.over.get(REFERENCE), "{:.2f}"),
             _interval(row.over.get(result.plain), "{:.2f}"),
@@ -140,12 +141,7 @@ def _remarks(result: Result) -> list[str]:
 
 
 def _interval(estimate: Estimate | None, number: str) -> str:
-    if estimate is None:
-        return "-"
-    shown = number.format(estimate.value)
-    if estimate.low is None or estimate.high is None:
-        return shown
-    return f"{shown} \\[{number.format(estimate.low)}, {number.format(estimate.high)}]"
+    return "-" if estimate is None else shown(estimate, number)
 
 
 def write_json(result: Result, folder: Path) -> Path:
