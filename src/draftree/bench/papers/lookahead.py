@@ -24,7 +24,7 @@ from draftree.bench.propd_setup import PLAIN, warm_trie
 from draftree.drafting import Drafter, Jacobi, PromptLookup
 from draftree.shaping import DynamicTree, Fixed
 
-BRANCH = 12  # tokens of a branch, as in the paper
+BRANCH, DECODING_LENGTH = 12, 64  # tokens of a branch and nodes of a draft in the paper
 LENGTHS = (4, 8, 16, 32, 64)
 BRANCHES = (4, 12, 24)
 CAPACITIES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -143,10 +143,11 @@ def capacity(setup: LookaheadSetup) -> Findings:
     for times in CAPACITIES:
         name = f"{times}*DL"
         said = f"{paper.cell(name, 'tokens/s')}; {paper.cell(name, 'retrieve, ms')} + {paper.cell(name, 'update, ms')}"
-        cells.append(Cell(name, partial(setup.trie, max_nodes=times * n), n, said))
+        cells.append(Cell(name, partial(setup.trie, max_nodes=times * DECODING_LENGTH), n, said))
     found = compare(setup, cells, "Capacity", "paper: AntGLM-10B, A100;\ntokens/s; retrieve + update, ms")
     found.remarks.append(
-        f"Here n*DL bounds the whole forest (n times {n} nodes); the warm-up alone would fill {_nodes_held(setup)}. "
+        f"Here n*DL bounds the whole forest, to n times {DECODING_LENGTH} nodes; the warm-up alone would fill "
+        f"{_nodes_held(setup)}. "
         "The paper bounds the tree of each first token."
     )
     return found
