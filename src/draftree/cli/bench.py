@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli import bench_accuracy, bench_compare, bench_inflate, bench_propd
+from draftree.cli import bench_accuracy, bench_compare, bench_inflate, bench_papers, bench_propd
 
 app = typer.Typer(name="bench", help="Measure speed, acceptance and cost on this machine.", no_args_is_help=True)
 app.command("accuracy")(bench_accuracy.accuracy)
 app.command("compare")(bench_compare.compare)
 app.command("inflate")(bench_inflate.inflate)
+app.command("list")(bench_papers.list_experiments)
+app.command("run")(bench_papers.run)
 app.command("propd")(bench_propd.propd)
 
 
