@@ -115,24 +115,27 @@ def run_compare(
         assistant: folder or hub name of a small model for all models; None takes the embedded model's own.
 
     Raises:
-        ValueError: a model or prompt that cannot be measured, or an unfinished run of another plan; before any work.
+        ValueError: a model, prompt or drafter that cannot be used, or an unfinished run of another plan; before any
+            work.
     """
-    held = None
-    for name in models:
-        held = load_model(name)
-        for settings in plan.cases():
-            encode_all(*held, prompts, settings)
-    assert held is not None
     small = None if assistant is None else load_model(assistant)[0]
-    begun = describe(held[0], models[0]) | {"started": now()}
+    held: list[tuple[Any, Any]] = []
+    for name in models:
+        held = [load_model(name)]  # one at a time, as they may be large
+        model, tokenizer = held[0]
+        for settings in plan.cases():
+            encode_all(model, tokenizer, prompts, settings)
+        Kit(model, plan.settings.max_new_tokens, assistant=small, compiled=False).methods(plan.methods)
+    begun = describe(model, models[0]) | {"started": now()}
     folder = out / JOURNAL
     with Journal(folder, _identity(models, prompts, plan, begun, assistant)) as journal:
         entries = journal.entries()
         found = []
         for number, name in enumerate(models):
-            loaded = held if len(models) == 1 else load_model(name)
+            if len(models) > 1:
+                held = [load_model(name)]
             first = number * (len(plan.cases()) + 1)
-            found.append(_measure(loaded, name, prompts, plan, watcher, small, journal, entries, first))
+            found.append(_measure(held[0], name, prompts, plan, watcher, small, journal, entries, first))
     shutil.rmtree(folder)
     return Comparison(begun | {"finished": now()}, found, len(entries))
 

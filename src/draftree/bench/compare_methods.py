@@ -126,7 +126,9 @@ class Kit:
             return self._ours(name, self.maker(WARM), reject_drafts=True)
         makers = [self.maker(part) for part in parts_of(name)]
         make = makers[0] if len(makers) == 1 else (lambda: Merge([make() for make in makers]))
-        return self._ours(name, make)
+        ours = self._ours(name, make)
+        ours.optional = SMALL in parts_of(name)  # whose vocabulary may be another
+        return ours
 
     def maker(self, name: str) -> Callable[[], Drafter]:
         """What makes the drafter called `name`, anew for each round.
