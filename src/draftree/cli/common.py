@@ -38,12 +38,13 @@ GUESS_STYLES = {
     "medusa": "magenta",
     "bita": "magenta",
     "hidden-transfer": "magenta",
+    "self-speculative": "magenta",
     "draft-model": "yellow",
     "bild-lossy": "yellow",
     "bild-lossless": "yellow",
     "jacobi": "yellow",
 }
-TRAINED = ("medusa", "bita", "hidden-transfer", "draft-model")
+TRAINED = ("medusa", "bita", "hidden-transfer", "self-speculative", "draft-model")
 SMALL_ONES = ("demo", "small")  # names of the embedded model's small one beside --bild
 TUNED = ".json"  # ends the name of a file that draftree tune wrote
 DRAFTERS = ("none", "lookahead", "prompt-lookup", "jacobi", *TRAINED)

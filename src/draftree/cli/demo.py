@@ -16,7 +16,7 @@ def demo(
         str,
         typer.Option(
             help="none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, "
-            "several joined by +, or the folder of a drafter or small model."
+            "self-speculative, several joined by +, or the folder of a drafter or small model."
         ),
     ] = "lookahead",
     max_new_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Most tokens of an answer.")] = 96,

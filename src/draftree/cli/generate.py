@@ -20,7 +20,7 @@ def generate(
         typer.Option(
             show_default="lookahead",
             help="none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, "
-            "several joined by +, or the folder of a drafter or small model.",
+            "self-speculative, several joined by +, or the folder of a drafter or small model.",
         ),
     ] = None,
     bild: Annotated[

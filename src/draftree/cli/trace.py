@@ -31,7 +31,7 @@ def trace(
         str,
         typer.Option(
             help="none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, "
-            "several joined by +, or the folder of a drafter or small model."
+            "self-speculative, several joined by +, or the folder of a drafter or small model."
         ),
     ] = "lookahead",
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; it is left as it is.")] = None,

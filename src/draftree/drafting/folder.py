@@ -195,7 +195,7 @@ def demo_drafter(method: str, model: Any) -> Any:
     """A trained drafter for the embedded model, without network.
 
     Args:
-        method: "bita", "hidden-transfer", "medusa" or "draft-model".
+        method: "bita", "hidden-transfer", "medusa", "self-speculative" or "draft-model".
         model: what `demo_model` returned.
 
     Raises:
