@@ -118,7 +118,8 @@ class Engine:
         self.encoder = EncoderState(self.target, slots) if self.target.encoder_decoder else None
         track = None
         if recorder is not None:
-            about = about_engine(model, self.host, drafter, self.shape, pruner, acceptance, strict=strict)
+            lossy = acceptance if acceptance is not None else early_exit
+            about = about_engine(model, self.host, drafter, self.shape, pruner, lossy, strict=strict)
             track = recorder.track(about, drafter)
         self.loop = Loop(
             self.host,

@@ -25,7 +25,6 @@ from draftree.tree import TokenTree
 
 DIGITS = 4  # of log-probabilities
 
-
 Held = Tensor | bytes
 
 
@@ -95,13 +94,7 @@ class Track:
         """
         held: tuple[Held, ...] = (trees.tokens, trees.parents, trees.logp, trees.source)
         if trees.tokens.is_cpu:
-            tokens, parents, logp, source = trees.tokens, trees.parents, trees.logp, trees.source
-            held = (
-                tokens.numpy().tobytes(),
-                parents.numpy().tobytes(),
-                logp.numpy().tobytes(),
-                source.numpy().tobytes(),
-            )
+            held = tuple([part.numpy().tobytes() for part in held])  # type: ignore[union-attr]
         self._steps.append(
             (requests, walks, held, trees.sizes, left, marks, self._asked, self._drafted, self._began, self._ended)
         )
@@ -209,7 +202,7 @@ class Recorder:
 
 
 def about_engine(
-    model: Any, host: Any, drafter: Drafter | None, shape: Any, pruner: Any, acceptance: Any, *, strict: bool
+    model: Any, host: Any, drafter: Drafter | None, shape: Any, pruner: Any, lossy: Any, *, strict: bool
 ) -> dict[str, Any]:
     """What a record says of its engine: names, no weights."""
     target = host.target
@@ -222,7 +215,7 @@ def about_engine(
         "drafter": None if drafter is None else drafter.name,
         "shape": None if shape is None else type(shape).__name__,
         "pruner": None if pruner is None else f"{pruner.criterion} after layer {pruner.layer}",
-        "acceptance": "lossless" if acceptance is None else type(acceptance).__name__,
+        "acceptance": "lossless" if lossy is None else type(lossy).__name__,
         "strict": strict,
     }
 
