@@ -32,16 +32,18 @@ def experiment_named(experiments: Mapping[str, E], name: str | None) -> E:
 
 
 def write_json(findings: Findings, about: dict[str, Any], folder: Path, group: str) -> Path:
-    """Write bench-GROUP-EXPERIMENT.json into `folder`; returns its path. Every row says where it was made."""
+    """Write bench-GROUP-EXPERIMENT.json (bench-GROUP.json of a group that is one experiment) into `folder`; returns its
+    path. Every row says where it was made.
+    """
     made = {key: about[key] for key in ("commit", "device", "dtype", "threads", "command")}
     result = {"about": about, "rows": [row | made for row in findings.rows]} | findings.more
-    path = folder / f"bench-{group}-{about['experiment']}.json"
+    path = folder / f"{_stem(group, about)}.json"
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
 
 def write_png(findings: Findings, about: dict[str, Any], folder: Path, group: str) -> Path:
-    """Draw bench-GROUP-EXPERIMENT.png into `folder`; returns its path. Needs matplotlib."""
+    """Draw a picture of the same name, .png, into `folder`; returns its path. Needs matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -49,7 +51,7 @@ def write_png(findings: Findings, about: dict[str, Any], folder: Path, group: st
     FigureCanvasAgg(figure)
     findings.draw(figure)
     figure.suptitle(textwrap.fill(heading(about), int(LETTERS * findings.size[0])), fontsize=8, color="0.35")
-    path = folder / f"bench-{group}-{about['experiment']}.png"
+    path = folder / f"{_stem(group, about)}.png"
     figure.savefig(path, dpi=140)
     return path
 
@@ -60,3 +62,7 @@ def heading(about: dict[str, Any]) -> str:
         f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}; {about['prompts']} "
         f"prompts of {len(about['sets'])} sets; commit {about['commit'] or 'unknown'}"
     )
+
+
+def _stem(group: str, about: dict[str, Any]) -> str:
+    return "-".join(["bench", group, *filter(None, [about.get("experiment")])])

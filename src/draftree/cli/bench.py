@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli import bench_accuracy, bench_compare, bench_inflate, bench_papers, bench_propd
+from draftree.cli import bench_accuracy, bench_bild, bench_compare, bench_inflate, bench_papers, bench_propd
 
 app = typer.Typer(name="bench", help="Measure speed, acceptance and cost on this machine.", no_args_is_help=True)
 app.command("accuracy")(bench_accuracy.accuracy)
+app.command("bild")(bench_bild.bild)
 app.command("compare")(bench_compare.compare)
 app.command("inflate")(bench_inflate.inflate)
 app.command("list")(bench_papers.list_experiments)

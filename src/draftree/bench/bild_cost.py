@@ -1,0 +1,168 @@
+"""Arithmetic and memory operations of decoding, counted pass by pass (BiLD, section 7.3.1 and figure 8).
+
+Every pass of a host is looked at: how many rows, and how many columns each of them sees. From the shapes of the
+model's matrices follow the operations. With W values in the decoder's matrices and its head, A their inputs and outputs
+together, L layers, q values of a query and k of a key or value row, s tokens of the source (0 for decoder-only models),
+a pass of r rows which together see p columns, behind c committed ones, takes
+
+    operations        2 r W  +  4 L q p  +  4 L q r s
+    values moved      W  +  r A  +  2 L k (c + r + s)
+
+that is: a multiplication and an addition for each weight and row; the products of queries with keys and of weights with
+values; all weights once a pass, whatever the rows; what goes into every matrix and comes out of it; cached keys and
+values read, new ones written, those of the source read. A source is read once by its encoder of M values (inputs and
+outputs B together, layers E), whose cross-attention keys and values come from matrices of X values:
+
+    operations        2 s (M + X)  +  4 E q s s
+    values moved      M + X  +  s B  +  2 E k s
+
+Arithmetic intensity is operations per value moved. Embedding look-ups, norms and softmax are left out: they are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from draftree.bench.methods import Draftree
+from draftree.host import Host, open_host
+from draftree.host.plan import PassResult, Plan
+
+CROSS = ("EncDecAttention", "encoder_attn", "crossattention", "encoder_decoder_attention")
+
+
+@dataclass(slots=True)
+class Operations:
+    """What was done.
+
+    Attributes:
+        flops: additions and multiplications.
+        moved: values read or written.
+        passes: of the decoder.
+        rows: in all of them.
+    """
+
+    flops: float = 0.0
+    moved: float = 0.0
+    passes: int = 0
+    rows: int = 0
+
+    @property
+    def intensity(self) -> float:
+        """Operations per value moved."""
+        return self.flops / self.moved if self.moved else 0.0
+
+    def add(self, other: Operations) -> None:
+        """Add what else was done."""
+        self.flops += other.flops
+        self.moved += other.moved
+        self.passes += other.passes
+        self.rows += other.rows
+
+
+class Shapes:
+    """The sizes of a model's matrices, by where their rows come from; see the head of this file for the letters."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self.weights = self.widths = self.encoder = self.encoder_widths = self.cross = 0
+        for name, module in model.named_modules():
+            weight = getattr(module, "weight", None)
+            if weight is None or weight.dim() != 2 or isinstance(module, nn.Embedding):
+                continue
+            parts = name.split(".")
+            if any(part in CROSS for part in parts) and parts[-1] in ("k", "v", "k_proj", "v_proj", "key", "value"):
+                self.cross += weight.numel()
+            elif "encoder" in parts and config.is_encoder_decoder:
+                self.encoder += weight.numel()
+                self.encoder_widths += sum(weight.shape)
+            else:
+                self.weights += weight.numel()
+                self.widths += sum(weight.shape)
+        both = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
+        self.layers = next((n for n in both if n), config.num_hidden_layers)
+        self.encoder_layers = config.num_hidden_layers if config.is_encoder_decoder else 0
+        heads = config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.query = heads * size
+        self.key = (getattr(config, "num_key_value_heads", None) or heads) * size
+
+    def source(self, tokens: int) -> Operations:
+        """What reading a source of so many tokens takes; nothing for a decoder-only model."""
+        if not self.encoder_layers:
+            return Operations()
+        matrices = self.encoder + self.cross
+        return Operations(
+            2.0 * tokens * matrices + 4.0 * self.encoder_layers * self.query * tokens**2,
+            matrices + tokens * self.encoder_widths + 2.0 * self.encoder_layers * self.key * tokens,
+        )
+
+    def decoder(self, rows: int, seen: int, context: int, source: int) -> Operations:
+        """What a pass takes.
+
+        Args:
+            rows: r.
+            seen: p, columns that they see, all rows together.
+            context: c, committed columns.
+            source: s, tokens of the source; 0 for a decoder-only model.
+        """
+        return Operations(
+            2.0 * rows * self.weights + 4.0 * self.layers * self.query * (seen + rows * source),
+            self.weights + rows * self.widths + 2.0 * self.layers * self.key * (context + rows + source),
+            1,
+            rows,
+        )
+
+
+@contextmanager
+def counting(host: Host, shapes: Shapes, source: int, into: Operations) -> Iterator[None]:
+    """Count the passes of a host, one request at a time, while the context is open.
+
+    A run ahead counts as the passes of one row that it stands for.
+    """
+    run, run_ahead = host.run, host.run_ahead
+
+    def counted(plan: Plan, cache: Any, first: int = 0, encoder: Any = None) -> PassResult:
+        context = int(cache.lengths[first])
+        told = plan.visible.shape[-1] - plan.width  # committed columns of which the plan speaks
+        seen = plan.width * (context - told) + int(plan.visible.sum())
+        into.add(shapes.decoder(plan.width, seen, context, source))
+        return run(plan, cache, first, encoder)
+
+    def counted_ahead(cache: Any, first: int, *more: Any, **options: Any) -> Any:
+        context = int(cache.lengths[first])
+        course = run_ahead(cache, first, *more, **options)
+        for made in range(0 if course is None else len(course.tokens[0])):
+            into.add(shapes.decoder(1, context + made + 1, context + made, source))
+        return course
+
+    host.run = counted  # type: ignore[method-assign]
+    host.run_ahead = counted_ahead  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del host.run, host.run_ahead
+
+
+def operations_of(method: Draftree, models: Sequence[Any], prompts: Sequence[Sequence[int]]) -> Operations:
+    """All operations of answering `prompts` one by one.
+
+    Args:
+        method: answers.
+        models: those that take part, each once.
+        prompts: token ids.
+    """
+    total = Operations()
+    hosts = [(open_host(model), Shapes(model)) for model in models]
+    for ids in prompts:
+        with ExitStack() as stack:
+            for host, shapes in hosts:
+                source = len(ids) if shapes.encoder_layers else 0
+                total.add(shapes.source(source))
+                stack.enter_context(counting(host, shapes, source, total))
+            method.answer(ids)
+    return total
