@@ -203,6 +203,7 @@ def _answer(
         if asked:
             aside += time.perf_counter() - begin if work is None else work
         rows = trees.sizes[0]
+        aside += pace.drafted if rows > 1 else 0.0
         seconds = float(cost.of(rows))
         if attached and drafter is not None:
             seconds = float(cost.of(drafter.rows(rows, 1, request.spawn)))
