@@ -23,7 +23,7 @@ REFERENCE = "hf_generate"
 COMPILED = "hf_compiled"
 HOOKED, PLAIN = "draftree_hooked", "draftree_loop"
 COLD, WARM, REFUSED = "lookahead_cold", "lookahead_warm", "lookahead_rejected"
-SMALL = "draft_model"
+SMALL, SELF = "draft_model", "self_speculative"
 LABELS = {
     REFERENCE: "HF generate",
     COMPILED: "HF static + compile",
@@ -34,6 +34,7 @@ LABELS = {
     "prompt_lookup": "PromptLookup",
     "jacobi": "Jacobi",
     SMALL: "DraftModel",
+    SELF: "SelfSpeculative",
     "medusa": "Medusa",
     "hidden_transfer": "HiddenTransfer",
     "bita": "BiTA",
@@ -143,7 +144,7 @@ class Kit:
         if name == SMALL:
             small = self.small()
             return lambda: DraftModel(small)
-        if name in TRAINED:
+        if name in (*TRAINED, SELF):
             method = name.replace("_", "-")
             try:
                 demo_drafter(method, self.model)
