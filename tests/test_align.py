@@ -233,6 +233,7 @@ def test_bad_words_on_the_command_line(tmp_path, monkeypatch):
             (["--field", "nope"], "line 1, has no question: give it 'nope' with text"),
             (["--field", "ask", "--dev", str(asked)], "--dev is for BLEU, which needs references"),
             (["--optimizer", "sgd"], "The optimizer is 'sgd'"),
+            (["--small", "./missing"], "There is no model folder './missing'"),
         ):
             result = CliRunner().invoke(app, base + options)
             assert word in str(result.exception), options

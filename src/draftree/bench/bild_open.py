@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.models import load_model
+from draftree.bench.models import known_folder, load_model
 from draftree.bench.prompts import embedded_prompts, take_per_set
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter
@@ -34,7 +34,7 @@ def open_pair(model: str | None, small: str | None, aligned: str | None) -> tupl
     smalls: dict[str, Any] = {}
     for name, folder in ((UNALIGNED, small), (ALIGNED, aligned)):
         if folder is not None:
-            held = DraftModel.from_pretrained(folder, tokenizer, dtype=large.dtype).model
+            held = DraftModel.from_pretrained(known_folder(folder), tokenizer, dtype=large.dtype).model
             check_pair(inspect_model(held), inspect_model(large))
             smalls[name] = held
     if not smalls:

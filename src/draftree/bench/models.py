@@ -19,7 +19,7 @@ def load_model(name: str | None) -> tuple[Any, Any]:
         return demo_model()
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    folder = _checked(name)
+    folder = known_folder(name)
     tokenizer = load_tokenizer(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder)
@@ -41,11 +41,15 @@ def load_tokenizer(name: str | None) -> Any:
 
         with embedded("chat_4m") as folder:
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return AutoTokenizer.from_pretrained(_checked(name))
+    return AutoTokenizer.from_pretrained(known_folder(name))
 
 
-def _checked(name: str) -> str:
-    """A folder that is there, or what must be a hub name."""
+def known_folder(name: str) -> str:
+    """A folder that is there, or what must be a hub name.
+
+    Raises:
+        ValueError: a folder that is not there.
+    """
     if (name.startswith((".", "/", "~")) or "\\" in name) and not Path(name).expanduser().is_dir():
         raise ValueError(f"There is no model folder {name!r}: give a folder with a config.json, or a hub name.")
     return str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name

@@ -76,7 +76,7 @@ def align(
     import torch
     from rich.console import Console
 
-    from draftree.bench.models import load_model
+    from draftree.bench.models import known_folder, load_model
     from draftree.cli.train import DataBar
     from draftree.drafting import DraftModel
     from draftree.training.align import OPTIMIZERS
@@ -98,7 +98,7 @@ def align(
         recipe = align_on_inputs(
             large,
             tokenizer,
-            DraftModel.from_pretrained(small, tokenizer).model,
+            DraftModel.from_pretrained(known_folder(small), tokenizer).model,
             data,
             out,
             field=field,
