@@ -59,8 +59,9 @@ class Plan:
 
     @property
     def plane(self) -> Settings:
-        """Settings of the plane."""
-        return replace(self.settings, per_set=self.plane_per_set, rounds=1, fixed=self.plane_guesses, compiled=False)
+        """Settings of the plane; its prompts are among the measured ones, since others may have taught the trie."""
+        count = min(self.plane_per_set, self.settings.per_set)
+        return replace(self.settings, per_set=count, rounds=1, fixed=self.plane_guesses, compiled=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ METHOD_WIDTH = 26
 MOST_DISTURBED = 0.02  # share of answers that may be slow before the report warns
 SPEED_CAPTION = (
     "Total tokens / total time \\[95 % bootstrap over prompts]. Acceptance length: 1 + accepted / steps. Overhead "
-    "efficiency: speed over (*) / acceptance length. Differing: prompts whose ids are not those of the first row."
+    "efficiency: speed over (*) / acceptance length. Differing: prompts whose ids are not those of "
 )
 
 
@@ -39,7 +39,7 @@ def _speed(result: Result) -> Table:
         f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}: {about['prompts']} "
         f"prompts of {len(about['sets'])} sets, {about['settings']['rounds']} rounds; {about['case']}"
     )
-    table = _table(title, SPEED_CAPTION)
+    table = _table(title, f"{SPEED_CAPTION}{label_of(result.reference)}.")
     table.add_column("method", max_width=METHOD_WIDTH)
     for heading in (
         "tokens/s",
