@@ -110,12 +110,14 @@ def test_a_search_leaves_a_folder(tmp_path: Path) -> None:
     options = SearchOptions(texts=4, places=8, num_draft_tokens=3, width=2)
     told = search_skip_set(model, data, tmp_path / "out", options=options)
     drafter = load_drafter(tmp_path / "out", model)
-    assert list(drafter.skip_attention) == told["skip_attention"]
+    assert drafter.settings == told["settings"]
+    assert told == json.loads((tmp_path / "out" / "recipe.json").read_text())
     tried = json.loads((tmp_path / "out" / "search.json").read_text())
     assert len(tried) == told["sets"] > 11
     best = max(tried, key=lambda one: one["speed"])
-    assert (best["skip_attention"], best["skip_mlp"]) == (told["skip_attention"], told["skip_mlp"])
+    assert (best["skip_attention"], best["skip_mlp"]) == (list(drafter.skip_attention), list(drafter.skip_mlp))
     assert drafter.recipe["predicted_on_dev"]["rows"] >= 1
+    assert told["predicted"]["speed"] == best["speed"]
     ids = torch.tensor([[5, 9, 3, 0, 7]])
     wanted = draftree.generate(model, ids, max_new_tokens=12).sequences
     out = draftree.generate(model, ids, drafter=drafter, shape=Fixed(6), max_new_tokens=12)

@@ -12,7 +12,7 @@ from draftree.cli.train_methods import DataSet, Longest, Model, Threads
 
 def skip_set(
     data: DataSet,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the drafter and search.json.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the drafter, its recipe and search.json.")],
     model: Model = None,
     texts: Annotated[int, typer.Option(min=1, help="Recorded texts to search on; as many others check it.")] = 16,
     places: Annotated[int, typer.Option(min=1, help="Places of each text from which chains are guessed.")] = 48,
@@ -38,9 +38,10 @@ def skip_set(
     console = Console(highlight=False, soft_wrap=True)
     with StageBar(console) as bar:
         found = search_skip_set(target, data, out, options=options, host=host, watcher=bar)
+    settings = found["settings"]
     checked, whole = found["predicted_on_dev"], found["predicted_with_nothing_left_out"]
     lines = [
-        f"Left out: attention of {_listed(found['skip_attention'])}, MLP of {_listed(found['skip_mlp'])}; "
+        f"Left out: attention of {_listed(settings['skip_attention'])}, MLP of {_listed(settings['skip_mlp'])}; "
         f"{found['sets']} sets tried in {found['seconds']} s. Written to {out}.",
         f"On texts kept out the first guess is right in {checked['agreement']:.1%} of places, and a step says "
         f"{checked['length']:.2f} tokens for {checked['rows']:.2f} drafted rows: predicted speed "

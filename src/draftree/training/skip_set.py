@@ -14,12 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from draftree.drafting.folder import base_of
 from draftree.drafting.self_speculative import SelfSpeculative
 from draftree.host import Host, open_host
 from draftree.host.skip import Skip
 from draftree.training.replay import ROUNDS, Prices, Replay, Score, measure_prices, parted
 from draftree.training.rows import read_data
+from draftree.training.run import command
 
 if TYPE_CHECKING:
     from draftree.bench.harness import Watcher
@@ -133,7 +136,8 @@ def search_skip_set(
     Args:
         model: the target.
         data: a data set of `draftree train data`, made by this model.
-        out: folder to write: the drafter's, and `search.json` with every set tried.
+        out: folder to write: the drafter's, recipe.json (everything that made it, and its predicted speed), and
+            search.json with every set tried.
         options: see there.
         host: that decoding will use, as times are its: "auto", "loop" or "hooked".
         watcher: hears how far it is.
@@ -162,7 +166,10 @@ def search_skip_set(
         driver.target.model, skip_attention=sorted(best.attention), skip_mlp=sorted(best.mlp), **settings
     )
     drafter.base = base_of(driver.target.model)
-    drafter.recipe = {
+    recipe = {
+        "method": drafter.method,
+        "base_model": asdict(drafter.base),
+        "settings": drafter.settings,
         "search": asdict(options),
         "seconds": round(time.monotonic() - begin, 1),
         "sets": len(tried),
@@ -170,14 +177,18 @@ def search_skip_set(
         "row_seconds": {"whole": prices.row, "attention": prices.attention, "mlp": prices.mlp, "best": timed},
         "step_seconds": float(prices.steps.of(1)),
         "predicted": dict(tried)[best]._asdict(),
-        "predicted_with_nothing_left_out": whole._asdict(),
         "predicted_on_dev": held_out._asdict(),
+        "predicted_with_nothing_left_out": whole._asdict(),
         "data": rows.about,
+        "threads": torch.get_num_threads(),
+        "command": command(),
     }
+    drafter.recipe = {name: recipe[name] for name in ("search", "sets", "predicted_on_dev")}
     drafter.save_pretrained(out)
     told = [
         {"skip_attention": sorted(skip.attention), "skip_mlp": sorted(skip.mlp), **score._asdict()}
         for skip, score in tried
     ]
+    (out / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
     (out / "search.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    return drafter.settings | drafter.recipe
+    return recipe
