@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from draftree.bench.models import encode_prompt
 from draftree.drafting import DraftModel
@@ -40,3 +40,34 @@ def test_a_small_causal_model(demo: Any, tmp_path: Path, monkeypatch: pytest.Mon
     drafted = generate(demo.model, prompt, drafter=DraftModel(small), shape=Fixed(4), max_new_tokens=12)
     assert drafted.sequences[0, len(ids) :].tolist() == answer
     assert drafted.stats.total.drafted > 0
+
+
+@pytest.mark.slow
+def test_a_translation_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sizes, the second with the first one's tokenizer; a run that is called again goes on from its checkpoint."""
+    pairs = [{"de": f"Ein Hund und {i} Katzen.", "en": f"A dog and {i} cats."} for i in range(40)]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    out = tmp_path / "pair"
+    recipe = runpy.run_path(str(RECIPES / "translation_pair.py"))
+    recipe["main"].__globals__["CHECKPOINT_EVERY"] = 0.0
+
+    def run(size: str, minutes: str) -> dict[str, Any]:
+        options = ["--size", size, "--data", str(data), "--dev", str(data), "--out", str(out), "--minutes", minutes]
+        monkeypatch.setattr(sys, "argv", ["translation_pair.py", *options, "--vocabulary", "120", "--tokens", "64"])
+        recipe["main"]()
+        report: dict[str, Any] = json.loads((out / size / "recipe.json").read_text())
+        return report
+
+    small = run("small", "0.02")
+    again = run("small", "0.04")
+    assert again["steps"] > small["steps"] > 0
+    large = run("large", "0.05")
+    assert large["parameters"] > 10 * small["parameters"]
+    assert large["tokens"] == small["tokens"]
+    models = {size: AutoModelForSeq2SeqLM.from_pretrained(out / size) for size in ("large", "small")}
+    source = torch.tensor([[5, 6, 7, 1]])
+    expected = models["large"].generate(source, max_new_tokens=8, do_sample=False)
+    drafted = generate(models["large"], source, drafter=DraftModel(models["small"]), max_new_tokens=8)
+    assert drafted.sequences.tolist() == expected.tolist()
+    assert len(models["large"].decoder.block) == 10

@@ -219,13 +219,14 @@ def run_bild(
     usable, refused = ready(list(methods.values()), tasks)
     watcher.stage("timed answers", len(usable) * timed * settings.rounds)
     samples = measure(usable, tasks, settings.rounds, watcher)
-    _times(points, samples, timed, {way.name: ids.get(way, ids[plain]) for way in ways})
+    _times(points, samples, timed, settings.rounds, {way.name: ids.get(way, ids[plain]) for way in ways})
     for way in ways:
         point = points[way.name]
         if way.exact and way is not plain and not point.differing and point.seconds is not None:
             point.quality = points[plain.name].quality
     best = {(pair, loss): _best(points, plain, pair, loss) for pair in smalls for loss in (NO_LOSS, ONE_POINT)}
-    shown = best[list(smalls)[-1], NO_LOSS] or points[next(w for w in ways if w.group == BILD).name]
+    last = [p for p in points.values() if p.way.group == BILD and p.way.pair == list(smalls)[-1]]
+    shown = best[list(smalls)[-1], NO_LOSS] or max(last, key=lambda p: p.quality or 0.0)
     _count(points, [plain, *(p.way for p in best.values() if p)], methods, large, smalls, prompts, watcher)
     watcher.stage("examples", settings.examples)
     sources = [_sources(methods[shown.way], ids_, watcher) for ids_ in prompts[: settings.examples]]
@@ -246,7 +247,9 @@ def run_bild(
     return BildResult(about, points, rows, said, best, sources, refused)
 
 
-def _times(points: dict[str, Point], samples: Sequence[Sample], timed: int, ids: dict[str, list[list[int]]]) -> None:
+def _times(
+    points: dict[str, Point], samples: Sequence[Sample], timed: int, rounds: int, ids: dict[str, list[list[int]]]
+) -> None:
     """Fill in what the timed answers tell."""
     seconds: dict[str, np.ndarray] = {}
     for sample in samples:
@@ -257,7 +260,6 @@ def _times(points: dict[str, Point], samples: Sequence[Sample], timed: int, ids:
         if sample.answer.stats is not None:
             point.stats = point.stats or RequestStats()
             point.stats.add(sample.answer.stats)
-    rounds = max(len(samples) // max(len(seconds) * timed, 1), 1)
     for name, spent in seconds.items():
         points[name].seconds = float(spent.sum()) / timed / rounds
         points[name].speed = Sampled.share(seconds[PLAIN], spent).estimate
