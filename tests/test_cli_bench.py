@@ -89,6 +89,10 @@ def test_a_warm_trie_starts_every_round_from_the_same_state(demo):
     first, second = warm.drafter(), warm.drafter()
     assert first.trie.nodes == second.trie.nodes > 0
     assert first.shape is not second.shape
+    mine, other = first.shape.calibration, second.shape.calibration
+    before = other.rates.copy()
+    mine.rates[:] = 0.5
+    assert (other.rates == before).all(), "what one copy learns the other does not know"
     before = second.trie.nodes
     first.trie.warm(list(range(100, 120)))
     assert second.trie.nodes == before

@@ -10,7 +10,7 @@ import ctypes
 from ctypes import byref, c_double, c_int, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -130,6 +130,10 @@ class CompiledCounts(Counts):
         self._table: np.ndarray | None = None  # met last, and where it is
         self._at = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has arrays of its own, and calls with their addresses."""
+        return _restored, (self.right, self.seen, self.rates)
+
     def weigh(self, tree: TokenTree, trust: float, seconds: np.ndarray) -> tuple[int, float] | None:
         """See `Counts.weigh`."""
         logp = tree.logp
@@ -179,6 +183,12 @@ def new_counts() -> Counts:
     """Empty ones, compiled where that can be."""
     library = _library()
     return Counts() if library is None else CompiledCounts(library)
+
+
+def _restored(right: np.ndarray, seen: np.ndarray, rates: np.ndarray) -> Counts:
+    counts = new_counts()
+    counts.right[:], counts.seen[:], counts.rates[:] = right, seen, rates
+    return counts
 
 
 def _falling(right: np.ndarray, seen: np.ndarray) -> np.ndarray:
