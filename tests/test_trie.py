@@ -105,7 +105,17 @@ def test_log_probabilities_follow_the_hits(make):
         trie.warm([1, follower])
     trie.begin(1, [1])
     draft = trie.retrieve(1, 4, sources="output")
-    np.testing.assert_allclose(np.exp(draft.logp), [3 / 5, 1 / 5], rtol=1e-6)
+    np.testing.assert_allclose(np.exp(draft.logp), [3 / 6, 1 / 6], rtol=1e-6)
+
+
+def test_a_longer_context_leaves_less_open(make):
+    trie = make(max_query_length=2)
+    trie.warm([7, 1, 2, 3])
+    trie.begin(1, [7, 1])
+    draft = trie.retrieve(1, 2, sources="output")
+    assert paths(draft) == [(2,), (2, 3)]
+    one, two = 1 / (1 + 2 / 4), 1 / (1 + 2 / 9)
+    np.testing.assert_allclose(np.exp(draft.logp), [one, one * two], rtol=1e-6)
 
 
 def test_modes(make):

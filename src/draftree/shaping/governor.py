@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 from draftree.drafting.base import Context
 
-FRUITLESS = 4  # steps in a row with a negative balance after which the drafter rests
+FRUITLESS = 6  # steps in a row with a negative balance after which the drafter rests
 REST_FIRST, REST_LAST = 8, 64  # steps of rest, doubling from the first to the last
 BALANCE = 0.85  # weight of the past in the balance
 LEAST = 0.03  # of the time spent, what has to be gained: an old success fades, but never quite
 HOPELESS = 0.75  # tokens for the time of a plain step under which a right guess changes nothing
+LUCK = 0.3  # part of what a step brought, against what it was expected to, that counts
 START = 0.3  # weight of what all have earned, when a request begins
 
 
@@ -106,10 +107,13 @@ class Governor:
         request.resting = account.rest > 0
 
     def correct(self, request: Context, more: float) -> None:
-        """The step booked last brought `more` tokens than it was booked with (or fewer, below 0)."""
+        """The step booked last brought `more` tokens than it was booked with (or fewer, below 0).
+
+        What a single step brings is mostly chance; were it booked whole, drafters would rest for bad luck.
+        """
         for account in (self._of.get(request.id), self._all):
             if account is not None:
-                account.hoped += more
+                account.hoped += LUCK * more
 
     @property
     def pace(self) -> float:

@@ -11,6 +11,7 @@ typedef struct {
     double score, logp;
     uint32_t o_stamp, p_stamp;
     int32_t depth, token, p, o, at; /* at: row of the parent in the result, or index of it in `trail` */
+    int32_t known;                  /* tokens of the suffix that was found, and of the path below it */
 } Path;
 
 typedef struct {

@@ -188,6 +188,9 @@ void trie_warm(Trie *t, const int32_t *tokens, int64_t n, Cursor *cursors) {
 
 /* ---------------------------------------------------------------- retrieval */
 
+/* Hits that a path's parent is taken to have more. Behind a long text that was seen before, less is open. */
+static double unseen(const Trie *t, const Path *path) { return t->smoothing / ((double)path->known * path->known); }
+
 static void add_kid(Trie *t, const Path *from, const Forest *pf, int32_t p, int32_t o, int32_t at) {
     if (!reserve(&t->kids)) return;
     const Forest *of = &t->output;
@@ -197,11 +200,12 @@ static void add_kid(Trie *t, const Path *from, const Forest *pf, int32_t p, int3
     if (o != NONE) hits += of->nodes[o].count / (double)ONE_HIT;
     /* The hand may have halved the parent and not yet the child; a child must not outrank its parent. */
     kid->score = hits < from->score ? hits : from->score;
-    kid->logp = from->logp + log(kid->score / (from->score + t->smoothing));
+    kid->logp = from->logp + log(kid->score / (from->score + unseen(t, from)));
     kid->p_stamp = p != NONE ? pf->nodes[p].stamp : 0;
     kid->o_stamp = o != NONE ? of->nodes[o].stamp : 0;
     kid->token = p != NONE ? pf->nodes[p].token : of->nodes[o].token;
     kid->depth = from->depth + 1;
+    kid->known = from->known + 1;
     kid->p = p;
     kid->o = o;
     kid->at = at;
@@ -326,7 +330,7 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
     int32_t q = r->n_context < t->max_query ? r->n_context : t->max_query;
     for (int32_t seen = 0; q > 0 && seen < t->min_nodes && d.n < budget; q--) {
         const int32_t *suffix = r->context + r->n_context - q;
-        Path match = {0, escape, 0, 0, 0, 0, NONE, NONE, NONE};
+        Path match = {0, escape, 0, 0, 0, 0, NONE, NONE, NONE, q};
         if (sources & FROM_PROMPT) match.p = locate(pf, suffix, q);
         if (sources & FROM_OUTPUT) match.o = locate(&t->output, suffix, q);
         if (match.p != NONE) match.score += t->prompt_weight * (pf->nodes[match.p].count / (double)ONE_HIT);
@@ -334,7 +338,7 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
         t->heap.n = 0;
         expand(t, &match, pf, NONE);
         if (!t->kids.n) continue;
-        escape += log(t->smoothing / (match.score + t->smoothing));
+        escape += log(unseen(t, &match) / (match.score + unseen(t, &match)));
         if (mode == SINGLE) {
             int32_t best;
             while ((best = best_kid(t)) != NONE) {

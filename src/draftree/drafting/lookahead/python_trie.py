@@ -162,6 +162,7 @@ class Path:
     score: float
     logp: float
     depth: int
+    known: int  # tokens of the suffix that was found, and of the path below it
     p: Node | None
     o: Node | None
     token: int = 0
@@ -241,6 +242,10 @@ class PythonTrie:
             hits += o.count / ONE_HIT
         return hits
 
+    def unseen(self, path: Path) -> float:
+        """Hits that a path's parent is taken to have more. Behind a long text that was seen before, less is open."""
+        return self.settings.smoothing / (path.known * path.known)
+
     def expand(self, path: Path, at: int) -> list[Path]:
         """The merged children of a path, of each forest the `scan` most recently touched ones."""
         tokens: dict[int, None] = {}
@@ -252,8 +257,8 @@ class PythonTrie:
             p = path.p.children.get(token) if path.p else None
             o = path.o.children.get(token) if path.o else None
             score = min(self.score(p, o), path.score)
-            logp = path.logp + math.log(score / (path.score + self.settings.smoothing))
-            kids.append(Path(score, logp, path.depth + 1, p, o, token, at, path))
+            logp = path.logp + math.log(score / (path.score + self.unseen(path)))
+            kids.append(Path(score, logp, path.depth + 1, path.known + 1, p, o, token, at, path))
         return kids
 
     def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int) -> Arrays:
@@ -268,10 +273,10 @@ class PythonTrie:
             suffix = r.context[-q:]
             p = prompt.locate(suffix) if sources & FROM_PROMPT else None
             o = self.output.locate(suffix) if sources & FROM_OUTPUT else None
-            match = Path(self.score(p, o), escape, 0, p, o)
+            match = Path(self.score(p, o), escape, 0, q, p, o)
             if not any(node and node.children for node in (p, o)):
                 continue
-            escape += math.log(self.settings.smoothing / (match.score + self.settings.smoothing))
+            escape += math.log(self.unseen(match) / (match.score + self.unseen(match)))
             if mode == MODES["single"]:
                 while len(rows) < budget and match.depth < depth and (kids := self.expand(match, len(rows) - 1)):
                     match = min(kids)

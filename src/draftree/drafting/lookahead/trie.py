@@ -17,10 +17,10 @@ the paths below it are taken best first by hits (prompt hits times `prompt_weigh
 the shallower and then the newer. While fewer than `min_nodes` nodes were found the suffix is shortened, and
 what it adds comes after. Of a very wide node only the `SCAN` most recently touched children are looked at.
 
-What `logp` says. Each edge has the share (hits of the child) / (hits of the parent + `SMOOTHING`), a path the
-product. What a shorter suffix adds is first multiplied by the share that the longer one left open,
-`SMOOTHING` / (hits of its match + `SMOOTHING`), as in PPM. In replay of real answers these are near the
-measured acceptance; nodes in the long tail are accepted about half as often as told.
+What `logp` says. Each edge has the share (hits of the child) / (hits of the parent + u), a path the product. u is
+`SMOOTHING` over the square of the number of tokens that led there, those of the suffix and of the path: what
+followed a long text once will follow it again. What a shorter suffix adds is first multiplied by the share that the
+longer one left open, u / (hits of its match + u), as in PPM.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from draftree.tree import TokenTree
 SCAN = 256
 """Children of one node that retrieval looks at, in each forest: bounds the cost of a key like the comma."""
 
-SMOOTHING = 1.0
-"""Hits added to a parent before its children's share is taken, so that one of one is not certainty."""
+SMOOTHING = 2.0
+"""Hits added to a parent behind one token before its children's share is taken: one of one is not certainty."""
 
 MAX_TOKEN = 2**31 - 1
 _BACKENDS = ("auto", "c", "python")
