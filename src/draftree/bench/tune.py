@@ -7,6 +7,7 @@ and with plain decoding; the slower half leaves, the rest goes on with twice the
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,12 +64,14 @@ class Judged:
         row: its figures in the last round it took part in.
         prompts: how many it answered there.
         predicted: what replay says of the same prompts, in the same order; None where it cannot be replayed.
+        stage: how many times the slower half had left before.
     """
 
     candidate: Candidate
     row: Row
     prompts: int
     predicted: Replayed | None
+    stage: int = 0
 
     @property
     def over_plain(self) -> float:
@@ -126,7 +129,7 @@ class Choice:
         others = [one for one in self.judged if one is not best and one.candidate.spec is not None]
         second = "Nothing else was measured."
         if others:
-            near = max(others, key=lambda one: (one.prompts, one.over_plain))
+            near = max(others, key=lambda one: (one.stage, one.over_plain))
             second = f"Next best: {near.candidate.label}, {_over(near)}; {self.replays} settings were replayed."
         return [first, second, self._third()]
 
@@ -292,7 +295,7 @@ def finalists(found: Sequence[Predicted]) -> list[Candidate]:
 def choose(judged: Sequence[Judged]) -> Judged:
     """The fastest of those that stayed longest, if it is faster than plain decoding and sure not to be much slower."""
     plain = next(one for one in judged if one.candidate.spec is None)
-    last = [one for one in judged if one.candidate.spec is not None and one.prompts == plain.prompts]
+    last = [one for one in judged if one.candidate.spec is not None and one.stage == plain.stage]
     best = max(last, key=lambda one: one.over_plain, default=plain)
     low = best.row.over[PLAIN.name].low
     return best if best.over_plain > 1 and (low is None or low > MOST_LOST) else plain
@@ -305,19 +308,20 @@ def _halve(
     alive = list(candidates)
     left: list[Judged] = []
     count = 0
-    while True:
+    for stage in itertools.count():
         rounds = max(len(alive).bit_length(), 1)
         share = max(end - time.monotonic(), 0.0) / rounds
         wanted = max(_affordable(space, alive, texts, share), 2 * count, 1)
         count = min(wanted, len(texts))
-        judged = run_live(space, alive, texts[:count], watcher, min(wanted // count, MOST_ROUNDS))
+        judged = run_live(space, alive, texts[:count], watcher, min(wanted // count, MOST_ROUNDS), stage)
         over = time.monotonic() + share * 0.5 > end or len(alive) <= 2
         drafted = sorted((one for one in judged if one.candidate.spec is not None), key=lambda one: -one.over_plain)
         if over:
-            return sorted(judged, key=lambda one: -one.over_plain) + left
+            break
         keep = drafted[: max((len(drafted) + 1) // 2, 1)]
         left = [one for one in drafted if one not in keep] + left
         alive = [one.candidate for one in keep]
+    return sorted(judged, key=lambda one: -one.over_plain) + left
 
 
 def _affordable(space: Space, alive: Sequence[Candidate], texts: Sequence[Text], seconds: float) -> int:
@@ -328,7 +332,12 @@ def _affordable(space: Space, alive: Sequence[Candidate], texts: Sequence[Text],
 
 
 def run_live(
-    space: Space, candidates: Sequence[Candidate], texts: Sequence[Text], watcher: Watcher, rounds: int = 1
+    space: Space,
+    candidates: Sequence[Candidate],
+    texts: Sequence[Text],
+    watcher: Watcher,
+    rounds: int = 1,
+    stage: int = 0,
 ) -> list[Judged]:
     """Answer `texts` with every candidate and plainly, interleaved; each starts from its first state."""
     tasks = [text.task for text in texts]
@@ -348,6 +357,6 @@ def run_live(
     watcher.stage("running", len(methods) * len(tasks) * rounds)
     rows = summarise(measure(methods, tasks, rounds, watcher), tasks, (PLAIN.name,))
     return [
-        Judged(one, rows[one.name], len(tasks), None if one.spec is None else space.predict(one, texts))
+        Judged(one, rows[one.name], len(tasks), None if one.spec is None else space.predict(one, texts), stage)
         for one in (PLAIN, *candidates)
     ]
