@@ -8,13 +8,22 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli import bench_accuracy, bench_bild, bench_compare, bench_inflate, bench_papers, bench_propd
+from draftree.cli import (
+    bench_accuracy,
+    bench_bild,
+    bench_compare,
+    bench_inflate,
+    bench_layers,
+    bench_papers,
+    bench_propd,
+)
 
 app = typer.Typer(name="bench", help="Measure speed, acceptance and cost on this machine.", no_args_is_help=True)
 app.command("accuracy")(bench_accuracy.accuracy)
 app.command("bild")(bench_bild.bild)
 app.command("compare")(bench_compare.compare)
 app.command("inflate")(bench_inflate.inflate)
+app.command("layers")(bench_layers.layers)
 app.command("list")(bench_papers.list_experiments)
 app.command("run")(bench_papers.run)
 app.command("propd")(bench_propd.propd)
