@@ -16,6 +16,7 @@ from torch import Tensor
 from zoo import VOCABULARY
 
 from draftree.host.base import Host
+from draftree.host.crossed import CrossHost
 from draftree.host.hooked import HookedHost
 from draftree.host.plan import PassResult, Plan, Surgery
 from draftree.host.target import inspect_model
@@ -74,6 +75,8 @@ def hosts_for(model: Any) -> list[Host]:
 
         if LoopHost.qualifies(target):
             hosts.append(LoopHost(target))
+    if CrossHost.qualifies(target):
+        hosts.append(CrossHost(target))
     return hosts
 
 

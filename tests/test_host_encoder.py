@@ -64,9 +64,9 @@ class Slots:
         return worst
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_requests_join_move_and_leave(name: str) -> None:
-    (host,) = hosts_for(zoo.build(name))
+@pytest.mark.parametrize(("name", "which"), [(name, which) for name in FAMILIES for which in (0, -1)])
+def test_requests_join_move_and_leave(name: str, which: int) -> None:
+    host = hosts_for(zoo.build(name))[which]
     generator = torch.Generator().manual_seed(4)
     slots = Slots(host, 3)
     slots.join(random_ids(5, generator), random_ids(4, generator))
@@ -82,17 +82,16 @@ def test_requests_join_move_and_leave(name: str) -> None:
 
 
 def test_a_padded_source_is_its_real_part() -> None:
-    (host,) = hosts_for(zoo.build("t5"))  # no positions in the encoder that pads on the left would shift
-    source = torch.tensor([0, 0, 5, 6, 7, 8])
-    slots = Slots(host, 1)
-    slots.join(source, torch.tensor([3, 4]), mask=torch.tensor([0, 0, 1, 1, 1, 1]))
-    assert slots.step([Tree.random(6, 2)]) < 1e-4
+    for host in hosts_for(zoo.build("t5")):  # no positions in the encoder that pads on the left would shift
+        source = torch.tensor([0, 0, 5, 6, 7, 8])
+        slots = Slots(host, 1)
+        slots.join(source, torch.tensor([3, 4]), mask=torch.tensor([0, 0, 1, 1, 1, 1]))
+        assert slots.step([Tree.random(6, 2)]) < 1e-4
 
 
 def test_the_source_matters() -> None:
     """Another request's source gives other logits, so the comparisons above could fail."""
-    for name in FAMILIES:
-        (host,) = hosts_for(zoo.build(name))
+    for host in [host for name in FAMILIES for host in hosts_for(zoo.build(name))]:
         generator = torch.Generator().manual_seed(4)
         slots = Slots(host, 1)
         slots.join(random_ids(6, generator), random_ids(4, generator))
@@ -102,7 +101,7 @@ def test_the_source_matters() -> None:
 
 def test_known_encoder_states_take_the_encoders_place(monkeypatch: pytest.MonkeyPatch) -> None:
     model = zoo.build("bart")
-    (host,) = hosts_for(model)
+    host = hosts_for(model)[0]
     source = torch.tensor([5, 9, 11, 12])
     with torch.no_grad():
         states = model.get_encoder()(input_ids=source[None])[0][0]
@@ -116,7 +115,7 @@ def test_known_encoder_states_take_the_encoders_place(monkeypatch: pytest.Monkey
 
 def test_encoder_and_cross_projections_run_once_a_request() -> None:
     model = zoo.build("t5")
-    (host,) = hosts_for(model)
+    host = hosts_for(model)[0]
     calls: list[str] = []
     cross: Any = model.decoder.block[1].layer[1].EncDecAttention.k
     handles = [
@@ -138,7 +137,7 @@ def test_encoder_and_cross_projections_run_once_a_request() -> None:
 
 def test_misuse_is_told() -> None:
     model = zoo.build("t5")
-    (host,) = hosts_for(model)
+    host, compiled = hosts_for(model)
     state = EncoderState(host.target, 2)
     state.admit(0, torch.tensor([5]))
     with pytest.raises(ValueError, match="Slot 1 has no source"):
@@ -151,5 +150,8 @@ def test_misuse_is_told() -> None:
     with pytest.raises(ValueError, match="needs no EncoderState"):
         EncoderState(inspect_model(zoo.build("llama")), 1)
     plan = Plan(torch.tensor([[3]]), torch.tensor([[0]]), torch.ones(1, 1, 1, dtype=torch.bool))
-    with pytest.raises(ValueError, match="pass its EncoderState"):
-        host.run(plan, host.new_cache(1))
+    for driving in (host, compiled):
+        with pytest.raises(ValueError, match="pass its EncoderState"):
+            driving.run(plan, driving.new_cache(1))
+        with pytest.raises(ValueError, match="Slot 0 has no source"):
+            driving.run(plan, driving.new_cache(1), 0, state)

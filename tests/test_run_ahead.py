@@ -11,7 +11,7 @@ from test_host_growing import prompts
 from torch import Tensor
 from zoo import build
 
-from draftree.host import HookedHost, Host, LoopHost, inspect_model
+from draftree.host import CrossHost, HookedHost, Host, LoopHost, inspect_model, open_host
 from draftree.host.cache import SlotCache
 from draftree.host.encoder import EncoderState
 from draftree.host.plan import Plan
@@ -120,7 +120,7 @@ def test_a_token_that_is_too_unlikely_ends_its_path(each: float) -> None:
 @pytest.mark.parametrize("family", ["t5", "t5-gated", "mt5"])
 def test_decoders_that_attend_to_a_source(family: str, slots: tuple[int, int]) -> None:
     """Behind texts and sources of different lengths, two of them padded, against the stock model's passes."""
-    host = HookedHost(inspect_model(build(family)))
+    host, stock = CrossHost(inspect_model(build(family))), HookedHost(inspect_model(build(family)))
     first, batch = slots
     cache, plain, encoder = host.new_cache(3), host.new_cache(3), EncoderState(host.target, 3)
     for slot, length in enumerate((12, 5, 70)):
@@ -128,8 +128,8 @@ def test_decoders_that_attend_to_a_source(family: str, slots: tuple[int, int]) -
         mask[3 : 3 + slot] = 0
         encoder.admit(slot, torch.arange(length) % 90 + 3, mask)
         for token in [0, 40, 12, 50][: slot + 1]:
-            for c in (cache, plain):
-                step(host, c, slot, token, encoder)
+            for h, c in ((host, cache), (stock, plain)):
+                step(h, c, slot, token, encoder)
     lengths = list(cache.lengths)
     given = GIVEN[first : first + batch]
     course = host.run_ahead(cache, first, lengths[first : first + batch], given, 7, 4, -1e9, encoder=encoder)
@@ -138,18 +138,22 @@ def test_decoders_that_attend_to_a_source(family: str, slots: tuple[int, int]) -
         token = 0
         for s in range(7):
             token = given[b][s] if s < len(given[b]) else token
-            best = step(host, plain, first + b, token, encoder).topk(4)
+            best = step(stock, plain, first + b, token, encoder).topk(4)
             assert course.tokens[b][s] == best.indices.tolist()
             torch.testing.assert_close(torch.tensor(course.logp[b][s]), best.values, rtol=0, atol=2e-4)
             token = int(best.indices[0])
         cache.keep(first + b, lengths[first + b], list(range(7)))
-    again = [step(host, c, first, 11, encoder) for c in (cache, plain)]  # a pass behind a run
+    again = [step(h, c, first, 11, encoder) for h, c in ((host, cache), (stock, plain))]  # a pass behind a run
     torch.testing.assert_close(again[0], again[1], rtol=0, atol=2e-4)
 
 
-def test_decoders_that_no_call_runs_ahead() -> None:
-    for model in (build("bart"), build("umt5"), copy.deepcopy(build("t5")).bfloat16()):
-        host = HookedHost(inspect_model(model))
-        encoder = EncoderState(host.target, 1)
-        encoder.admit(0, torch.arange(5))
-        assert host.run_ahead(host.new_cache(1), 0, [0], [[0]], 4, 1, -1e9, encoder=encoder) is None
+def test_decoders_that_are_not_compiled() -> None:
+    hooked = copy.deepcopy(build("t5"))
+    hooked.decoder.block[1].register_forward_hook(lambda *_: None)
+    other = copy.deepcopy(build("t5"))
+    other.decoder.block[0].layer[2].DenseReluDense.wo = torch.nn.Sequential(torch.nn.Identity())
+    for model in (build("bart"), build("umt5"), copy.deepcopy(build("t5")).bfloat16(), hooked, other):
+        assert not CrossHost.qualifies(inspect_model(model))
+        assert type(open_host(model)) is HookedHost
+    assert type(open_host(build("t5"))) is CrossHost
+    assert type(open_host(build("t5"), "hooked")) is HookedHost

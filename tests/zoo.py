@@ -377,6 +377,7 @@ def families(*, recurrent: bool = False) -> set[str]:
 
 def table() -> str:
     """The table of families in docs/hosts.md, one line a member; `python tests/zoo.py` prints it."""
+    from draftree.host.crossed import CrossHost
     from draftree.host.families import family_of
     from draftree.host.loop import LoopHost
     from draftree.host.target import inspect_model
@@ -384,7 +385,7 @@ def table() -> str:
     lines = ["| family | tested as | hosts | what is special | provider |", "|---|---|---|---|---|"]
     for member in CAUSAL + ENCODER_DECODER:
         target = inspect_model(build(member.id))
-        hosts = "hooked, loop" if LoopHost.qualifies(target) else "hooked"
+        hosts = "hooked, loop" if LoopHost.qualifies(target) or CrossHost.qualifies(target) else "hooked"
         provider = type(family_of(target)).__name__
         provider = "" if provider == "Family" else f"`{provider}`"
         cells = [f"`{member.model_type}`", member.id, hosts, member.note, provider]

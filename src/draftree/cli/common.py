@@ -252,7 +252,7 @@ def make_bild(
     from draftree.host import inspect_model
 
     given = {"fallback_threshold": fallback_threshold, "rollback_threshold": rollback_threshold}
-    thresholds = {option: value for option, value in given.items() if value is not None}
+    thresholds: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     check_options(**thresholds)
     if Path(name).is_dir():
         dtype = inspect_model(model).dtype

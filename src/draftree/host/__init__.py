@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from draftree.host.base import Host
 from draftree.host.check import check_trees
+from draftree.host.crossed import CrossHost
 from draftree.host.families import TESTED_FAMILIES
 from draftree.host.hooked import HookedHost
 from draftree.host.loop import LoopHost
@@ -18,7 +19,17 @@ from draftree.host.packing import pack_weights, unpack_weights
 from draftree.host.panels import PackedLinear
 from draftree.host.target import Target, inspect_model
 
-__all__ = ["HookedHost", "Host", "LoopHost", "Target", "inspect_model", "open_host", "pack_weights", "unpack_weights"]
+__all__ = [
+    "CrossHost",
+    "HookedHost",
+    "Host",
+    "LoopHost",
+    "Target",
+    "inspect_model",
+    "open_host",
+    "pack_weights",
+    "unpack_weights",
+]
 
 # Building a host inspects and may fuse weights, so one serves all engines on a model for as long as the model stays as
 # it is; it holds no request's state, and the model only weakly, so an entry goes with its model.
@@ -61,11 +72,16 @@ def open_host(model: Any, choice: str | Host = "auto") -> Host:
 
 def _resolved(choice: str, target: Target) -> str:
     """The name of a host, for one or for "auto"."""
-    return choice if choice != "auto" else "loop" if LoopHost.qualifies(target) else "hooked"
+    quick = LoopHost.qualifies(target) or CrossHost.qualifies(target)
+    return choice if choice != "auto" else "loop" if quick else "hooked"
 
 
 def _open(target: Target, name: str) -> Host:
-    host = LoopHost(target) if name == "loop" else HookedHost(target)
+    host: Host
+    if name == "loop":
+        host = CrossHost(target) if CrossHost.qualifies(target) else LoopHost(target)
+    else:
+        host = HookedHost(target)
     if target.model_type not in TESTED_FAMILIES:
         check_trees(host)
     return host

@@ -83,7 +83,7 @@ int64_t layer_ahead(const Ahead *a, const Pass *p, const int64_t *positions, con
             memcpy(sine + b * dim, a->sines + position * dim, dim * sizeof *sine);
         }
         if (a->cross)
-            cross_run(a->cross, p, x, a->keys, a->values);
+            layer_cross(a->cross, p, x, a->keys, a->values);
         else
             layer_run(a->layers, a->count, p, x, a->keys, a->values);
         layer_norm(x, a->norm, a->epsilon, batch, hidden, normed);

@@ -1,5 +1,5 @@
-/* Decoder layers that also attend to a source, T5's way: one row a request, which sees all of its text and its source.
- * What the small model of an encoder-decoder runs ahead with. Included by _layer.c only. */
+/* Decoder layers that also attend to a source, T5's way: scores are not scaled, and have a bias by distance instead of
+ * positions in queries and keys. Included by _layer.c only. */
 
 typedef struct {
     Matrix qkv, output;          /* attention to the text */
@@ -14,95 +14,138 @@ typedef struct {
     const float *bias;           /* [heads, distances], of a text's columns by their distance from the row */
     const uint8_t *seen;         /* [slots, columns], which of a source's columns are real */
     const int64_t *lengths;      /* per request, columns of its source */
+    const int64_t *places;       /* [batch, rows], positions of the rows; NULL where each stands behind all of its text */
     int64_t count, hidden, heads, dim, inner, columns, distances;
     float epsilon;
-    float *scores;               /* as many floats as a row may see columns */
+    int64_t longest;             /* columns that a row may see, at most */
+    float *scores;               /* threads * longest floats */
+    int32_t *distance;           /* batch * rows * longest, of the row from the text's columns; -1: not seen */
 } Cross;
 
-/* Attention of one head of one row to `count` columns; `bias` by distance from the last column, `seen` by column, or NULL. */
-INLINE void attend_columns(const float *query, const float *keys, const float *values, int64_t count, int64_t dim,
-                           const float *bias, int64_t distances, const uint8_t *seen, float *scores, float *out) {
+/* What rows attend to, head by head: the text where `keys` are of the cache, or the source. */
+typedef struct {
+    const Cross *c;
+    const Pass *p;
+    const float *query, *keys, *values;
+    int64_t stride, capacity;    /* floats from row to row of the queries; columns of a slot */
+    int source;
+    float *out;                  /* [batch * rows, heads * dim] */
+} CrossAttending;
+
+/* One head of one row; `distance` by column, or else `seen`. */
+INLINE void attend_columns(const CrossAttending *t, const float *query, const float *keys, const float *values, int64_t count,
+                           const float *bias, const int32_t *distance, const uint8_t *seen, float *scores, float *out) {
+    int64_t dim = t->c->dim;
     float most = -3e38f, sum = 0;
-    for (int64_t j = 0; j < count; j++, keys += dim) {
-        float lanes[LANES] = {0}, score = 0;
+    for (int64_t j = 0; j < count; j++) {
+        if (distance ? distance[j] < 0 : !seen[j]) continue;
+        const float *key = keys + j * dim;
+        float lanes[LANES] = {0}, score = distance ? bias[distance[j]] : 0;
         int64_t i = 0;
         for (; i + LANES <= dim; i += LANES)
-            for (int k = 0; k < LANES; k++) lanes[k] += query[i + k] * keys[i + k];
-        for (; i < dim; i++) score += query[i] * keys[i];
+            for (int k = 0; k < LANES; k++) lanes[k] += query[i + k] * key[i + k];
+        for (; i < dim; i++) score += query[i] * key[i];
         for (int k = 0; k < LANES; k++) score += lanes[k];
-        if (bias) score += bias[count - 1 - j < distances ? count - 1 - j : distances - 1];
-        if (seen && !seen[j]) score = -3e38f;
         scores[j] = score;
         most = score > most ? score : most;
     }
-    for (int64_t j = 0; j < count; j++) sum += scores[j] = exponential(scores[j] - most);
     for (int64_t i = 0; i < dim; i++) out[i] = 0;
-    for (int64_t j = 0; j < count; j++, values += dim) {
-        float weight = scores[j] / sum;
-        if (seen && !seen[j]) continue;
-        for (int64_t i = 0; i < dim; i++) out[i] += weight * values[i];
+    for (int64_t j = 0; j < count; j++) {
+        if (distance ? distance[j] < 0 : !seen[j]) continue;
+        const float *value = values + j * dim;
+        float weight = exponential(scores[j] - most);
+        sum += weight;
+        for (int64_t i = 0; i < dim; i++) out[i] += weight * value[i];
+    }
+    for (int64_t i = 0; i < dim; i++) out[i] /= sum > 0 ? sum : 1.0f; /* a row that only fills up may see nothing */
+}
+
+INLINE void cross_attending_share(const CrossAttending *t, int64_t first, int64_t last) {
+    const Cross *c = t->c;
+    const Pass *p = t->p;
+    float *scores = c->scores + (in_team ? own_number() : 0) * c->longest;
+    for (int64_t item = first; item < last; item++) {
+        int64_t b = item / c->heads, h = item % c->heads, slot = p->first + b;
+        int64_t store = (slot * c->heads + h) * t->capacity * c->dim;
+        for (int64_t r = b * p->rows; r < (b + 1) * p->rows; r++)
+            attend_columns(t, t->query + r * t->stride + h * c->dim, t->keys + store, t->values + store,
+                           t->source ? c->lengths[b] : p->starts[b] + p->rows, c->bias + h * c->distances,
+                           t->source ? 0 : c->distance + r * c->longest, c->seen + slot * c->columns, scores,
+                           t->out + (r * c->heads + h) * c->dim);
     }
 }
 
-typedef void (*Attend)(const float *, const float *, const float *, int64_t, int64_t, const float *, int64_t, const uint8_t *,
-                       float *, float *);
-#define ATTEND(name, target)                                                                                         \
-    target static void attend_##name(const float *query, const float *keys, const float *values, int64_t count,      \
-                                     int64_t dim, const float *bias, int64_t distances, const uint8_t *seen,         \
-                                     float *scores, float *out) {                                                    \
-        attend_columns(query, keys, values, count, dim, bias, distances, seen, scores, out);                         \
+#define CROSS(name, target)                                                                  \
+    target static void cross_attending_##name(const void *task, int64_t first, int64_t last) { \
+        cross_attending_share(task, first, last);                                            \
     }
-ATTEND(plain, )
+CROSS(plain, )
 #if defined(__x86_64__) && defined(__GNUC__)
-ATTEND(avx2, __attribute__((target("avx2,fma"))))
-ATTEND(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))))
+CROSS(avx2, __attribute__((target("avx2,fma"))))
+CROSS(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))))
 #endif
 
-static Attend attend_chosen(void) {
+static Share cross_chosen(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (kernels == &kernels_avx512) return attend_avx512;
-    if (kernels == &kernels_avx2) return attend_avx2;
+    if (kernels == &kernels_avx512) return cross_attending_avx512;
+    if (kernels == &kernels_avx2) return cross_attending_avx2;
 #endif
-    return attend_plain;
+    return cross_attending_plain;
 }
 
-/* All layers on x [batch, hidden], in place. The scratch of `p` holds batch * (hidden + the wider of 4 heads * dim and
- * 2 inner) floats. */
-static void cross_run(const Cross *c, const Pass *p, float *x, float *const *keys, float *const *values) {
-    int64_t batch = p->batch, width = c->heads * c->dim;
-    float *normed = p->scratch, *wide = normed + batch * c->hidden, *mixed = wide + 3 * batch * width;
-    Attend attend = attend_chosen();
+/* Distances of all rows from the columns they see. A column of the context stands where its number says. */
+static void cross_distances(const Cross *c, const Pass *p) {
+    int64_t told = p->back + p->rows;
+    for (int64_t b = 0; b < p->batch; b++)
+        for (int64_t i = 0; i < p->rows; i++) {
+            int64_t row = b * p->rows + i, start = p->starts[b];
+            int32_t *distance = c->distance + row * c->longest;
+            const uint8_t *visible = p->visible ? p->visible + row * told : 0;
+            int64_t place = c->places ? c->places[row] : start + i;
+            for (int64_t j = 0; j < start + p->rows; j++) {
+                int64_t back = j - start + p->back; /* the column as `visible` counts */
+                int64_t at = j < start || !c->places ? j : c->places[b * p->rows + j - start];
+                int64_t far = place > at ? place - at : 0;
+                distance[j] = visible && back >= 0 && !visible[back] ? -1 : far < c->distances ? far : c->distances - 1;
+            }
+        }
+}
+
+/* All layers on x [batch * rows, hidden], in place; keys and values go behind each slot's context. The scratch of `p` holds
+ * batch * rows * (hidden + the wider of 4 heads * dim and 2 inner) floats. */
+void layer_cross(const Cross *c, const Pass *p, float *x, float *const *keys, float *const *values) {
+    int64_t rows = p->batch * p->rows, width = c->heads * c->dim, items = p->batch * c->heads;
+    float *normed = p->scratch, *wide = normed + rows * c->hidden, *mixed = wide + 3 * rows * width;
+    Share attending = cross_chosen();
+    cross_distances(c, p);
     for (int64_t i = 0; i < c->count; i++) {
         const CrossLayer *l = c->layers + i;
-        layer_norm(x, l->norm, c->epsilon, batch, c->hidden, normed);
-        layer_product(&l->qkv, normed, batch, p->threads, 0, wide);
-        for (int64_t b = 0; b < batch; b++)
+        layer_norm(x, l->norm, c->epsilon, rows, c->hidden, normed);
+        layer_product(&l->qkv, normed, rows, p->threads, 0, wide);
+        for (int64_t r = 0; r < rows; r++)
             for (int64_t h = 0; h < c->heads; h++) {
-                const float *row = wide + b * 3 * width + h * c->dim;
-                int64_t store = ((p->first + b) * c->heads + h) * p->capacity * c->dim, at = store + p->starts[b] * c->dim;
-                memcpy(keys[i] + at, row + width, c->dim * sizeof *row);
-                memcpy(values[i] + at, row + 2 * width, c->dim * sizeof *row);
-                attend(row, keys[i] + store, values[i] + store, p->starts[b] + 1, c->dim, c->bias + h * c->distances,
-                       c->distances, 0, c->scores, mixed + b * width + h * c->dim);
+                int64_t b = r / p->rows, column = p->starts[b] + r % p->rows;
+                int64_t at = (((p->first + b) * c->heads + h) * p->capacity + column) * c->dim;
+                const float *key = wide + (3 * r + 1) * width + h * c->dim;
+                memcpy(keys[i] + at, key, c->dim * sizeof *key);
+                memcpy(values[i] + at, key + width, c->dim * sizeof *key);
             }
-        layer_product(&l->output, mixed, batch, p->threads, 1, x);
-        layer_norm(x, l->cross_norm, c->epsilon, batch, c->hidden, normed);
-        layer_product(&l->query, normed, batch, p->threads, 0, wide);
-        for (int64_t b = 0; b < batch; b++)
-            for (int64_t h = 0; h < c->heads; h++) {
-                int64_t slot = p->first + b, store = (slot * c->heads + h) * c->columns * c->dim, at = b * width + h * c->dim;
-                attend(wide + at, l->keys + store, l->values + store, c->lengths[b], c->dim, 0, 0,
-                       c->seen + slot * c->columns, c->scores, mixed + at);
-            }
-        layer_product(&l->crossed, mixed, batch, p->threads, 1, x);
-        layer_norm(x, l->mlp_norm, c->epsilon, batch, c->hidden, normed);
+        CrossAttending text = {c, p, wide, keys[i], values[i], 3 * width, p->capacity, 0, mixed};
+        spread(attending, &text, items, p->threads, rows * width * c->longest);
+        layer_product(&l->output, mixed, rows, p->threads, 1, x);
+        layer_norm(x, l->cross_norm, c->epsilon, rows, c->hidden, normed);
+        layer_product(&l->query, normed, rows, p->threads, 0, wide);
+        CrossAttending source = {c, p, wide, l->keys, l->values, width, c->columns, 1, mixed};
+        spread(attending, &source, items, p->threads, rows * width * c->columns);
+        layer_product(&l->crossed, mixed, rows, p->threads, 1, x);
+        layer_norm(x, l->mlp_norm, c->epsilon, rows, c->hidden, normed);
         if (l->gate.inputs) {
-            Gating t = {&l->gate, &l->up, normed, batch, 1, wide, wide + batch * c->inner};
-            spread(kernels->gating, &t, panels_of(&l->gate), p->threads, 2 * batch * c->hidden * c->inner);
+            Gating t = {&l->gate, &l->up, normed, rows, 1, wide, wide + rows * c->inner};
+            spread(kernels->gating, &t, panels_of(&l->gate), p->threads, 2 * rows * c->hidden * c->inner);
         } else {
-            layer_product(&l->up, normed, batch, p->threads, 0, wide);
-            for (int64_t k = 0; k < batch * c->inner; k++) wide[k] = wide[k] > 0 ? wide[k] : 0;
+            layer_product(&l->up, normed, rows, p->threads, 0, wide);
+            for (int64_t k = 0; k < rows * c->inner; k++) wide[k] = wide[k] > 0 ? wide[k] : 0;
         }
-        layer_product(&l->down, wide, batch, p->threads, 1, x);
+        layer_product(&l->down, wide, rows, p->threads, 1, x);
     }
 }

@@ -5,7 +5,7 @@
 
 #include "_attention.h"
 
-#define ABI 7 /* raised when a signature changes; compiled.py refuses a library of another number */
+#define ABI 8 /* raised when a signature changes; compiled.py refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define NO_ATTENTION 1 /* of what a layer skips */
 #define NO_MLP 2

@@ -1,15 +1,16 @@
-"""Runs ahead for decoders that attend to a source: T5 and mT5 in float32 on a CPU.
+"""The loop host of encoder-decoders: the decoders of T5 and mT5 in float32 on a CPU, compiled.
 
-A stock pass of such a small model takes a millisecond, nearly all of it overhead of tensor operations; compiled
-(`_crossed.h`) a step takes a few hundredths of that. Keys and values lie in the same caches, so passes and runs may
-follow each other in any order.
+A stock pass of a small one is mostly overhead of tensor operations; compiled (`_crossed.h`) it takes a fraction of the
+time, and several steps ahead go in one call. Passes with anything special in them (rows that join, leave or are tapped)
+go through the stock `forward`, over the same caches. The encoder, which runs once a request, always does.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
-from ctypes import Structure, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -17,14 +18,18 @@ from torch import Tensor, nn
 
 from draftree.host.ahead import Course, Scratch, _Ahead, go, prepared
 from draftree.host.cache import SlotCache
-from draftree.host.compiled import WORTH_THREADS, _Pass
+from draftree.host.compiled import ABI, WORTH_THREADS, _Pass, load_library
 from draftree.host.encoder import EncoderState
+from draftree.host.hooked import HookedHost
 from draftree.host.panels import Matrix, Packed, PackedLinear
+from draftree.host.plan import PassResult, Plan, Segment
 from draftree.host.probe import probe
 from draftree.host.product import may_copy
+from draftree.host.skip import Skip
 from draftree.host.target import Target
 
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
+ACTIVATIONS = (("relu", False), ("gelu_new", True))  # with a gate or without
 
 
 class _CrossLayer(Structure):
@@ -36,26 +41,100 @@ class _CrossLayer(Structure):
 
 class _Cross(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("layers", "bias", "seen", "lengths")),
+        *((name, c_void_p) for name in ("layers", "bias", "seen", "lengths", "places")),
         *((name, c_int64) for name in ("count", "hidden", "heads", "dim", "inner", "columns", "distances")),
         ("epsilon", c_float),
-        ("scores", c_void_p),
+        ("longest", c_int64),
+        *((name, c_void_p) for name in ("scores", "distance")),
     )
 
 
-class CrossRunner:
-    """The decoder of a T5 in panels.
+class CrossHost(HookedHost):
+    """Drives stock T5 and mT5 models; see `Host`."""
 
-    Args:
-        library: the compiled functions.
-        target: the model; see `cross_runner_of` for which.
-    """
+    name = "loop"
 
-    def __init__(self, library: ctypes.CDLL, target: Target) -> None:
+    @staticmethod
+    def qualifies(target: Target) -> bool:
+        """Whether the model is a T5 or mT5 in its stock state that the compiled functions can drive."""
+        if not target.encoder_decoder or target.model_type not in FAMILIES or load_library() is None:
+            return False
+        if (target.config.dense_act_fn, bool(target.config.is_gated_act)) not in ACTIVATIONS:
+            return False
+        model = target.model
+        if target.dtype != torch.float32 or not all(p.is_cpu and p.dtype == torch.float32 for p in model.parameters()):
+            return False
+        for module in (*target.decoder.modules(), model.get_output_embeddings(), model):
+            if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+                return False
+            if not type(module).__module__.startswith(("torch.nn.", "transformers.", "draftree.host.panels")):
+                return False
+        layers: list[Any] = target.layers
+        if not all(
+            type(m) in (nn.Linear, PackedLinear) for layer in layers for group in _linears(layer) for m in group
+        ):
+            return False
+        contiguous = target.decoder.get_input_embeddings().weight.is_contiguous()
+        return contiguous and may_copy(model, target.device, compiled=True)
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.form = f"{self.name}, compiled {ABI}"
+        self._compiled = _Decoder(load_library(), target)
+
+    def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
+        """See `Host.run`."""
+        special = (
+            plan.surgeries
+            or plan.taps
+            or plan.row_by_row
+            or plan.embeddings is not None
+            or plan.prefix_rows is not None
+            or plan.skip is not None
+            or plan.leaves is not None
+            or cache.prefix_length
+        )
+        if special or encoder is None:
+            return super().run(plan, cache, first, encoder)
+        if self.target.model.training:
+            self.target.refuse_training()
+        cache.open(first, plan.batch, plan.width)
+        logits = self._compiled.run(plan, cache, encoder)
+        return PassResult(logits, [Segment(0, None, plan.positions, plan.visible)], {}, self)
+
+    def run_ahead(
+        self,
+        cache: SlotCache,
+        first: int,
+        positions: Sequence[int],
+        given: Sequence[Sequence[int]],
+        steps: int,
+        best: int,
+        least: float,
+        ends: Sequence[int] = (),
+        taking_part: Sequence[bool] = (),
+        skip: Skip | None = None,
+        each: float = -math.inf,
+        encoder: Any = None,
+    ) -> Course | None:
+        """See `Host.run_ahead`."""
+        if skip is not None:
+            return None
+        cache.open(first, len(given), steps)
+        taking_part = taking_part or [True] * len(given)
+        return self._compiled.run_ahead(cache, encoder, positions, given, steps, best, (least, each), ends, taking_part)
+
+
+class _Decoder:
+    """The decoder's weights in panels, and the calls."""
+
+    def __init__(self, library: Any, target: Target) -> None:
         self._library, self._scratch = prepared(library), Scratch()
+        library.layer_cross.restype = None
+        library.layer_cross.argtypes = [POINTER(_Cross), POINTER(_Pass), *[c_void_p] * 3]
         layers: list[Any] = target.layers
         self._kept: list[Any] = []
-        self._layers = (_CrossLayer * len(layers))(*(self._described(layer) for layer in layers))
+        self._layers = [self._described(layer) for layer in layers]
         attention = layers[0].layer[0].SelfAttention
         self._heads, self._dim, self._hidden = attention.n_heads, attention.key_value_proj_dim, target.hidden_size
         self._inner = int(self._layers[0].down.inputs)
@@ -69,18 +148,30 @@ class CrossRunner:
         self._weights = sum(p.numel() for p in target.decoder.parameters()) - self._embedding.numel()
 
     def _described(self, layer: Any) -> _CrossLayer:
-        own, cross, mlp = layer.layer[0], layer.layer[1], layer.layer[2]
-        text, source, dense = own.SelfAttention, cross.EncDecAttention, mlp.DenseReluDense
-        gated = hasattr(dense, "wi_0")
-        packed = [Packed(m) for m in ([text.q, text.k, text.v], [text.o], [source.q], [source.o])]
-        packed += [Packed([m]) for m in ([dense.wi_1, dense.wi_0] if gated else [dense.wi])]
-        down = Packed([dense.wo])
-        self._kept += [*packed, down]
-        matrices = [p.described for p in packed] + ([] if gated else [Matrix()])
-        norms = [part.layer_norm.weight for part in (own, cross, mlp)]
-        return _CrossLayer(*matrices, down.described, *(norm.data_ptr() for norm in norms), None, None)
+        packed = [Packed(group) if group else None for group in _linears(layer)]
+        self._kept.append(packed)
+        matrices = [Matrix() if part is None else part.described for part in packed]
+        norms = [part.layer_norm.weight for part in layer.layer]
+        return _CrossLayer(*matrices, *(norm.data_ptr() for norm in norms), None, None)
 
-    def run(
+    def run(self, plan: Plan, cache: SlotCache, encoder: EncoderState) -> Tensor:
+        """Logits [B, n, V] of the rows that `plan` wants some of; `cache` is open for it."""
+        places, visible = plan.positions.contiguous(), plan.visible.contiguous()
+        x = nn.functional.embedding(plan.tokens, self._embedding)
+        call = _Call(self, cache, encoder, plan.batch, plan.width, plan.width)
+        call.cross.places = places.data_ptr()
+        call.p.visible, call.p.back = visible.data_ptr(), visible.shape[2] - plan.width
+        self._library.layer_cross(call.cross, call.p, x.data_ptr(), call.keys, call.values)
+        x = x[:, plan.first_logit_row : plan.last_logit_row].contiguous()
+        rows, matrix = x.shape[0] * x.shape[1], self._head.described
+        normed, logits = torch.empty_like(x), x.new_empty(*x.shape[:2], matrix.outputs)
+        threads = torch.get_num_threads() if rows * matrix.inputs * matrix.outputs > WORTH_THREADS // 4 else 1
+        norm = self._norm.data_ptr()
+        self._library.layer_norm(x.data_ptr(), norm, self._epsilon, rows, self._hidden, normed.data_ptr())
+        self._library.layer_product(matrix, normed.data_ptr(), rows, threads, 0, logits.data_ptr())
+        return logits
+
+    def run_ahead(
         self,
         cache: SlotCache,
         encoder: EncoderState,
@@ -88,43 +179,70 @@ class CrossRunner:
         given: Sequence[Sequence[int]],
         steps: int,
         best: int,
-        least: float,
-        each: float,
+        bounds: tuple[float, float],
         ends: Sequence[int],
         taking_part: Sequence[bool],
     ) -> Course:
-        """See `Host.run_ahead`; `cache` is open for requests and steps."""
-        batch, first = len(given), cache.first
-        keys, values, seen = encoder.stores()
-        for layer, key, value in zip(self._layers, keys, values, strict=True):
-            layer.keys, layer.values = key.data_ptr(), value.data_ptr()
-        width, vocabulary, starts = self._heads * self._dim, self._head.described.outputs, cache.starts
-        threads = torch.get_num_threads() if batch * self._weights > WORTH_THREADS else 1
-        scratch = batch * (self._hidden + max(4 * width, 2 * self._inner))
-        scores = max(max(starts) + steps, seen.shape[1])
-        at = self._scratch.floats(scratch + scores + batch * (2 * self._hidden + vocabulary))
-        p = _Pass(
-            *(batch, 1, first, cache.capacity, (c_int64 * batch)(*starts), None, None, at, threads, 0, 0),
-            *(None, None, None),
-        )
-        lengths = (c_int64 * batch)(*encoder.lengths[first : first + batch])
-        cross = _Cross(
-            *(ctypes.addressof(self._layers), self._bias.data_ptr(), seen.data_ptr(), ctypes.addressof(lengths)),
-            *(len(self._layers), self._hidden, self._heads, self._dim, self._inner, seen.shape[1]),
-            *(self._bias.shape[1], self._epsilon, at + 4 * scratch),
-        )
-        like = self._embedding
-        stores = [cache.stores(i, self._heads, (self._dim, self._dim), like) for i in range(len(self._layers))]
-        own_keys = (c_void_p * len(stores))(*(k.data_ptr() for k, _ in stores))
-        own_values = (c_void_p * len(stores))(*(v.data_ptr() for _, v in stores))
+        """See `Host.run_ahead`; `bounds` are `least` and `each`, `cache` is open for requests and steps."""
+        batch, head = len(given), self._head.described
+        call = _Call(self, cache, encoder, batch, 1, steps, batch * (2 * self._hidden + head.outputs))
         stops = (c_int64 * max(len(ends), 1))(*ends)
         ahead = _Ahead(
-            *(None, ctypes.addressof(own_keys), ctypes.addressof(own_values), len(stores)),
-            *(like.data_ptr(), self._norm.data_ptr(), None, None, ctypes.addressof(self._head.described)),
-            *(ctypes.addressof(stops), len(ends), max(positions) + steps, best, self._epsilon, least, each),
-            ctypes.addressof(cross),
+            *(None, ctypes.addressof(call.keys), ctypes.addressof(call.values), len(self._layers)),
+            *(self._embedding.data_ptr(), self._norm.data_ptr(), None, None, ctypes.addressof(head)),
+            *(ctypes.addressof(stops), len(ends), max(positions) + steps, best, self._epsilon, *bounds),
+            ctypes.addressof(call.cross),
         )
-        return go(self._library, ahead, p, positions, given, steps, best, taking_part, at + 4 * (scratch + scores))
+        return go(self._library, ahead, call.p, positions, given, steps, best, taking_part, call.work)
+
+
+class _Call:
+    """What C reads in one call, and its memory.
+
+    Args:
+        of: the decoder.
+        cache, encoder: of the requests; the cache is open.
+        batch, rows: of the pass.
+        ahead: columns that each request may grow by.
+        work: floats that the caller needs besides, at address `work`.
+    """
+
+    def __init__(
+        self, of: _Decoder, cache: SlotCache, encoder: EncoderState, batch: int, rows: int, ahead: int, work: int = 0
+    ) -> None:
+        first, starts, count = cache.first, cache.starts, len(of._layers)
+        keys, values, seen, lengths = encoder.stores(first, batch)
+        self._described = (_CrossLayer * count)(*of._layers)
+        for layer, key, value in zip(self._described, keys, values, strict=True):
+            layer.keys, layer.values = key.data_ptr(), value.data_ptr()
+        stores = [cache.stores(i, of._heads, (of._dim, of._dim), of._embedding) for i in range(count)]
+        self.keys = (c_void_p * count)(*(k.data_ptr() for k, _ in stores))
+        self.values = (c_void_p * count)(*(v.data_ptr() for _, v in stores))
+        total, columns = batch * rows, seen.shape[1]
+        longest = max(max(starts) + ahead, columns)
+        threads = torch.get_num_threads() if total * of._weights > WORTH_THREADS else 1
+        scratch = total * (of._hidden + max(4 * of._heads * of._dim, 2 * of._inner))
+        at = of._scratch.floats(scratch + threads * longest + total * longest + work)
+        scores, distance = at + 4 * scratch, at + 4 * (scratch + threads * longest)
+        self.work = distance + 4 * total * longest
+        self._lengths = (c_int64 * batch)(*lengths)
+        self._starts = (c_int64 * batch)(*starts)
+        self.p = _Pass(
+            *(batch, rows, first, cache.capacity, self._starts),
+            *(None, None, at, threads, 0, 0, None, None, None),
+        )
+        self.cross = _Cross(
+            *(ctypes.addressof(self._described), of._bias.data_ptr(), seen.data_ptr()),
+            *(ctypes.addressof(self._lengths), None, count, of._hidden, of._heads, of._dim, of._inner, columns),
+            *(of._bias.shape[1], of._epsilon, longest, scores, distance),
+        )
+
+
+def _linears(layer: Any) -> list[list[Any]]:
+    """A decoder layer's linears in the order of `_CrossLayer`, those on the same input together; none for no gate."""
+    text, source, dense = layer.layer[0].SelfAttention, layer.layer[1].EncDecAttention, layer.layer[2].DenseReluDense
+    mlp = [[dense.wi_1], [dense.wi_0]] if hasattr(dense, "wi_0") else [[dense.wi], []]
+    return [[text.q, text.k, text.v], [text.o], [source.q], [source.o], *mlp, [dense.wo]]
 
 
 def _bias_by_distance(attention: Any) -> Tensor:
@@ -136,27 +254,5 @@ def _bias_by_distance(attention: Any) -> Tensor:
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=attention.relative_attention_max_distance,
     )
-    return attention.relative_attention_bias.weight.detach()[bucket].t().contiguous()
-
-
-def cross_runner_of(library: Any, target: Target) -> CrossRunner | None:
-    """A runner where the model is a stock T5 or mT5 that the compiled functions can drive, else None."""
-    if library is None or target.model_type not in FAMILIES or not target.encoder_decoder:
-        return None
-    if target.dtype != torch.float32 or any(not p.is_cpu for p in target.model.parameters()):
-        return None
-    if not may_copy(target.model, target.device, compiled=True):
-        return None
-    head = target.model.get_output_embeddings()
-    for module in (*target.decoder.modules(), head):
-        if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
-            return None
-        if not type(module).__module__.startswith(("torch.nn.", "transformers.")):
-            return None
-        if "Linear" in type(module).__name__ and type(module) not in (nn.Linear, PackedLinear):
-            return None
-    config = target.config
-    if config.dense_act_fn not in ("relu", "gelu_new") or (config.dense_act_fn == "gelu_new") != config.is_gated_act:
-        return None
-    embedding = target.decoder.get_input_embeddings()
-    return CrossRunner(library, target) if embedding.weight.is_contiguous() else None
+    bias: Tensor = attention.relative_attention_bias.weight.detach()[bucket].t().contiguous()
+    return bias

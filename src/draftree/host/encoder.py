@@ -120,9 +120,7 @@ class EncoderState:
         Raises:
             ValueError: a slot that holds no admitted request.
         """
-        lengths = self.lengths[first : first + batch]
-        if min(lengths) == 0:
-            raise ValueError(f"Slot {first + lengths.index(0)} has no source: call `admit` before its first pass.")
+        lengths = self._sources(first, batch)
         assert self._mask is not None
         longest, stop = max(lengths), first + batch
         cross = _CrossLayers(
@@ -140,10 +138,25 @@ class EncoderState:
             "past_key_values": EncoderDecoderCache(cache, cross),
         }
 
-    def stores(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Keys and values of all slots by layer, each [slots, heads, columns, dim], and which columns are real."""
+    def stores(self, first: int, batch: int) -> tuple[list[Tensor], list[Tensor], Tensor, list[int]]:
+        """For passes that read them in place, over the requests in slots [first, first + batch).
+
+        Returns:
+            keys and values of all slots by layer, each [slots, heads, columns, dim]; which columns are real, BoolTensor
+            [slots, columns]; the lengths of those requests' sources.
+
+        Raises:
+            ValueError: a slot that holds no admitted request.
+        """
+        lengths = self._sources(first, batch)
         assert self._mask is not None
-        return self._keys, self._values, self._mask
+        return self._keys, self._values, self._mask, lengths
+
+    def _sources(self, first: int, batch: int) -> list[int]:
+        lengths = self.lengths[first : first + batch]
+        if min(lengths) == 0:
+            raise ValueError(f"Slot {first + lengths.index(0)} has no source: call `admit` before its first pass.")
+        return lengths
 
     def move(self, source: int, target: int) -> None:
         """Copy slot `source` over slot `target`."""

@@ -8,7 +8,6 @@ however it ends. The layers' arguments are bound by signature, so no family's ar
 from __future__ import annotations
 
 import inspect
-import math
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from draftree.host.base import Host
 from draftree.host.bypass import Bypass, named_arguments
 from draftree.host.cache import SlotCache
-from draftree.host.compiled import load_library
 from draftree.host.encoder import EncoderState
 from draftree.host.families import family_of
 from draftree.host.gradient import GradientCache
@@ -30,10 +28,7 @@ from draftree.host.positions import is_length_dependent, per_row_angles, unchang
 from draftree.host.target import Target
 
 if TYPE_CHECKING:
-    from draftree.host.ahead import Course
-    from draftree.host.crossed import CrossRunner
     from draftree.host.probe import Anatomy
-    from draftree.host.skip import Skip
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
 
@@ -53,7 +48,6 @@ class HookedHost(Host):
         self._rotary = _outer_rotary_modules(target)
         self._length_dependent = any(is_length_dependent(m) for m in self._rotary)
         self._one_kind = len(set(target.kinds)) == 1
-        self._crossed: CrossRunner | bool | None = None  # None until somebody asks
         self.bypass = Bypass(target, self._one_row)
 
     def _one_row(self) -> None:
@@ -86,32 +80,6 @@ class HookedHost(Host):
         """See `Host.logits`."""
         anatomy = self._anatomy
         return anatomy.finish(anatomy.head(anatomy.close(hidden)))
-
-    def run_ahead(
-        self,
-        cache: SlotCache,
-        first: int,
-        positions: Sequence[int],
-        given: Sequence[Sequence[int]],
-        steps: int,
-        best: int,
-        least: float,
-        ends: Sequence[int] = (),
-        taking_part: Sequence[bool] = (),
-        skip: Skip | None = None,
-        each: float = -math.inf,
-        encoder: Any = None,
-    ) -> Course | None:
-        """See `Host.run_ahead`: for decoders that `crossed` knows."""
-        if self._crossed is None:
-            from draftree.host.crossed import cross_runner_of  # here, as the probe drives a hooked host
-
-            self._crossed = cross_runner_of(load_library(), self.target) or False
-        if not self._crossed or skip is not None:
-            return None
-        cache.open(first, len(given), steps)
-        taking_part = taking_part or [True] * len(given)
-        return self._crossed.run(cache, encoder, positions, given, steps, best, least, each, ends, taking_part)
 
     @property
     def _anatomy(self) -> Anatomy:
