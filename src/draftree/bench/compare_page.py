@@ -45,6 +45,7 @@ table { border-collapse: collapse; font-size: 13px; width: 100%; font-variant-nu
 th, td { padding: 5px 10px; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; } tr:last-child td { border-bottom: 0; }
 th:first-child, td:first-child, .why { text-align: left; } td small { color: var(--soft); }
+@media (max-width: 600px) { td, th { padding: 4px 6px; } td:first-child { white-space: normal; min-width: 9em; } }
 tr.best td { font-weight: 600; } ul { padding-left: 20px; font-size: 13px; }
 svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; fill: var(--ink); }
 svg .axis { fill: var(--soft); font-size: 11px; } svg .value { font-size: 11px; }
@@ -117,7 +118,7 @@ def _case(result: Result) -> list[str]:
     return [
         f"<h3>{escape(about['case'])}</h3>",
         f"<p class='soft'>{about['prompts']} prompts of {len(about['sets'])} sets, {about['settings']['rounds']} "
-        f"rounds. {_quiet(result)}</p>",
+        f"{'round' if about['settings']['rounds'] == 1 else 'rounds'}. {_quiet(result)}</p>",
         f"<div class='{grid}'>{''.join(cards)}</div>",
         _table(result),
         _remarks(result),

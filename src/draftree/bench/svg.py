@@ -171,6 +171,14 @@ def plane(series: Sequence[Series], names: Sequence[Sequence[str]], x_name: str,
         parts.append(_text(left - 6, bottom - (value - y0) * y_scale + 4, f"{value:g}", "end", "axis"))
     parts.append(f'<path class="line" d="M{left} {head + 14}V{bottom}H{WIDTH - 12}"/>')
     taken: list[tuple[float, float, float, float]] = []
+    circles, labels = [], []
+    for one, called in zip(series, names, strict=True):
+        for (x, y), name in zip(one.points, called, strict=True):
+            at = left + (x - x0) * x_scale, bottom - (y - y0) * y_scale
+            tip = f"<title>{escape(name)}: {y:.2f} tokens a step, verified in {x:.2f} plain steps</title>"
+            circles.append(f'<circle class="c{one.colour}" cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="4.5">{tip}</circle>')
+            taken.append((at[0] - 5, at[1] - 5, at[0] + 5, at[1] + 5))
+            labels.append((at, name))
     ratios = [y / x for one in series for x, y in one.points if x] or [1.0]
     for speed in _speeds(min([*ratios, 1.0]), max([*ratios, 1.0])):
         ends = sorted({(x, speed * x) for x in (x0, x1) if y0 <= speed * x <= y1}
@@ -179,17 +187,14 @@ def plane(series: Sequence[Series], names: Sequence[Sequence[str]], x_name: str,
             continue
         (ax, ay), (bx, by) = [(left + (x - x0) * x_scale, bottom - (y - y0) * y_scale) for x, y in (ends[0], ends[-1])]
         parts.append(f'<path class="{"mark" if speed == 1 else "iso"}" d="M{ax:.1f} {ay:.1f}L{bx:.1f} {by:.1f}"/>')
-        at = bx - 2, by + (12 if by < head + 30 else -4)
-        parts.append(_text(*at, f"{speed:g}x", "end", "axis"))
-        taken.append((at[0] - LETTER * 5, at[1] - 10, at[0], at[1] + 2))
-    labels = []
-    for one, called in zip(series, names, strict=True):
-        for (x, y), name in zip(one.points, called, strict=True):
-            at = left + (x - x0) * x_scale, bottom - (y - y0) * y_scale
-            tip = f"<title>{escape(name)}: {y:.2f} tokens a step, verified in {x:.2f} plain steps</title>"
-            parts.append(f'<circle class="c{one.colour}" cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="4.5">{tip}</circle>')
-            taken.append((at[0] - 5, at[1] - 5, at[0] + 5, at[1] + 5))
-            labels.append((at, name))
+        text = f"{speed:g}x"
+        x, y, anchor = min(
+            (_free((ax + t * (bx - ax), ay + t * (by - ay)), text, [*taken]) for t in (0.97, 0.8, 0.6)),
+            key=lambda spot: sum(_covers(_box(spot[0], spot[1], spot[2], text), other) for other in taken),
+        )
+        taken.append(_box(x, y, anchor, text))
+        parts.append(_text(x, y, text, anchor, "axis"))
+    parts += circles
     for at, name in labels:
         x, y, anchor = _free(at, name, taken)
         parts.append(_text(x, y, name, anchor, "value"))
@@ -200,24 +205,31 @@ def _free(
     at: tuple[float, float], name: str, taken: list[tuple[float, float, float, float]]
 ) -> tuple[float, float, str]:
     """Where a point's name covers nothing, or else least."""
-    width = LETTER * len(name)
     best = None
     for reach in (0, 11, 22):
         for dx, dy, anchor in ((8, 4, "start"), (-8, 4, "end"), (0, -8 - reach, "middle"), (0, 17 + reach, "middle"),
                                (8, -6 - reach, "start"), (8, 14 + reach, "start"), (-8, -6 - reach, "end"),
                                (-8, 14 + reach, "end")):  # fmt: skip
             x, y = at[0] + dx, at[1] + dy
-            first = x - {"start": 0.0, "end": width, "middle": width / 2}[anchor]
-            box = (first, y - 10, first + width, y + 2)
-            cost = sum(
-                max(0.0, min(box[2], t[2]) - max(box[0], t[0])) * max(0.0, min(box[3], t[3]) - max(box[1], t[1]))
-                for t in taken
-            ) + 1000 * (box[0] < 46 or box[2] > WIDTH) + reach  # fmt: skip
+            box = _box(x, y, anchor, name)
+            cost = sum(_covers(box, other) for other in taken) + 1000 * (box[0] < 46 or box[2] > WIDTH) + reach
             if best is None or cost < best[0]:
                 best = (cost, x, y, anchor, box)
     assert best is not None
     taken.append(best[4])
     return best[1], best[2], best[3]
+
+
+def _box(x: float, y: float, anchor: str, text: str) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a text."""
+    width = LETTER * len(text)
+    first = x - {"start": 0.0, "end": width, "middle": width / 2}[anchor]
+    return first, y - 10, first + width, y + 2
+
+
+def _covers(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> float:
+    """Area that two boxes share."""
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
 def _speeds(low: float, high: float) -> list[float]:
