@@ -49,7 +49,7 @@ def write_trace(recorder: Recorder, path: str | Path, tokenizer: Any = None) -> 
 
     Args:
         recorder: of finished or running engines; what is recorded later is not in the file.
-        path: of the file, by custom *.jsonl.
+        path: of the file, by custom named .jsonl.
         tokenizer: gives the texts of tokens; None leaves their numbers.
 
     Raises:

@@ -24,7 +24,7 @@ def write_trace_page(trace: Trace, path: str | Path, title: str = "draftree trac
 
     Args:
         trace: what to show.
-        path: of the page, by custom *.html.
+        path: of the page, by custom named .html.
         title: of the page.
     """
     assets = files("draftree.trace")
