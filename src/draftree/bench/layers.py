@@ -3,6 +3,7 @@
 One interleaved run: plain decoding, SelfSpeculative with a skip set and with early exits, as bare chains of fixed
 length and as it comes, and CALM over its thresholds. Speeds are of whole answers over plain decoding's of the same
 prompts. CALM changes texts, so what is left of them is told: the share of plain's answer before the first difference.
+Of an inflated model CALM is left out: the layers that inflation adds change no state, so every token would leave there.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def run_layers(
         prompts: to measure on.
         settings: see there.
         skip_set: a searched one of `small`; None leaves it out.
-        params: inflate `small` to about so many parameters; None for itself.
+        params: inflate `small` to about so many parameters, without CALM; None for itself.
         name: of the model, None for the embedded one.
         watcher: hears how far it is.
 
@@ -142,7 +143,7 @@ def _ways(small: Any, model: Any, settings: LayersSettings, skip_set: SelfSpecul
             label = f"{source}, chain of {chain}"
             ways[label] = drafts(label, "chain", own, chain)
         ways[source] = drafts(source, "as it comes", own)
-    for threshold in settings.thresholds:
+    for threshold in settings.thresholds if model is small else ():
         rule, label = LossyCALM(threshold), f"CALM {threshold:g} (lossy)"
         ways[label] = _Way(Draftree(label, label, model, new, early_exit=rule), "CALM", rule)
     return ways
