@@ -26,7 +26,7 @@ from draftree.engine.limits import check_prompt
 from draftree.host import inspect_model
 
 RECORD, REPLAY = 0.25, 0.5  # shares of the time that are over when recording ends, and replaying
-FINALISTS = 7  # that run for real, besides plain decoding
+FINALISTS = 7  # that run for real, besides plain decoding and what cannot be replayed
 PER_FAMILY = 3  # of one drafter among them, with different trees
 FEWEST = 4  # prompts to record
 MOST_ROUNDS = 4  # in which the same prompts are answered, where there are few
@@ -281,15 +281,28 @@ def _record(recorder: Recorder, prepared: Prepared, begin: float, whole: float, 
 
 
 def finalists(found: Sequence[Predicted]) -> list[Candidate]:
-    """The best by prediction, not all of one drafter; what cannot be replayed takes part in any case."""
-    chosen = [p.candidate for p in found if p.replayed is None]
-    taken: dict[str, int] = {}
+    """The best by prediction, not all of one drafter, with trees that differ; and whatever cannot be replayed.
+
+    Times are predicted less well than acceptance, so neighbouring sizes of one drafter tell little: sizes are taken that
+    lie a factor of two apart.
+    """
+    chosen: list[Candidate] = []
+    families: dict[str, list[int | None]] = {}
     for p in found:
-        family = "" if p.candidate.spec is None else p.candidate.spec.label
-        if p.replayed is not None and len(chosen) < FINALISTS and taken.get(family, 0) < PER_FAMILY:
-            taken[family] = taken.get(family, 0) + 1
+        own = families.setdefault("" if p.candidate.spec is None else p.candidate.spec.label, [])
+        size = p.candidate.guesses
+        if p.replayed is None or len(chosen) == FINALISTS or len(own) == PER_FAMILY:
+            continue
+        if all(_apart(size, other) for other in own):
+            own.append(size)
             chosen.append(p.candidate)
-    return chosen
+    return chosen + [p.candidate for p in found if p.replayed is None]
+
+
+def _apart(a: int | None, b: int | None) -> bool:
+    if a is None or b is None:
+        return a is not b
+    return max(a, b) >= 2 * min(a, b)
 
 
 def choose(judged: Sequence[Judged]) -> Judged:
