@@ -23,7 +23,7 @@ class Slots:
 
     def __init__(self, host: Host, slots: int) -> None:
         self.host, self.cache = host, host.new_cache(slots)
-        self.encoder = EncoderState(host.target, slots)
+        self.encoder = host.new_encoder(slots)
         self.texts: list[Tensor] = []
         self.sources: list[Tensor] = []
 

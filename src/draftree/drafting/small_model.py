@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from draftree.host import Host
-from draftree.host.encoder import EncoderState
 from draftree.host.plan import PassResult, Plan
 
 CHUNK = 512  # rows of a pass over prompts
@@ -86,7 +85,7 @@ class SmallModel:
         self.last_rows = 0
         self.runs_ahead = type(host).run_ahead is not Host.run_ahead  # until it says that it cannot
         self._cache = host.new_cache(1)
-        self._encoder = EncoderState(host.target, 1) if host.target.encoder_decoder else None
+        self._encoder = host.new_encoder(1) if host.target.encoder_decoder else None
         self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
         self._read: dict[int, Branches] = {}
 

@@ -19,7 +19,6 @@ from draftree.engine.recorder import Recorder, about_engine, check_recorder
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.host import Host, open_host
 from draftree.host.cost import cached_cost
-from draftree.host.encoder import EncoderState
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.shaping import DynamicTree, Shape
 
@@ -115,7 +114,7 @@ class Engine:
         if pruner is not None:
             pruner.bind(self.host, None if pruner.always else cached_cost(self.host, capacity))
         self.cache = self.host.new_cache(slots, capacity, prefix)
-        self.encoder = EncoderState(self.target, slots) if self.target.encoder_decoder else None
+        self.encoder = self.host.new_encoder(slots) if self.target.encoder_decoder else None
         track = None
         if recorder is not None:
             lossy = acceptance if acceptance is not None else early_exit

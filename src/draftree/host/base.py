@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.host.cache import BLOCK, SlotCache
+from draftree.host.encoder import EncoderState
 from draftree.host.plan import PassResult, Plan
 from draftree.host.skip import Skip
 from draftree.host.target import Target
@@ -41,6 +42,10 @@ class Host(ABC):
     ) -> SlotCache:
         """An empty cache for `slots` requests, with `capacity` columns to begin with."""
         return SlotCache(len(self.target.layers), slots, capacity, prefix)
+
+    def new_encoder(self, slots: int) -> EncoderState:
+        """The encoder's side of `slots` requests to an encoder-decoder."""
+        return EncoderState(self.target, slots)
 
     @abstractmethod
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:

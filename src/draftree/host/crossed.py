@@ -82,6 +82,19 @@ class CrossHost(HookedHost):
         self.form = f"{self.name}, compiled {ABI}"
         self._compiled = _Decoder(load_library(), target)
 
+    def new_encoder(self, slots: int) -> EncoderState:
+        """See `Host.new_encoder`: cross keys and values without a pass of the decoder."""
+        return EncoderState(self.target, slots, self._project)
+
+    def _project(self, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
+        layers: list[Any] = self.target.layers
+        made = []
+        for attention in (layer.layer[1].EncDecAttention for layer in layers):
+            shape = (1, hidden.shape[1], attention.n_heads, attention.key_value_proj_dim)
+            keys, values = (linear(hidden).view(shape).transpose(1, 2) for linear in (attention.k, attention.v))
+            made.append((keys, values))
+        return made
+
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Host.run`."""
         special = (

@@ -1,14 +1,14 @@
 """The encoder's side of encoder-decoders: run once a request, its cross keys and values kept by slot.
 
 A request is admitted by one run of the encoder and one single-row run of the decoder, whose only purpose is
-that the stock model computes its own cross keys and values, whatever its family. Every later pass finds them
-ready; the encoder's hidden states themselves are not kept. Sources of different lengths share a pass behind a
+that the stock model computes its own cross keys and values, whatever its family; a host that knows the family
+computes them itself. Every later pass finds them ready; the encoder's hidden states themselves are not kept. Sources of different lengths share a pass behind a
 padding mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,15 +28,19 @@ class EncoderState:
     Args:
         target: an encoder-decoder.
         slots: number of requests held at once.
+        project: gives every layer's cross keys and values, each [1, heads, L, head dim], of the encoder's output
+            [1, L, d], where a host knows how; None lets the stock decoder do it.
 
     Raises:
         ValueError: the target is decoder-only.
     """
 
-    def __init__(self, target: Target, slots: int) -> None:
+    def __init__(
+        self, target: Target, slots: int, project: Callable[[Tensor], list[tuple[Tensor, Tensor]]] | None = None
+    ) -> None:
         if not target.encoder_decoder:
             raise ValueError(f"'{target.model_type}' is decoder-only: it needs no EncoderState.")
-        self.target = target
+        self.target, self._project = target, project
         self.lengths = [0] * slots
         self._keys: list[Tensor] = []  # a layer: [slots, heads, columns, head dim]
         self._values: list[Tensor] = []
@@ -73,13 +77,16 @@ class EncoderState:
         else:
             hidden = states.to(device=device, dtype=self.target.dtype)[None]
         cross = _CrossLayers()
-        model(
-            decoder_input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-            attention_mask=mask,
-            past_key_values=EncoderDecoderCache(DynamicCache(), cross),
-            use_cache=True,
-        )
+        if self._project is not None:
+            cross.layers = [_CrossLayer(keys, values) for keys, values in self._project(hidden)]
+        else:
+            model(
+                decoder_input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
+                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+                attention_mask=mask,
+                past_key_values=EncoderDecoderCache(DynamicCache(), cross),
+                use_cache=True,
+            )
         self._store(slot, cross, mask[0] != 0)
 
     def _store(self, slot: int, cross: _CrossLayers, mask: Tensor) -> None:
