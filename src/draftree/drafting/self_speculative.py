@@ -152,10 +152,9 @@ class SelfSpeculative(Trained, Drafter):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        roots = TokenTree.roots(torch.tensor([request.tokens[-1] for request in requests]))
         reaches = [self._reach(request, budget) for request, budget in zip(requests, budgets, strict=True)]
         if not any(reaches):
-            return roots
+            return TokenTree.roots(torch.tensor([request.tokens[-1] for request in requests]))
         begin = time.perf_counter()
         course = self._run(requests, reaches)
         rows = len(course.tokens[0])
@@ -219,7 +218,16 @@ class SelfSpeculative(Trained, Drafter):
             above, so_far = here, worth[here]
             if offered[0] in self._eos:
                 break
-        return TokenTree.from_arrays(guesses, parents, worth, self.source, root=root).best(budget)
+        # A parent is worth no less than its children and stands before them, so the best ones are connected.
+        order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)[:budget]
+        row = {-1: -1} | {node: row for row, node in enumerate(order)}
+        return TokenTree.from_arrays(
+            [guesses[i] for i in order],
+            [row[parents[i]] for i in order],
+            [worth[i] for i in order],
+            self.source,
+            root=root,
+        )
 
 
 def run_chains(
