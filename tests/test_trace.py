@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from drafters_for_tests import RandomTree
@@ -26,7 +27,7 @@ from draftree.bench.models import encode_prompt
 from draftree.cli import app
 from draftree.drafting import Merge
 from draftree.engine import Engine, Recorder, Rules, generate
-from draftree.engine.recorder import Track
+from draftree.engine.recorder import Track, _given
 from draftree.engine.stats import RequestStats
 from draftree.pruning import LossyCALM
 from draftree.shaping import Fixed
@@ -162,6 +163,13 @@ def test_requests_that_join_and_leave_and_engines_that_share_a_recorder(tmp_path
         assert times[0] == 0
         assert times == sorted(times)
         assert all(0 <= s["shape_seconds"] <= s["seconds"]["draft"] for s in trace.steps)
+
+
+def test_trees_of_other_devices_are_kept_as_tensors_and_told_alike():
+    tokens = torch.tensor([[5, 0, 7], [1, 2, 0]])
+    assert _given(tokens, np.int64, 2) == _given(tokens.numpy().tobytes(), np.int64, 2) == tokens.tolist()
+    logp = torch.tensor([[0.0, -1.5, -torch.inf]])
+    assert _given(logp, np.float32, 1) == _given(logp.numpy().tobytes(), np.float32, 1) == logp.tolist()
 
 
 def test_steps_without_a_pass_are_in_the_record(tmp_path):

@@ -86,12 +86,14 @@
     }
     return total;
   }
+  const sums = new Map(ids.map((id) => [id, tally(parts.get(id))]));
+  const total = add([...sums.values()]);
   const length = (sum) => sum.steps ? 1 + sum.accepted / sum.steps : 0;
 
   function showCounts() {
     const list = parts.get(request);
-    const columns = [["up to this step", tally(list.slice(0, at + 1))], ["this request", tally(list)]];
-    if (ids.length > 1) columns.push(["all requests", add(ids.map((id) => tally(parts.get(id))))]);
+    const columns = [["up to this step", tally(list.slice(0, at + 1))], ["this request", sums.get(request)]];
+    if (ids.length > 1) columns.push(["all requests", total]);
     const whole = columns[columns.length - 1][1];
     const rows = [];
     const row = (name, title, value, say = String) => rows.push([name, title, value, say]);
@@ -133,7 +135,7 @@
       output.append(span);
     }));
     if (told.finish_reason) output.append(make("span", { class: "gone" }, ` [${told.finish_reason}]`));
-    const hits = tally(parts.get(request)).by_source;
+    const hits = sums.get(request).by_source;
     $("sources").replaceChildren(...run().sources.map((name, source) => make("span", {},
       mark(make("span", { class: "sample" }, "abc"), source), ` ${name || "guess"}: ${hits[name] || 0}`)));
   }
