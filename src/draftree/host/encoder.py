@@ -1,9 +1,9 @@
 """The encoder's side of encoder-decoders: run once a request, its cross keys and values kept by slot.
 
-A request is admitted by one run of the encoder and one single-row run of the decoder, whose only purpose is
-that the stock model computes its own cross keys and values, whatever its family; a host that knows the family
-computes them itself. Every later pass finds them ready; the encoder's hidden states themselves are not kept. Sources of different lengths share a pass behind a
-padding mask.
+A request is admitted by one run of the encoder and one single-row run of the decoder, whose only purpose is that the
+stock model computes its own cross keys and values, whatever its family; a host that knows the family computes them
+itself. Every later pass finds them ready; the encoder's hidden states themselves are not kept. Sources of different
+lengths share a pass behind a padding mask.
 """
 
 from __future__ import annotations
