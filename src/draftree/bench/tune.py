@@ -283,8 +283,8 @@ def _record(recorder: Recorder, prepared: Prepared, begin: float, whole: float, 
 def finalists(found: Sequence[Predicted]) -> list[Candidate]:
     """The best by prediction, not all of one drafter, with trees that differ; and whatever cannot be replayed.
 
-    Times are predicted less well than acceptance, so neighbouring sizes of one drafter tell little: sizes are taken that
-    lie a factor of two apart.
+    Times are predicted less well than acceptance, so neighbouring sizes of one drafter tell little: sizes are taken
+    that lie a factor of two apart.
     """
     chosen: list[Candidate] = []
     families: dict[str, list[int | None]] = {}
