@@ -239,7 +239,7 @@ def run_bild(
         },
         "rows": len(rows),
         "prompts": timed,
-        "sets": list(dict.fromkeys(row.set for row in rows)),
+        "sets": list(dict.fromkeys(row.set for row in rows[:timed])),
         "metric": METRICS[settings.metric][0],
         "against": "references" if known is not said[plain.name] else "the plain large model's texts",
         "shown": shown.way.name,

@@ -12,6 +12,7 @@ from draftree.bench.bild_ways import (
     ASSISTED,
     BILD,
     FIXED,
+    GROUPS,
     LOSSLESS,
     NO_FALLBACK,
     NO_ROLLBACK,
@@ -22,6 +23,7 @@ from draftree.bench.bild_ways import (
 )
 
 COLOURS = ("#7aa874", "#2f6fab", "#b5651d", "#8e4ea8")
+SLOWEST = 2.0  # times the large model alone; what takes longer is told in the legend, or nothing else could be seen
 MARKS = {FIXED: "v", LOSSLESS: "D", TREES: "P", THEIRS: "X", ASSISTED: "d"}
 
 
@@ -179,8 +181,12 @@ def _curves(axis: Any, result: BildResult) -> None:
                 axis.plot(*place, "*", color=colour, markersize=11, label=f"{pair} model alone")
     for group, mark in MARKS.items():
         places = [place for p in result.points.values() if p.way.group == group and (place := _at(p))]
+        near = [place for place in places if place[0] <= SLOWEST]
+        beyond = ", ".join(f"{x:.1f}" for x, _ in places if x > SLOWEST)
         if places:
-            axis.plot(*zip(*places, strict=True), mark, color="0.35", markersize=5, label=group, linestyle="none")
+            told = f"{GROUPS[group]} (beyond, at {beyond})" if beyond else GROUPS[group]
+            axis.plot(*zip(*near, strict=True) if near else ([], []), mark, color="0.35", markersize=5, label=told)
+    axis.set_xlim(left=0)
     axis.legend(frameon=False, fontsize=7)
 
 
@@ -191,7 +197,8 @@ def _ablations(axis: Any, result: BildResult) -> None:
     for colour, group in zip(COLOURS[1:], (BILD, NO_ROLLBACK, NO_FALLBACK), strict=True):
         places = [p for q in result.points.values() if q.way.group == group and q.way.pair == pair and (p := _at(q))]
         if places:
-            axis.plot(*zip(*_front(places), strict=True), "o-", color=colour, markersize=4, linewidth=1.2, label=group)
+            front, told = _front(places), GROUPS[group]
+            axis.plot(*zip(*front, strict=True), "o-", color=colour, markersize=4, linewidth=1.2, label=told)
     axis.legend(frameon=False, fontsize=7)
 
 
