@@ -149,14 +149,29 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert not (tmp_path / JOURNAL).exists(), "a finished run leaves nothing to go on with"
 
 
-def test_a_trie_learns_again_what_it_had_answered_before_the_stop(demo):
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_trie_learns_again_what_it_had_answered_before_the_stop(demo, merged):
     ids = encode_prompt(demo.tokenizer, "List all files.")
-    method = Draftree("d", "d", demo.model, 8, Lookahead)
+    method = Kit(demo.model, 8).method("lookahead_cold+hidden_transfer" if merged else "lookahead_cold")
+
+    def nodes():
+        return (method.drafter.drafters[0] if merged else method.drafter).trie.nodes
+
     answer = method.answer(ids)
-    nodes = method.drafter.trie.nodes
+    held = nodes()
     method.start()
     method.recall(ids, answer.ids)
-    assert method.drafter.trie.nodes == nodes > 0
+    assert nodes() == held > 0
+
+
+@pytest.mark.parametrize("name", ["draftree_loop", "jacobi", "draft_model", "prompt_lookup", "medusa", "bita"])
+def test_drafters_without_a_trie_go_on_after_a_stop(demo, name):
+    ids = encode_prompt(demo.tokenizer, "List all files.")
+    method = Kit(demo.model, 8).method(name)
+    answer = method.answer(ids)
+    method.start()
+    method.recall(ids, answer.ids)
+    assert method.answer(ids).ids == answer.ids
 
 
 class Held(Log):

@@ -105,9 +105,12 @@ class Method(ABC):
         Raises:
             ValueError: several, and the method takes one at a time.
         """
+        return [self.answer(self._alone(prompts))]
+
+    def _alone(self, prompts: Sequence[Sequence[int]]) -> Sequence[int]:
         if len(prompts) > 1:
             raise ValueError(f"{self.label} takes one prompt at a time")
-        return [self.answer(prompts[0])]
+        return prompts[0]
 
 
 class HuggingFace(Method):
@@ -175,9 +178,8 @@ class DraftingHuggingFace(HuggingFace):
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
         """See `Method.answers`."""
-        if len(prompts) > 1:
-            raise ValueError(f"{self.label} takes one prompt at a time")
-        self._counter.seen = [1 if self._model.config.is_encoder_decoder else len(prompts[0])]
+        prompt = self._alone(prompts)
+        self._counter.seen = [1 if self._model.config.is_encoder_decoder else len(prompt)]
         return super().answers(prompts)
 
     def _extra(self) -> dict[str, Any]:
@@ -293,7 +295,7 @@ class Draftree(Method):
 
     def recall(self, ids: Sequence[int], answer: Sequence[int]) -> None:
         """See `Method.recall`: what a trie keeps; what tree sizes were calibrated on is found anew."""
-        if self.drafter is None or self.drafter.prepares:
+        if self.drafter is None:
             return
         Engine(self._model, drafter=self.drafter, shape=self._shape, slots=1, **self._options)  # binds
         request = Context(-1, list(ids), len(ids), self._new)
