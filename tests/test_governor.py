@@ -20,7 +20,7 @@ from draftree.host import open_host
 from draftree.host.cost import StepCost
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.shaping import DynamicTree, Fixed
-from draftree.shaping.governor import FRUITLESS, REST_FIRST, Governor
+from draftree.shaping.governor import FRUITLESS, REST_FIRST, REST_LAST, Governor
 from draftree.tree import TokenTree
 
 
@@ -38,7 +38,7 @@ def test_one_request_rests_while_another_goes_on() -> None:
             if ask:
                 governor.book(request, gain, 1.5)
     assert asked[0] == 200
-    assert FRUITLESS <= asked[1] < 15
+    assert FRUITLESS <= asked[1] < FRUITLESS + 200 / REST_LAST + 4
 
 
 def test_rests_grow_and_the_step_before_the_last_says_so() -> None:
@@ -54,7 +54,7 @@ def test_rests_grow_and_the_step_before_the_last_says_so() -> None:
     times = [i for i, now in enumerate(asked) if now]
     assert times[:FRUITLESS] == list(range(FRUITLESS))
     rests = np.diff(times[FRUITLESS - 1 :]) - 1
-    assert rests.tolist() == [REST_FIRST * 2**i for i in range(len(rests))]
+    assert rests.tolist() == [min(REST_FIRST * 2**i, REST_LAST) for i in range(len(rests))]
     assert all(asked[i + 1] == (not resting[i]) for i in range(119))
 
 

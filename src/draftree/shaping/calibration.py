@@ -20,7 +20,7 @@ from draftree.drafting.base import Context
 from draftree.shaping.counts import Drafted, new_counts
 from draftree.tree import TokenTree
 
-RECENT = 0.95  # weight of the past in judging the last few trees of a request
+RECENT = 0.9  # weight of the past in judging the last few trees of a request
 DOUBT = 6.0  # right guesses by which a request's own record counts as much as that of all
 MOST = 4.0  # how much more often than all its guesses may be held to come true: a text that is copied goes far
 POOL_EVERY = 16  # most trees between two readings of the rates, which cost more than a tree; fewer at first

@@ -23,7 +23,7 @@ from draftree.shaping.base import Shape
 from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
-from draftree.shaping.governor import REST_LAST, Governor
+from draftree.shaping.governor import REST_LAST, REST_PREPARED, Governor
 from draftree.shaping.planner import Choice, Planner
 from draftree.tree import TokenTree
 
@@ -91,7 +91,7 @@ class DynamicTree(Shape):
         self.planner.bind(self._own_cost or cost, drafter, pruner, packed=packed)
         self._simple = self.planner.attaching is None and pruner is None
         # To prepare guesses after a rest costs a pass with rows, not only a look at what is known.
-        self.governor.longest = REST_LAST if self.planner.attaching is None else 4 * REST_LAST
+        self.governor.longest = REST_LAST if self.planner.attaching is None else REST_PREPARED
         self._unprepared = self.planner.attaching is not None and drafter is not None and drafter.unprepared
 
     def rests(self, requests: Sequence[Context]) -> bool:
