@@ -81,6 +81,15 @@ def test_requests_join_move_and_leave(name: str, which: int) -> None:
     assert slots.step([Tree.random(5, 7), Tree.random(6, 8)]) < 1e-4
 
 
+def test_two_threads_share_a_compiled_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.host.crossed.WORTH_THREADS", 0)
+    torch.set_num_threads(2)
+    try:
+        test_requests_join_move_and_leave("t5", -1)
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_a_padded_source_is_its_real_part() -> None:
     for host in hosts_for(zoo.build("t5")):  # no positions in the encoder that pads on the left would shift
         source = torch.tensor([0, 0, 5, 6, 7, 8])
