@@ -237,6 +237,21 @@ def test_a_choice_is_loaded_by_one_argument(demo, tmp_path):
     assert done.exit_code == 0, done.output
 
 
+def test_folders_of_drafters_are_found_from_the_choice_and_not_from_here(demo, tmp_path, monkeypatch):
+    trained = demo_drafter("medusa", demo.model)
+    trained.save_pretrained(tmp_path / "drafters" / "mine")
+    (tmp_path / "choices").mkdir()
+    path = tmp_path / "choices" / "choice.json"
+    spec = Spec("trained", name=str(tmp_path / "drafters" / "mine"))
+    write_tuned(path, demo.model, spec, 4, ["a", "b", "c"], {}, None, demo.tokenizer)
+    assert str(tmp_path) not in path.read_text()
+    monkeypatch.chdir("/")
+    assert load_tuned(path, demo.model).method == "medusa"
+    (tmp_path / "drafters").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"names the drafter '\.\./drafters/mine', which is not there"):
+        load_tuned(path, demo.model)
+
+
 def test_plain_decoding_is_a_choice(demo, tmp_path):
     path = tmp_path / "choice.json"
     write_tuned(path, demo.model, None, None, ["a", "b", "c"], {}, None, demo.tokenizer)

@@ -7,9 +7,10 @@ of it, its shape included, so that one argument brings all of it to `generate`, 
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,11 @@ class Spec:
         if self.parts:
             told["parts"] = [part.as_dict() for part in self.parts]
         return told
+
+    def renamed(self, change: Callable[[str], str]) -> Spec:
+        """The same with other names, of its parts too."""
+        name = None if self.name is None else change(self.name)
+        return replace(self, name=name, parts=tuple(part.renamed(change) for part in self.parts))
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> Spec:
@@ -141,7 +147,7 @@ def write_tuned(
         "format": FORMAT,
         "model": {"hash": model_hash(inspect_model(model).model), "type": inspect_model(model).model_type},
         "machine": machine_of(model),
-        "drafter": None if spec is None else spec.as_dict(),
+        "drafter": None if spec is None else spec.renamed(lambda name: _from(path.parent, name)).as_dict(),
         "shape": {"kind": "dynamic"} if guesses is None else {"kind": "fixed", "node_budget": guesses},
         "why": why,
     }
@@ -199,10 +205,25 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
             raise ValueError(f"{path} starts from the trie {beside.name!r}, which is not beside it: copy both files.")
         return Lookahead.load(beside, tokenizer)
 
-    drafter = make(Spec.from_dict(told["drafter"]), model, tokenizer, trie)
+    spec = Spec.from_dict(told["drafter"]).renamed(lambda name: _at(path, name))
+    drafter = make(spec, model, tokenizer, trie)
     shape = told["shape"]
     drafter.shape = shape_of(shape["node_budget"] if shape["kind"] == "fixed" else None)
     return drafter
+
+
+def _from(folder: Path, name: str) -> str:
+    """A drafter's folder as seen from the choice's own; a name of the embedded model's stays."""
+    return os.path.relpath(name, folder) if Path(name).is_dir() else name
+
+
+def _at(path: Path, name: str) -> str:
+    folder = path.parent / name
+    if folder.is_dir():
+        return str(folder)
+    if os.sep in name or name.startswith("."):
+        raise ValueError(f"{path} names the drafter {name!r}, which is not there: put it back, or run draftree tune.")
+    return name
 
 
 def _read(path: Path) -> dict[str, Any]:
