@@ -82,7 +82,7 @@ class Replay:
 
     def __init__(self, host: Host, rows: Sequence[Row], places: int, depth: int) -> None:
         self._host, self._depth = host, depth
-        self._cache = host.new_cache(len(rows), max(map(len, rows)) + CHUNK)
+        self._cache = host.new_cache(len(rows), max(map(len, rows)) + min(CHUNK, places * depth))
         self._encoder = EncoderState(host.target, len(rows)) if host.target.encoder_decoder else None
         self._texts = [list(row.tokens) for row in rows]
         self._floors = [row.start for row in rows]
