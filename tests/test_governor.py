@@ -73,7 +73,7 @@ def test_a_new_request_begins_with_what_the_others_found() -> None:
     assert asked < FRUITLESS  # it begins within a rest, and one fruitless step more is enough
     governor.right([9])
     assert governor.open([context(9)]) == [False]  # a right guess does not outweigh steps of twice the time
-    governor._of[9].hoped = 0.9 * governor._of[9].spent
+    governor._of[9].hoped = 0.95 * governor._of[9].spent
     governor.right([9])
     assert governor.open([context(9)]) == [True]
     governor.end(context(9))
