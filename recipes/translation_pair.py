@@ -36,9 +36,9 @@ SIZES = {
     "large": {"d_model": 256, "d_kv": 64, "d_ff": 768, "num_layers": 3, "num_decoder_layers": 10, "num_heads": 4},
     "small": {"d_model": 96, "d_kv": 32, "d_ff": 256, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 3},
 }
-RATE = {"large": 2e-3, "small": 4e-3}  # peak
 DROPOUT = {"large": 0.1, "small": 0.0}  # the small model is too small to learn anything by heart
 LONGEST = 80  # tokens of a sentence that is trained on
+LEAST_SIZE = 0.01  # of a tensor, as its learning rate sees it
 STEP = 4  # lengths are rounded up to a multiple of it
 CHECKPOINT_EVERY = 120.0  # seconds
 
@@ -146,15 +146,21 @@ def untrained(size: str, dropout: float, tokenizer: PreTrainedTokenizerFast) -> 
     return model
 
 
-def optimizer_of(model: T5ForConditionalGeneration, options: argparse.Namespace) -> torch.optim.AdamW:
-    """AdamW; T5's embedding starts a good ten times larger than its other weights and is moved accordingly."""
-    embedding = model.get_input_embeddings().weight
-    others = [p for p in model.parameters() if p is not embedding]
-    groups = [
-        {"params": others, "peak": options.rate, "weight_decay": 0.01},
-        {"params": [embedding], "peak": options.rate * options.embedding_rate, "weight_decay": 0.0},
-    ]
+def optimizer_of(model: T5ForConditionalGeneration) -> torch.optim.AdamW:
+    """AdamW with a group for each tensor, as each has a learning rate of its own (see `set_rates`)."""
+    groups = [{"params": [p], "weight_decay": 0.01 if p.dim() > 1 else 0.0} for p in model.parameters()]
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98))
+
+
+def set_rates(optimizer: torch.optim.AdamW, rate: float) -> None:
+    """Have every tensor move in proportion to its size.
+
+    T5 starts with queries a hundred times smaller than its embedding, in place of scaled products; at one rate for all,
+    attention saturates before it has learned where to look, and the model never does.
+    """
+    for part in optimizer.param_groups:
+        size = float(part["params"][0].detach().square().mean().sqrt())
+        part["lr"] = rate * max(size, LEAST_SIZE)
 
 
 def endless(pairs: list[Pair], options: argparse.Namespace, done: int) -> Iterator[list[Pair]]:
@@ -176,8 +182,7 @@ def take_layers(model: T5ForConditionalGeneration, layers: list[nn.Module], shal
 
 def train(model: T5ForConditionalGeneration, pairs: list[Pair], dev: list[Pair], options: argparse.Namespace) -> int:
     """Train for the time given, from the checkpoint where there is one; the number of steps."""
-    optimizer = optimizer_of(model, options)
-    peaks = [part["peak"] for part in optimizer.param_groups]
+    optimizer = optimizer_of(model)
     checkpoint = options.out / options.size / "checkpoint.pt"
     step, before = 0, 0.0
     if checkpoint.exists():
@@ -193,8 +198,8 @@ def train(model: T5ForConditionalGeneration, pairs: list[Pair], dev: list[Pair],
         share = seconds / (60 * options.minutes)
         if share >= 1:
             break
-        for part, peak in zip(optimizer.param_groups, peaks, strict=True):
-            part["lr"] = peak * min((step + 1) / options.warm_up, 0.5 + 0.5 * math.cos(math.pi * share))
+        warm = min((step + 1) / options.warm_up, 0.5 + 0.5 * math.cos(math.pi * share))
+        set_rates(optimizer, options.rate * warm)
         # What a deep model learns first it learns as well, and three times as fast, with two decoder layers. The others
         # begin as identities, so nothing is lost when they join.
         take_layers(model, layers, share < options.shallow)
@@ -230,15 +235,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="of the processor's time")
     parser.add_argument("--vocabulary", type=int, default=8000, help="tokens, both languages together")
     parser.add_argument("--tokens", type=int, default=2048, help="of a batch")
-    parser.add_argument("--rate", type=float, help="peak learning rate")
+    parser.add_argument("--rate", type=float, default=1.5e-2, help="peak learning rate of a tensor of size 1")
     parser.add_argument("--dropout", type=float)
-    parser.add_argument("--embedding-rate", type=float, default=4.0, help="times the rate")
     parser.add_argument("--warm-up", type=int, default=300, help="steps")
     parser.add_argument("--shallow", type=float, default=0.5, help="share of the time with two decoder layers")
     parser.add_argument("--smoothing", type=float, default=0.1, help="of the labels")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    options.rate = options.rate or RATE[options.size]
     options.dropout = DROPOUT[options.size] if options.dropout is None else options.dropout
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
