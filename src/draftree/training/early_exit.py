@@ -1,8 +1,8 @@
 """Training for early exits: the model's own head learns to read what its first layers say.
 
 A copy of the whole model is trained, its first layers and head too, so what comes out is another model that says other
-things. Two losses: the mean of the exit's and the model's own (the pair of BiLD, sections 4.4 and 7.2.1), or of all layers,
-the later the heavier (CALM; BiLD, section 7.2.1). The result is a stock Hugging Face folder.
+things. Two losses: the mean of the exit's and the model's own (BiLD, sections 4.4 and 7.2.1), or of all layers, the
+later the heavier (CALM; BiLD, section 7.2.1). The result is a stock Hugging Face folder.
 """
 
 from __future__ import annotations
