@@ -89,6 +89,7 @@ def test_experiments_run_and_tell_whose_figures_are_whose(name, tmp_path, prompt
     said = " ".join(done.output.split())
     assert f"THE PAPER'S FIGURES ({entry.title})" in said
     assert entry.claim.model in said
+    assert "OUR FIGURES: embedded chat-4m" in said
     written = json.loads((tmp_path / f"bench-run-{name}.json").read_text())
     assert written["about"]["paper"]["figures"]["device"] == entry.claim.device
     assert {"commit", "device", "dtype", "threads", "command"} <= written["rows"][0].keys()

@@ -77,4 +77,5 @@ def run(
         asked = Asked(found, per_set, max_new_tokens, nodes, warm_per_set, tuple(drafter or ()), params, bar)
         findings, about = run_experiment(name, asked)
     console.print(entry.claim.shown(entry.title))
+    console.print("\nOUR FIGURES:", style="italic")
     show_findings(console, findings, about, out, "run")

@@ -49,7 +49,7 @@ ACCURACY = Claim(
     words="Curves without printed numbers. The text: Hidden Transfer is above Medusa heads and early exits throughout.",
 )
 COSINE = Claim(
-    "a model of 7B or 13B, data sets XSum and GSM8K",
+    "a model that the figure does not name, data sets XSum and GSM8K",
     A100,
     "cosine similarity of pseudo and real hidden states by layer",
     words="Curves without printed numbers. The text: states come closer from layer to layer.",
@@ -67,7 +67,7 @@ SECOND_LAYER = Claim(
     words="Curves without printed numbers; layers a few behind the first transfer's are chosen.",
 )
 MASKED = Claim(
-    "a model of 7B, transfers at layers 15 and 20",
+    "models that the figure does not name, transfers at layers 15 and 20",
     A100,
     "accuracy of the second transfer where pseudo states see each other or do not",
     words="Curves without printed numbers. The text: it falls where they do not see each other.",

@@ -252,7 +252,7 @@ def _row(name: str, run: Run, plain: Run, over: Run, size: int, paper: str) -> d
 
 def _table(title: str, rows: Sequence[dict[str, Any]], over: str, paper: str) -> Table:
     table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, title=f"OUR FIGURES: {title}", title_justify="left", title_style="bold",
+        box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold",
         caption="Acceptance length: 1 + accepted / steps. Draft: guessing and sizing, a step. \\[95 % bootstrap]",
         caption_justify="left",
     )  # fmt: skip

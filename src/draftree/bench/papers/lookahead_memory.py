@@ -35,7 +35,7 @@ def memory(setup: LookaheadSetup) -> Findings:
         setup.watcher.step()
     table = Table(
         "decoding length", "plain, MiB", "drafted, MiB", "more", "paper: AntGLM-10B, A100", box=box.SIMPLE_HEAD,
-        pad_edge=False, title="OUR FIGURES: peak memory of the whole process", title_justify="left", title_style="bold",
+        pad_edge=False, title="Peak memory of the whole process", title_justify="left", title_style="bold",
     )  # fmt: skip
     for row in rows:
         table.add_row(

@@ -16,8 +16,8 @@ BATCHES = Claim(
     ),
 )
 PRUNING = Claim(
-    "Vicuna-7B, batch 4",
-    "one A6000",
+    "a Vicuna model whose size the table does not name, batch 4",
+    "one A6000 or A100",
     "share of nodes pruned, acceptance length, tokens a second",
     ("layer, top-k", "pruned", "acceptance length", "tokens/s"),
     (
@@ -54,7 +54,7 @@ ABLATION = Claim(
     "Headings are batch sizes.",
 )
 COSTS = Claim(
-    "Vicuna-7B",
+    "a Vicuna model whose size the figure does not name",
     "GPUs",
     "accuracy of early layers; iteration time by tree size, batch and length; acceptance length by task",
     words="Curves with few printed numbers. The text: layer 2 has the truth as its best guess in about 37 % of cases, "
