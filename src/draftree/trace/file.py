@@ -70,7 +70,7 @@ def write_trace(recorder: Recorder, path: str | Path, tokenizer: Any = None) -> 
         _line(file, {"kind": "trace", "format": FORMAT, "draftree": __version__})
         for record in records:
             if record["kind"] == "request":
-                prompt = record["prompt"]
+                prompt = record["source"] or record["prompt"]  # what an encoder was asked, or the decoder
                 record["prompt_text"] = " ".join(map(str, prompt)) if tokenizer is None else tokenizer.decode(prompt)
                 record["pieces"] = pieces(tokenizer, output.get(record["request"], []))
             _line(file, record)
