@@ -119,6 +119,14 @@ def test_the_worst_case_accepts_nothing(prompts):
     assert findings.rows[1]["guesses_a_step"] > 0
 
 
+def test_sweeps_take_drafters_and_tell_no_folders(tmp_path, prompts):
+    folder = ROOT / "src" / "draftree" / "data" / "drafters" / "hidden-transfer"
+    asked = Asked(prompts, max_new_tokens=8, drafters=(f"masked={folder}", f"open={folder}"))
+    findings, about = run_experiment("hidden-transfer-figure7", asked)
+    assert {row["drafter"] for row in findings.rows} == {"masked", "open"}
+    assert about["asked"]["drafters"] == ["masked", "open"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

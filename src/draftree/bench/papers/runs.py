@@ -188,6 +188,9 @@ def given_drafters(runner: Runner, how: str) -> Runner:
 
 
 def told(asked: Asked) -> dict[str, Any]:
-    """What was asked for, for the result file."""
+    """What was asked for, for the result file; of drafters their names, and not where they lie."""
     names = (part.name for part in fields(asked) if part.name not in ("prompts", "watcher"))
-    return {name: getattr(asked, name) for name in names if getattr(asked, name) not in (None, ())}
+    given = {name: getattr(asked, name) for name in names if getattr(asked, name) not in (None, ())}
+    if asked.drafters:
+        given["drafters"] = [Path(entry.partition("=")[0]).name for entry in asked.drafters]
+    return given
