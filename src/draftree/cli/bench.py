@@ -16,6 +16,7 @@ from draftree.cli import (
     bench_layers,
     bench_papers,
     bench_propd,
+    bench_speed,
 )
 
 app = typer.Typer(name="bench", help="Measure speed, acceptance and cost on this machine.", no_args_is_help=True)
@@ -27,6 +28,7 @@ app.command("layers")(bench_layers.layers)
 app.command("list")(bench_papers.list_experiments)
 app.command("run")(bench_papers.run)
 app.command("propd")(bench_propd.propd)
+app.command("speed")(bench_speed.speed)
 
 
 @app.command("quick")

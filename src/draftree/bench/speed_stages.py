@@ -1,0 +1,289 @@
+"""Where a step's time goes: the engine's stages by its own clock, and the inside of a pass by timing its parts apart.
+
+Stages. Answers are given with a warm trie whose trees are cut to 8 or 16 rows as if rows cost nothing, and without a
+drafter; of every step with exactly so many rows the engine's clock is read. The shape's calls are timed within `draft`.
+
+Inside a pass. The compiled layers are one call, which no clock can look into. So the same C functions are called apart,
+behind the same context, round by round beside the whole pass: all layers without embedding and head; each layer's two
+halves around its attention; each matrix product alone; the head. Attention is what the layers take beyond their halves,
+and what lies between products (norms, rotary angles, gating, sums) what the halves take beyond their products. Reaching
+C from here costs some microseconds a call, which is measured by calls that do nothing and taken off.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.bench.compare_methods import WarmTrie
+from draftree.bench.harness import Task, Watcher
+from draftree.bench.inflate_measure import Bandwidth, _clock
+from draftree.bench.methods import Draftree
+from draftree.drafting import Drafter
+from draftree.engine import Request
+from draftree.engine.stats import STAGES
+from draftree.host.base import Host
+from draftree.host.compiled import CompiledAngles, CompiledStack
+from draftree.host.cost import StepCost
+from draftree.host.loop import LoopHost
+from draftree.host.plan import Plan, Segment
+from draftree.shaping import DynamicTree, Shape
+
+ROWS = (1, 8, 16)
+FREE_ROWS = StepCost((1, 2), (1.0, 1.0))  # the largest trees are best
+SIDE = 1536  # of the matrices whose product tells the peak
+STEP_PARTS = ("draft", "shape", "verify", "accept", "commit", "rest")
+PASS_PARTS = ("embed", "linear", "attention", "between", "head")
+
+
+class _Clocked(DynamicTree):
+    """A shape that keeps the time of its calls."""
+
+    seconds = 0.0
+
+    def rests(self, requests: Any) -> bool:
+        """See `Shape.rests`."""
+        return bool(self._timed(super().rests, requests))
+
+    def budgets(self, requests: Any, most: int) -> list[int]:
+        """See `Shape.budgets`."""
+        budgets: list[int] = self._timed(super().budgets, requests, most)
+        return budgets
+
+    def trim(self, requests: Any, trees: Any) -> Any:
+        """See `Shape.trim`."""
+        return self._timed(super().trim, requests, trees)
+
+    def _timed(self, call: Callable[..., Any], *given: Any) -> Any:
+        begin = time.perf_counter()
+        result = call(*given)
+        self.seconds += time.perf_counter() - begin
+        return result
+
+
+class _Notes:
+    """Reads the engine's clock after every step; keeps steps of one number of rows."""
+
+    def __init__(self, rows: int, shape: _Clocked | None) -> None:
+        self._rows, self._shape = rows, shape
+        self._last: dict[str, float] | None = None
+        self.steps: list[dict[str, float]] = []
+
+    def answer(self, method: Draftree, ids: Sequence[int]) -> None:
+        """Answer a prompt and take notes; its prompt's pass is none of the steps."""
+        self._last = None
+        method.answer(ids, self._note)
+
+    def _note(self, request: Request) -> None:
+        now, stats = time.perf_counter(), request.stats
+        read = dict(stats.seconds) | {"drafted": stats.drafted, "whole": now}
+        read["shape"] = 0.0 if self._shape is None else self._shape.seconds
+        if self._last is not None and read["drafted"] - self._last["drafted"] == self._rows - 1:
+            step = {name: value - self._last[name] for name, value in read.items()}
+            step["rest"] = step["whole"] - sum(step[stage] for stage in STAGES)
+            step["draft"] -= step["shape"]
+            self.steps.append(step)
+        self._last = read | {"whole": time.perf_counter()}
+
+
+def engine_stages(
+    model: Any, warm: WarmTrie | None, tasks: Sequence[Task], new: int, watcher: Watcher
+) -> list[dict[str, Any]]:
+    """Seconds of a step by stage, a row for each number of rows that steps were found of.
+
+    Returns
+    -------
+    `rows`, `steps` (how many were looked at) and the median seconds of the stages in `STEP_PARTS` and of the `whole`.
+    """
+    found = []
+    counts = ROWS if warm is not None else ROWS[:1]
+    watcher.stage("stages of steps", len(counts) * len(tasks))
+    for rows in counts:
+        shape = _Clocked(rows - 1, FREE_ROWS) if rows > 1 else None
+        make: Callable[[], Drafter | None] = _nobody if shape is None or warm is None else warm.drafter
+        method = Draftree("stages", "stages", model, new, make, partial(_same, shape))
+        notes = _Notes(rows, shape)
+        method.answer(tasks[0].ids)
+        for task in tasks:
+            notes.answer(method, task.ids)
+            watcher.step()
+        if notes.steps:
+            medians = {part: statistics.median(step[part] for step in notes.steps) for part in (*STEP_PARTS, "whole")}
+            found.append({"rows": rows, "steps": len(notes.steps)} | medians)
+    return found
+
+
+def _nobody() -> None:
+    """No drafter."""
+
+
+def _same(shape: Shape | None) -> Shape | None:
+    return shape
+
+
+class Peak:
+    """Floating-point operations a second of a large product in float32, sampled beside what is held against it."""
+
+    def __init__(self) -> None:
+        self._clock = _clock(torch.device("cpu"))
+        self._a, self._b = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
+        self._samples: list[float] = []
+
+    def sample(self) -> None:
+        """Multiply two large matrices."""
+        start = self._clock()
+        torch.mm(self._a, self._b)
+        self._samples.append(2 * SIDE**3 / (self._clock() - start))
+
+    @property
+    def best(self) -> float:
+        """The median."""
+        return statistics.median(self._samples)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a part of a pass has to read and to compute at least."""
+
+    bytes_read: float
+    operations: float
+
+
+class _Inside:
+    """The parts of a pass of `rows` rows behind `context` tokens, each as a call without arguments."""
+
+    def __init__(self, host: LoopHost, stack: CompiledStack, rows: int, context: int, tokens: Tensor) -> None:
+        assert host._library is not None
+        self._host, self._library, self._stack, self._rows = host, host._library, stack, rows
+        cache = self._cache = host.new_cache(1, context + rows)
+        square = torch.ones(1, context, context, dtype=torch.bool).tril()
+        result = host.run(Plan(tokens[:, :context], torch.arange(context)[None], square), cache)
+        cache.commit([list(range(context))], result.segments)
+        positions = context + torch.arange(rows)[None]
+        self._plan = Plan(tokens[:, :rows].contiguous(), positions, torch.ones(1, rows, rows, dtype=torch.bool).tril())
+        cache.open(0, 1, rows)
+        segment = Segment(0, None, positions, self._plan.visible)
+        angles = host.angles(segment, (), torch.float32, cache, host.target.kinds[0])
+        assert isinstance(angles, CompiledAngles)
+        self._angles = angles
+        self._first = host._embedding(self._plan.tokens).detach().clone()
+        self._x = self._first.clone()
+        layers, threads = stack._layers, stack.threads(rows)
+        kv, groups, dim = layers[0].parts.heads
+        widest = max(m.described.outputs for layer in layers for m in layer._packed)
+        self._out = torch.empty(rows, widest)
+        self._query = torch.zeros(1, kv, groups * rows, dim)
+        given = {m.described.inputs: torch.zeros(rows, m.described.inputs) for layer in layers for m in layer._packed}
+        self._given = given
+        matrices = [m.described for layer in layers for m in layer._packed]
+        out = self._out.data_ptr()
+        self._products = [(m, given[m.inputs].data_ptr(), rows, threads, 0, out) for m in matrices]
+        self._nothing = [(m, given[m.inputs].data_ptr(), 0, 1, 0, out) for m in matrices]
+        of_pass, x, query = angles.described, self._x.data_ptr(), self._query.data_ptr()
+        self._halves = []
+        for index, layer in enumerate(layers):
+            keys, values = cache.stores(index, kv, (dim, dim), self._x)
+            enter = (layer._described, of_pass, x, query, keys.data_ptr(), values.data_ptr())
+            leave = (layer._described, of_pass, query, kv * groups * rows * dim, groups * rows * dim, dim, x)
+            self._halves.append((enter, leave))
+        weights = 4.0 * sum(m.inputs * m.outputs for m in matrices)
+        seen = context + (rows + 1) / 2
+        context_bytes = 8.0 * len(layers) * kv * dim * context
+        head = host._head._packed.described
+        self.work = {
+            "linear": _Work(weights, weights / 2 * rows),
+            "attention": _Work(context_bytes, 4.0 * len(layers) * kv * groups * dim * rows * seen),
+            "head": _Work(4.0 * head.inputs * head.outputs, 2.0 * head.inputs * head.outputs * rows),
+        }
+
+    def calls(self) -> dict[str, Callable[[], Any]]:
+        """By name, what is timed."""
+        product, enter, leave = (getattr(self._library, f"layer_{name}") for name in ("product", "enter", "leave"))
+
+        def halves() -> None:
+            for entering, leaving in self._halves:
+                enter(*entering)
+                leave(*leaving)
+
+        def products() -> None:
+            for call in self._products:
+                product(*call)
+
+        def nothing() -> None:
+            for call in self._nothing:
+                product(*call)
+
+        return {
+            "whole": lambda: self._host.run(self._plan, self._cache),
+            "layers": lambda: self._stack.run(0, len(self._stack._layers), self._x, self._angles),
+            "halves": halves,
+            "products": products,
+            "nothing": nothing,
+            "head": lambda: self._host._head(self._x),
+        }
+
+    def again(self) -> None:
+        """Put the hidden states back to what the layers begin with."""
+        self._x.copy_(self._first)
+
+
+def pass_parts(host: Host, context: int, rounds: int, watcher: Watcher) -> dict[str, Any] | None:
+    """Seconds of a pass by its parts, with floors; None where the host's layers are not compiled.
+
+    Args:
+        host: of the model.
+        context: tokens before the rows.
+        rounds: how often each part is timed; medians are told.
+        watcher: hears how far it is.
+
+    Returns
+    -------
+    `bandwidth` (bytes a second), `peak` (operations a second) and `passes`: for each number of rows the `whole`, the
+    parts in `PASS_PARTS`, and `floors` of some of them, the larger of what bytes and operations take.
+    """
+    if not isinstance(host, LoopHost) or host._compiled is None or host._at_once is None:
+        return None
+    tokens = torch.randint(0, host.target.vocab_size, (1, context), generator=torch.Generator().manual_seed(0))
+    clock, memory, peak = _clock(torch.device("cpu")), Bandwidth(torch.device("cpu")), Peak()
+    watcher.stage("parts of passes", rounds + 1)
+    with torch.inference_mode():
+        insides = {rows: _Inside(host, host._compiled, rows, context, tokens) for rows in ROWS}
+        times: dict[tuple[int, str], list[float]] = {}
+        for number in range(rounds + 1):
+            memory.sample()
+            peak.sample()
+            for rows, inside in insides.items():
+                inside.calls()["whole"]()  # large buffers have emptied the caches, as decoding does not
+                for name, call in inside.calls().items():
+                    inside.again()
+                    start = clock()
+                    call()
+                    elapsed = clock() - start
+                    if number:  # the first round finds nothing in place
+                        times.setdefault((rows, name), []).append(elapsed)
+            watcher.step()
+    medians = {key: statistics.median(seconds) for key, seconds in times.items()}
+    passes = []
+    for rows, inside in insides.items():
+        took = {name: medians[rows, name] for name in inside.calls()}
+        a_call = took["nothing"] / len(inside._nothing)
+        halves, linear = took["halves"] - 2 * a_call * len(inside._halves), took["products"] - took["nothing"]
+        parts = {
+            "embed": took["whole"] - took["layers"] - took["head"],
+            "linear": linear,
+            "attention": took["layers"] - halves,
+            "between": halves - linear,
+            "head": took["head"],
+        }
+        floors = {
+            name: max(work.bytes_read / memory.best, work.operations / peak.best) for name, work in inside.work.items()
+        }
+        passes.append({"rows": rows, "whole": took["whole"]} | parts | {"floors": floors})
+    return {"bandwidth": memory.best, "peak": peak.best, "context": context, "passes": passes}
