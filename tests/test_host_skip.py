@@ -98,6 +98,20 @@ def test_a_failing_pass_leaves_nothing_behind() -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+def test_a_model_is_watched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in is found in one more pass of a row, the first time; later passes cost what they leave in."""
+    host = HookedHost(inspect_model(build("t5")))
+    run = Run(host, (9,)).prefill()
+    watched = []
+    one_row = host.bypass._one_row
+    monkeypatch.setattr(host.bypass, "_one_row", lambda: (watched.append(1), one_row()))
+    for _ in range(3):
+        run.step([Tree((-1,), 3)], skip=Skip.behind(2, 4))
+    for _ in range(3):
+        run.step([Tree((-1,), 3)], leaves=lambda ran, before, behind: ran == 2)
+    assert len(watched) == 2  # the later layers, then the rest
+
+
 def test_a_part_that_is_not_found_is_told() -> None:
     with pytest.raises(ValueError, match="leave out whole layers"):
         omitted_modules(torch.nn.Linear(2, 2), Omitted.MLP)

@@ -94,6 +94,7 @@ class SelfSpeculative(Trained, Drafter):
         self._shapes = {"hidden_size": 0, "layers": 0}  # of the model that it was made for, where that is known
         self._skips: dict[int, Skip] = {}  # by number of layers of the models met
         self._eos: frozenset[int] = frozenset()
+        self._begun = False
         self._row_seconds = self._step_seconds = 0.0
         self._drafted = 0.0  # when the last draft was handed over; 0 where its step has been seen
 
@@ -157,8 +158,9 @@ class SelfSpeculative(Trained, Drafter):
             return TokenTree.roots(torch.tensor([request.tokens[-1] for request in requests]))
         begin = time.perf_counter()
         course = self._run(requests, reaches)
-        rows = len(course.tokens[0])
-        self._row_seconds = _smooth(self._row_seconds, (time.perf_counter() - begin) / rows)
+        if self._begun:  # a first call makes what later ones find ready
+            self._row_seconds = _smooth(self._row_seconds, (time.perf_counter() - begin) / len(course.tokens[0]))
+        self._begun = True
         trees = [
             self._tree(request.tokens[-1], course.tokens[b][:reach], course.logp[b][:reach], budget)
             for b, (request, reach, budget) in enumerate(zip(requests, reaches, budgets, strict=True))

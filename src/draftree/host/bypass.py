@@ -80,9 +80,7 @@ class Bypass:
             ValueError: a layer in which the part to leave out is not found.
         """
         layers = [(i, skip.at(i)) for i in range(len(self._target.layers)) if skip.at(i)]
-        missing = [at for at in layers if at not in self._stands]
-        if missing:
-            self._watch(missing)
+        self._watch(layers)
         with ExitStack() as stack:
             for at in layers:
                 for module, forward in self._stands[at]:
@@ -101,7 +99,7 @@ class Bypass:
         layers = self._target.layers
         keys_and_values = keys_and_values_of(self._target)
         whole = [(i, Omitted.ATTENTION | Omitted.MLP) for i in range(len(layers))]
-        self._watch([at for at in whole if at not in self._stands])
+        self._watch(whole)
         left = False
 
         def gate(number: int, layer: nn.Module, stand_in: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +123,10 @@ class Bypass:
             yield
 
     def _watch(self, wanted: list[tuple[int, Omitted]]) -> None:
-        parts = {at: omitted_modules(self._target.layers[at[0]], at[1]) for at in wanted}
+        """Find stand-ins for what is left out of these layers, where they are not known yet."""
+        parts = {at: omitted_modules(self._target.layers[at[0]], at[1]) for at in wanted if at not in self._stands}
+        if not parts:
+            return
         forms: dict[nn.Module, _Form] = {}
 
         def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
