@@ -242,7 +242,7 @@ def run_bild(
         "sets": list(dict.fromkeys(row.set for row in rows[:timed])),
         "metric": METRICS[settings.metric][0],
         "against": "references" if known is not said[plain.name] else "the plain large model's texts",
-        "shown": shown.way.name,
+        "shown": label(shown.way),
     }
     return BildResult(about, points, rows, said, best, sources, refused)
 

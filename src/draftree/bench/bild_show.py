@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from draftree.bench.analysis_setup import Findings, plain_axis, shown
@@ -66,19 +67,11 @@ def _best_table(result: BildResult) -> Table:
 
 def _table(result: BildResult) -> Table:
     metric = result.about["metric"]
-    table = Table(title="All ways", title_justify="left")
+    told = "All ways (calls of the large model a token, share of tokens that it chose, share of its passes that cut)"
+    table = Table(title=told, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.add_column("way", no_wrap=True)
-    for column in (
-        metric,
-        "ms an answer",
-        "times plain",
-        "times HF",
-        "calls/token",
-        "engaged",
-        "rolled back",
-        "parted",
-    ):
-        table.add_column(column, justify="right")
+    for column in (metric, "ms", "times plain", "times HF", "calls", "engaged", "cut", "parted"):
+        table.add_column(column, justify="right", no_wrap=True)
     for point in result.points.values():
         if point.seconds is None:
             table.add_row(label(point.way), *[""] * 8)
