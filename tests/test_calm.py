@@ -133,6 +133,8 @@ def test_what_does_not_go_together_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             draftree.LossyCALM(**options)
+    with pytest.raises(ValueError, match="no token could leave early"):
+        draftree.generate(model, ids, early_exit=draftree.LossyCALM(first_layer=4))
     rule = draftree.LossyCALM()
     with pytest.raises(ValueError, match="no use for a drafter"):
         draftree.generate(model, ids, drafter=draftree.Lookahead(), early_exit=rule)

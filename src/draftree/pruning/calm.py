@@ -62,8 +62,15 @@ class LossyCALM:
         """Meet the host, before any work.
 
         Raises:
-            ValueError: keys and values of a model of this family cannot be made without its layers.
+            ValueError: keys and values of a model of this family cannot be made without its layers, or it has none
+                behind the first that rows may leave.
         """
+        layers = len(host.target.layers)
+        if self.first_layer >= layers:
+            raise ValueError(
+                f"first_layer is {self.first_layer} and the model has {layers} layers, so no token could leave early: "
+                f"give less than {layers}."
+            )
         if not isinstance(host, LoopHost):
             keys_and_values_of(host.target)
 
