@@ -265,9 +265,18 @@ def test_command_records_replays_and_writes_a_page(tmp_path):
     assert "step 3:" not in few.output
 
 
+def test_command_records_lossy_runs_and_says_so(tmp_path):
+    out = tmp_path / "run.jsonl"
+    done = run("Describe the restaurant: name[Aromi]", "--bild", "demo", "--max-new-tokens", "16", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert read_trace(out).runs[0]["acceptance"] == "LossyBiLD"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["hi", "--bild", "demo", "--nodes", "4"], "leave --nodes out"),
+        (["hi", "--lossless"], "belongs to --bild"),
         ([], "Give a prompt to record"),
         (["hi", "--replay", "x.jsonl"], "leave the prompt out"),
         (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),

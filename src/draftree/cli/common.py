@@ -25,6 +25,8 @@ from draftree.trace.labels import Pieces
 
 if TYPE_CHECKING:
     from draftree.bench.analysis_setup import Findings
+    from draftree.engine import Engine, Request
+    from draftree.engine.options import Options
 
 PIPED_WIDTH = 120  # columns of tables in a file or pipe
 REFRESH = 0.2  # seconds between drawings of a progress bar
@@ -260,6 +262,33 @@ def make_bild(
     if name not in SMALL_ONES:
         raise ValueError(f"There is no small model {name!r}: give its folder, or 'demo' for the embedded model's.")
     return BiLD(demo_drafter("draft-model", model).model, lossless=lossless, **thresholds)
+
+
+def ask(engine: Engine, options: Options, ids: list[int], max_new_tokens: int, seed: int) -> Request:
+    """Add a prompt (token ids) to the engine; an encoder-decoder's encoder reads it.
+
+    Raises:
+        ValueError: a prompt that does not fit the model.
+    """
+    import torch
+
+    from draftree.engine.limits import check_prompt, check_source
+    from draftree.engine.options import rules_for
+
+    target, source = engine.target, None
+    if target.encoder_decoder:
+        check_source(ids, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
+        source, ids = torch.tensor(ids), [options.decoder_start]
+    check_prompt(ids, max_new_tokens, target.vocab_size, target.max_positions)
+    rules = rules_for(
+        target.model,
+        options,
+        max_new_tokens=max_new_tokens,
+        padded_length=len(ids),
+        seed=seed,
+        encoder_ids=None if source is None else source[None],
+    )
+    return engine.add(ids, rules, encoder_input=source)
 
 
 def make_pruner(name: str | None, model: Any) -> Any:

@@ -54,12 +54,12 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Answer PROMPT. Accepted guesses are coloured; the text is what plain decoding would say, except with --bild."""
-    import torch
     from rich.console import Console
 
     from draftree.bench.models import encode_prompt, load_model
     from draftree.cli.common import (
         ColouredText,
+        ask,
         check_bild,
         check_decoding,
         check_drafter,
@@ -72,8 +72,7 @@ def generate(
     )
     from draftree.engine import RunStats
     from draftree.engine.engine import Engine
-    from draftree.engine.limits import check_prompt, check_source
-    from draftree.engine.options import read_options, rules_for
+    from draftree.engine.options import read_options
 
     others = {"--drafter": drafter, "--trie": trie, "--early-head": early_head}
     check_bild(bild, fallback_threshold, rollback_threshold, lossless=lossless, others=others)
@@ -90,19 +89,10 @@ def generate(
     options = read_options(target, None, None, tokenizer, draw_options(sample, temperature, top_k, top_p))
     ids = encode_prompt(tokenizer, text, raw=raw)
     engine = Engine(target, drafter=chosen, pruner=pruner, slots=1, host=host, strict=strict)
-    source = None
-    if engine.target.encoder_decoder:
-        check_source(ids, target.get_input_embeddings().weight.shape[0], engine.target.max_positions)
-        source, ids = torch.tensor(ids), [options.decoder_start]
-    check_prompt(ids, max_new_tokens, engine.target.vocab_size, engine.target.max_positions)
-    read = None if source is None else source[None]
-    rules = rules_for(
-        target, options, max_new_tokens=max_new_tokens, padded_length=len(ids), seed=seed, encoder_ids=read
-    )
     console = Console(highlight=False, soft_wrap=True)
     coloured = ColouredText(tokenizer)
     begin = time.perf_counter()
-    request = engine.add(ids, rules, encoder_input=source)
+    request = ask(engine, options, ids, max_new_tokens, seed)
     for emitted in engine.stream(request):
         piece = coloured.add(emitted.token, emitted.source)
         if not as_json:

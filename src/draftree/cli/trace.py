@@ -28,12 +28,26 @@ def trace(
         str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")
     ] = None,
     drafter: Annotated[
-        str,
+        str | None,
         typer.Option(
+            show_default="lookahead",
             help="none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, "
-            "self-speculative, several joined by +, or the folder of a drafter or small model."
+            "self-speculative, several joined by +, or the folder of a drafter or small model.",
         ),
-    ] = "lookahead",
+    ] = None,
+    bild: Annotated[
+        str | None,
+        typer.Option(help="LOSSY: this small model writes, MODEL corrects; a folder, or 'demo' (the embedded one's)."),
+    ] = None,
+    fallback_threshold: Annotated[
+        float | None,
+        typer.Option(help="Of --bild: MODEL takes over where no word is as likely as this.", show_default="0.6"),
+    ] = None,
+    rollback_threshold: Annotated[
+        float | None,
+        typer.Option(help="Of --bild: MODEL cuts the text where a word is further off; inf: never.", show_default="5"),
+    ] = None,
+    lossless: Annotated[bool, typer.Option("--lossless", help="Of --bild: keep only what MODEL says itself.")] = False,
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; it is left as it is.")] = None,
     early_head: Annotated[
         str | None,
@@ -56,9 +70,21 @@ def trace(
     strict: Annotated[bool, typer.Option("--strict", help="Decide near-ties again (16-bit models).")] = False,
 ) -> None:
     """Record how PROMPTS are answered: every step's tree, what was pruned, accepted and emitted, and its times."""
-    from draftree.cli.common import check_decoding, check_drafter, read_prompt, wide_console
+    from draftree.bench.models import encode_prompt, load_model
+    from draftree.cli.common import (
+        ask,
+        check_bild,
+        check_decoding,
+        check_drafter,
+        draw_options,
+        make_bild,
+        make_drafter,
+        make_pruner,
+        read_prompt,
+        wide_console,
+    )
     from draftree.cli.trace_view import outline, show
-    from draftree.trace.file import read_trace
+    from draftree.trace.file import read_trace, write_trace
     from draftree.trace.page import write_trace_page
 
     console = wide_console()
@@ -68,87 +94,56 @@ def trace(
         recorded = read_trace(replay)
         if html is None or step:
             show(recorded, console, step or [])
-    else:
-        check_drafter(drafter, trie)
-        check_decoding(drafter, early_head, sample=sample, temperature=temperature, top_k=top_k, top_p=top_p)
-        if not prompts:
-            raise ValueError("Give a prompt to record the answer of, or --replay and a recorded run.")
-        if step:
-            raise ValueError("--step chooses what --replay draws: add --replay, or leave it out.")
-        if nodes is not None and drafter == "none":
-            raise ValueError("--nodes sizes a drafter's trees: name a drafter, or leave it out.")
-        texts = [read_prompt(prompt) for prompt in prompts]
-        for path in (out, html):
-            if path is not None and not path.parent.is_dir():
-                raise ValueError(f"There is no folder {path.parent} for {path.name}: make it, or name another.")
-        if trie is not None and not trie.is_file():
-            raise ValueError(f"There is no trie {trie}: make one by draftree generate --trie, or leave it out.")
-        _record(
-            texts,
-            model=model,
-            drafter=drafter,
-            trie=trie,
-            early_head=early_head,
-            nodes=nodes,
-            slots=slots or len(texts),
-            new=max_new_tokens,
-            draw=(sample, temperature, top_k, top_p),
-            seed=seed,
-            raw=raw,
-            host=host,
-            strict=strict,
-            out=out,
-        )
-        recorded = read_trace(out)
-        outline(recorded, console)
-    written = [] if replay is not None else [out]
-    if html is not None:
-        written.append(write_trace_page(recorded, html, f"draftree trace: {(replay or out).name}"))
-    if written:
-        console.print("Written: " + ", ".join(str(path) for path in written), markup=False, soft_wrap=True)
+        if html is not None:
+            write_trace_page(recorded, html, f"draftree trace: {replay.name}")
+            console.print(f"Written: {html}", markup=False, soft_wrap=True)
+        return
+    others = {"--drafter": drafter, "--trie": trie, "--early-head": early_head, "--nodes": nodes}
+    check_bild(bild, fallback_threshold, rollback_threshold, lossless=lossless, others=others)
+    drafter = drafter or "lookahead"
+    check_drafter(drafter, trie)
+    check_decoding(drafter, early_head, sample=sample, temperature=temperature, top_k=top_k, top_p=top_p)
+    if not prompts:
+        raise ValueError("Give a prompt to record the answer of, or --replay and a recorded run.")
+    if step:
+        raise ValueError("--step chooses what --replay draws: add --replay, or leave it out.")
+    if nodes is not None and drafter == "none":
+        raise ValueError("--nodes sizes a drafter's trees: name a drafter, or leave it out.")
+    texts = [read_prompt(prompt) for prompt in prompts]
+    for path in (out, html):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"There is no folder {path.parent} for {path.name}: make it, or name another.")
+    if trie is not None and not trie.is_file():
+        raise ValueError(f"There is no trie {trie}: make one by draftree generate --trie, or leave it out.")
 
-
-def _record(
-    texts: list[str],
-    *,
-    model: str | None,
-    drafter: str,
-    trie: Path | None,
-    early_head: str | None,
-    nodes: int | None,
-    slots: int,
-    new: int,
-    draw: tuple[bool, float, int | None, float | None],
-    seed: int,
-    raw: bool,
-    host: str,
-    strict: bool,
-    out: Path,
-) -> None:
-    """Answer `texts` with a recorder, and write what it holds to `out`."""
-    from draftree.bench.models import encode_prompt, load_model
-    from draftree.cli.common import draw_options, make_drafter, make_pruner
     from draftree.engine.engine import Engine
-    from draftree.engine.options import read_options, rules_for
+    from draftree.engine.options import read_options
     from draftree.engine.recorder import Recorder
     from draftree.shaping import Fixed
-    from draftree.trace.file import write_trace
 
     target, tokenizer = load_model(model)
-    options = read_options(target, None, None, tokenizer, draw_options(*draw))
+    if bild is None:
+        chosen = make_drafter(drafter, tokenizer, target, trie=trie)
+    else:
+        chosen = make_bild(bild, tokenizer, target, fallback_threshold, rollback_threshold, lossless=lossless)
     recorder = Recorder()
     engine = Engine(
         target,
-        drafter=make_drafter(drafter, tokenizer, target, trie=trie),
+        drafter=chosen,
         pruner=make_pruner(early_head, target),
         shape=None if nodes is None else Fixed(nodes),
-        slots=slots,
+        slots=slots or len(texts),
         host=host,
         strict=strict,
         recorder=recorder,
     )
+    options = read_options(target, None, None, tokenizer, draw_options(sample, temperature, top_k, top_p))
     for b, text in enumerate(texts):
-        ids = encode_prompt(tokenizer, text, raw=raw)
-        engine.add(ids, rules_for(target, options, max_new_tokens=new, padded_length=len(ids), seed=seed + b))
+        ask(engine, options, encode_prompt(tokenizer, text, raw=raw), max_new_tokens, seed + b)
     engine.run()
-    write_trace(recorder, out, tokenizer)
+    recorded = read_trace(write_trace(recorder, out, tokenizer))
+    outline(recorded, console)
+    written = [out]
+    if html is not None:
+        written.append(write_trace_page(recorded, html, f"draftree trace: {out.name}"))
+    console.print("Written: " + ", ".join(str(path) for path in written), markup=False, soft_wrap=True)
