@@ -153,7 +153,7 @@ class RunStats:
         table.add_row("acceptance length (1 + accepted / steps)", f"{total.acceptance_length:.2f}")
         table.add_row("guesses accepted / drafted", f"{total.accepted} / {total.drafted}")
         own = f"{total.calls_per_token:.2f} / {total.engagement:.0%} / {total.rollback_ratio:.0%}"
-        table.add_row("passes a token / the model's own tokens / passes that turned guesses down", own)
+        table.add_row("passes a token / own tokens / passes that cut guesses", own)
         if total.pruned:
             table.add_row("guesses pruned inside the pass", f"{total.pruned} ({total.pruned / total.drafted:.0%})")
         depths = "  ".join(f"{depth + 1}: {hits}" for depth, hits in enumerate(total.accepted_by_depth))
