@@ -12,6 +12,7 @@ from draftree.cli import (
     bench_accuracy,
     bench_bild,
     bench_compare,
+    bench_gpu,
     bench_inflate,
     bench_layers,
     bench_papers,
@@ -23,6 +24,7 @@ app = typer.Typer(name="bench", help="Measure speed, acceptance and cost on this
 app.command("accuracy")(bench_accuracy.accuracy)
 app.command("bild")(bench_bild.bild)
 app.command("compare")(bench_compare.compare)
+app.command("gpu")(bench_gpu.gpu)
 app.command("inflate")(bench_inflate.inflate)
 app.command("layers")(bench_layers.layers)
 app.command("list")(bench_papers.list_experiments)

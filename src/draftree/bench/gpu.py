@@ -1,0 +1,194 @@
+"""`draftree bench gpu`: all that is asked of a GPU, measured on one in a run of a few minutes, in one JSON file.
+
+A model of a well-known shape is inflated from the small one on the device, in bfloat16: its steps of 1 to 128 rows
+stand against the speed of its memory, its answers against Hugging Face's ways of decoding in one interleaved run, and
+the curve of what steps cost tells what the planner would choose for batches of 1 to 64. Nothing here knows what device
+it runs on, so that tests run all of it on a CPU; the command asks for CUDA.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.bench.analysis_setup import Findings
+from draftree.bench.compare_case import Result, Settings, encode_all, run_case, teach
+from draftree.bench.compare_methods import COMPILED, PLAIN, REFERENCE, WARM
+from draftree.bench.gpu_page import findings_of
+from draftree.bench.harness import Watcher
+from draftree.bench.inflate import inflate
+from draftree.bench.machine import now
+from draftree.bench.prompts import Prompt
+from draftree.bench.sizes import Size, size_named
+from draftree.bench.speed import spread
+from draftree.bench.speed_figures import LIMITED, PROMPT_LOOKUP, SpeedKit
+from draftree.bench.speed_steps import check_context, time_rows
+from draftree.host import Host, open_host
+from draftree.host.cost import StepCost, measure_cost
+from draftree.host.product import free_bytes
+from draftree.shaping.planner import Planner
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, PLAIN, WARM, LIMITED)
+ROOM = 3 * 2**30  # bytes beside the weights: caches, buffers whose copying tells the bandwidth, logits
+COMPILING = 120.0  # seconds that are kept for torch.compile
+FEWEST = 2  # prompts that are answered however slow a device is
+GUESSES = 64  # most of a request that the planner may choose
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """How much to measure.
+
+    Attributes:
+        per_set: prompts of every set to answer, as far as the time goes.
+        max_new_tokens: most tokens of an answer.
+        rounds: how often a step of each kind is timed.
+        context: tokens before its rows.
+        warm_per_set: prompts of every set that warm the trie, by the small model.
+        compiled: whether to measure Hugging Face's static cache with torch.compile.
+        seconds: that all may take; fewer prompts are answered where it would take longer.
+    """
+
+    per_set: int = 1
+    max_new_tokens: int = 96
+    rounds: int = 7
+    context: int = 256
+    warm_per_set: int = 23
+    compiled: bool = True
+    seconds: float = 480.0
+
+
+def check_device(name: str) -> None:
+    """Refuse a machine without CUDA.
+
+    Raises:
+        ValueError: it has none, or not that device.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "This machine has no CUDA device that torch can use, and draftree bench gpu measures one: run it where "
+            "there is one, or measure this processor with draftree bench speed."
+        )
+    known = ["cuda", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    if name not in known:
+        raise ValueError(f"There is no CUDA device {name!r}: choose one of {', '.join(known)}.")
+
+
+def check_room(size: Size, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a size that leaves no memory for caches and buffers.
+
+    Raises:
+        ValueError: such a one.
+    """
+    need, free = size.parameters * dtype.itemsize + ROOM, free_bytes(device)
+    if free is not None and need > free:
+        raise ValueError(
+            f"This takes about {need / 2**30:.1f} GiB on {device} and {free / 2**30:.1f} GiB are free: give a smaller "
+            "--shape, or free memory there."
+        )
+
+
+def run_gpu(
+    small: Any,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    settings: GpuSettings,
+    *,
+    shape: str | Size = "llama-7b",
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+    name: str | None = None,
+    watcher: Watcher | None = None,
+) -> tuple[Findings, dict[str, Any]]:
+    """Measure; also what the result file says about it.
+
+    Args:
+        small: the model to inflate, on the CPU; a llama, mistral or qwen2 model.
+        tokenizer: its tokenizer.
+        prompts: to measure on and to warm the trie with.
+        settings: see there.
+        shape: of the large model, a name or a size.
+        dtype: of its weights.
+        device: where it is made.
+        name: of the small model, None for the embedded one.
+        watcher: hears how far it is.
+
+    Raises:
+        ValueError: a shape that does not fit, a prompt or context beyond the model's, before any work.
+    """
+    watcher, began = watcher or Watcher(), time.perf_counter()
+    check_context(settings.context, ROWS[-1], getattr(small.config, "max_position_embeddings", None))
+    size = size_named(shape) if isinstance(shape, str) else shape
+    check_room(size, dtype, torch.device(device))
+    asked = Settings(settings.per_set, settings.max_new_tokens, 1, settings.warm_per_set, settings.compiled)
+    texts = encode_all(small, tokenizer, prompts, asked)
+    started = now()
+    watcher.stage("inflating", None)
+    large = inflate(small, shape=size, dtype=dtype, device=device)
+    label = shape if isinstance(shape, str) else "inflated"
+    host = open_host(large)
+    steps = time_rows(large, host, ROWS, settings.context, settings.rounds, watcher)
+    watcher.stage("the curve of steps", None)
+    cost = measure_cost(host, context=settings.context)
+    warm = teach(small, tokenizer, texts, asked, watcher)
+    kit = SpeedKit(large, settings.max_new_tokens, warm=warm, compiled=settings.compiled)
+    left = settings.seconds - (time.perf_counter() - began) - COMPILING * settings.compiled
+    count = _answered(large, texts.tasks[0].ids, settings, left, len(texts.tasks))
+    texts = replace(texts, tasks=spread(texts.tasks, count))
+    names = [method for method in METHODS if settings.compiled or method != COMPILED]
+    case = run_case(kit, tokenizer, texts, asked, names, name=name, watcher=watcher)
+    about = case.about | {"started": started, "settings": asdict(settings), "host": host.form}
+    about |= {"size": asdict(size) | {"parameters": size.parameters}, "seconds": time.perf_counter() - began}
+    about["model"] += f" inflated to {label}"
+    return findings_of(label, host.form, steps, case, cost, choices(cost, host, by_depth(case))), about
+
+
+def _answered(model: Any, ids: Sequence[int], settings: GpuSettings, left: float, most: int) -> int:
+    """How many prompts the time is enough for, by how long an answer of Hugging Face's takes; first calls count."""
+    given = torch.tensor([list(ids)], device=model.device)
+    few = min(16, settings.max_new_tokens)
+    for _ in range(2):  # the first one finds nothing in place
+        begin = time.perf_counter()
+        model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=few, do_sample=False).tolist()
+        taken = time.perf_counter() - begin
+    each = taken * settings.max_new_tokens / few * len(METHODS)
+    return max(FEWEST, min(most, int(left / each) - 2))  # every method answers two prompts before it is measured
+
+
+def by_depth(case: Result) -> list[float]:
+    """How often a step of the warm trie walks to depth 1, 2, ..; nothing without one."""
+    row = case.rows.get(WARM)
+    if row is None or row.stats is None or not row.stats.steps:
+        return []
+    return [count / row.stats.steps for count in row.stats.accepted_by_depth[:GUESSES]]
+
+
+def choices(cost: StepCost, host: Host, walked: Sequence[float]) -> list[dict[str, Any]]:
+    """What the planner would choose for batches of like requests.
+
+    Args:
+        cost: of a step by its rows.
+        host: whose padding costs or does not.
+        walked: probability that a request's guesses are walked to depth 1, 2, ..: one chain for each request.
+
+    Returns
+    -------
+    For each batch the `guesses` of a request (their mean, the likeliest first), `tokens` expected of it a step, seconds
+    of the step and of a plain one, and the `speed_up` expected over plain decoding.
+    """
+    planner, found = Planner(GUESSES, cost), []
+    planner.bind(cost, None, None, packed=host.packs)
+    for batch in BATCHES:
+        worth = np.tile(np.array([0.0, *walked]), (batch, 1))
+        choice = planner.best(worth, attached=False)
+        tokens, plain = sum(choice.gains) / batch, planner.plain(batch)
+        entry = {"batch": batch, "guesses": sum(choice.sizes) / batch, "tokens": tokens, "seconds": choice.seconds}
+        found.append(entry | {"plain_seconds": plain, "speed_up": tokens * plain / choice.seconds})
+    return found

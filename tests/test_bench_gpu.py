@@ -1,0 +1,91 @@
+"""`draftree bench gpu`: without CUDA a sentence; all it measures on the CPU with a tiny shape; a planner's choices."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from draftree.bench import gpu
+from draftree.bench.findings_files import write_json, write_png
+from draftree.bench.gpu import BATCHES, ROWS, GpuSettings, check_room, choices, run_gpu
+from draftree.bench.inflate_measure import HF, LOOP
+from draftree.bench.prompts import embedded_prompts
+from draftree.bench.sizes import SIZES, Size
+from draftree.bench.speed_figures import EFFICIENCY, STEP_FLOOR, WANTED
+from draftree.cli import app
+from draftree.host import open_host
+from draftree.host.cost import StepCost
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_cuda_it_says_so_before_any_work(tmp_path):
+    done = CliRunner().invoke(app, ["bench", "gpu", "--out", str(tmp_path / "out")])
+    assert done.exit_code != 0
+    assert "has no CUDA device" in str(done.exception)
+    assert "draftree bench speed" in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_device_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    gpu.check_device("cuda:1")
+    with pytest.raises(ValueError, match="choose one of cuda, cuda:0, cuda:1"):
+        gpu.check_device("cuda:2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--shape", "llama7b"], "Did you mean 'llama-7b'"), (["--dtype", "int8"], "There is no dtype 'int8'")],
+)
+def test_refused_in_one_sentence(arguments, message, tmp_path):
+    done = CliRunner().invoke(app, ["bench", "gpu", *arguments, "--out", str(tmp_path)])
+    assert message in str(done.exception)
+
+
+def test_memory_is_looked_at_first(demo, monkeypatch):
+    monkeypatch.setattr(gpu, "free_bytes", lambda device: 12 * 2**30)
+    with pytest.raises(ValueError, match="GiB are free"):
+        check_room(SIZES["llama-7b"], torch.bfloat16, torch.device("cpu"))
+    check_room(SIZES["llama-3.2-1b"], torch.bfloat16, torch.device("cpu"))
+    with pytest.raises(ValueError, match="GiB are free"):
+        run_gpu(demo.model, demo.tokenizer, embedded_prompts(), GpuSettings(), device="cpu")
+
+
+def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path):
+    small = Size.of(demo.model.config)
+    shape = Size(2 * small.hidden_size, 8, 2 * small.heads, 2 * small.kv_heads, small.head_dim, 1024, 4200)
+    prompts = [p for p in embedded_prompts() if p.set == "wikisql"]
+    chosen = [p for p in prompts if not p.warm][:3] + [p for p in prompts if p.warm][:3]
+    settings = GpuSettings(3, 8, 1, 16, 3, compiled=False, seconds=0.0)
+    findings, about = run_gpu(
+        demo.model, demo.tokenizer, chosen, settings, shape=shape, dtype=torch.float32, device="cpu"
+    )
+    assert about["prompts"] == gpu.FEWEST, "a slow device answers few prompts"
+    by_kind = {kind: [row for row in findings.rows if row["kind"] == kind] for kind in ("figure", "step", "choice")}
+    figures = {row["name"]: row for row in by_kind["figure"]}
+    assert {name for name, row in figures.items() if row["wanted"] is not None} == set(WANTED["gpu"])
+    assert figures[EFFICIENCY]["estimate"]["value"] > 0
+    assert figures[STEP_FLOOR]["wanted"] == pytest.approx(0.833, abs=0.001)
+    assert {(row["method"], row["rows"]) for row in by_kind["step"]} == {(m, n) for m in (HF, LOOP) for n in ROWS}
+    assert [row["batch"] for row in by_kind["choice"]] == list(BATCHES)
+    answers = {row["method"]: row for row in findings.more["answers"]["rows"]}
+    assert all(row["differing_prompts"] == [] for row in answers.values())
+    assert {"hf_generate", "hf_prompt_lookup", "draftree_loop", "lookahead_warm", "lookahead_16"} == set(answers)
+    assert write_json(findings, about, tmp_path, "gpu").name == "bench-gpu.json"
+    pytest.importorskip("matplotlib")
+    assert write_png(findings, about, tmp_path, "gpu").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_planner_takes_what_rows_are_worth(demo):
+    host = open_host(demo.model)
+    walked = [0.8, 0.5, 0.2]
+    free = choices(StepCost((1, 256), (1.0, 1.0)), host, walked)
+    assert all(row["guesses"] == 3 and row["tokens"] == pytest.approx(2.5) for row in free)
+    assert all(row["speed_up"] == pytest.approx(2.5) for row in free)
+    dear = choices(StepCost((1, 2), (1.0, 2.0)), host, walked)
+    assert all(row["guesses"] == 0 and row["speed_up"] == pytest.approx(1.0) for row in dear)
+    # Rows are free up to 16: a batch of 64 has none to spare, one request has.
+    bent = choices(StepCost((1, 16, 32), (1.0, 1.0, 2.0)), host, walked)
+    assert bent[0]["guesses"] == 3
+    assert bent[-1]["guesses"] == 0
+    assert choices(StepCost((1, 2), (1.0, 2.0)), host, [])[0]["guesses"] == 0
