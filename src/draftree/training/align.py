@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_utils import get_last_checkpoint
 
 from draftree.bench.quality import quality
 from draftree.drafting.folder import base_of
@@ -27,7 +26,7 @@ from draftree.training.options import TrainOptions
 from draftree.training.questions import Question, Template
 from draftree.training.record import write_curve
 from draftree.training.rows import read_data
-from draftree.training.run import CHECKPOINTS, arguments, claim, command, machine
+from draftree.training.run import arguments, claim, command, machine
 from draftree.training.trainer import DrafterTrainer, Tell
 
 OPTIMIZERS = {"adafactor": ("adafactor", 1e-3), "adamw": ("adamw_torch", 3e-4)}  # Hugging Face's name, learning rate
@@ -111,11 +110,9 @@ def align(
     args = arguments(out, rows, options, rate, optim=optim, lr_scheduler_type="constant", warmup_steps=0)
     start = {"small_model": asdict(base_of(small))}
     record = {"method": "align", "settings": {"optimizer": optimizer} | start, "options": options.recorded()}
-    resume = None
-    if args.process_index == 0:
-        resume = claim(out, record, options.resume)
-    elif options.resume:
-        resume = get_last_checkpoint(str(out / CHECKPOINTS))
+    if args.world_size > 1:
+        raise ValueError("A small model is aligned in one process: run this without accelerate launch.")
+    resume = claim(out, record, options.resume)
     dtype = next(small.parameters()).dtype
     small.float()  # half types are for storage: small steps would be lost in them
     scores: dict[str, float] = {}
@@ -155,13 +152,11 @@ def align(
         "machine": machine(args),
         "command": command(),
     }
-    if args.process_index == 0:
-        small.save_pretrained(out)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(out)
-        (out / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
-        write_curve(trainer.state.log_history, out, f"a small model aligned with {base_of(large).name}")
-    trainer.accelerator.wait_for_everyone()
+    small.save_pretrained(out)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
+    (out / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
+    write_curve(trainer.state.log_history, out, f"a small model aligned with {base_of(large).name}")
     return recipe
 
 
