@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -89,6 +90,19 @@ def test_a_tree_gives_the_bits_of_its_branches(family: str, threads: int) -> Non
             torch.stack([tree.visible(13) for tree in trees]),
         )
         together = host.run(plan, cache).logits
+        assert host.packs or family != "llama"
+        for sizes in ((4, 13), (13, 1)):  # the same without the rows behind them, which others do not see
+            cache = prefilled(2)
+            packed = host.run(replace(plan, sizes=sizes), cache).logits
+            for b, size in enumerate(sizes):
+                assert torch.equal(packed[b, :size], together[b, :size])
+            cache.commit([[0, 2, 3], [0]], [Segment(0, None, plan.positions, plan.visible)])
+            follow = Plan(torch.tensor([[5], [6]]), torch.tensor(cache.lengths)[:, None], ONE.expand(2, -1, -1))
+            behind = host.run(follow, cache).logits
+            cache = prefilled(2)
+            host.run(plan, cache)
+            cache.commit([[0, 2, 3], [0]], [Segment(0, None, plan.positions, plan.visible)])
+            assert torch.equal(host.run(follow, cache).logits, behind)
         for b, tree in enumerate(trees):
             for node, branch in enumerate(tree.branches):
                 cache = prefilled(2)

@@ -20,7 +20,7 @@ from draftree.engine import Engine, Rules, generate
 from draftree.host import cost as cost_module
 from draftree.host import open_host
 from draftree.host.cost import StepCost, cached_cost, measure_cost
-from draftree.shaping import DynamicTree, Fixed, counts
+from draftree.shaping import DynamicTree, Fixed
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
 from draftree.tree import TokenTree
@@ -388,40 +388,3 @@ def test_a_curve_from_disk_that_no_longer_holds_is_measured_again(
         assert len(measured) == calls
         assert found.seconds.tolist() == (slow if held is slow else truth).seconds.tolist()
     monkeypatch.setattr(host, "costs", {})
-
-
-def test_the_compiled_counts_are_the_plain_ones() -> None:
-    library = counts._library()
-    if library is None:
-        pytest.skip("draftree was built without a C compiler")
-    plain, compiled = counts.Counts(), counts.CompiledCounts(library)
-    random = np.random.default_rng(3)
-    taken = 0
-    for step in range(300):
-        n = int(random.integers(1, 40))
-        parents = [int(random.integers(-1, i)) if i else -1 for i in range(n)]
-        logp = np.sort(-random.exponential(random.choice([0.2, 1.0, 4.0]), n).astype(np.float32))[::-1]
-        tokens = random.integers(0, 3, n)  # siblings may share a token
-        tree = TokenTree.from_arrays(tokens, parents, logp, root=1)
-        seconds = np.linspace(1.0, 1.0 + n * random.random(), n + 1)
-        for trust in (0.3, 1.0, 2.5):
-            found, expected = compiled.weigh(tree, trust, seconds), plain.weigh(tree, trust, seconds)
-            assert found is not None
-            assert expected is not None
-            assert found[0] == expected[0]
-            assert found[1] == pytest.approx(expected[1])
-        drafted = counts.Drafted(2, TokenTree.stack([TokenTree.from_arrays([], [], root=0), tree]), 1)
-        text = [7, 1, *random.integers(0, 3, int(random.integers(0, 6))).tolist()]
-        ended = bool(random.random() < 0.5) and len(text) > 2
-        lesson = plain.learn(drafted, text, ended=ended)
-        assert compiled.learn(drafted, text, ended=ended) == (None if lesson is None else pytest.approx(lesson))
-        np.testing.assert_allclose(compiled.seen, plain.seen)
-        np.testing.assert_allclose(compiled.right, plain.right)
-        taken += lesson is not None and lesson.found > 0
-        if step % 16 == 0:
-            plain.read()
-            compiled.read()
-    assert taken > 50
-    unsorted = TokenTree.from_arrays([1, 2], [-1, -1], [-2.0, -1.0], root=0)
-    assert compiled.weigh(unsorted, 1.0, np.ones(3)) is None
-    assert plain.weigh(unsorted, 1.0, np.ones(3)) is None

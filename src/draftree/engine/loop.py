@@ -104,8 +104,9 @@ class Loop:
             self.track.step(requests, trees, left, walks, marks)
         if self.shape is not None and turn.offset == 0 and not self._idle:
             # Reading the choices waits for the device, so it counts as part of the pass.
-            rows = sum(trees.sizes) if self.host.packs else trees.batch * trees.width
             plain = turn.plan.width == trees.width and not turn.plan.surgeries
+            packed = plain and self.host.packs and turn.plan.sizes is not None
+            rows = sum(trees.sizes) if packed else trees.batch * trees.width
             self.shape.clock(rows, marks[3] - marks[1], time.perf_counter() - marks[0], plain=plain)
 
     def _draft(self, requests: list[Request], alone: bool) -> TokenTree:

@@ -95,7 +95,7 @@ def tree_pass(
     batch, width = guesses.shape
     begin = torch.tensor([s + t for s, t in zip(starts, trunk, strict=True)], device=device)[:, None]
     if offset == 0:
-        plan = Plan(guesses, begin + trees.depth, trees.ancestors)
+        plan = Plan(guesses, begin + trees.depth, trees.ancestors, sizes=trees.sizes)
     else:
         tokens = torch.zeros(batch, offset, dtype=torch.long, device=device)
         for b, certain in enumerate(trunks):
@@ -203,6 +203,7 @@ def _attach(plan: Plan, attachment: Attachment, trees: TokenTree, begin: Tensor,
         prefix_rows=prefix_rows,
         surgeries=surgeries,
         taps=attachment.taps,
+        sizes=None,
     )
 
 

@@ -11,7 +11,8 @@ typedef struct {
     int64_t back;                             /* columns of the context that `visible` speaks of as well */
     const float *query;                       /* [groups, rows, dim] of this request and key head */
     const float *keys, *values;               /* [columns, dim] of this request and key head */
-    const uint8_t *visible;                   /* [rows, back + rows] */
+    const uint8_t *visible;                   /* [rows, back + rows], `by_row` from row to row */
+    int64_t by_row;
     const uint8_t *prefix_rows;               /* [rows], which see the deep prefix, or NULL for none */
     float scaling;
     float *out;                               /* element (row, group, d) at out[row * stride + group * dim + d] */
@@ -81,7 +82,7 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int tile, Lanes *scr
     int64_t told = a->back + a->rows, before = a->start - a->back; /* negative where the context is shorter than that */
     for (int64_t j = before < 0 ? -before : 0; j < told; j++)
         for (int64_t l = 0; l < live; l++)
-            if (!a->visible[(first + l) % a->rows * told + j]) scores[before + j][l] = never;
+            if (!a->visible[(first + l) % a->rows * a->by_row + j]) scores[before + j][l] = never;
     float most[LANES], sum[LANES];
     for (int l = 0; l < LANES; l++) most[l] = never, sum[l] = 0;
     for (c = 0; c < columns; c++) {

@@ -5,7 +5,7 @@
 
 #include "_attention.h"
 
-#define ABI 8 /* raised when a signature changes; compiled.py refuses a library of another number */
+#define ABI 9 /* raised when a signature changes; compiled.py refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define NO_ATTENTION 1 /* of what a layer skips */
 #define NO_MLP 2
@@ -35,7 +35,12 @@ typedef struct {
     const uint8_t *visible;        /* [batch, rows, back + rows] */
     const uint8_t *prefix_rows;    /* [batch, rows], which see the deep prefix, or NULL for none */
     float *scores;                 /* threads * (2 * dim + longest columns) * LANES floats, aligned to LANES */
+    const int64_t *counts;         /* [batch], rows of each request, where some have fewer; NULL where all have `rows` */
+    const int64_t *offsets;        /* [batch + 1], the sums of those before: rows lie one behind the other then */
 } Pass;
+
+static int64_t rows_of(const Pass *p, int64_t b) { return p->counts ? p->counts[b] : p->rows; }
+static int64_t offset_of(const Pass *p, int64_t b) { return p->counts ? p->offsets[b] : b * p->rows; }
 
 /* ---------------------------------------------------------------- threads: those of OpenMP that torch already has */
 
@@ -99,8 +104,8 @@ INLINE void rotate_head(const float *x, const float *weight, float scale, const 
 INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *query, float *keys, float *values) {
     int64_t dim = l->dim, kv_heads = l->kv_heads, heads = kv_heads * l->groups;
     for (int64_t b = 0; b < p->batch; b++)
-        for (int64_t i = 0; i < p->rows; i++, qkv += (heads + 2 * kv_heads) * dim) {
-            const float *cosine = p->cosine + (b * p->rows + i) * dim, *sine = p->sine + (b * p->rows + i) * dim;
+        for (int64_t i = 0, n = rows_of(p, b), at = offset_of(p, b); i < n; i++, qkv += (heads + 2 * kv_heads) * dim) {
+            const float *cosine = p->cosine + (at + i) * dim, *sine = p->sine + (at + i) * dim;
             const float *key = qkv + heads * dim;
             float of_query = 0, of_key = 0;
             if (l->query_norm && l->wide) {
@@ -111,14 +116,14 @@ INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *
                 const float *weight = l->query_norm ? l->query_norm + (l->wide ? h * dim : 0) : 0;
                 if (weight && !l->wide) of_query = inverse_root_mean_square(qkv + h * dim, dim, l->head_epsilon);
                 rotate_head(qkv + h * dim, weight, of_query, l->partner, cosine, sine, dim,
-                            query + ((b * heads + h) * p->rows + i) * dim);
+                            query + (at * heads + h * n + i) * dim);
             }
             for (int64_t h = 0; h < kv_heads; h++) {
-                int64_t at = (((p->first + b) * kv_heads + h) * p->capacity + p->starts[b] + i) * dim;
+                int64_t to = (((p->first + b) * kv_heads + h) * p->capacity + p->starts[b] + i) * dim;
                 const float *weight = l->key_norm ? l->key_norm + (l->wide ? h * dim : 0) : 0;
                 if (weight && !l->wide) of_key = inverse_root_mean_square(key + h * dim, dim, l->head_epsilon);
-                rotate_head(key + h * dim, weight, of_key, l->partner, cosine, sine, dim, keys + at);
-                memcpy(values + at, qkv + (heads + kv_heads + h) * dim, dim * sizeof *values);
+                rotate_head(key + h * dim, weight, of_key, l->partner, cosine, sine, dim, keys + to);
+                memcpy(values + to, qkv + (heads + kv_heads + h) * dim, dim * sizeof *values);
             }
         }
 }
@@ -155,21 +160,23 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
     float *scratch = p->scores + (in_team ? own_number() : 0) * t->scratch;
     for (int64_t item = first; item < last; item++) {
         int64_t head = item / t->tiles % l->kv_heads, b = item / t->tiles / l->kv_heads, dim = l->dim;
-        int64_t store = ((p->first + b) * l->kv_heads + head) * p->capacity * dim;
+        int64_t store = ((p->first + b) * l->kv_heads + head) * p->capacity * dim, rows = rows_of(p, b), at = offset_of(p, b);
+        if (item % t->tiles * LANES >= l->groups * rows) continue; /* others have more */
         Attention a = {
-            .rows = p->rows,
+            .rows = rows,
             .groups = l->groups,
             .dim = dim,
             .prefix = p->prefix,
             .start = p->starts[b],
             .back = p->back,
-            .query = t->query + (b * l->kv_heads + head) * l->groups * p->rows * dim,
+            .query = t->query + (at * l->kv_heads + head * rows) * l->groups * dim,
             .keys = t->keys + store,
             .values = t->values + store,
             .visible = p->visible + b * p->rows * (p->back + p->rows),
+            .by_row = p->back + p->rows,
             .prefix_rows = p->prefix_rows ? p->prefix_rows + b * p->rows : 0,
             .scaling = l->scaling,
-            .out = t->out + (b * p->rows * l->kv_heads + head) * l->groups * dim,
+            .out = t->out + (at * l->kv_heads + head) * l->groups * dim,
             .stride = (int64_t)l->kv_heads * l->groups * dim,
         };
         attend_lanes(&a, item % t->tiles * LANES, tile, (Lanes *)scratch);
@@ -282,7 +289,7 @@ void layer_product(const Matrix *m, const float *x, int64_t rows, int64_t thread
 
 /* From hidden states x [batch * rows, hidden] to rotated queries, and keys and values in the cache. */
 void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, float *keys, float *values) {
-    int64_t rows = p->batch * p->rows;
+    int64_t rows = offset_of(p, p->batch);
     float *normed = p->scratch, *qkv = normed + rows * l->hidden;
     if (l->input_norm) kernels->norm(x, l->input_norm, l->input_epsilon, rows, l->hidden, 0, normed);
     layer_product(&l->qkv, l->input_norm ? normed : x, rows, p->threads, 0, qkv);
@@ -291,7 +298,7 @@ void layer_enter(const Layer *l, const Pass *p, const float *x, float *query, fl
 
 /* x += in m, through a norm where there is one; `between` [rows, outputs] is written then. */
 static void add_product(const Layer *l, const Pass *p, const Matrix *m, const float *in, const float *norm, float *between, float *x) {
-    int64_t rows = p->batch * p->rows;
+    int64_t rows = offset_of(p, p->batch);
     layer_product(m, in, rows, p->threads, !norm, norm ? between : x);
     if (norm) kernels->norm(between, norm, l->behind_epsilon, rows, l->hidden, 1, x);
 }
@@ -299,7 +306,7 @@ static void add_product(const Layer *l, const Pass *p, const Matrix *m, const fl
 /* From the attention's result [batch * rows, heads * dim] behind the normed rows in the scratch, through output projection and
  * MLP; both are added to x [batch * rows, hidden] unless they are skipped. */
 static void leave(const Layer *l, const Pass *p, float *x) {
-    int64_t rows = p->batch * p->rows, width = l->gate.outputs;
+    int64_t rows = offset_of(p, p->batch), width = l->gate.outputs;
     float *normed = p->scratch, *gathered = normed + rows * l->hidden;
     if (!(l->skips & NO_ATTENTION)) add_product(l, p, &l->output, gathered, l->behind_attention, normed, x);
     if (l->skips & NO_MLP) return;
@@ -324,7 +331,7 @@ void layer_leave(const Layer *l, const Pass *p, const float *mixed, int64_t by_r
 
 /* `count` layers one after the other on x [batch * rows, hidden], in place. All rows see the whole context. */
 void layer_run(const Layer *const *layers, int64_t count, const Pass *p, float *x, float *const *keys, float *const *values) {
-    int64_t rows = p->batch * p->rows, longest = 0;
+    int64_t rows = offset_of(p, p->batch), longest = 0;
     for (int64_t b = 0; b < p->batch; b++) longest = p->starts[b] > longest ? p->starts[b] : longest;
     for (int64_t i = 0; i < count; i++) {
         const Layer *l = layers[i];

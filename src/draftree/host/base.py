@@ -32,7 +32,7 @@ class Host(ABC):
     def __init__(self, target: Target) -> None:
         self.target = target
         self.form: str = self.name  # what a pass is done with; step costs are kept by it
-        self.packs = False  # whether rows that pad a request's to the widest one's cost nothing
+        self.packs = False  # whether rows beyond a plan's `sizes` cost nothing
         # Held around a pass where passes of several threads would meet on the model.
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[tuple[int, int], Any] = {}  # measured `StepCost` by number of threads and band of context

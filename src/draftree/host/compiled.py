@@ -28,7 +28,7 @@ from draftree.host.rotary import Rotation
 from draftree.host.skip import Omitted
 
 LIBRARY = Path(__file__).with_name("_layer.so")
-ABI = 8
+ABI = 9
 WORTH_THREADS = 6_000_000  # multiplications of a pass under which waking other threads costs more than it saves
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -50,7 +50,7 @@ class _Pass(Structure):
         ("starts", POINTER(c_int64)),
         *((name, c_void_p) for name in ("cosine", "sine", "scratch")),
         *((name, c_int64) for name in ("threads", "prefix", "back")),
-        *((name, c_void_p) for name in ("visible", "prefix_rows", "scores")),
+        *((name, c_void_p) for name in ("visible", "prefix_rows", "scores", "counts", "offsets")),
     )
 
 

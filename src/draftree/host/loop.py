@@ -113,6 +113,7 @@ class LoopHost(Host):
         self._kinds = tuple(set(target.kinds))
         runner = self._whole.runner
         self._at_once = None if runner is None else OneCall.beside(runner)
+        self.packs = self._at_once is not None
 
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:

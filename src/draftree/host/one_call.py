@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class OneCall:
     def __init__(self, library: ctypes.CDLL, stack: CompiledStack, head: CompiledHead, embedding: Tensor) -> None:
         self._call = library.layer_pass
         self._call.restype = c_int64
-        self._call.argtypes = [POINTER(_Whole), POINTER(_Pass), c_void_p, c_void_p, c_int64, *[c_void_p] * 3]
+        self._call.argtypes = [POINTER(_Whole), POINTER(_Pass), c_void_p, c_void_p, c_int64, *[c_void_p] * 4]
         self._stack, self._head, self._embedding, self._scratch = stack, head, embedding, Scratch()
         self._heads = [layer.parts.heads for layer in stack._layers]
         self._hidden = embedding.shape[1]
@@ -49,8 +50,9 @@ class OneCall:
     @staticmethod
     def takes(plan: Plan) -> bool:
         """Whether nothing is to be done within the pass, and it is small enough for the time of calls to matter."""
+        rows = plan.batch * plan.width if plan.sizes is None else sum(plan.sizes)
         return not (
-            plan.batch * plan.width > MOST
+            rows > MOST
             or plan.first_logit_row
             or (plan.last_logit_row or plan.width) != plan.width
             or plan.surgeries
@@ -63,21 +65,26 @@ class OneCall:
         )
 
     def run(self, plan: Plan, cache: SlotCache, tables: tuple[Tensor, Tensor]) -> Tensor | None:
-        """Logits [B, N, V] of all rows; None where a token or a position is beyond the tables.
+        """Logits [B, N, V] of all real rows; None where a token or a position is beyond the tables.
 
         Args:
-            plan: nothing but tokens, positions and who sees whom.
+            plan: nothing but tokens, positions and who sees whom. Rows beyond its `sizes` are left out.
             cache: open for it.
             tables: cosines and sines by position.
         """
         batch, n = plan.tokens.shape
         rows, dim, starts = batch * n, self._stack.dim, cache.starts
+        counts = offsets = None
+        if plan.sizes is not None and min(plan.sizes) < n:
+            counts, offsets = (c_int64 * batch)(*plan.sizes), (c_int64 * (batch + 1))(0, *accumulate(plan.sizes))
+            rows = offsets[batch]
         threads = self._stack.threads(rows)
         tokens, positions, visible = plan.tokens.contiguous(), plan.positions.contiguous(), plan.visible.contiguous()
         matrix = self._head._packed.described
         logits = torch.empty(batch, n, matrix.outputs)
         scratch, scores = rows * self._stack.scratch, threads * (2 * dim + max(starts) + n) * LANES
-        at = self._scratch.floats(rows * (2 * dim + 2 * self._hidden) + scratch + scores)
+        spare = 0 if counts is None else rows * matrix.outputs
+        at = self._scratch.floats(rows * (2 * dim + 2 * self._hidden) + scratch + scores + spare)
         cosine, sine, x = at, at + 4 * rows * dim, at + 8 * rows * dim
         normed = x + 4 * rows * self._hidden
         more = normed + 4 * rows * self._hidden
@@ -85,10 +92,13 @@ class OneCall:
             *(batch, n, cache.first, cache.capacity, (c_int64 * batch)(*starts)),
             *(cosine, sine, more, threads, cache.prefix_length, visible.shape[2] - n),
             *(visible.data_ptr(), None, more + 4 * scratch),
+            *(None if part is None else ctypes.addressof(part) for part in (counts, offsets)),
         )
         at_head = torch.get_num_threads() if rows * matrix.inputs * matrix.outputs > WORTH_THREADS // 4 else 1
         whole = self._whole(cache, tables)
-        done = self._call(whole, p, tokens.data_ptr(), positions.data_ptr(), at_head, x, normed, logits.data_ptr())
+        spared = more + 4 * (scratch + scores)
+        rows_at = tokens.data_ptr(), positions.data_ptr()
+        done = self._call(whole, p, *rows_at, at_head, x, normed, spared, logits.data_ptr())
         return logits if done else None
 
     def _whole(self, cache: SlotCache, tables: tuple[Tensor, Tensor]) -> _Whole:

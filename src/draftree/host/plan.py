@@ -81,6 +81,7 @@ class Plan:
             frequencies: the prompt's length, as in Hugging Face's own prefill.
         row_by_row: each row attends alone, over the columns it sees and no others, as it would in a pass of its own
             (where the host can: the loop host). Slower; makes 16-bit results independent of the other rows.
+        sizes: real rows of each request, the first ones, where nothing but these matters; None where all are.
         skip: what all rows leave out, for drafts by the model itself. Where they leave out attention their columns hold
             nothing, so such a pass may be read from by passes that leave out the same, and is never kept.
         leaves: asked behind each layer but the last, with the number of layers that have run and the states [B, N, d]
@@ -101,6 +102,7 @@ class Plan:
     row_by_row: bool = False
     last_logit_row: int | None = None
     skip: Skip | None = None
+    sizes: tuple[int, ...] | None = None
     leaves: Callable[[int, Tensor, Tensor], bool] | None = None
 
     @property
@@ -142,6 +144,7 @@ class Plan:
             prefix_rows=row(self.prefix_rows),
             surgeries=tuple(surgeries),
             rope_floor=self.rope_floor[b : b + 1],
+            sizes=None if self.sizes is None else self.sizes[b : b + 1],
         )
 
 

@@ -81,8 +81,9 @@ class Planner:
         """Meet the machine and what shares the pass."""
         if cost is not self._cost:
             self._of_batches.clear()
-        self._cost, self.pruner, self.packed = cost, pruner, packed
+        self._cost, self.pruner = cost, pruner
         self.attaching = drafter if drafter is not None and drafter.prepares else None
+        self.packed = packed and self.attaching is None and pruner is None  # what is done inside the pass is padded
         self.spawns = self.attaching is not None and self.attaching.rows(8, 1, 1) != self.attaching.rows(8, 1, 8)
         self._numbers.clear()
 
