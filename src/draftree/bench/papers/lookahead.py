@@ -16,11 +16,12 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from draftree.bench.analysis_setup import Findings, bounds, plain_axis, shown
+from draftree.bench.analysis_setup import Findings, Sampled, bounds, plain_axis, shown
 from draftree.bench.harness import Task, Watcher
 from draftree.bench.papers import lookahead_claims as claims
 from draftree.bench.propd_runs import Run, Way, batches, differing, run_all
 from draftree.bench.propd_setup import PLAIN, warm_trie
+from draftree.bench.summary import Estimate
 from draftree.drafting import Drafter, Jacobi, PromptLookup
 from draftree.shaping import DynamicTree, Fixed
 
@@ -233,21 +234,28 @@ def compare(
 
 
 def _row(name: str, run: Run, plain: Run, over: Run, size: int, paper: str) -> dict[str, Any]:
-    speed, ratio = plain.per_token / run.per_token, over.per_token / run.per_token
     steps = sum(run.steps)
     return {
         "way": name,
         "batch": size,
-        "over_plain": [speed.value, *bounds(speed.estimate)],
-        "over": [ratio.value, *bounds(ratio.estimate)],
-        "acceptance_length": [run.length.value, *bounds(run.length.estimate)],
+        "over_plain": _estimate(plain.per_token / run.per_token),
+        "over": _estimate(over.per_token / run.per_token),
+        "acceptance_length": _estimate(run.length),
         "guesses_a_step": run.size,
         "draft_ms": 1000 * sum(run.drafting) * size / steps if steps else 0.0,
         "tokens_a_second": 1 / run.per_token.value,
         "paper": paper,
-        "shown": {"speed": shown(speed.estimate, "{:.2f}"), "over": shown(ratio.estimate, "{:.2f}"),
-                  "length": shown(run.length.estimate, "{:.2f}")},
-    }  # fmt: skip
+    }
+
+
+def _estimate(sampled: Sampled) -> list[float]:
+    """Value, low, high; the value thrice where a single prompt leaves nothing to resample."""
+    return [sampled.value, *bounds(sampled.estimate)]
+
+
+def _said(estimate: Sequence[float]) -> str:
+    value, low, high = estimate
+    return shown(Estimate(value, low, high) if low < high else Estimate(value, None, None), "{:.2f}")
 
 
 def _table(title: str, rows: Sequence[dict[str, Any]], over: str, paper: str) -> Table:
@@ -264,11 +272,10 @@ def _table(title: str, rows: Sequence[dict[str, Any]], over: str, paper: str) ->
     for place, heading in enumerate(columns):
         table.add_column(heading, justify="right" if place else "left")
     for row in rows:
-        told = row.pop("shown")
-        cells = [row["way"], told["speed"], told["length"], f"{row['guesses_a_step']:.1f}"]
+        cells = [row["way"], _said(row["over_plain"]), _said(row["acceptance_length"]), f"{row['guesses_a_step']:.1f}"]
         cells.append(f"{row['draft_ms']:.3f}" if row["way"] != PLAIN else "")
         if over != PLAIN:
-            cells.insert(2, told["over"])
+            cells.insert(2, _said(row["over"]))
         table.add_row(*cells, *([row["paper"]] if len(columns) > len(cells) else []))
     return table
 
