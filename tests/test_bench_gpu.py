@@ -4,7 +4,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from draftree.bench import gpu
+from draftree.bench import gpu, inflate_measure
 from draftree.bench.findings_files import write_json, write_png
 from draftree.bench.gpu import BATCHES, ROWS, GpuSettings, check_room, choices, run_gpu
 from draftree.bench.inflate_measure import HF, LOOP
@@ -13,7 +13,7 @@ from draftree.bench.sizes import SIZES, Size
 from draftree.bench.speed_figures import EFFICIENCY, STEP_FLOOR, WANTED
 from draftree.cli import app
 from draftree.host import open_host
-from draftree.host.cost import StepCost
+from draftree.host.cost import StepCost, measure_cost
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -51,9 +51,11 @@ def test_memory_is_looked_at_first(demo, monkeypatch):
         run_gpu(demo.model, demo.tokenizer, embedded_prompts(), GpuSettings(), device="cpu")
 
 
-def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path):
+def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch):
+    monkeypatch.setattr(inflate_measure, "BUFFER", 2**23)
+    monkeypatch.setattr(gpu, "measure_cost", lambda host, context: measure_cost(host, 0.01, context=context))
     small = Size.of(demo.model.config)
-    shape = Size(2 * small.hidden_size, 8, 2 * small.heads, 2 * small.kv_heads, small.head_dim, 1024, 4200)
+    shape = Size(2 * small.hidden_size, small.layers, 2 * small.heads, 2 * small.kv_heads, small.head_dim, 1024, 4200)
     prompts = [p for p in embedded_prompts() if p.set == "wikisql"]
     chosen = [p for p in prompts if not p.warm][:3] + [p for p in prompts if p.warm][:3]
     settings = GpuSettings(3, 8, 1, 16, 3, compiled=False, seconds=0.0)

@@ -7,7 +7,6 @@ beside the wanted ones (`speed_figures`). The trie is warmed once, by the small 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -46,7 +45,7 @@ class SpeedSettings:
     """
 
     per_set: int = 1
-    answers: int = 6
+    answers: int = 4
     max_new_tokens: int = 48
     rounds: int = 3
     context: int = 128
@@ -107,17 +106,17 @@ def run_speed(
     asked = Settings(settings.per_set, settings.max_new_tokens, 1, settings.warm_per_set, settings.compiled)
     texts = encode_all(small, tokenizer, prompts, asked)
     about = describe(small, name) | {"started": now()}
-    warm = teach(small, tokenizer, texts, asked, watcher)
-    bench = _Bench(tokenizer, settings, asked, warm, _assistant(small), name, watcher)
-    measured = [bench.measure("embedded" if name is None else "small", "embedded", small, texts)]
+    large = None
     if params is not None:
         watcher.stage("inflating", None)
         large = inflate(small, params)
+        about["model"] += f" and inflated to {params}"
+    warm = teach(small, tokenizer, texts, asked, watcher)
+    bench = _Bench(tokenizer, settings, asked, warm, _assistant(small), name, watcher)
+    measured = [bench.measure("embedded" if name is None else "small", "embedded", small, texts)]
+    if params is not None and large is not None:
         few = replace(texts, tasks=spread(texts.tasks, settings.answers))
         measured.append(bench.measure(params, "inflated", large, few))
-        del large
-        gc.collect()
-        about["model"] += f" and inflated to {params}"
     about |= {
         "finished": now(),
         "settings": asdict(settings),

@@ -23,7 +23,7 @@ def speed(
         ),
     ] = None,
     per_set: Annotated[int, typer.Option(min=1, help="Prompts of every set for the small model.")] = 1,
-    answers: Annotated[int, typer.Option(min=1, help="How many of them the inflated model answers.")] = 6,
+    answers: Annotated[int, typer.Option(min=1, help="How many of them the inflated model answers.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 48,
     rounds: Annotated[int, typer.Option(min=1, help="How often a step of each kind is timed.")] = 3,
     context: Annotated[int, typer.Option(min=1, help="Tokens before the rows of a step.")] = 128,
