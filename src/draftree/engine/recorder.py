@@ -184,8 +184,8 @@ def _given(held: Held, dtype: type[np.generic], batch: int) -> list[list[Any]]:
 class Recorder:
     """Keeps every step of the engines that it is given to, to be told afterwards.
 
-    Give one to `generate` or `Engine`, and what it holds to `write_trace`. It keeps about two kilobytes of every step, and
-    28 bytes of every node, so its memory grows with the run until it is let go.
+    Give one to `generate` or `Engine`, and what it holds to `write_trace`. It keeps about two kilobytes of every step
+    and 28 bytes of every node, so its memory grows with the run until it is let go.
     """
 
     def __init__(self) -> None:
