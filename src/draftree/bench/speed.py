@@ -26,7 +26,8 @@ from draftree.bench.speed_steps import Steps, check_context, time_rows
 from draftree.host import open_host
 
 ROWS = (1, 2, 4, 8, 16, 32)
-PARTS_MOST = 15  # rounds of the parts of a pass, at the small model's steps
+STEPS_OFTEN = 5  # times as many rounds of the small model's steps, which are short
+PARTS_ROUNDS = {"embedded": 40, "inflated": 7}  # of the parts of a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +143,13 @@ class _Bench:
         """All of one model; `kind` says what is wanted of it."""
         settings = self.settings
         host = open_host(model)
-        steps = time_rows(model, host, ROWS, settings.context, settings.rounds, self.watcher)
+        often = settings.rounds * (STEPS_OFTEN if kind == "embedded" else 1)
+        steps = time_rows(model, host, ROWS, settings.context, often, self.watcher)
         stages: list[dict[str, Any]] = []
         parts = None
         if settings.stages:
-            rounds = settings.rounds if kind == "inflated" else max(settings.rounds, PARTS_MOST)
-            parts = pass_parts(host, settings.context, rounds, self.watcher)
-            few = spread(texts.tasks, settings.answers)
-            stages = engine_stages(model, self.warm, few, settings.max_new_tokens, self.watcher)
+            parts = pass_parts(host, settings.context, PARTS_ROUNDS[kind], self.watcher)
+            stages = engine_stages(model, self.warm, texts.tasks, settings.max_new_tokens, self.watcher)
         names = [name for name in METHODS if settings.compiled or name != COMPILED]
         kit = SpeedKit(
             model, self.asked.max_new_tokens, warm=self.warm, assistant=self.assistant, compiled=settings.compiled

@@ -203,7 +203,7 @@ def figure_table(figures: Sequence[Figure], title: str) -> Table:
 
 def step_table(model: str, steps: Sequence[dict[str, Any]], floor: dict[str, float]) -> Table:
     """A table of timed steps."""
-    title = f"Milliseconds of a step, {model}; in brackets over one row"
+    title = f"Milliseconds of a step, {model} (over one row)"
     table = Table("rows", "HF forward", "draftree", "floor / draftree", title=title, title_justify="left")
     held = {(row["method"], row["rows"]): row for row in steps}
     for rows in sorted({row["rows"] for row in steps}):
