@@ -27,6 +27,7 @@ from draftree.bench.compare_methods import WarmTrie
 from draftree.bench.harness import Task, Watcher
 from draftree.bench.inflate_measure import Bandwidth, _clock
 from draftree.bench.methods import Draftree
+from draftree.bench.speed_steps import settle
 from draftree.drafting import Drafter
 from draftree.engine import Request
 from draftree.engine.stats import STAGES
@@ -280,7 +281,7 @@ def pass_parts(host: Host, context: int, rounds: int, watcher: Watcher) -> dict[
             peak.sample()
             for rows, inside in insides.items():
                 for name, call in inside.calls().items():
-                    call()  # in decoding the like went before, and not large buffers
+                    settle(call, clock)
                     inside.again()
                     start = clock()
                     call()

@@ -1,13 +1,15 @@
 """Steps of some rows, ours and Hugging Face's, timed as they follow each other in decoding, beside the memory's speed.
 
 `bench inflate` samples the memory before every step, which empties the caches; a model that they hold would pay for
-that. Here a step of the same kind goes before each timed one. The steps themselves are those of `inflate_measure`.
+that, and takes up to ten steps to be there again. Here steps of the same kind go before each timed one. The steps
+themselves are those of `inflate_measure`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from draftree.bench.harness import Watcher
 from draftree.bench.inflate_measure import HF, LOOP, Bandwidth, _clock, _hf_steps, _host_steps, _rows, _wait
 from draftree.bench.sizes import Size
 from draftree.host import Host
+
+SETTLING, LONG = 10, 0.02  # most steps before a timed one, and seconds of them that are enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def time_rows(model: Any, host: Host, counts: Sequence[int], context: int, round
         memory.sample()
         for n in counts:
             for name in list(steps) if number % 2 else list(steps)[::-1]:
-                steps[name](n)
+                settle(partial(steps[name], n), clock)
                 _wait(device)
                 start = clock()
                 steps[name](n)
@@ -65,6 +69,15 @@ def time_rows(model: Any, host: Host, counts: Sequence[int], context: int, round
     read = weight_bytes(model)
     floor = {"weight_bytes": float(read), "bandwidth": memory.best, "seconds": read / memory.best}
     return Steps(_rows(times, floor["seconds"]), floor)
+
+
+def settle(step: Callable[[], Any], clock: Callable[[], float]) -> None:
+    """Take a step until the caches hold what it leaves there: some times, or once where it takes long."""
+    begin = clock()
+    for _ in range(SETTLING):
+        step()
+        if clock() - begin > LONG:
+            break
 
 
 def weight_bytes(model: Any) -> int:
