@@ -23,6 +23,7 @@ from draftree.shaping.base import Shape
 from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
+from draftree.shaping.cruise import MOST, Cruise
 from draftree.shaping.governor import REST_LAST, REST_PREPARED, Governor
 from draftree.shaping.planner import Choice, Planner
 from draftree.tree import TokenTree
@@ -75,6 +76,8 @@ class DynamicTree(Shape):
         self._spawned: int | None = None  # nodes of the coming step that have rows attached; None for all
         self._carried = 0  # requests of the coming step, if the drafter prepares the next one in it
         self._simple = False  # whether a step's time goes by the rows of its trees alone
+        self._cruise = Cruise()
+        self._steady = 0  # guesses of the coming step, where it is not planned
 
     def bind(
         self,
@@ -96,6 +99,9 @@ class DynamicTree(Shape):
 
     def rests(self, requests: Sequence[Context]) -> bool:
         """See `Shape.rests`: most steps of a rest; now and then one is looked at, for what plain steps take."""
+        self._steady = self._cruise.due(requests[0].id) if self._simple and len(requests) == 1 else 0
+        if self._steady:
+            return False
         self._idle += 1
         if self._idle % IDLE_EVERY == 0 or self._unprepared or self.calibration.waiting:
             return False
@@ -103,6 +109,8 @@ class DynamicTree(Shape):
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
+        if self._steady:
+            return [min(self._steady, most)]
         self._batch = len(requests)
         self._by = self.governor
         self._asked = self.governor.open(requests)
@@ -119,6 +127,8 @@ class DynamicTree(Shape):
 
     def trim(self, requests: Sequence[Context], trees: TokenTree) -> TokenTree:
         """See `Shape.trim`."""
+        if self._steady:
+            return trees
         if self._simple and trees.batch == 1 and trees.width > 1 and isinstance(self.calibration, Calibration):
             trimmed = self._trim_one(self.calibration, requests, trees)
             if trimmed is not None:
@@ -154,16 +164,19 @@ class DynamicTree(Shape):
     def _trim_one(self, calibration: Calibration, requests: Sequence[Context], trees: TokenTree) -> TokenTree | None:
         """The same for one tree of a drafter beside the model, whose steps take little; None where it is unsorted."""
         request, planner = requests[0], self.planner
-        seconds = planner.cost(1).from_one(trees.width)
+        seconds = planner.cost(1).from_one(max(trees.width, MOST + 1))
         found = calibration.weigh(request, trees, seconds)
         if found is None:
             return None
         size, gain = found
-        calibration.remember(requests, trees, always=self.governor.losing)
+        calibration.remember(requests, trees)
         plain = float(seconds[0])
         if not self._asked or self._asked[0]:
             self.governor.book(request, gain, (float(seconds[size]) + planner.aside) / plain)
             self._booked[request.id] = self.governor, len(request.tokens) + gain
+            if self.governor.wins(request):
+                worth = calibration.worth(trees, requests)[0, 1:]
+                self._cruise.plan(request.id, worth, seconds, planner.aside)
         size |= size > 0  # with its root an even number of rows, which costs no more than one less
         self._recent = max(size, RECENT * self._recent)
         return trees.first(size) if size < trees.sizes[0] - 1 else trees
@@ -207,6 +220,8 @@ class DynamicTree(Shape):
 
     def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
         """See `Shape.clock`."""
+        if self._steady:
+            return
         carried, self._carried = self._carried, 0  # a pass that was not planned here carries nothing
         asked, self._asking = self._asking, False
         if self._own_cost is not None:
@@ -225,6 +240,8 @@ class DynamicTree(Shape):
 
     def learn(self, requests: Sequence[Context]) -> None:
         """See `Shape.learn`."""
+        if self._steady:
+            return
         for request in requests:
             booked = self._booked.pop(request.id, None)
             if booked is not None:
@@ -239,6 +256,7 @@ class DynamicTree(Shape):
         self.calibration.forget(request)
         self.governor.end(request)
         self._beside.end(request)
+        self._cruise.end(request.id)
         self._booked.pop(request.id, None)
 
 

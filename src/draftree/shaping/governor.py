@@ -116,6 +116,11 @@ class Governor:
             if account is not None:
                 account.hoped += LUCK * more
 
+    def wins(self, request: Context) -> bool:
+        """Whether drafting pays for this request at present."""
+        account = self._of.get(request.id)
+        return account is not None and not account.losing
+
     @property
     def pace(self) -> float:
         """Tokens for the time of a plain step, of late and over all requests; at least 1, as plain steps bring that."""
