@@ -51,9 +51,12 @@ WANTED: dict[str, dict[str, tuple[str, float]]] = {
     "embedded": {OVER_HF: (">=", 2.0), OVER_COMPILED: (">=", 1.2), BEST: (">=", 4.0)},
     "inflated": {
         **{STEP_FLOOR: (">=", 0.9), TOKEN_FLOOR: (">=", 0.9), "16-row step / 1-row step": ("<=", 1.6)},
-        **{EFFICIENCY: (">=", 0.85), SHARE: ("<=", 0.05), BEST: (">=", 2.2)},
+        **{EFFICIENCY: (">=", 0.85), EFFICIENCY_BEHIND: (">=", 0.85), SHARE: ("<=", 0.05), BEST: (">=", 2.2)},
     },
-    "gpu": {STEP_FLOOR: (">=", 1 / 1.2), "64-row step / 1-row step": ("<=", 1.15), EFFICIENCY: (">=", 0.9)},
+    "gpu": {
+        **{STEP_FLOOR: (">=", 1 / 1.2), "64-row step / 1-row step": ("<=", 1.15)},
+        **{EFFICIENCY: (">=", 0.9), EFFICIENCY_BEHIND: (">=", 0.9)},
+    },
 }
 
 
