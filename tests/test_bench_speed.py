@@ -187,7 +187,7 @@ def test_stages_are_of_steps_with_exactly_so_many_rows(demo, warm):
 
 @pytest.mark.skipif(load_library() is None, reason="the compiled layers were not built")
 def test_parts_of_a_pass_add_up_to_the_whole(demo):
-    found = pass_parts(open_host(demo.model, "loop"), 32, 9, Watcher())
+    found = pass_parts(open_host(demo.model, "loop"), 8, 9, Watcher())
     assert found["bandwidth"] > 1e9
     assert found["peak"] > 1e9
     products = sum(p.numel() for name, p in demo.model.named_parameters() if "proj" in name)

@@ -35,6 +35,7 @@ from draftree.host.base import Host
 from draftree.host.compiled import CompiledAngles, CompiledStack
 from draftree.host.cost import StepCost
 from draftree.host.loop import LoopHost
+from draftree.host.masks import limits
 from draftree.host.panels import Packed
 from draftree.host.plan import Plan, Segment
 from draftree.shaping import DynamicTree, Shape
@@ -253,7 +254,7 @@ class _Inside:
 
 
 def pass_parts(host: Host, context: int, rounds: int, watcher: Watcher) -> dict[str, Any] | None:
-    """Seconds of a pass by its parts, with floors; None where the host's layers are not compiled.
+    """Seconds of a pass by its parts, with floors; None where layers are not compiled, or do not see all of a context.
 
     Args:
         host: of the model.
@@ -268,7 +269,10 @@ def pass_parts(host: Host, context: int, rounds: int, watcher: Watcher) -> dict[
     """
     if not isinstance(host, LoopHost) or host._compiled is None or host._at_once is None:
         return None
-    tokens = torch.randint(0, host.target.vocab_size, (1, context), generator=torch.Generator().manual_seed(0))
+    if any(limits(kind, context + ROWS[-1]) for kind in host._kinds):
+        return None
+    size = (1, max(context, ROWS[-1]))
+    tokens = torch.randint(0, host.target.vocab_size, size, generator=torch.Generator().manual_seed(0))
     clock, memory = _clock(torch.device("cpu")), Bandwidth(torch.device("cpu"))
     assert host._library is not None
     peak = Peak(host._library)
