@@ -14,7 +14,8 @@ import numpy as np
 BETWEEN = 3  # steps between two plans
 HABIT = 0.9  # weight of the past in what guesses bring
 MOST = 24  # guesses of such a step
-SHARE = 0.5  # of the time that a planned step takes beside its rows, what one between takes
+SHARE = 0.3  # of the time that a planned step takes beside its rows, what one between takes
+AVERAGE = (1 + BETWEEN * SHARE) / (1 + BETWEEN)  # the same over all steps
 
 
 @dataclass(slots=True)

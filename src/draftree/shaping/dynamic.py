@@ -23,7 +23,7 @@ from draftree.shaping.base import Shape
 from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
-from draftree.shaping.cruise import MOST, Cruise
+from draftree.shaping.cruise import AVERAGE, MOST, Cruise
 from draftree.shaping.governor import REST_LAST, REST_PREPARED, Governor
 from draftree.shaping.planner import Choice, Planner
 from draftree.tree import TokenTree
@@ -172,7 +172,8 @@ class DynamicTree(Shape):
         calibration.remember(requests, trees)
         plain = float(seconds[0])
         if not self._asked or self._asked[0]:
-            self.governor.book(request, gain, (float(seconds[size]) + planner.aside) / plain)
+            # Where drafting pays, the steps between two plans take less; so it must pay with them to be worth resuming.
+            self.governor.book(request, gain, (float(seconds[size]) + AVERAGE * planner.aside) / plain)
             self._booked[request.id] = self.governor, len(request.tokens) + gain
             if self.governor.wins(request):
                 worth = calibration.worth(trees, requests)[0, 1:]
