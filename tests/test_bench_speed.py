@@ -97,6 +97,11 @@ def test_the_command_writes_figures_that_follow_from_what_was_measured(prompts_f
             assert row["differing_prompts"] == [], "greedy fp32 answers equal Hugging Face's"
         for row in result["rows"]:
             assert {"commit", "device", "dtype", "threads", "command"} <= set(row)
+    stages = [row for row in result["rows"] if row["kind"] == "stages"]
+    assert {row["model"] for row in stages} == {"embedded", "20M"}
+    for row in stages:
+        assert set(row["seconds"]) == {*STEP_PARTS, "whole"}
+        assert 0 < row["seconds"]["commit"] < row["seconds"]["whole"]
     assert (out / "bench-speed.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -33,7 +33,10 @@ def findings_of(measured: Sequence[Measured]) -> Findings:
     for one in measured:
         tables += [step_table(one.label, one.steps.rows, one.steps.floor), case_table(one.label, one.case)]
         rows += [{"kind": "step", "model": one.label} | row for row in one.steps.rows]
-        rows += [{"kind": "stages", "model": one.label} | row for row in one.stages]
+        for row in one.stages:  # apart, for every row of a result file has a commit of its own
+            seconds = {part: row[part] for part in (*STEP_PARTS, "whole")}
+            told = {"kind": "stages", "model": one.label, "rows": row["rows"], "steps": row["steps"]}
+            rows.append(told | {"seconds": seconds})
         if one.stages:
             tables.append(stage_table(one))
         if one.parts is not None:
