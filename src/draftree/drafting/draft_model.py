@@ -22,6 +22,7 @@ from draftree.drafting.folder import model_hash
 from draftree.drafting.in_model import best_on_host
 from draftree.drafting.second_model import SecondModel
 from draftree.drafting.small_model import Path
+from draftree.drafting.times import smoothed
 from draftree.host import inspect_model
 from draftree.tree import TokenTree
 
@@ -30,8 +31,6 @@ BEAM = 4  # nodes of a depth that are read, where a pass for each depth is neede
 WORTH = 2.0  # guesses have to promise this many tokens for the time of a step that they take
 SHORT = 16  # rows of a pass or run that is timed; prompts take longer
 LEAST = 1e-30  # probability that every path has
-HABIT = 0.95  # weight of the past in both times
-LONGEST = 4.0  # times the usual, as a single pass or step counts
 
 
 class DraftModel(SecondModel):
@@ -86,7 +85,7 @@ class DraftModel(SecondModel):
         """See `Drafter.observe`: learn how long a step takes."""
         if self._drafted and step.offset == 0:
             seconds = time.perf_counter() - self._drafted
-            self._step_seconds = _smooth(self._step_seconds, seconds)
+            self._step_seconds = smoothed(self._step_seconds, seconds)
         self._drafted = 0.0
 
     # ---------------------------------------------------------------- trees
@@ -147,7 +146,7 @@ class DraftModel(SecondModel):
         return True
 
     def _clock(self, begin: float, passes: int = 1) -> None:
-        self._pass_seconds = _smooth(self._pass_seconds, (time.perf_counter() - begin) / passes)
+        self._pass_seconds = smoothed(self._pass_seconds, (time.perf_counter() - begin) / passes)
 
     def _least(self) -> float:
         """Probability that paths must have together, to be read on."""
@@ -245,7 +244,3 @@ def demo_draft_model(model: Any) -> DraftModel:
             )
         small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     return DraftModel(small.eval())
-
-
-def _smooth(usual: float, seconds: float) -> float:
-    return seconds if usual == 0 else usual + (1 - HABIT) * (min(seconds, LONGEST * usual) - usual)

@@ -19,6 +19,7 @@ from torch import nn
 from draftree.drafting.base import Context, Drafter, Seat, Step
 from draftree.drafting.folder import Trained
 from draftree.drafting.in_model import best_on_host
+from draftree.drafting.times import smoothed
 from draftree.host.ahead import Course
 from draftree.host.bypass import omitted_modules
 from draftree.host.plan import Plan
@@ -29,8 +30,6 @@ from draftree.tree import TokenTree
 WORTH = 1.2  # tokens that a drafted row has to promise for the time of a step: about what a step brings in all
 PRICE_FIRST = 0.5  # a drafted row against a step, before both were timed
 LEAST = 1e-30  # probability that every path has
-HABIT = 0.95  # weight of the past in both times
-LONGEST = 4.0  # times the usual, as a single row or step counts
 
 
 class SelfSpeculative(Trained, Drafter):
@@ -159,7 +158,7 @@ class SelfSpeculative(Trained, Drafter):
         begin = time.perf_counter()
         course = self._run(requests, reaches)
         if self._begun:  # a first call makes what later ones find ready
-            self._row_seconds = _smooth(self._row_seconds, (time.perf_counter() - begin) / len(course.tokens[0]))
+            self._row_seconds = smoothed(self._row_seconds, (time.perf_counter() - begin) / len(course.tokens[0]))
         self._begun = True
         trees = [
             self._tree(request.tokens[-1], course.tokens[b][:reach], course.logp[b][:reach], budget)
@@ -171,7 +170,7 @@ class SelfSpeculative(Trained, Drafter):
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: learn how long a step takes."""
         if self._drafted and step.offset == 0:
-            self._step_seconds = _smooth(self._step_seconds, time.perf_counter() - self._drafted)
+            self._step_seconds = smoothed(self._step_seconds, time.perf_counter() - self._drafted)
         self._drafted = 0.0
 
     # ---------------------------------------------------------------- rows
@@ -300,7 +299,3 @@ def _row_plan(seat: Seat, tokens: Sequence[int], skip: Skip, floors: Sequence[in
     visible = torch.ones(len(tokens), 1, 1, dtype=torch.bool, device=target.device)
     ids = torch.tensor(tokens, device=target.device)[:, None]
     return Plan(ids, places, visible, rope_floor=tuple(floors), skip=skip)
-
-
-def _smooth(usual: float, seconds: float) -> float:
-    return seconds if usual == 0 else usual + (1 - HABIT) * (min(seconds, LONGEST * usual) - usual)

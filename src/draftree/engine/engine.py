@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter, Seat
-from draftree.engine.limits import check_early_exit, check_pair, check_prompt, eos_token_ids
+from draftree.engine.limits import check_early_exit, check_lossy_drafter, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
 from draftree.engine.recorder import Recorder, about_engine, check_recorder
 from draftree.engine.request import Emitted, Request, Rules, State
@@ -76,7 +76,7 @@ class Engine:
                 f"acceptance is a {type(acceptance).__name__}: pass None (lossless) or draftree.LossyTypical()."
             )
         if drafter is not None and drafter.acceptance is not None:
-            check_pair(drafter, acceptance, shape, pruner)
+            check_lossy_drafter(drafter, acceptance, shape, pruner)
             acceptance = drafter.acceptance
         if acceptance is not None and strict:
             changes = drafter if drafter is not None and drafter.acceptance is not None else acceptance

@@ -37,7 +37,7 @@ def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | 
         )
 
 
-def check_pair(drafter: Any, acceptance: Any, shape: Any, pruner: Any) -> None:
+def check_lossy_drafter(drafter: Any, acceptance: Any, shape: Any, pruner: Any) -> None:
     """Refuse what would change the text of a drafter that brings a lossy rule of its own.
 
     Raises:

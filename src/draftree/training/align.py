@@ -120,17 +120,11 @@ def align(
         scores = {"large": exam.bleu(large), "before": exam.bleu(small)}
         tell(f"BLEU on {len(exam.questions)} questions: large model {scores['large']}, small one {scores['before']}")
     begin, worked = time.perf_counter(), time.process_time()
-    # Half types are for storage: small steps would be lost in them.
-    trainer = DrafterTrainer(
-        AlignObjective(small.float().train()), args, rows.train, rows.dev[: options.dev_rows], None, tell
-    )
-    trainer.train(resume_from_checkpoint=resume)
-    history = trainer.state.log_history
-    if not any("eval_accuracy" in entry and entry["step"] == trainer.state.global_step for entry in history):
-        trainer.evaluate()
+    objective = AlignObjective(small.train())
+    trainer = DrafterTrainer(objective, args, rows.train, rows.dev[: options.dev_rows], None, tell)
+    scored = trainer.train_and_score(resume)
     seconds, worked = time.perf_counter() - begin, time.process_time() - worked
     small.eval().to("cpu", dtype)
-    scored: list[Any] = [entry for entry in trainer.state.log_history if "eval_accuracy" in entry]
     if exam is not None:
         scores["after"] = exam.bleu(small)
     recipe = {

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.trainer_utils import get_last_checkpoint
 
 from draftree.drafting.folder import base_of
 from draftree.host.probe import probe
@@ -27,7 +26,7 @@ from draftree.training.objective import cross_entropy, hits_of
 from draftree.training.options import TrainOptions
 from draftree.training.record import write_curve
 from draftree.training.rows import read_data
-from draftree.training.run import CHECKPOINTS, arguments, claim, command, machine
+from draftree.training.run import arguments, claim, command, machine
 from draftree.training.trainer import DrafterTrainer, Tell
 
 LEARNING_RATE = 3e-4
@@ -139,23 +138,14 @@ def train_early_exit(
     base, dtype = base_of(target.model), target.dtype
     args = arguments(out, rows, options, LEARNING_RATE)
     settings = {"exit_layer": exit_layer, "every_layer": every_layer, "base": base.hash}
-    resume = None
-    if args.process_index == 0:
-        resume = claim(
-            out, {"method": "early-exit", "settings": settings, "options": options.recorded()}, options.resume
-        )
-    elif options.resume:
-        resume = get_last_checkpoint(str(out / CHECKPOINTS))
+    record = {"method": "early-exit", "settings": settings, "options": options.recorded()}
+    resume = claim(out, record, options.resume, args.process_index)
     trained = copy.deepcopy(target.model).eval()
     begin = time.perf_counter()
     objective = EarlyExitObjective(trained.float(), weights).train()  # half types lose small steps
     trainer = DrafterTrainer(objective, args, rows.train, rows.dev[: options.dev_rows], None, tell)
-    trainer.train(resume_from_checkpoint=resume)
-    history = trainer.state.log_history
-    if not any("eval_accuracy" in entry and entry["step"] == trainer.state.global_step for entry in history):
-        trainer.evaluate()
+    scored = trainer.train_and_score(resume)
     trained.eval().to("cpu", dtype)
-    scored: list[Any] = [entry for entry in trainer.state.log_history if "eval_accuracy" in entry]
     agreement = {
         when: {"exit": entry["eval_accuracy"][0][0], "model": entry["eval_accuracy"][1][0]}
         for when, entry in (("before", scored[0]), ("after", scored[-1]))

@@ -18,11 +18,10 @@ import numpy as np
 import torch
 
 from draftree.drafting.base import Seat
-from draftree.drafting.self_speculative import WORTH, run_chains
+from draftree.drafting.self_speculative import LEAST, WORTH, run_chains
 from draftree.host import Host
 from draftree.host.bypass import omitted_modules
 from draftree.host.cost import StepCost, cached_cost
-from draftree.host.encoder import EncoderState
 from draftree.host.plan import Plan
 from draftree.host.skip import Omitted, Skip
 from draftree.training.rows import Row
@@ -83,7 +82,7 @@ class Replay:
     def __init__(self, host: Host, rows: Sequence[Row], places: int, depth: int) -> None:
         self._host, self._depth = host, depth
         self._cache = host.new_cache(len(rows), max(map(len, rows)) + min(CHUNK, places * depth))
-        self._encoder = EncoderState(host.target, len(rows)) if host.target.encoder_decoder else None
+        self._encoder = host.new_encoder(len(rows)) if host.target.encoder_decoder else None
         self._texts = [list(row.tokens) for row in rows]
         self._floors = [row.start for row in rows]
         self._roots = [
@@ -149,7 +148,7 @@ class Replay:
     def score(self, skip: Skip, prices: Prices) -> Score:
         """Walk the texts as decoding would, each step from where the one before ended."""
         row, plain = prices.of(skip), float(prices.steps.of(1))
-        least = math.log(max(min(WORTH * row / plain, 1.0), 1e-30))
+        least = math.log(max(min(WORTH * row / plain, 1.0), LEAST))
         steps = prices.steps.of(np.arange(1, self._depth + 2))
         tokens = drafted = passes = first = places = 0
         seconds = 0.0

@@ -71,28 +71,20 @@ def train(
     trained.base = base_of(target.model)
     before = model_hash(target.model)
     args = arguments(out, rows, options, METHODS[method].learning_rate)
-    resume = None
-    if args.process_index == 0:
-        record = {"method": method, "settings": trained.settings, "training": training, "options": options.recorded()}
-        resume = claim(out, record, options.resume)
-    elif options.resume:
-        resume = get_last_checkpoint(str(out / CHECKPOINTS))
+    record = {"method": method, "settings": trained.settings, "training": training, "options": options.recorded()}
+    resume = claim(out, record, options.resume, args.process_index)
     frozen = {name: p.requires_grad for name, p in target.model.named_parameters()}
     target.model.requires_grad_(False).to(args.device)
     begin, worked = time.perf_counter(), time.process_time()
     try:
         trainer = DrafterTrainer(objective, args, rows.train, rows.dev[: options.dev_rows], splits, tell)
-        trainer.train(resume_from_checkpoint=resume)
-        history = trainer.state.log_history
-        if not any("eval_accuracy" in entry and entry["step"] == trainer.state.global_step for entry in history):
-            trainer.evaluate()
+        final = trainer.train_and_score(resume)[-1]
     finally:
         for name, p in target.model.named_parameters():
             p.requires_grad_(frozen[name])
     if model_hash(target.model, again=True) != before:
         raise ValueError("The base model's weights have changed in training, so the drafter is of no use: report this.")
     seconds, worked = time.perf_counter() - begin, time.process_time() - worked
-    final: dict[str, Any] = next(entry for entry in reversed(trainer.state.log_history) if "eval_accuracy" in entry)
     recipe = {
         "method": method,
         "base_model": asdict(trained.base),
@@ -122,14 +114,16 @@ def train(
     return recipe
 
 
-def claim(out: Path, record: dict[str, Any], resume: bool) -> str | None:
-    """Take the folder for this run; the checkpoint to go on from, or None for a new run.
+def claim(out: Path, record: dict[str, Any], resume: bool, process: int = 0) -> str | None:
+    """Take the folder for this run, as its first process; the checkpoint to go on from, or None for a new run.
 
     Raises:
         ValueError: a folder with an unfinished run and no word of resuming, or the other way round.
     """
     folder = out / CHECKPOINTS
     last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    if process:
+        return last if resume else None
     if resume:
         if last is None:
             raise ValueError(f"There is no checkpoint in {str(folder)!r} to go on from: leave --resume out.")

@@ -64,6 +64,15 @@ class DrafterTrainer(Trainer):
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> ByLength:
         return ByLength(self.rows, self.args.train_batch_size * self.args.world_size, self.args.seed)
 
+    def train_and_score(self, resume: str | None) -> list[dict[str, Any]]:
+        """Train, from a checkpoint where one is named; the log's entries with scores of the dev rows, in order."""
+        self.train(resume_from_checkpoint=resume)
+        scored = [entry for entry in self.state.log_history if "eval_accuracy" in entry]
+        if not any(entry["step"] == self.state.global_step for entry in scored):
+            self.evaluate()
+            scored.append(self.state.log_history[-1])
+        return scored
+
     # ---------------------------------------------------------------- a loss that is no number
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
