@@ -107,8 +107,8 @@ def engine_stages(
 
     Returns
     -------
-    `rows`, `steps` (how many were found), the mean seconds of the stages in `STEP_PARTS` over the quicker nine tenths of
-    them, and the `whole`, their sum.
+    `rows`, `steps` (how many were found), the mean seconds of the stages in `STEP_PARTS` over the quicker nine tenths
+    of them, and the `whole`, their sum.
     """
     found = []
     counts = ROWS if warm is not None else ROWS[:1]
