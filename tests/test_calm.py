@@ -138,6 +138,8 @@ def test_what_does_not_go_together_is_refused() -> None:
     rule = draftree.LossyCALM()
     with pytest.raises(ValueError, match="no use for a drafter"):
         draftree.generate(model, ids, drafter=draftree.Lookahead(), early_exit=rule)
+    with pytest.raises(ValueError, match="leave one of them out"):
+        draftree.generate(model, ids, acceptance=draftree.LossyTypical(), early_exit=rule)
     with pytest.raises(ValueError, match="strict=True"):
         draftree.generate(model, ids, strict=True, early_exit=rule)
     with pytest.raises(TypeError, match="early_exit is a float"):

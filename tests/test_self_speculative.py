@@ -213,6 +213,11 @@ def test_bad_options_are_one_sentence(options: dict[str, Any], message: str) -> 
         SelfSpeculative(**options)
 
 
+def test_a_single_layer_is_a_list_too() -> None:
+    with pytest.raises(TypeError, match=r"such as \[3\]"):
+        SelfSpeculative(skip_mlp=3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -86,7 +86,7 @@ class Table:
     """Scores by hand: every part costs agreement, but leaving attention 1 and MLP 2 out together pays."""
 
     def score(self, skip: Skip, prices: Prices) -> Score:
-        speed = 1.0 - 0.1 * skip.parts
+        speed = 1.0 - 0.1 * (len(skip.attention) + len(skip.mlp))
         speed += 0.5 * (1 in skip.attention) + 0.5 * (1 in skip.attention and 2 in skip.mlp)
         return Score(speed, 0.5, 1.0, 1.0)
 

@@ -48,6 +48,7 @@ class SelfSpeculative(Trained, Drafter):
             takes longer than its guess is worth, rows and steps being timed as they run.
 
     Raises:
+        TypeError: a single number where layers are listed.
         ValueError: nothing to leave out, both ways at once, or an option out of range.
     """
 
@@ -67,6 +68,9 @@ class SelfSpeculative(Trained, Drafter):
         for option, value in (("num_draft_tokens", num_draft_tokens), ("branching", branching)):
             if value < 1:
                 raise ValueError(f"{option} is {value}: give at least 1.")
+        for option, numbers in (("skip_attention", skip_attention), ("skip_mlp", skip_mlp)):
+            if isinstance(numbers, int):
+                raise TypeError(f"{option} is {numbers}: give a list of layer numbers, such as [{numbers}].")
         if exit_layer is not None and exit_layer < 1:
             raise ValueError(f"exit_layer is {exit_layer}: run at least 1 layer.")
         if confidence is not None and not 0 <= confidence <= 1:

@@ -89,7 +89,7 @@ class Engine:
             raise TypeError(
                 f"pruner is a {type(pruner).__name__}: pass a pruner object such as draftree.EarlyPruning(head)."
             )
-        check_early_exit(early_exit, drafter=drafter, strict=strict)
+        check_early_exit(early_exit, drafter=drafter, acceptance=acceptance, strict=strict)
         self.model = model  # hosts hold it weakly
         self.host: Host = open_host(model, host)
         if early_exit is not None:

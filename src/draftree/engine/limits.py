@@ -52,7 +52,7 @@ def check_lossy_drafter(drafter: Any, acceptance: Any, shape: Any, pruner: Any) 
             )
 
 
-def check_early_exit(rule: Any, *, drafter: Any, strict: bool) -> None:
+def check_early_exit(rule: Any, *, drafter: Any, acceptance: Any, strict: bool) -> None:
     """Refuse what does not go with tokens that leave the model early.
 
     Raises:
@@ -67,6 +67,8 @@ def check_early_exit(rule: Any, *, drafter: Any, strict: bool) -> None:
             "LossyCALM speaks a token a pass and verifies nothing, so it has no use for a drafter: leave one of them "
             "out, or draft with SelfSpeculative(exit_layer=..), which changes no text."
         )
+    if acceptance is not None:
+        raise ValueError("acceptance judges guesses, and with LossyCALM there are none: leave one of them out.")
     if strict:
         raise ValueError("strict=True asks for the plain engine's text, which LossyCALM changes: choose one.")
 

@@ -109,7 +109,6 @@ class Runner:
     def __init__(self, library: ctypes.CDLL, stack: CompiledStack, head: CompiledHead, embedding: Tensor) -> None:
         self._library, self._scratch = prepared(library), Scratch()
         self._stack, self._head, self._embedding = stack, head, embedding
-        self._heads = [layer.parts.heads for layer in stack._layers]
 
     def run(
         self,
@@ -140,16 +139,11 @@ class Runner:
             *(ctypes.addressof(visible), None, at + 4 * scratch),
         )
         like = self._embedding
-        stores = [
-            cache.stores(i, kv, (width, width), like)
-            for i, (kv, _, width) in zip(self._stack.numbers, self._heads, strict=True)
-        ]
-        keys = (c_void_p * len(stores))(*(k.data_ptr() for k, _ in stores))
-        values = (c_void_p * len(stores))(*(v.data_ptr() for _, v in stores))
+        keys, values = self._stack.stores(cache, like)
         stops = (c_int64 * max(len(ends), 1))(*ends)
         cosines, sines = tables
         ahead = _Ahead(
-            *(ctypes.addressof(self._stack._described), ctypes.addressof(keys), ctypes.addressof(values), len(stores)),
+            *(ctypes.addressof(self._stack._described), ctypes.addressof(keys), ctypes.addressof(values), len(keys)),
             *(like.data_ptr(), weight.data_ptr(), cosines.data_ptr(), sines.data_ptr()),
             *(ctypes.addressof(matrix), ctypes.addressof(stops), len(ends), len(cosines) - 1, best),
             *(epsilon, least, each, None),

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.host.cache import SlotCache
 from draftree.host.layer import Angles
 from draftree.host.panels import LANES, Matrix, Packed
 from draftree.host.parts import Norm, Parts
@@ -151,15 +152,18 @@ class CompiledStack:
 
     def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles) -> None:
         """Its layers [first, last) on x [B, n, d], in place; the rows of the pass see all of the context."""
-        count = last - first
-        stores = []
-        for index in range(first, last):
-            kv, _, dim = self._layers[index].parts.heads
-            stores.append(angles.cache.stores(self.numbers[index], kv, (dim, dim), x))
-        keys = (c_void_p * count)(*(keys.data_ptr() for keys, _ in stores))
-        values = (c_void_p * count)(*(values.data_ptr() for _, values in stores))
+        keys, values = self.stores(angles.cache, x, first, last)
         layers = ctypes.byref(self._described, first * ctypes.sizeof(c_void_p))
-        self._run(layers, count, angles.described, x.data_ptr(), keys, values)
+        self._run(layers, last - first, angles.described, x.data_ptr(), keys, values)
+
+    def stores(self, cache: SlotCache, like: Tensor, first: int = 0, last: int | None = None) -> tuple[Any, Any]:
+        """Where a cache has the keys and the values of layers [first, last), by default of all: arrays of addresses."""
+        found = []
+        for number, layer in zip(self.numbers[first:last], self._layers[first:last], strict=True):
+            kv, _, dim = layer.parts.heads
+            found.append(cache.stores(number, kv, (dim, dim), like))
+        at = c_void_p * len(found)
+        return at(*(keys.data_ptr() for keys, _ in found)), at(*(values.data_ptr() for _, values in found))
 
 
 class CompiledAngles:

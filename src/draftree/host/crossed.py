@@ -97,17 +97,7 @@ class CrossHost(HookedHost):
 
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Host.run`."""
-        special = (
-            plan.surgeries
-            or plan.taps
-            or plan.row_by_row
-            or plan.embeddings is not None
-            or plan.prefix_rows is not None
-            or plan.skip is not None
-            or plan.leaves is not None
-            or cache.prefix_length
-        )
-        if special or encoder is None:
+        if not plan.plain or cache.prefix_length or encoder is None:
             return super().run(plan, cache, first, encoder)
         if self.target.model.training:
             self.target.refuse_training()

@@ -221,7 +221,7 @@ class LoopHost(Host):
         if self._compiled is not None:
             assert self._library is not None
             compiled = CompiledStack(self._library, layers, numbers)
-            if layers and not self._per_row and self._cap is None and None in self._tables:
+            if not self._per_row and self._cap is None and None in self._tables:
                 runner = runner_of(self._library, compiled, self._head, self._embedding)
         return _Stack(numbers, layers, compiled, runner)
 

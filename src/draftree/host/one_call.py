@@ -39,7 +39,6 @@ class OneCall:
         self._call.restype = c_int64
         self._call.argtypes = [POINTER(_Whole), POINTER(_Pass), c_void_p, c_void_p, c_int64, *[c_void_p] * 4]
         self._stack, self._head, self._embedding, self._scratch = stack, head, embedding, Scratch()
-        self._heads = [layer.parts.heads for layer in stack._layers]
         self._hidden = embedding.shape[1]
 
     @classmethod
@@ -51,18 +50,8 @@ class OneCall:
     def takes(plan: Plan) -> bool:
         """Whether nothing is to be done within the pass, and it is small enough for the time of calls to matter."""
         rows = plan.batch * plan.width if plan.sizes is None else sum(plan.sizes)
-        return not (
-            rows > MOST
-            or plan.first_logit_row
-            or (plan.last_logit_row or plan.width) != plan.width
-            or plan.surgeries
-            or plan.taps
-            or plan.row_by_row
-            or plan.embeddings is not None
-            or plan.prefix_rows is not None
-            or plan.skip is not None
-            or plan.leaves is not None
-        )
+        all_wanted = not plan.first_logit_row and (plan.last_logit_row or plan.width) == plan.width
+        return rows <= MOST and all_wanted and plan.plain
 
     def run(self, plan: Plan, cache: SlotCache, tables: tuple[Tensor, Tensor]) -> Tensor | None:
         """Logits [B, N, V] of all real rows; None where a token or a position is beyond the tables.
@@ -108,16 +97,11 @@ class OneCall:
             found: _Whole = known[1]
             return found
         like = self._embedding
-        stores = [
-            cache.stores(i, kv, (width, width), like)
-            for i, (kv, _, width) in zip(self._stack.numbers, self._heads, strict=True)
-        ]
-        keys = (c_void_p * len(stores))(*(k.data_ptr() for k, _ in stores))
-        values = (c_void_p * len(stores))(*(v.data_ptr() for _, v in stores))
+        keys, values = self._stack.stores(cache, like)
         weight, epsilon = self._head._norm
         whole = _Whole(
             *(ctypes.addressof(part) for part in (self._stack._described, keys, values)),
-            len(stores),
+            len(keys),
             *(part.data_ptr() for part in (like, weight, *tables)),
             *(ctypes.addressof(self._head._packed.described), len(like), len(tables[0]), epsilon),
         )

@@ -115,6 +115,19 @@ class Plan:
         """Number of entering rows per request, padding included."""
         return self.tokens.shape[1]
 
+    @property
+    def plain(self) -> bool:
+        """Whether tokens go in and pass through every layer, and nothing else is done."""
+        return not (
+            self.surgeries
+            or self.taps
+            or self.row_by_row
+            or self.embeddings is not None
+            or self.prefix_rows is not None
+            or self.skip is not None
+            or self.leaves is not None
+        )
+
     def of(self, b: int) -> Plan:
         """The plan of request `b` alone."""
 

@@ -49,11 +49,6 @@ class Skip:
         """Layers left out whole."""
         return self.attention & self.mlp
 
-    @property
-    def parts(self) -> int:
-        """How many attentions and MLPs are left out."""
-        return len(self.attention) + len(self.mlp)
-
     def kept(self, layers: int) -> Sequence[int]:
         """The layers, of so many, that do anything."""
         whole = self.whole

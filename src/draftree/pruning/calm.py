@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -75,11 +75,7 @@ class LossyCALM:
             keys_and_values_of(host.target)
 
     def enter(self, plan: Plan, requests: Sequence[Context], layers: int) -> Plan:
-        """The plan, a row a request, with leave to leave."""
-        return replace(plan, leaves=self.leaves(requests, layers))
-
-    def leaves(self, requests: Sequence[Context], layers: int) -> Callable[[int, Tensor, Tensor], bool]:
-        """What `Plan.leaves` asks in a pass of one row for each of `requests`, in a model of so many layers."""
+        """The plan of a pass of one row for each of `requests`, in a model of so many layers, with leave to leave."""
         thresholds = []
         for request in requests:
             said = len(request.tokens) - request.prompt_length
@@ -94,7 +90,7 @@ class LossyCALM:
                 self.layers_run[run if leave else layers] += 1
             return leave
 
-        return settled
+        return replace(plan, leaves=settled)
 
     @property
     def mean_layers(self) -> float:
