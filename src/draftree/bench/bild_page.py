@@ -13,7 +13,7 @@ from typing import Any
 
 from draftree.bench.bild import BildResult, Point, label
 from draftree.bench.bild_ways import PLAIN, SMALL
-from draftree.bench.compare_page import STYLE
+from draftree.bench.compare_page import whole_page
 from draftree.trace.labels import pieces
 
 OWN = """
@@ -58,15 +58,8 @@ def write_html(result: BildResult, tokenizer: Any, folder: Path, picture: Path |
         "all others the small one's.</p>"
     )
     parts += [_example(result, tokenizer, i) for i in range(len(result.sources))]
-    page = (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'><link rel='icon' href='data:,'>"
-        f"<title>draftree bench bild</title><style>{STYLE}{OWN}</style></head>\n<body><main>\n"
-        + "\n".join(parts)
-        + "\n</main></body></html>\n"
-    )
     path = folder / "bench-bild.html"
-    path.write_text(page, encoding="utf-8")
+    path.write_text(whole_page("draftree bench bild", parts, OWN), encoding="utf-8")
     return path
 
 

@@ -53,9 +53,7 @@ def _case(title: str, first: Figures, second: Figures) -> list[str]:
         f"  {name}: {first[name][0]:.2f} [{first[name][1]:.2f}, {first[name][2]:.2f}] and {second[name][0]:.2f} "
         f"[{second[name][1]:.2f}, {second[name][2]:.2f}]"
         for name in shared
-        if not (
-            first[name][1] <= second[name][0] <= first[name][2] or second[name][1] <= first[name][0] <= second[name][2]
-        )
+        if not (_holds(first[name], second[name]) or _holds(second[name], first[name]))
     ]
     pairs = len(shared) * (len(shared) - 1) // 2
     told = (

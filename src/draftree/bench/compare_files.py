@@ -48,10 +48,6 @@ def write_json(found: Comparison, folder: Path) -> Path:
     return path
 
 
-def _points(plane: Result) -> list[dict[str, Any]]:
-    return [point.as_dict() for point in points_of(plane)]
-
-
 def write_csv(found: Comparison, folder: Path) -> Path:
     """Write bench-compare.csv into `folder`, a line for each model, case, method and set; returns its path."""
     path = folder / "bench-compare.csv"

@@ -72,17 +72,20 @@ def write_html(found: Comparison, folder: Path) -> Path:
     ]  # fmt: skip
     for measured in found.models:
         body += _model(measured)
-    page = (
+    path = folder / "bench-compare.html"
+    path.write_text(whole_page("draftree bench compare", body), encoding="utf-8")
+    return path
+
+
+def whole_page(title: str, parts: Sequence[str], style: str = "") -> str:
+    """A page of `parts` (HTML) with these tables' and pictures' style sheet, and `style` behind it."""
+    return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        "<link rel='icon' href='data:,'>"
-        f"<title>draftree bench compare</title><style>{STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(body)
+        "<meta name='viewport' content='width=device-width, initial-scale=1'><link rel='icon' href='data:,'>"
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>\n<body><main>\n"
+        + "\n".join(parts)
         + "\n</main></body></html>\n"
     )
-    path = folder / "bench-compare.html"
-    path.write_text(page, encoding="utf-8")
-    return path
 
 
 def _model(measured: Measured) -> list[str]:
@@ -150,16 +153,7 @@ def _table(result: Result) -> str:
         ]  # fmt: skip
         mark = " class='best'" if name == fastest(result) else ""
         rows.append(f"<tr{mark}><td>{label}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
-    heads = (
-        "method",
-        "tokens/s",
-        "over HF generate",
-        "over plain",
-        "acceptance length",
-        "overhead efficiency",
-        "differing",
-    )
-    head = "".join(f"<th>{name}</th>" for name in heads)
+    head = "".join(f"<th>{name}</th>" for name in HEADS)
     return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
 
 
