@@ -136,6 +136,8 @@ def test_sweeps_take_drafters_and_tell_no_folders(tmp_path, prompts):
         (["hidden-transfer-figure5", "--drafter", "hidden-transfer"], "name each by --drafter"),
         (["lookahead-table2", "--drafter", "medusa"], "leave --drafter out"),
         (["bita-table4", "--params", "60M"], "leave --params out"),
+        (["bita-table4", "--warm-per-set", "2"], "leave --warm-per-set out"),
+        (["bild-table1", "--nodes", "8"], "leave --nodes and --warm-per-set out"),
     ],
 )
 def test_refusals(arguments, words, tmp_path):

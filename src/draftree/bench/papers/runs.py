@@ -104,6 +104,8 @@ def by_accuracy(experiment: str, methods: tuple[str, ...], sets: tuple[str, ...]
     def run(asked: Asked) -> Made:
         if asked.params is not None:
             raise ValueError("This experiment looks at drafters on the embedded model itself: leave --params out.")
+        if asked.warm_per_set is not None:
+            raise ValueError("This experiment has no trie to warm: leave --warm-per-set out.")
         given = list(asked.drafters) or list(methods)
         folders = accuracy.named_folders(given, experiment, None)
         chosen = AccuracySettings(
@@ -147,6 +149,8 @@ def by_bild(*, ablations: bool) -> Runner:
     def run(asked: Asked) -> Made:
         if asked.drafters or asked.params is not None:
             raise ValueError("This experiment has a pair of models of its own: leave --drafter and --params out.")
+        if asked.nodes is not None or asked.warm_per_set is not None:
+            raise ValueError("This experiment has turns of its own and no trie: leave --nodes and --warm-per-set out.")
         large, tokenizer, smalls = open_pair(None, None, None)
         measured, _ = split_prompts(asked.prompts, Settings(asked.per_set or PER_SET, warm_per_set=0))
         rows = [Question(i, p.id, p.set, (p.text,)) for i, p in enumerate(measured)]
