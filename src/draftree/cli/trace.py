@@ -9,6 +9,7 @@ import typer
 
 
 def trace(
+    context: typer.Context,
     prompts: Annotated[
         list[str] | None,
         typer.Argument(help="One prompt or several, answered together; '-' reads one from standard input."),
@@ -88,9 +89,15 @@ def trace(
     from draftree.trace.page import write_trace_page
 
     console = wide_console()
+    for path in (out, html):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"There is no folder {path.parent} for {path.name}: make it, or name another.")
     if replay is not None:
-        if prompts:
-            raise ValueError("--replay shows a run that is recorded already: leave the prompt out, or --replay.")
+        for name in context.params:
+            given = context.get_parameter_source(name)
+            if name not in ("replay", "html", "step") and given is not None and given.name == "COMMANDLINE":
+                called = "the prompt" if name == "prompts" else f"--{name.replace('_', '-')}"
+                raise ValueError(f"--replay shows a run that is recorded already: leave {called} out, or --replay.")
         recorded = read_trace(replay)
         if html is None or step:
             show(recorded, console, step or [])
@@ -110,9 +117,6 @@ def trace(
     if nodes is not None and drafter == "none":
         raise ValueError("--nodes sizes a drafter's trees: name a drafter, or leave it out.")
     texts = [read_prompt(prompt) for prompt in prompts]
-    for path in (out, html):
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"There is no folder {path.parent} for {path.name}: make it, or name another.")
     if trie is not None and not trie.is_file():
         raise ValueError(f"There is no trie {trie}: make one by draftree generate --trie, or leave it out.")
 
