@@ -56,7 +56,6 @@ def quick(
 ) -> None:
     """Hugging Face's ways of decoding and ours, interleaved in one process: speed, acceptance, equality, memory."""
     import torch
-    from rich.console import Console
 
     from draftree.bench.compare_case import Settings
     from draftree.bench.models import load_model
@@ -64,16 +63,14 @@ def quick(
     from draftree.bench.prompts import embedded_prompts, read_prompts
     from draftree.bench.quick import run_quick
     from draftree.bench.report import render, write_json
-    from draftree.cli.common import PIPED_WIDTH, StageBar
+    from draftree.cli.common import StageBar, wide_console
 
     found = embedded_prompts() if prompts is None else read_prompts(prompts)
     out.mkdir(parents=True, exist_ok=True)
     if threads is not None:
         torch.set_num_threads(threads)
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
+    console = wide_console()
     loaded, tokenizer = load_model(model)
     with StageBar(console) as bar:
         result = run_quick(loaded, tokenizer, found, settings, name=model, watcher=bar)

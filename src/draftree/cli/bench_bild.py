@@ -57,7 +57,6 @@ def bild(
 ) -> None:
     """BiLD's grid of thresholds, its baselines and ablations: BLEU or ROUGE-L against latency (LOSSY by choice)."""
     import torch
-    from rich.console import Console
 
     from draftree.bench.bild import BildSettings, check_references, run_bild
     from draftree.bench.bild_open import open_pair, open_rows, read_thresholds
@@ -65,7 +64,7 @@ def bild(
     from draftree.bench.bild_show import findings_of
     from draftree.bench.findings_files import heading, write_json, write_png
     from draftree.bench.plot import has_matplotlib
-    from draftree.cli.common import PIPED_WIDTH, StageBar
+    from draftree.cli.common import StageBar, wide_console
     from draftree.training.align_inputs import template_of
 
     default = BildSettings()
@@ -86,9 +85,7 @@ def bild(
         torch.set_num_threads(threads)
     large, tokenizer, smalls = open_pair(model, small, aligned)
     out.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
+    console = wide_console()
     with StageBar(console) as bar:
         result = run_bild(
             large, tokenizer, smalls, rows, template_of(tokenizer, template), settings, out, name=model, watcher=bar

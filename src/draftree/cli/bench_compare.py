@@ -62,7 +62,6 @@ def compare(
 ) -> None:
     """Methods x models x batch sizes x sampling, interleaved by prompt; a stopped run goes on when called again."""
     import torch
-    from rich.console import Console
 
     from draftree.bench.compare import JOURNAL, METHODS, Plan, run_compare
     from draftree.bench.compare_agree import agreement, read_result
@@ -74,7 +73,7 @@ def compare(
     from draftree.bench.models import load_tokenizer
     from draftree.bench.prompts import embedded_prompts, read_prompts
     from draftree.bench.report import render
-    from draftree.cli.common import PIPED_WIDTH, StageBar
+    from draftree.cli.common import StageBar, wide_console
 
     names = tuple(dict.fromkeys(checked_name(name) for name in method)) if method else METHODS
     heats = temperature or [0.0, 0.8]
@@ -92,9 +91,7 @@ def compare(
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
     samplings = tuple(Sampling(heat, top_k, top_p, seed) if heat else None for heat in dict.fromkeys(heats))
     plan = Plan(settings, names, tuple(dict.fromkeys(batch or (1, 4))), samplings, plane, plane_guesses)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
+    console = wide_console()
     models: list[str | None] = [*dict.fromkeys(model)] if model else [None]
     with StageBar(console) as bar:
         comparison = run_compare(models, found, plan, out, bar, assistant=assistant)

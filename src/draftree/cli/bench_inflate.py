@@ -37,7 +37,6 @@ def inflate(
 ) -> None:
     """Inflate a model in memory, see that it says the same, and time steps of 1 to 64 rows against HF's forward."""
     import torch
-    from rich.console import Console
 
     from draftree.bench.inflate_measure import InflateSettings, run_inflate
     from draftree.bench.inflate_report import render, write_json, write_png
@@ -45,7 +44,7 @@ def inflate(
     from draftree.bench.plot import has_matplotlib
     from draftree.bench.prompts import embedded_prompts, read_prompts
     from draftree.bench.sizes import device_named, dtype_named, parameters_named, size_named
-    from draftree.cli.common import PIPED_WIDTH, StageBar
+    from draftree.cli.common import StageBar, wide_console
 
     if params is not None and shape is not None:
         raise ValueError("Inflate to a number of parameters or to a shape: give --params or --shape.")
@@ -59,9 +58,7 @@ def inflate(
     out.mkdir(parents=True, exist_ok=True)
     if threads is not None:
         torch.set_num_threads(threads)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
+    console = wide_console()
     small, tokenizer = load_model(model)
     settings = InflateSettings(rounds, context, answers, max_new_tokens)
     with StageBar(console) as bar:

@@ -22,7 +22,7 @@ def tune(
         typer.Option(
             help="Trained drafter or small model to try as well: a folder, or a name of the embedded model's; may be "
             "given again.",
-            show_default="none; for the embedded model all of its own",
+            show_default="none; for the embedded model medusa and hidden-transfer",
         ),
     ] = None,
     minutes: Annotated[float, typer.Option(help="Time for all of it.")] = 5.0,
@@ -38,7 +38,6 @@ def tune(
 ) -> None:
     """Find what is fastest for MODEL on PROMPTS and this machine; write it to a file that --drafter takes."""
     import torch
-    from rich.console import Console
 
     from draftree.bench.models import load_model
     from draftree.bench.prompts import embedded_prompts, read_prompts
@@ -46,7 +45,7 @@ def tune(
     from draftree.bench.tune import tune as find
     from draftree.bench.tune_check import check_replay
     from draftree.bench.tune_report import check_table, render, write_choice
-    from draftree.cli.common import PIPED_WIDTH, StageBar
+    from draftree.cli.common import StageBar, wide_console
 
     if out.suffix != ".json":
         raise ValueError(f"--out is {str(out)!r}: name a .json file.")
@@ -56,9 +55,7 @@ def tune(
     wishes = Wishes(minutes, max_new_tokens, per_set, specs)
     if threads is not None:
         torch.set_num_threads(threads)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
+    console = wide_console()
     loaded, tokenizer = load_model(model)
     if check:
         with StageBar(console) as bar:
@@ -85,6 +82,7 @@ def _spec(name: str) -> Any:
         return Spec("draft-model" if name == "draft-model" else "trained", name=name)
     if not Path(name).is_dir():
         check_drafter(name)
-        raise ValueError(f"--drafters {name!r} is always tried: name trained drafters, or leave it out.")
+        told = "is always tried" if name in ("lookahead", "prompt-lookup") else "is nothing that tuning tries"
+        raise ValueError(f"--drafters {name!r} {told}: name trained drafters or small models, or leave it out.")
     small = (Path(name) / "config.json").is_file() and not (Path(name) / CONFIG).is_file()
     return Spec("draft-model" if small else "trained", name=name)
