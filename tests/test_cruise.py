@@ -55,3 +55,21 @@ def test_only_every_fourth_step_is_planned_where_drafting_pays() -> None:
         assert weighed <= planned
         assert steep or weighed >= planned
         shape.end(request)
+
+
+def test_no_step_asks_for_more_than_was_allowed() -> None:
+    request = Context(7, [1, 2, 3], 3, 1000)
+    shape = DynamicTree(max_nodes=4, cost=StepCost((1, 64), (1.0, 1.001)))
+    shape.bind(StepCost((1, 2), (1.0, 2.0)))
+    steady = 0
+    for _ in range(20):
+        assert not shape.rests([request])
+        steady += shape._steady > 0
+        (budget,) = shape.budgets([request], 64)
+        assert 0 < budget <= 4
+        path = [5, 6, 7, 8][:budget]
+        shape.trim([request], TokenTree.from_paths(request.tokens[-1], [path], [[-0.05] * budget]))
+        request.tokens += [*path, 9]
+        shape.learn([request])
+        shape.clock(1 + budget, 1.0, 1.0)
+    assert steady > 10

@@ -110,7 +110,7 @@ class DynamicTree(Shape):
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
         if self._steady:
-            return [min(self._steady, most)]
+            return [min(self._steady, most, self.max_nodes)]
         self._batch = len(requests)
         self._by = self.governor
         self._asked = self.governor.open(requests)
