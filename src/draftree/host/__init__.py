@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from draftree.host.base import Host
 from draftree.host.check import check_trees
 from draftree.host.crossed import CrossHost
 from draftree.host.families import TESTED_FAMILIES
-from draftree.host.hooked import HookedHost
+from draftree.host.hooked import HookedHost, lock_of
 from draftree.host.loop import LoopHost
 from draftree.host.packing import pack_weights, unpack_weights
 from draftree.host.panels import PackedLinear
@@ -54,8 +53,7 @@ def open_host(model: Any, choice: str | Host = "auto") -> Host:
         return _open(target, _resolved(choice, target))
     with _opening:
         known, held = _hosts.get(model, (None, {}))
-        lock = held["hooked"].lock if "hooked" in held else nullcontext()
-        with lock:  # no pass of another thread may have its hooks on the model while it is looked at
+        with lock_of(model):  # no pass of another thread may have its hooks on the model while it is looked at
             state = _state_of(model)
         if known == state and choice in held:
             return held[choice]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from draftree.host.probe import Anatomy
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def lock_of(model: nn.Module) -> threading.RLock:
+    """The lock of all hooked passes through a model: hooks are on its modules, which all hosts and threads share."""
+    with _making:
+        return _locks.setdefault(model, threading.RLock())
 
 
 class HookedHost(Host):
@@ -40,7 +49,7 @@ class HookedHost(Host):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self.lock = threading.RLock()  # hooks are on the modules, which all threads share
+        self.lock = lock_of(target.model)
         self.family = family_of(target)
         parameters = inspect.signature(type(target.model).forward).parameters
         self._takes_positions = "position_ids" in parameters and not target.encoder_decoder
