@@ -15,6 +15,7 @@ from torch import Tensor
 from zoo import CAUSAL, CORE, ENCODER_DECODER, build
 
 from draftree.host import HookedHost, LoopHost, inspect_model
+from draftree.host.ahead import AheadPlan
 from draftree.host.bypass import omitted_modules
 from draftree.host.skip import Omitted, Skip
 
@@ -124,7 +125,7 @@ def test_running_ahead_without_parts(name: str, kind: str) -> None:
     host, skip = LoopHost(inspect_model(build(name))), SKIPS[kind]
     run = Run(host, (21, 13)).prefill()
     lengths = list(run.cache.lengths)
-    course = host.run_ahead(run.cache, 0, lengths, [[5], [7]], 5, 3, -1e9, skip=skip)
+    course = host.run_ahead(AheadPlan(lengths, [[5], [7]], 5, 3, skip=skip), run.cache)
     assert course is not None
     tokens = torch.tensor([[5], [7]])
     for s in range(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from zoo import build
 
 from draftree.host import CrossHost, HookedHost, Host, LoopHost, inspect_model, open_host
+from draftree.host.ahead import AheadPlan
 from draftree.host.cache import SlotCache
 from draftree.host.encoder import EncoderState
 from draftree.host.plan import Plan
@@ -41,7 +43,7 @@ def test_the_same_as_pass_after_pass(family: str, slots: tuple[int, int], thread
     given = GIVEN[first : first + batch]
     torch.set_num_threads(threads)
     try:
-        course = host.run_ahead(cache, first, cache.lengths[first : first + batch], given, 6, 4, -1e9)
+        course = host.run_ahead(AheadPlan(lengths[first : first + batch], given, 6, 4), cache, first)
     finally:
         torch.set_num_threads(1)
     assert course is not None
@@ -66,12 +68,11 @@ def test_where_it_stops() -> None:
     prompts(host, cache)
 
     def made(**options: object) -> int:
-        arguments = {"least": -1e9} | options
-        course = host.run_ahead(cache, 0, cache.lengths, GIVEN, 6, 2, **arguments)  # type: ignore[arg-type]
+        course = host.run_ahead(AheadPlan(cache.lengths, GIVEN, 6, 2, **options), cache)  # type: ignore[arg-type]
         assert course is not None
         return len(course.tokens[0])
 
-    whole = host.run_ahead(cache, 0, cache.lengths, GIVEN, 6, 2, -1e9)
+    whole = host.run_ahead(AheadPlan(cache.lengths, GIVEN, 6, 2), cache)
     assert whole is not None
     top, logp, paths = np.array(whole.tokens)[:, :, 0], np.array(whole.logp)[:, :, 0], np.zeros(3)
     assert made() == 6
@@ -87,7 +88,24 @@ def test_where_it_stops() -> None:
     assert made(ends=[end], taking_part=[False, False, True]) == 2
     assert made(ends=[96, end], taking_part=[False, False, True]) == 2
     assert made(ends=[end]) > 2
+    assert made(ends=[end], taking_part=[False, False, True], least=-1e9) == 2
     assert made(taking_part=[False, False, True]) == 6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"positions": [3]}, "2 requests has 1 positions"),
+        ({"taking_part": [True]}, "1 marks of who takes part"),
+        ({"given": [[5], []]}, "no token to begin with"),
+        ({"steps": 0}, "steps is 0"),
+        ({"best": 0}, "best is 0"),
+    ],
+)
+def test_a_plan_that_cannot_be_run(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        AheadPlan(**({"positions": [3, 4], "given": [[5], [7]], "steps": 2} | wrong))
+    assert AheadPlan([3, 4], [[5], []], 2, taking_part=[True, False]).batch == 2
 
 
 def test_hosts_that_cannot() -> None:
@@ -99,7 +117,7 @@ def test_hosts_that_cannot() -> None:
     ):
         cache = host.new_cache(3)
         prompts(host, cache)
-        assert host.run_ahead(cache, 0, cache.lengths, GIVEN, 6, 2, 0.0) is None
+        assert host.run_ahead(AheadPlan(cache.lengths, GIVEN, 6, 2), cache) is None
 
 
 @pytest.mark.parametrize("each", [-0.5, -1.5])
@@ -107,8 +125,8 @@ def test_a_token_that_is_too_unlikely_ends_its_path(each: float) -> None:
     host = LoopHost(inspect_model(build("llama")))
     cache = host.new_cache(3)
     prompts(host, cache)
-    free = host.run_ahead(cache, 0, [cache.lengths[0]], [[5]], 12, 1, -1e9)
-    bound = host.run_ahead(cache, 0, [cache.lengths[0]], [[5]], 12, 1, -1e9, each=each)
+    free = host.run_ahead(AheadPlan([cache.lengths[0]], [[5]], 12), cache)
+    bound = host.run_ahead(AheadPlan([cache.lengths[0]], [[5]], 12, each=each), cache)
     assert free is not None
     assert bound is not None
     said = [best[0] for best in free.logp[0]]
@@ -132,7 +150,7 @@ def test_decoders_that_attend_to_a_source(family: str, slots: tuple[int, int]) -
                 step(h, c, slot, token, encoder)
     lengths = list(cache.lengths)
     given = GIVEN[first : first + batch]
-    course = host.run_ahead(cache, first, lengths[first : first + batch], given, 7, 4, -1e9, encoder=encoder)
+    course = host.run_ahead(AheadPlan(lengths[first : first + batch], given, 7, 4), cache, first, encoder)
     assert course is not None
     for b in range(batch):
         token = 0

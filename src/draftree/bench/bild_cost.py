@@ -30,6 +30,7 @@ from torch import nn
 
 from draftree.bench.methods import Draftree
 from draftree.host import Host, open_host
+from draftree.host.ahead import AheadPlan, Course
 from draftree.host.plan import PassResult, Plan
 
 CROSS = ("EncDecAttention", "encoder_attn", "crossattention", "encoder_decoder_attention")
@@ -133,9 +134,9 @@ def counting(host: Host, shapes: Shapes, source: int, into: Operations) -> Itera
         into.add(shapes.decoder(plan.width, seen, context, source))
         return run(plan, cache, first, encoder)
 
-    def counted_ahead(cache: Any, first: int, *more: Any, **options: Any) -> Any:
+    def counted_ahead(plan: AheadPlan, cache: Any, first: int = 0, encoder: Any = None) -> Course | None:
         context = int(cache.lengths[first])
-        course = run_ahead(cache, first, *more, **options)
+        course = run_ahead(plan, cache, first, encoder)
         for made in range(0 if course is None else len(course.tokens[0])):
             into.add(shapes.decoder(1, context + made + 1, context + made, source))
         return course

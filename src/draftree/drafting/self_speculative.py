@@ -20,7 +20,7 @@ from draftree.drafting.base import Context, Drafter, Seat, Step
 from draftree.drafting.folder import Trained
 from draftree.drafting.in_model import best_on_host
 from draftree.drafting.times import smoothed
-from draftree.host.ahead import Course
+from draftree.host.ahead import AheadPlan, Course
 from draftree.host.bypass import omitted_modules
 from draftree.host.plan import Plan
 from draftree.host.skip import Skip
@@ -267,9 +267,8 @@ def run_chains(
     taking_part = [reach > 0 for reach in reaches]
     given = [[token] for token in newest]
     with host.lock:
-        course = host.run_ahead(
-            cache, seat.slot, lengths, given, max(reaches), best, least, tuple(ends), taking_part, skip
-        )
+        plan = AheadPlan(lengths, given, max(reaches), best, least, ends=ends, taking_part=taking_part, skip=skip)
+        course = host.run_ahead(plan, cache, seat.slot)
         if course is not None:
             return course
         course = Course([[] for _ in newest], [[] for _ in newest])

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from draftree.host import Host
+from draftree.host.ahead import AheadPlan
 from draftree.host.plan import PassResult, Plan
 
 CHUNK = 512  # rows of a pass over prompts
@@ -215,19 +216,8 @@ class SmallModel:
         steps = max(len(own) + reach - 1 for own, reach in zip(unread, reaches, strict=True))
         held = [self._read[request] for request in requests]
         places, taking_part = [read.certain for read in held], [text is not None for text in texts]
-        course = self.host.run_ahead(
-            self._cache,
-            first,
-            places,
-            unread,
-            steps,
-            best,
-            least,
-            ends,
-            taking_part,
-            each=each,
-            encoder=self._encoder,
-        )
+        plan = AheadPlan(places, unread, steps, best, least, each, ends, taking_part)
+        course = self.host.run_ahead(plan, self._cache, first, self._encoder)
         if course is None:
             self.runs_ahead = False
             return None

@@ -99,7 +99,7 @@ int64_t layer_ahead(const Ahead *a, const Pass *p, const int64_t *positions, con
             paths[b] = logp[at] >= a->each ? paths[b] + logp[at] : -INFINITY;
             for (int64_t i = 0; i < a->end_count; i++)
                 if (tokens[at] == a->ends[i]) paths[b] = -INFINITY;
-            go_on |= paths[b] >= a->least;
+            go_on |= paths[b] > -INFINITY && paths[b] >= a->least; /* `least` may be -inf as well */
         }
         for (int64_t b = 0; b < batch; b++) starts[b]++;
         s++;

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_uint8, c_void_p
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,62 @@ from torch import Tensor
 
 from draftree.host.cache import SlotCache
 from draftree.host.compiled import LANES, CompiledHead, CompiledStack, _Pass
+from draftree.host.skip import Skip
+
+
+@dataclass(frozen=True, slots=True)
+class AheadPlan:
+    """What is asked of a run ahead: a row a request and step, as `Plan` is of a pass.
+
+    Attributes:
+        positions: [B], of each request's first row.
+        given: tokens that each request reads before it goes on by itself; one or more, of any number for those that do
+            not take part.
+        steps: most of them, given tokens included.
+        best: K, tokens told of what may follow each row.
+        least: log-probability that the path of at least one request must have for another step; what follows given
+            tokens is certain.
+        each: log-probability that a token must have by itself for its path to be followed.
+        ends: token ids behind which a path is not followed.
+        taking_part: [B], False for requests whose rows do not matter; empty where all take part.
+        skip: what all rows leave out, as in `Plan`.
+
+    Raises:
+        ValueError: numbers of requests that differ, a request that takes part with nothing to read, or less than one
+            step or token told.
+    """
+
+    positions: Sequence[int]
+    given: Sequence[Sequence[int]]
+    steps: int
+    best: int = 1
+    least: float = -math.inf
+    each: float = -math.inf
+    ends: Sequence[int] = ()
+    taking_part: Sequence[bool] = ()
+    skip: Skip | None = None
+
+    def __post_init__(self) -> None:
+        batch = len(self.given)
+        if not batch or len(self.positions) != batch or len(self.taking_part) not in (0, batch):
+            raise ValueError(
+                f"A run ahead of {batch} requests has {len(self.positions)} positions and {len(self.taking_part)} "
+                "marks of who takes part: give one of each for every request, or no marks where all take part."
+            )
+        if not all(own or not part for own, part in zip(self.given, self.parts, strict=True)):
+            raise ValueError("A request that runs ahead has no token to begin with: give each at least one.")
+        if self.steps < 1 or self.best < 1:
+            raise ValueError(f"steps is {self.steps} and best is {self.best}: give at least 1 of each.")
+
+    @property
+    def batch(self) -> int:
+        """B, how many requests."""
+        return len(self.given)
+
+    @property
+    def parts(self) -> Sequence[bool]:
+        """[B], who takes part."""
+        return self.taking_part or [True] * self.batch
 
 
 class _Ahead(Structure):
@@ -65,25 +122,18 @@ def prepared(library: Any) -> Any:
     return library
 
 
-def go(
-    library: Any,
-    ahead: _Ahead,
-    p: _Pass,
-    positions: Sequence[int],
-    given: Sequence[Sequence[int]],
-    steps: int,
-    best: int,
-    taking_part: Sequence[bool],
-    work: int,
-) -> Course:
-    """Make the steps; arguments as of `Host.run_ahead`, `work` the address of the memory that C asks for."""
-    batch = len(given)
+def go(library: Any, ahead: _Ahead, p: _Pass, plan: AheadPlan, work: int) -> Course:
+    """Make the steps of `plan`; `work` is the address of the memory that C asks for."""
+    batch, steps, best = plan.batch, plan.steps, plan.best
     read: list[int] = []
-    for own in given:
+    for own in plan.given:
         row = list(own[:steps]) or [0]
         read += row + [-1] * (steps - len(row))
-    paths = (c_float * batch)(*(0.0 if part else -math.inf for part in taking_part))
-    places, rows = (c_int64 * batch)(*positions), (c_int64 * len(read))(*read)
+    stops = (c_int64 * max(len(plan.ends), 1))(*plan.ends)
+    ahead.ends, ahead.end_count = ctypes.addressof(stops), len(plan.ends)
+    ahead.best, ahead.least, ahead.each = best, plan.least, plan.each
+    paths = (c_float * batch)(*(0.0 if part else -math.inf for part in plan.parts))
+    places, rows = (c_int64 * batch)(*plan.positions), (c_int64 * len(read))(*read)
     tokens, logp = (c_int64 * (steps * batch * best))(), (c_float * (steps * batch * best))()
     made = library.layer_ahead(ahead, p, places, rows, steps, paths, work, tokens, logp)
     begins = [[(s * batch + b) * best for s in range(made)] for b in range(batch)]
@@ -110,26 +160,14 @@ class Runner:
         self._library, self._scratch = prepared(library), Scratch()
         self._stack, self._head, self._embedding = stack, head, embedding
 
-    def run(
-        self,
-        cache: SlotCache,
-        tables: tuple[Tensor, Tensor],
-        positions: Sequence[int],
-        given: Sequence[Sequence[int]],
-        steps: int,
-        best: int,
-        least: float,
-        each: float,
-        ends: Sequence[int],
-        taking_part: Sequence[bool],
-    ) -> Course:
+    def run(self, plan: AheadPlan, cache: SlotCache, tables: tuple[Tensor, Tensor]) -> Course:
         """See `Host.run_ahead`; `cache` is open for requests and steps, `tables` are cosines and sines by position."""
-        batch = len(given)
+        batch = plan.batch
         matrix, (weight, epsilon) = self._head._packed.described, self._head._norm
         hidden, dim, threads = matrix.inputs, self._stack.dim, self._stack.threads(batch)
         starts = cache.starts
         scratch = batch * self._stack.scratch
-        scores = threads * (2 * dim + max(starts) + steps) * LANES
+        scores = threads * (2 * dim + max(starts) + plan.steps) * LANES
         angles = self._scratch.floats(2 * batch * dim + scratch + scores + batch * (2 * hidden + matrix.outputs))
         at = angles + 8 * batch * dim
         visible = (c_uint8 * batch)(*[1] * batch)
@@ -140,16 +178,14 @@ class Runner:
         )
         like = self._embedding
         keys, values = self._stack.stores(cache, like)
-        stops = (c_int64 * max(len(ends), 1))(*ends)
         cosines, sines = tables
         ahead = _Ahead(
             *(ctypes.addressof(self._stack._described), ctypes.addressof(keys), ctypes.addressof(values), len(keys)),
-            *(like.data_ptr(), weight.data_ptr(), cosines.data_ptr(), sines.data_ptr()),
-            *(ctypes.addressof(matrix), ctypes.addressof(stops), len(ends), len(cosines) - 1, best),
-            *(epsilon, least, each, None),
+            *(like.data_ptr(), weight.data_ptr(), cosines.data_ptr(), sines.data_ptr(), ctypes.addressof(matrix)),
+            last_position=len(cosines) - 1,
+            epsilon=epsilon,
         )
-        work = at + 4 * (scratch + scores)
-        return go(self._library, ahead, p, positions, given, steps, best, taking_part, work)
+        return go(self._library, ahead, p, plan, at + 4 * (scratch + scores))
 
 
 def runner_of(library: Any, stack: CompiledStack | None, head: Any, embedding: Any) -> Runner | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,11 +12,10 @@ from torch import Tensor
 from draftree.host.cache import BLOCK, SlotCache
 from draftree.host.encoder import EncoderState
 from draftree.host.plan import PassResult, Plan
-from draftree.host.skip import Skip
 from draftree.host.target import Target
 
 if TYPE_CHECKING:
-    from draftree.host.ahead import Course
+    from draftree.host.ahead import AheadPlan, Course
 
 
 class Host(ABC):
@@ -67,40 +64,11 @@ class Host(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [B, n, V] of the last layer's output [B, n, d], as a pass gives them."""
 
-    def run_ahead(
-        self,
-        cache: SlotCache,
-        first: int,
-        positions: Sequence[int],
-        given: Sequence[Sequence[int]],
-        steps: int,
-        best: int,
-        least: float,
-        ends: Sequence[int] = (),
-        taking_part: Sequence[bool] = (),
-        skip: Skip | None = None,
-        each: float = -math.inf,
-        encoder: Any = None,
-    ) -> Course | None:
+    def run_ahead(self, plan: AheadPlan, cache: SlotCache, first: int = 0, encoder: Any = None) -> Course | None:
         """Let texts go on by their best tokens, a row a request and step, in less time than passes take.
 
-        Rows lie behind the context, a column a step, until `cache.commit` or `cache.keep` keeps some of them.
-
-        Args:
-            cache: as of `run`.
-            first: slot of the first request.
-            positions: of each request's first row.
-            given: tokens that each request reads before it goes on by itself; one or more, of any number for those that
-                do not take part.
-            steps: most of them, given tokens included.
-            best: K, tokens told of what may follow each row.
-            least: log-probability that the path of at least one request must have for another step; what follows
-                given tokens is certain.
-            ends: token ids behind which a path is not followed.
-            taking_part: False for requests whose rows do not matter; by default all take part.
-            skip: what all rows leave out, as in `Plan`.
-            each: log-probability that a token must have by itself for its path to be followed.
-            encoder: the cross attention of encoder-decoders, as of `run`.
+        Rows lie behind the context, a column a step, until `cache.commit` or `cache.keep` keeps some of them. Cache,
+        slots and encoder are those of `run`.
 
         Returns:
             what may follow the rows of the steps made, or None where this host has no quicker way than passes.

@@ -8,15 +8,13 @@ go through the stock `forward`, over the same caches. The encoder, which runs on
 from __future__ import annotations
 
 import ctypes
-import math
-from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from draftree.host.ahead import Course, Scratch, _Ahead, go, prepared
+from draftree.host.ahead import AheadPlan, Course, Scratch, _Ahead, go, prepared
 from draftree.host.cache import SlotCache
 from draftree.host.compiled import ABI, WORTH_THREADS, _Pass, load_library
 from draftree.host.encoder import EncoderState
@@ -25,7 +23,6 @@ from draftree.host.panels import Matrix, Packed, PackedLinear
 from draftree.host.plan import PassResult, Plan, Segment
 from draftree.host.probe import probe
 from draftree.host.product import may_copy
-from draftree.host.skip import Skip
 from draftree.host.target import Target
 
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
@@ -105,27 +102,12 @@ class CrossHost(HookedHost):
         logits = self._compiled.run(plan, cache, encoder)
         return PassResult(logits, [Segment(0, None, plan.positions, plan.visible)], {}, self)
 
-    def run_ahead(
-        self,
-        cache: SlotCache,
-        first: int,
-        positions: Sequence[int],
-        given: Sequence[Sequence[int]],
-        steps: int,
-        best: int,
-        least: float,
-        ends: Sequence[int] = (),
-        taking_part: Sequence[bool] = (),
-        skip: Skip | None = None,
-        each: float = -math.inf,
-        encoder: Any = None,
-    ) -> Course | None:
+    def run_ahead(self, plan: AheadPlan, cache: SlotCache, first: int = 0, encoder: Any = None) -> Course | None:
         """See `Host.run_ahead`."""
-        if skip is not None:
+        if plan.skip is not None:
             return None
-        cache.open(first, len(given), steps)
-        taking_part = taking_part or [True] * len(given)
-        return self._compiled.run_ahead(cache, encoder, positions, given, steps, best, (least, each), ends, taking_part)
+        cache.open(first, plan.batch, plan.steps)
+        return self._compiled.run_ahead(plan, cache, encoder)
 
 
 class _Decoder:
@@ -174,29 +156,18 @@ class _Decoder:
         self._library.layer_product(matrix, normed.data_ptr(), rows, threads, 0, logits.data_ptr())
         return logits
 
-    def run_ahead(
-        self,
-        cache: SlotCache,
-        encoder: EncoderState,
-        positions: Sequence[int],
-        given: Sequence[Sequence[int]],
-        steps: int,
-        best: int,
-        bounds: tuple[float, float],
-        ends: Sequence[int],
-        taking_part: Sequence[bool],
-    ) -> Course:
-        """See `Host.run_ahead`; `bounds` are `least` and `each`, `cache` is open for requests and steps."""
-        batch, head = len(given), self._head.described
-        call = _Call(self, cache, encoder, batch, 1, steps, batch * (2 * self._hidden + head.outputs))
-        stops = (c_int64 * max(len(ends), 1))(*ends)
+    def run_ahead(self, plan: AheadPlan, cache: SlotCache, encoder: EncoderState) -> Course:
+        """See `Host.run_ahead`; `cache` is open for requests and steps."""
+        batch, head = plan.batch, self._head.described
+        call = _Call(self, cache, encoder, batch, 1, plan.steps, batch * (2 * self._hidden + head.outputs))
         ahead = _Ahead(
             *(None, ctypes.addressof(call.keys), ctypes.addressof(call.values), len(self._layers)),
             *(self._embedding.data_ptr(), self._norm.data_ptr(), None, None, ctypes.addressof(head)),
-            *(ctypes.addressof(stops), len(ends), max(positions) + steps, best, self._epsilon, *bounds),
-            ctypes.addressof(call.cross),
+            last_position=max(plan.positions) + plan.steps,
+            epsilon=self._epsilon,
+            cross=ctypes.addressof(call.cross),
         )
-        return go(self._library, ahead, call.p, positions, given, steps, best, taking_part, call.work)
+        return go(self._library, ahead, call.p, plan, call.work)
 
 
 class _Call:

@@ -9,7 +9,6 @@ not.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
@@ -19,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftree.host.ahead import Course, Runner, runner_of
+from draftree.host.ahead import AheadPlan, Course, Runner, runner_of
+from draftree.host.attend import attend
 from draftree.host.base import Host
 from draftree.host.cache import SlotCache
 from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
@@ -32,7 +32,7 @@ from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
 from draftree.host.positions import is_length_dependent, per_row_angles
 from draftree.host.product import may_copy
 from draftree.host.rotary import RotaryTable, Rotation, width_of
-from draftree.host.skip import Omitted, Skip
+from draftree.host.skip import Skip
 from draftree.host.target import Target
 
 STOCK_MODULES = ("torch.nn.", "transformers.")
@@ -158,34 +158,16 @@ class LoopHost(Host):
             return None
         return PassResult(logits, [Segment(0, None, plan.positions, plan.visible)], {}, self)
 
-    def run_ahead(
-        self,
-        cache: SlotCache,
-        first: int,
-        positions: Sequence[int],
-        given: Sequence[Sequence[int]],
-        steps: int,
-        best: int,
-        least: float,
-        ends: Sequence[int] = (),
-        taking_part: Sequence[bool] = (),
-        skip: Skip | None = None,
-        each: float = -math.inf,
-        encoder: Any = None,
-    ) -> Course | None:
+    def run_ahead(self, plan: AheadPlan, cache: SlotCache, first: int = 0, encoder: Any = None) -> Course | None:
         """See `Host.run_ahead`."""
-        batch = len(given)
-        reach = max(cache.lengths[first : first + batch]) + steps
-        runner = self._stack_without(skip).runner
+        reach = max(cache.lengths[first : first + plan.batch]) + plan.steps
+        runner = self._stack_without(plan.skip).runner
         if runner is None or any(limits(kind, reach) for kind in self.target.kinds):
             return None
-        longest = max(positions) + steps
         table = self._tables[None]
-        table.reach(longest, self.target.dtype, self.target.device)
-        cache.open(first, batch, steps)
-        tables = table.cosines, table.sines
-        taking_part = taking_part or [True] * batch
-        return runner.run(cache, tables, positions, given, steps, best, least, each, ends, taking_part)
+        table.reach(max(plan.positions) + plan.steps, self.target.dtype, self.target.device)
+        cache.open(first, plan.batch, plan.steps)
+        return runner.run(plan, cache, (table.cosines, table.sines))
 
     @torch.inference_mode()
     def close(self, hidden: Tensor) -> Tensor:
@@ -241,7 +223,7 @@ class LoopHost(Host):
                 stack.compiled.run(layers[0], layers[-1] + 1, x, angles)
                 continue
             for i in layers:
-                x = _attend(stack.layers[i], x, numbers[i], rows, kinds[i], self._cap)
+                x = attend(stack.layers[i], x, numbers[i], rows, kinds[i], self._cap)
         return x
 
     def _leave(self, x: Tensor, stack: _Stack, rows: _Rows, plan: Plan) -> Tensor:
@@ -342,39 +324,3 @@ class _Rows:
         if kind not in self._columns:
             self._columns[kind] = [[row.nonzero()[:, 0] for row in seen] for seen in self.masks.boolean(kind)]
         return self._columns[kind]
-
-
-def _attend(layer: Any, x: Tensor, index: int, rows: _Rows, kind: LayerKind, cap: float | None) -> Tensor:
-    """The whole of a layer: its first half, attention, its second half; may change and return x [B, n, d]."""
-    scaling, angles = layer.parts.scaling, rows.angles(kind)
-    if Omitted.ATTENTION in layer.omitted:
-        return layer.leave(x, None, angles)
-    query, keys, values = layer.enter(x, angles, index)
-    if rows.row_by_row:
-        mixed = _mix_row_by_row(query, keys, values, rows.columns(kind), scaling, cap)
-    else:
-        mixed = _mix(query, keys, values, rows.mask(kind, layer.parts.heads.groups), scaling, cap)
-    return layer.leave(x, mixed, angles)
-
-
-def _mix(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, cap: float | None) -> Tensor:
-    """Attention of queries [B, kv, n, dim]; scores are bent to stay within -cap .. cap where there is a cap."""
-    if cap is None:
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
-    scores = cap * torch.tanh(query @ keys.mT * (scaling / cap))
-    if mask is not None:
-        scores = scores + mask
-    return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
-
-
-def _mix_row_by_row(
-    query: Tensor, keys: Tensor, values: Tensor, columns: list[list[Tensor]], scaling: float, cap: float | None
-) -> Tensor:
-    """The attention calls of one-row passes: a column that is masked away would still change the order of sums."""
-    mixed = torch.empty_like(query)
-    for b, of_rows in enumerate(columns):
-        for i, index in enumerate(of_rows):
-            own = slice(i, None, len(of_rows))  # row i in every head of the group
-            key, value = (t[b : b + 1].index_select(2, index) for t in (keys, values))
-            mixed[b : b + 1, :, own] = _mix(query[b : b + 1, :, own], key, value, None, scaling, cap)
-    return mixed
