@@ -15,7 +15,7 @@ from draftree.bench import showcase
 from draftree.bench.methods import Answer, Draftree, HuggingFace
 from draftree.bench.models import encode_prompt
 from draftree.cli import app, main
-from draftree.cli.common import ColouredText
+from draftree.cli.colours import ColouredText
 
 
 def run(*arguments):

@@ -12,7 +12,7 @@ import torch
 from generate_driver import same
 
 from draftree.bench.models import encode_prompt
-from draftree.cli.common import make_drafter
+from draftree.cli.drafters import make_drafter
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter
 from draftree.engine import generate

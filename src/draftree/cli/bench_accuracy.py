@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from draftree.cli.measuring import Measuring
+from draftree.cli.options import Experiment, MaxNewTokens, Model, PerSet, ShowList, grouped
 
+
+@grouped
 def accuracy(
-    experiment: Annotated[str | None, typer.Argument(help="Which one; --list tells them.", show_default=False)] = None,
+    *,
+    experiment: Experiment = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -17,17 +21,9 @@ def accuracy(
             show_default="those of the package",
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines with a 'prompt' each, or a folder of such files.", show_default="those of the package"
-        ),
-    ] = None,
-    per_set: Annotated[int, typer.Option(min=1, help="Prompts of every set to measure on.")] = 4,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
+    model: Model = None,
+    per_set: PerSet = 4,
+    max_new_tokens: MaxNewTokens = 96,
     nodes: Annotated[
         list[int] | None,
         typer.Option(
@@ -43,12 +39,10 @@ def accuracy(
     search_per_set: Annotated[
         int, typer.Option(min=1, help="Other prompts of every set, on which choice lists are searched.")
     ] = 4,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the JSON file and the picture.")] = Path("bench-results"),
-    show_list: Annotated[bool, typer.Option("--list", help="Tell the experiments, and do nothing else.")] = False,
+    show_list: ShowList = False,
+    measuring: Measuring,
 ) -> None:
     """What trained drafters guess right, and how far their trees are walked: experiments named after the papers."""
-    import torch
     from rich.table import Table
 
     from draftree.bench.accuracy import (
@@ -61,8 +55,7 @@ def accuracy(
     from draftree.bench.analysis_setup import AccuracySettings
     from draftree.bench.analysis_trees import checked_kinds
     from draftree.bench.models import load_model
-    from draftree.bench.prompts import embedded_prompts, read_prompts
-    from draftree.cli.common import StageBar, show_findings, wide_console
+    from draftree.cli.screen import StageBar, show_findings, wide_console
 
     console = wide_console()
     if show_list:
@@ -75,14 +68,11 @@ def accuracy(
     assert experiment is not None
     folders = named_folders(drafter or [], experiment, model)
     settings = AccuracySettings(per_set, max_new_tokens, budgets, checked_kinds(tree or []), search_per_set)
-    found = embedded_prompts() if prompts is None else read_prompts(prompts)
-    out.mkdir(parents=True, exist_ok=True)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    found = measuring.begin()
     loaded, tokenizer = load_model(model)
     subjects = load_subjects(folders, experiment, loaded, depth)
     with StageBar(console) as bar:
         findings, about = run_experiment(
             experiment, loaded, tokenizer, subjects, found, settings, name=model, watcher=bar
         )
-    show_findings(console, findings, about, out, "accuracy")
+    show_findings(console, findings, about, measuring.out, "accuracy")

@@ -8,15 +8,13 @@ from typing import Annotated
 
 import typer
 
+from draftree.cli.measuring import Measuring
+from draftree.cli.options import Compiled, DrafterWarm, MaxNewTokens, PerSet, Rounds, TopK, TopP, grouped
 
+
+@grouped
 def compare(
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines with a 'prompt' each, Spec-Bench's question.jsonl, or a folder of such files.",
-            show_default="those of the package",
-        ),
-    ] = None,
+    *,
     model: Annotated[
         list[str] | None,
         typer.Option(help="Model folder or hub name; may be given again.", show_default="the embedded model"),
@@ -32,7 +30,7 @@ def compare(
         str | None,
         typer.Option(help="Small model that drafts, folder or hub name.", show_default="the embedded model's"),
     ] = None,
-    per_set: Annotated[int, typer.Option(min=1, help="Prompts of every set to measure on.")] = 3,
+    per_set: PerSet = 3,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Prompts answered together.", show_default="1, 4")
     ] = None,
@@ -40,29 +38,24 @@ def compare(
         list[float] | None,
         typer.Option(min=0, help="Tokens are drawn at this temperature; 0 takes the best.", show_default="0, 0.8"),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k best only.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the nucleus of this mass.")] = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
-    rounds: Annotated[int, typer.Option(min=1, help="How often every prompt is answered.")] = 2,
-    drafter_warm: Annotated[int, typer.Option(min=0, help="Prompts of every set that warm the trie.")] = 23,
-    compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Measure HF with static cache and torch.compile.")
-    ] = True,
+    max_new_tokens: MaxNewTokens = 96,
+    rounds: Rounds = 2,
+    drafter_warm: DrafterWarm = 23,
+    compiled: Compiled = True,
     plane: Annotated[int, typer.Option(min=0, help="Prompts of every set for the plane; 0 leaves it out.")] = 1,
     plane_guesses: Annotated[int, typer.Option(min=1, help="Guesses of every step there.")] = 8,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("bench-results"),
     restart: Annotated[
         bool, typer.Option("--restart", help="Begin anew where an unfinished run lies in --out.")
     ] = False,
     against: Annotated[
         Path | None, typer.Option(help="bench-compare.json of another run, to tell whether both agree.")
     ] = None,
+    measuring: Measuring,
 ) -> None:
     """Methods x models x batch sizes x sampling, interleaved by prompt; a stopped run goes on when called again."""
-    import torch
-
     from draftree.bench.compare import JOURNAL, METHODS, Plan, run_compare
     from draftree.bench.compare_agree import agreement, read_result
     from draftree.bench.compare_case import Settings
@@ -71,9 +64,8 @@ def compare(
     from draftree.bench.compare_page import write_html
     from draftree.bench.methods import Sampling
     from draftree.bench.models import load_tokenizer
-    from draftree.bench.prompts import embedded_prompts, read_prompts
     from draftree.bench.report import render
-    from draftree.cli.common import StageBar, wide_console
+    from draftree.cli.screen import StageBar, tell_written, wide_console
 
     names = tuple(dict.fromkeys(checked_name(name) for name in method)) if method else METHODS
     heats = temperature or [0.0, 0.8]
@@ -82,12 +74,9 @@ def compare(
             "--top-k and --top-p shape draws, and every --temperature is 0: give one over 0, or leave them."
         )
     other = None if against is None else read_result(against)
-    found = embedded_prompts() if prompts is None else read_prompts(prompts)
-    out.mkdir(parents=True, exist_ok=True)
+    found, out = measuring.begin(), measuring.out
     if restart:
         shutil.rmtree(out / JOURNAL, ignore_errors=True)
-    if threads is not None:
-        torch.set_num_threads(threads)
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
     samplings = tuple(Sampling(heat, top_k, top_p, seed) if heat else None for heat in dict.fromkeys(heats))
     plan = Plan(settings, names, tuple(dict.fromkeys(batch or (1, 4))), samplings, plane, plane_guesses)
@@ -104,4 +93,4 @@ def compare(
     if other is not None:
         for line in agreement(other, read_result(written[0])):
             console.print(line, markup=False)
-    console.print("Written: " + ", ".join(str(path) for path in written), markup=False)
+    tell_written(console, written)

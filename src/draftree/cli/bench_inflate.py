@@ -2,49 +2,38 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from draftree.cli.measuring import Measuring
+from draftree.cli.options import Context, MaxNewTokens, Model, StepRounds, grouped
 
+
+@grouped
 def inflate(
+    *,
     params: Annotated[
         str | None, typer.Option(help="About how many parameters, such as 400M.", show_default="400M without --shape")
     ] = None,
     shape: Annotated[
         str | None, typer.Option(help="A model's shape instead, such as llama-7b.", show_default=False)
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model folder or hub name to inflate.", show_default="the embedded model")
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines with a 'prompt' each, or a folder of such files.", show_default="those of the package"
-        ),
-    ] = None,
+    model: Model = None,
     answers: Annotated[int, typer.Option(min=1, help="Prompts that both models answer, to see they are equal.")] = 4,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of such an answer.")] = 24,
-    context: Annotated[int, typer.Option(min=1, help="Tokens before the rows of a step.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="How often a step of each kind is timed.")] = 7,
+    max_new_tokens: MaxNewTokens = 24,
+    context: Context = 128,
+    rounds: StepRounds = 7,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the model's")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ..", show_default="cpu")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for bench-inflate.json and bench-inflate.png.")] = Path(
-        "bench-results"
-    ),
+    measuring: Measuring,
 ) -> None:
     """Inflate a model in memory, see that it says the same, and time steps of 1 to 64 rows against HF's forward."""
-    import torch
-
     from draftree.bench.inflate_measure import InflateSettings, run_inflate
     from draftree.bench.inflate_report import render, write_json, write_png
     from draftree.bench.models import load_model
-    from draftree.bench.plot import has_matplotlib
-    from draftree.bench.prompts import embedded_prompts, read_prompts
     from draftree.bench.sizes import device_named, dtype_named, parameters_named, size_named
-    from draftree.cli.common import StageBar, wide_console
+    from draftree.cli.screen import StageBar, drawn, tell_written, wide_console
 
     if params is not None and shape is not None:
         raise ValueError("Inflate to a number of parameters or to a shape: give --params or --shape.")
@@ -54,10 +43,7 @@ def inflate(
     else:
         size_named(shape)
     kind, place = dtype_named(dtype), device_named(device)
-    found = embedded_prompts() if prompts is None else read_prompts(prompts)
-    out.mkdir(parents=True, exist_ok=True)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    found = measuring.begin()
     console = wide_console()
     small, tokenizer = load_model(model)
     settings = InflateSettings(rounds, context, answers, max_new_tokens)
@@ -75,9 +61,5 @@ def inflate(
             watcher=bar,
         )
     console.print(render(result))
-    written = [write_json(result, out)]
-    if has_matplotlib():
-        written.append(write_png(result, out))
-    else:
-        console.print("No plot: it needs matplotlib, which pip install 'draftree\\[bench]' brings.")
-    console.print("Written: " + ", ".join(str(path) for path in written), markup=False)
+    written = [write_json(result, measuring.out)]
+    tell_written(console, written + drawn(console, lambda: write_png(result, measuring.out)))

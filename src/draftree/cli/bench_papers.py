@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from draftree.cli.measuring import Measuring
+from draftree.cli.options import Inflate, grouped
 
 
 def list_experiments() -> None:
@@ -14,7 +16,7 @@ def list_experiments() -> None:
     from rich.table import Table
 
     from draftree.bench.papers.registry import EXPERIMENTS
-    from draftree.cli.common import wide_console
+    from draftree.cli.screen import wide_console
 
     table = Table("name", "what it shows", "measured by", "needs", box=box.SIMPLE_HEAD, pad_edge=False)
     before = ""
@@ -28,22 +30,15 @@ def list_experiments() -> None:
     console.print("draftree bench run NAME prints the paper's figures, with their model and device, beside ours.")
 
 
+@grouped
 def run(
+    *,
     name: Annotated[str | None, typer.Argument(help="Which one; draftree bench list tells them.")] = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(help="Drafters, as name or name=folder, once for each.", show_default="the experiment's own"),
     ] = None,
-    params: Annotated[
-        str | None,
-        typer.Option(help="Inflate the embedded model to about so many parameters, as 100M.", show_default="no"),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines with a 'prompt' each, or a folder of such files.", show_default="those of the package"
-        ),
-    ] = None,
+    params: Inflate = None,
     per_set: Annotated[int | None, typer.Option(min=1, help="Prompts of every set.", show_default="1")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of an answer.", show_default="64")
@@ -55,27 +50,20 @@ def run(
         int | None,
         typer.Option(min=0, help="Other prompts of every set, whose answers the trie has seen.", show_default="8"),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the JSON file and the picture.")] = Path("bench-results"),
+    measuring: Measuring,
 ) -> None:
     """Run NAME, small unless more is asked for, and print the paper's figures beside ours."""
-    import torch
-
     from draftree.bench.papers.registry import find_experiment, run_experiment
     from draftree.bench.papers.runs import Asked
-    from draftree.bench.prompts import embedded_prompts, read_prompts
-    from draftree.cli.common import StageBar, show_findings, wide_console
+    from draftree.cli.screen import StageBar, show_findings, wide_console
 
     entry = find_experiment(name)
     assert name is not None
     console = wide_console()
-    found = embedded_prompts() if prompts is None else read_prompts(prompts)
-    out.mkdir(parents=True, exist_ok=True)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    found = measuring.begin()
     with StageBar(console) as bar:
         asked = Asked(found, per_set, max_new_tokens, nodes, warm_per_set, tuple(drafter or ()), params, bar)
         findings, about = run_experiment(name, asked)
     console.print(entry.claim.shown(entry.title))
     console.print("\nOUR FIGURES:", style="italic")
-    show_findings(console, findings, about, out, "run")
+    show_findings(console, findings, about, measuring.out, "run")

@@ -8,17 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from draftree.cli.options import DRAFTER
+
 WARM_PER_SET = 12
 
 
 def demo(
-    drafter: Annotated[
-        str,
-        typer.Option(
-            help="none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, "
-            "self-speculative, several joined by +, or the folder of a drafter or small model."
-        ),
-    ] = "lookahead",
+    drafter: Annotated[str, typer.Option(help=DRAFTER)] = "lookahead",
     max_new_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Most tokens of an answer.")] = 96,
     cold: Annotated[bool, typer.Option("--cold", help="Start with an empty trie.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
@@ -27,8 +23,8 @@ def demo(
     from draftree import __version__, demo_model
     from draftree.bench.models import encode_prompt
     from draftree.bench.showcase import KINDS, Scene, Showcase, figures
-    from draftree.cli.common import check_drafter, make_drafter
     from draftree.cli.demo_view import View
+    from draftree.cli.drafters import check_drafter, make_drafter
 
     check_drafter(drafter)
     begin = time.perf_counter()

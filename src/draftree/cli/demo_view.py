@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from draftree.bench.showcase import KINDS, Figures, Scene, figures
-from draftree.cli.common import PIPED_WIDTH, ColouredText, legend
+from draftree.cli.colours import ColouredText, legend
+from draftree.cli.screen import PIPED_WIDTH
 from draftree.engine import Request
 
 REFRESH = 1 / 15  # seconds between pictures; each costs the run nothing but its own time

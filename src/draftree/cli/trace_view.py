@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from draftree.cli.common import legend, source_style
+from draftree.cli.colours import legend, source_style
 from draftree.trace.counts import run_statistics
 from draftree.trace.file import Trace
 from draftree.tree import TokenTree, to_rich

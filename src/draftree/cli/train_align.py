@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from draftree.cli.train_methods import (
-    Accumulate,
-    BatchSize,
-    Bf16,
-    Checkpoints,
-    DevRows,
-    Epochs,
-    Evaluations,
-    Longest,
-    Model,
-    Resume,
-    Seed,
-    Steps,
-    Threads,
-)
+from draftree.cli.options import Field, MaxNewTokens, Model, Template, grouped
+from draftree.cli.train_run import Run
 
 
+@dataclass(frozen=True)
+class AlignRun(Run):
+    """Options of such a run."""
+
+    batch: Annotated[int, typer.Option(help="Rows of a pass, on each device.")] = 32
+    learning_rate: Annotated[
+        float | None, typer.Option(help="From first to last.", show_default="1e-3; adamw 3e-4")
+    ] = None
+
+
+@grouped
 def align(
     small: Annotated[str, typer.Option(help="The small model: folder or hub name.")],
     data: Annotated[
@@ -31,68 +30,34 @@ def align(
         typer.Option(help="Inputs (JSON lines, or a folder of them), or a data set that draftree train data made."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the aligned model, its recipe, curve and checkpoints.")],
+    *,
     model: Model = None,
-    field: Annotated[
-        str | None, typer.Option(help="Where a row has its input.", show_default="turns, prompt or question")
-    ] = None,
+    field: Field = None,
     dev: Annotated[
         Path | None, typer.Option(help="Rows for BLEU before and after.", show_default="inputs kept out of training")
     ] = None,
     reference: Annotated[
         str | None, typer.Option(help="Where a row has its reference, for BLEU.", show_default="no BLEU")
     ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            help="full, short, or a text with {question} in it.",
-            show_default="short; the bare input without a chat template",
-        ),
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+    template: Template = None,
+    max_new_tokens: MaxNewTokens = 256,
     limit: Annotated[int | None, typer.Option(min=1, help="Most inputs, taken evenly from the files.")] = None,
     answer_batch: Annotated[int, typer.Option(min=1, help="Inputs that the large model answers together.")] = 16,
     optimizer: Annotated[str, typer.Option(help="adafactor or adamw.")] = "adafactor",
-    learning_rate: Annotated[
-        float | None, typer.Option(help="From first to last.", show_default="1e-3; adamw 3e-4")
-    ] = None,
-    epochs: Epochs = 4,
-    steps: Steps = None,
-    batch: BatchSize = 32,
-    accumulate: Accumulate = 1,
-    max_length: Longest = None,
-    evaluations: Evaluations = 10,
-    dev_rows: DevRows = 256,
-    checkpoints: Checkpoints = 10,
-    seed: Seed = 0,
-    bf16: Bf16 = None,
-    resume: Resume = False,
-    threads: Threads = None,
+    run: AlignRun,
 ) -> None:
     """Fine-tune a small model on a large one's greedy outputs (BiLD); the result is a stock Hugging Face model."""
-    from importlib.util import find_spec
-
-    if find_spec("accelerate") is None:
-        raise ValueError("Training needs accelerate: pip install 'draftree[train]'.")
-    import torch
-    from rich.console import Console
-
+    options = run.begin()
     from draftree.bench.models import known_folder, load_model
-    from draftree.cli.train import DataBar
+    from draftree.cli.screen import DataBar, line_console
     from draftree.drafting import DraftModel
     from draftree.training.align import OPTIMIZERS
     from draftree.training.align_inputs import align_on_inputs
     from draftree.training.answers import AnswerOptions
-    from draftree.training.options import TrainOptions
 
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"The optimizer is {optimizer!r}: choose {' or '.join(OPTIMIZERS)}.")
-    options = TrainOptions(
-        epochs, steps, batch, accumulate, learning_rate, max_length=max_length, evaluations=evaluations,
-        dev_rows=dev_rows, checkpoints=checkpoints, seed=seed, bf16=bf16, resume=resume,
-    )  # fmt: skip
-    if threads is not None:
-        torch.set_num_threads(threads)
-    console = Console(highlight=False, soft_wrap=True)
+    console = line_console()
     with DataBar(console) as bar:
         large, tokenizer = load_model(model)
         recipe = align_on_inputs(

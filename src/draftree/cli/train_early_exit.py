@@ -2,82 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from draftree.cli.train_methods import (
-    Accumulate,
-    BatchSize,
-    Bf16,
-    Checkpoints,
-    DataSet,
-    DevRows,
-    Epochs,
-    Evaluations,
-    Longest,
-    Model,
-    Out,
-    Rate,
-    Resume,
-    Seed,
-    Steps,
-    Threads,
-)
+from draftree.cli.options import DataSet, Model, grouped
+from draftree.cli.train_run import RATE, Run
 
 
+@dataclass(frozen=True)
+class ExitRun(Run):
+    """Options of such a run."""
+
+    learning_rate: Annotated[float | None, typer.Option(help=RATE, show_default="3e-4")] = None
+
+
+@grouped
 def early_exit(
     data: DataSet,
-    out: Out,
-    exit_layer: Annotated[int, typer.Option("--exit-layer", help="n, layers that the exit runs.")],
+    out: Annotated[Path, typer.Option(help="Folder for the model, its recipe, curve and checkpoints.")],
+    exit_layer: Annotated[int, typer.Option(help="n, layers that the exit runs.")],
+    *,
     model: Model = None,
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="Train every layer to be read, for LossyCALM, not this one alone.")
     ] = False,
-    epochs: Epochs = 4,
-    steps: Steps = None,
-    batch: BatchSize = 8,
-    accumulate: Accumulate = 1,
-    learning_rate: Rate = None,
-    max_length: Longest = None,
-    evaluations: Evaluations = 10,
-    dev_rows: DevRows = 256,
-    checkpoints: Checkpoints = 10,
-    seed: Seed = 0,
-    bf16: Bf16 = None,
-    resume: Resume = False,
-    threads: Threads = None,
+    run: ExitRun,
 ) -> None:
     """A copy of the WHOLE model, trained to be read behind layer n (early-exit pairs of BiLD): its texts change."""
-    from importlib.util import find_spec
-
-    if find_spec("accelerate") is None:
-        raise ValueError("Training needs accelerate: pip install 'draftree[train]'.")
-    import torch
-    from rich.console import Console
-
+    options = run.begin()
     from draftree.bench.models import load_model
+    from draftree.cli.screen import line_console
     from draftree.training.early_exit import train_early_exit
-    from draftree.training.options import TrainOptions
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    options = TrainOptions(
-        epochs=epochs,
-        steps=steps,
-        batch=batch,
-        accumulate=accumulate,
-        learning_rate=learning_rate,
-        max_length=max_length,
-        evaluations=evaluations,
-        dev_rows=dev_rows,
-        checkpoints=checkpoints,
-        seed=seed,
-        bf16=bf16,
-        resume=resume,
-    )
     target, tokenizer = load_model(model)
-    console = Console(highlight=False, soft_wrap=True)
+    console = line_console()
     recipe = train_early_exit(
         target,
         data,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.train_methods import DataSet, Longest, Model, Threads
+from draftree.cli.options import DataSet, Longest, Model, Threads, use_threads
 
 
 def skip_set(
@@ -24,18 +24,14 @@ def skip_set(
     threads: Threads = None,
 ) -> None:
     """Attentions and MLPs that SelfSpeculative leaves out, for the best predicted speed."""
-    import torch
-    from rich.console import Console
-
     from draftree.bench.models import load_model
-    from draftree.cli.common import StageBar
+    from draftree.cli.screen import StageBar, line_console
     from draftree.training.skip_set import SearchOptions, search_skip_set
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     options = SearchOptions(texts, places, num_draft_tokens, width, seconds, max_length)
     target, _ = load_model(model)
-    console = Console(highlight=False, soft_wrap=True)
+    console = line_console()
     with StageBar(console) as bar:
         found = search_skip_set(target, data, out, options=options, host=host, watcher=bar)
     settings = found["settings"]

@@ -7,15 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from draftree.cli.options import MaxNewTokens, Model, Prompts, Threads, use_threads
+
 
 def tune(
-    model: Annotated[
-        str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="JSON lines of the text to tune for, or a folder of them.", show_default="the package's"),
-    ] = None,
+    model: Model = None,
+    prompts: Prompts = None,
     column: Annotated[str, typer.Option(help="Which entry of a row is the prompt.")] = "prompt",
     drafters: Annotated[
         list[str] | None,
@@ -26,9 +23,9 @@ def tune(
         ),
     ] = None,
     minutes: Annotated[float, typer.Option(help="Time for all of it.")] = 5.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
+    max_new_tokens: MaxNewTokens = 96,
     per_set: Annotated[int, typer.Option(min=1, help="Most prompts of every set.")] = 40,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")] = None,
+    threads: Threads = None,
     out: Annotated[Path, typer.Option(help="File for the choice; its trie goes beside it.")] = Path(
         "draftree_tune.json"
     ),
@@ -37,15 +34,13 @@ def tune(
     ] = False,
 ) -> None:
     """Find what is fastest for MODEL on PROMPTS and this machine; write it to a file that --drafter takes."""
-    import torch
-
     from draftree.bench.models import load_model
     from draftree.bench.prompts import embedded_prompts, read_prompts
     from draftree.bench.tune import Wishes
     from draftree.bench.tune import tune as find
     from draftree.bench.tune_check import check_replay
     from draftree.bench.tune_report import check_table, render, write_choice
-    from draftree.cli.common import StageBar, wide_console
+    from draftree.cli.screen import StageBar, tell_written, wide_console
 
     if out.suffix != ".json":
         raise ValueError(f"--out is {str(out)!r}: name a .json file.")
@@ -53,8 +48,7 @@ def tune(
     named = drafters if drafters is not None else ["medusa", "hidden-transfer"] if model is None else []
     specs = tuple(_spec(name) for name in dict.fromkeys(named))
     wishes = Wishes(minutes, max_new_tokens, per_set, specs)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     console = wide_console()
     loaded, tokenizer = load_model(model)
     if check:
@@ -69,13 +63,13 @@ def tune(
     console.print(render(choice))
     for line in choice.why():
         console.print(line, markup=False)
-    console.print("Written: " + ", ".join(str(path) for path in written), markup=False)
+    tell_written(console, written)
 
 
 def _spec(name: str) -> Any:
     """What --drafters names: a folder that training wrote, one of a small model, or one of the embedded model's own."""
     from draftree.bench.tune_file import Spec
-    from draftree.cli.common import TRAINED, check_drafter
+    from draftree.cli.drafters import TRAINED, check_drafter
     from draftree.drafting.folder import CONFIG
 
     if name in TRAINED:

@@ -1,0 +1,36 @@
+"""`draftree bench quick`: Hugging Face's ways of decoding and ours, in a few minutes."""
+
+from __future__ import annotations
+
+from draftree.cli.measuring import Measuring
+from draftree.cli.options import Compiled, DrafterWarm, MaxNewTokens, Model, PerSet, Rounds, grouped
+
+
+@grouped
+def quick(
+    *,
+    model: Model = None,
+    per_set: PerSet = 4,
+    max_new_tokens: MaxNewTokens = 96,
+    rounds: Rounds = 2,
+    drafter_warm: DrafterWarm = 23,
+    compiled: Compiled = True,
+    measuring: Measuring,
+) -> None:
+    """Hugging Face's ways of decoding and ours, interleaved in one process: speed, acceptance, equality, memory."""
+    from draftree.bench.compare_case import Settings
+    from draftree.bench.models import load_model
+    from draftree.bench.plot import write_png
+    from draftree.bench.quick import run_quick
+    from draftree.bench.report import render, write_json
+    from draftree.cli.screen import StageBar, drawn, tell_written, wide_console
+
+    found = measuring.begin()
+    settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
+    console = wide_console()
+    loaded, tokenizer = load_model(model)
+    with StageBar(console) as bar:
+        result = run_quick(loaded, tokenizer, found, settings, name=model, watcher=bar)
+    console.print(render(result))
+    written = [write_json(result, measuring.out)]
+    tell_written(console, written + drawn(console, lambda: write_png(result, measuring.out)))

@@ -1,0 +1,65 @@
+"""Text coloured by who guessed it, and what the colours mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.text import Text
+
+from draftree.trace.labels import Pieces
+
+GUESS_STYLES = {
+    "prompt_lookup": "cyan",
+    "lookahead": "green",
+    "lookahead/prompt": "cyan",
+    "lookahead/output": "green",
+    "lookahead/both": "bold green",
+    "medusa": "magenta",
+    "bita": "magenta",
+    "hidden-transfer": "magenta",
+    "self-speculative": "magenta",
+    "draft-model": "yellow",
+    "bild-lossy": "yellow",
+    "bild-lossless": "yellow",
+    "jacobi": "yellow",
+}
+
+
+def legend() -> Text:
+    """What the colours of `ColouredText` mean."""
+    return Text.assemble(
+        "Colours: plain = the model's own token; ",
+        ("green", GUESS_STYLES["lookahead/output"]),
+        " = accepted guess from earlier answers; ",
+        ("cyan", GUESS_STYLES["lookahead/prompt"]),
+        " = from the prompt; ",
+        ("bold", GUESS_STYLES["lookahead/both"]),
+        " = from both; ",
+        ("magenta", GUESS_STYLES["medusa"]),
+        " = from a drafter inside the model; ",
+        ("yellow", GUESS_STYLES["draft-model"]),
+        " = from a small model, or from n-grams of the model's own.",
+    )
+
+
+def source_style(source: str | None) -> str:
+    """A source's colour; bold where several merged drafters had the guess."""
+    if source is None:
+        return ""
+    if "+" in source:
+        return GUESS_STYLES["lookahead/both"]
+    return GUESS_STYLES.get(source, "")
+
+
+class ColouredText:
+    """Grows a rich Text token by token; bytes of unfinished characters wait for the rest of theirs."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.text = Text()
+        self._pieces = Pieces(tokenizer)
+
+    def add(self, token: int, source: str | None) -> Text:
+        """Append a token in its source's colour; returns the piece of text that became printable."""
+        coloured = Text(self._pieces.add(token), style=source_style(source))
+        self.text.append_text(coloured)
+        return coloured

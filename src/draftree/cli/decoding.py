@@ -1,0 +1,159 @@
+"""Options of verbs that answer prompts, `generate` and `trace`: who guesses, how tokens are chosen, and asking."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftree.cli.options import DRAFTER, Host, Sample, Temperature, TopK, TopP
+
+if TYPE_CHECKING:
+    from draftree.engine import Engine, Request
+    from draftree.engine.options import Options
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """Who guesses, and what is dropped of it."""
+
+    drafter: Annotated[str | None, typer.Option(help=DRAFTER, show_default="lookahead")] = None
+    bild: Annotated[
+        str | None,
+        typer.Option(help="LOSSY: this small model writes, MODEL corrects; a folder, or 'demo' (the embedded one's)."),
+    ] = None
+    fallback_threshold: Annotated[
+        float | None,
+        typer.Option(help="Of --bild: MODEL takes over where no word is as likely as this.", show_default="0.6"),
+    ] = None
+    rollback_threshold: Annotated[
+        float | None,
+        typer.Option(help="Of --bild: MODEL cuts the text where a word is further off; inf: never.", show_default="5"),
+    ] = None
+    lossless: Annotated[bool, typer.Option("--lossless", help="Of --bild: keep only what MODEL says itself.")] = False
+    early_head: Annotated[
+        str | None,
+        typer.Option(help="Prune trees inside the pass: folder of an early head, or 'demo' for the embedded model's."),
+    ] = None
+
+    @property
+    def name(self) -> str:
+        """The drafter's."""
+        return self.drafter or "lookahead"
+
+    def check(self, trie: Path | None, nodes: int | None = None) -> None:
+        """Refuse what does not go together, before a model is loaded.
+
+        Args:
+            trie: --trie of the verb.
+            nodes: --nodes of the verb.
+
+        Raises:
+            ValueError: no such drafter, or an option that has no effect beside the others.
+        """
+        from draftree.cli.drafters import check_drafter
+
+        thresholds = {"--fallback-threshold": self.fallback_threshold, "--rollback-threshold": self.rollback_threshold}
+        others = {"--drafter": self.drafter, "--trie": trie, "--early-head": self.early_head, "--nodes": nodes}
+        for option, value in (thresholds if self.bild is None else others).items():
+            if value is not None and self.bild is not None:
+                raise ValueError(f"--bild brings its own guesses and its own rule for them: leave {option} out.")
+            if value is not None:
+                raise ValueError(f"{option} belongs to --bild: name a small model with --bild, or leave it out.")
+        if self.bild is None and self.lossless:
+            raise ValueError("--lossless belongs to --bild, and all else is lossless: leave it out.")
+        check_drafter(self.name, trie)
+        if self.early_head is not None and self.name == "none":
+            raise ValueError("--early-head prunes a drafter's guesses: name a drafter, or leave it out.")
+        if nodes is not None and self.name == "none":
+            raise ValueError("--nodes sizes a drafter's trees: name a drafter, or leave it out.")
+
+    def for_engine(self, target: Any, tokenizer: Any, trie: Path | None) -> dict[str, Any]:
+        """`drafter` and `pruner` as an `Engine` of `target` takes them.
+
+        Raises:
+            ValueError: a folder that holds no such thing, one of another model, a threshold out of range.
+        """
+        from draftree.cli.drafters import make_bild, make_drafter, make_pruner
+
+        if self.bild is None:
+            drafter = make_drafter(self.name, tokenizer, target, trie=trie)
+        else:
+            thresholds = self.fallback_threshold, self.rollback_threshold
+            drafter = make_bild(self.bild, tokenizer, target, *thresholds, lossless=self.lossless)
+        return {"drafter": drafter, "pruner": make_pruner(self.early_head, target)}
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """How tokens are chosen, and by which host."""
+
+    sample: Sample = False
+    temperature: Temperature = 1.0
+    top_k: TopK = None
+    top_p: TopP = None
+    seed: Annotated[int, typer.Option(help="Of the draw; prompt b of several draws with seed + b.")] = 0
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template around a prompt.")] = False
+    host: Host = "auto"
+    strict: Annotated[bool, typer.Option("--strict", help="Decide near-ties again (16-bit models).")] = False
+
+    def check(self) -> None:
+        """Refuse options of a draw without one.
+
+        Raises:
+            ValueError: one of them.
+        """
+        drawn = {"--temperature": self.temperature != 1.0 or None, "--top-k": self.top_k, "--top-p": self.top_p}
+        for option, given in drawn.items():
+            if given is not None and not self.sample:
+                raise ValueError(f"{option} shapes the draw of --sample: add --sample, or leave {option} out.")
+
+    def options(self, target: Any, tokenizer: Any) -> Options:
+        """The same as an engine's options for `target`."""
+        from draftree.engine.options import read_options
+
+        temperature = self.temperature if self.sample else None
+        given = {"do_sample": self.sample, "temperature": temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return read_options(target, None, None, tokenizer, given)
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt as typed, or standard input for "-"; bytes that are no UTF-8 become replacement characters.
+
+    Raises:
+        ValueError: nothing but spaces.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise ValueError("The prompt is empty: say what to answer, or give '-' and write it to standard input.")
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def ask(engine: Engine, options: Options, ids: list[int], max_new_tokens: int, seed: int) -> Request:
+    """Add a prompt (token ids) to the engine; an encoder-decoder's encoder reads it.
+
+    Raises:
+        ValueError: a prompt that does not fit the model.
+    """
+    import torch
+
+    from draftree.engine.limits import check_prompt, check_source
+    from draftree.engine.options import rules_for
+
+    target, source = engine.target, None
+    if target.encoder_decoder:
+        check_source(ids, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
+        source, ids = torch.tensor(ids), [options.decoder_start]
+    check_prompt(ids, max_new_tokens, target.vocab_size, target.max_positions)
+    rules = rules_for(
+        target.model,
+        options,
+        max_new_tokens=max_new_tokens,
+        padded_length=len(ids),
+        seed=seed,
+        encoder_ids=None if source is None else source[None],
+    )
+    return engine.add(ids, rules, encoder_input=source)

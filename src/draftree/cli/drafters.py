@@ -1,0 +1,129 @@
+"""What a name on the command line stands for: a drafter, a small model for BiLD, an early head."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+TRAINED = ("medusa", "bita", "hidden-transfer", "self-speculative", "draft-model")
+SMALL_ONES = ("demo", "small")  # names of the embedded model's small one beside --bild
+TUNED = ".json"  # ends the name of a file that draftree tune wrote
+DRAFTERS = ("none", "lookahead", "prompt-lookup", "jacobi", *TRAINED)
+
+
+def check_drafter(name: str, trie: Path | None = None) -> None:
+    """Refuse what `make_drafter` cannot make, before a model is loaded.
+
+    Raises:
+        ValueError: no such drafter, or an option that does not belong to it.
+    """
+    parts = name.split("+")
+    if len(parts) > 1 and not Path(name).is_dir():
+        for part in parts:
+            check_drafter(part)
+            if part == "none":
+                raise ValueError(f"{name!r} merges with no drafter: leave 'none' out.")
+        if trie is not None and "lookahead" not in parts:
+            raise ValueError(f"--trie belongs to the lookahead drafter, which is not in {name!r}: leave it out.")
+        return
+    if name.endswith(TUNED) and "+" not in name:
+        if not Path(name).is_file():
+            raise ValueError(f"There is no tuned choice {name!r}: give a file that draftree tune wrote.")
+    elif name not in DRAFTERS and not Path(name).is_dir():
+        near = difflib.get_close_matches(name, DRAFTERS, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        choice = f"{', '.join(DRAFTERS)}, several joined by +, the folder of a drafter or small model, or a tuned .json"
+        raise ValueError(f"There is no drafter {name!r}: choose {choice}.{hint}")
+    if trie is not None and name != "lookahead":
+        raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
+
+
+def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = None) -> Any:
+    """The drafter called `name` on the command line: one of `DRAFTERS`, or a folder that training wrote.
+
+    A folder without `draftree_config.json` is taken for a small model of Hugging Face's; names joined by + are merged;
+    a .json file is what `draftree tune` chose, its trees included.
+
+    Args:
+        name: those of `TRAINED` are the embedded model's.
+        tokenizer: the model's.
+        model: the target.
+        trie: a saved trie for Lookahead.
+
+    Raises:
+        ValueError: no such drafter, one trained for another model, or an option that does not belong to it.
+    """
+    from draftree.drafting import DraftModel, Jacobi, Lookahead, Merge, PromptLookup
+    from draftree.drafting.folder import CONFIG, demo_drafter, load_drafter
+    from draftree.host import inspect_model
+
+    check_drafter(name, trie)
+    if "+" in name and not Path(name).is_dir():
+        parts = name.split("+")
+        return Merge([make_drafter(p, tokenizer, model, trie=trie if p == "lookahead" else None) for p in parts])
+    if name in TRAINED:
+        return demo_drafter(name, model)
+    if name.endswith(TUNED):
+        from draftree.bench.tune_file import load_tuned
+
+        return load_tuned(name, model, tokenizer)
+    if name not in DRAFTERS:
+        if (Path(name) / "config.json").is_file() and not (Path(name) / CONFIG).is_file():
+            return DraftModel.from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)
+        return load_drafter(Path(name), model)
+    if name == "lookahead":
+        if trie is not None and trie.exists():
+            return Lookahead.load(trie, tokenizer)
+        return Lookahead()
+    return {"prompt-lookup": PromptLookup, "jacobi": Jacobi}.get(name, lambda: None)()
+
+
+def make_bild(
+    name: str,
+    tokenizer: Any,
+    model: Any,
+    fallback_threshold: float | None,
+    rollback_threshold: float | None,
+    *,
+    lossless: bool,
+) -> Any:
+    """BiLD of `model` and the small model called `name` on the command line.
+
+    Args:
+        name: a folder, or "demo" or "small" for the embedded model's own.
+        tokenizer, model: the large model's.
+        fallback_threshold, rollback_threshold: of `BiLD`; None for its default.
+        lossless: of `BiLD`.
+
+    Raises:
+        ValueError: no such model, one that does not fit, or a threshold out of range.
+    """
+    from draftree.drafting import BiLD
+    from draftree.drafting.bild import check_options
+    from draftree.drafting.folder import demo_drafter
+    from draftree.host import inspect_model
+
+    given = {"fallback_threshold": fallback_threshold, "rollback_threshold": rollback_threshold}
+    thresholds: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+    check_options(**thresholds)
+    if Path(name).is_dir():
+        dtype = inspect_model(model).dtype
+        return BiLD.from_pretrained(name, tokenizer, dtype=dtype, lossless=lossless, **thresholds)
+    if name not in SMALL_ONES:
+        raise ValueError(f"There is no small model {name!r}: give its folder, or 'demo' for the embedded model's.")
+    return BiLD(demo_drafter("draft-model", model).model, lossless=lossless, **thresholds)
+
+
+def make_pruner(name: str | None, model: Any) -> Any:
+    """Early pruning by the head in folder `name`, or the embedded model's for "demo"; None for None.
+
+    Raises:
+        ValueError: no such folder, or a head of another model.
+    """
+    from draftree.pruning import EarlyHead, EarlyPruning, demo_early_head
+
+    if name is None:
+        return None
+    head = demo_early_head(model) if name == "demo" else EarlyHead.from_pretrained(Path(name), model)
+    return EarlyPruning(head)

@@ -1,0 +1,33 @@
+"""What every measurement of `draftree bench` begins with: its prompts, threads, and a folder for its results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from draftree.cli.options import RESULTS, Prompts, Results, Threads, check_folder, use_threads
+
+if TYPE_CHECKING:
+    from draftree.bench.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Options of every measurement that answers prompts."""
+
+    prompts: Prompts = None
+    threads: Threads = None
+    out: Results = RESULTS
+
+    def begin(self) -> list[Prompt]:
+        """The prompts; the folder is there and torch has its threads.
+
+        Raises:
+            ValueError: a prompts file that cannot be used, or a folder that cannot be written to.
+        """
+        from draftree.bench.prompts import embedded_prompts, read_prompts
+
+        found = embedded_prompts() if self.prompts is None else read_prompts(self.prompts)
+        check_folder(self.out)
+        use_threads(self.threads)
+        return found

@@ -1,0 +1,128 @@
+"""Options that several verbs share: each is declared here once, and a verb gives its own default.
+
+Blocks of options that always come together are dataclasses, each beside what is done with it; `grouped` makes their
+fields options of a verb.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+RESULTS = Path("bench-results")
+
+Model = Annotated[str | None, typer.Option(help="Model folder or hub name.", show_default="the embedded model")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with a 'prompt' each, Spec-Bench's question.jsonl, or a folder of such files.",
+        show_default="those of the package",
+    ),
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")]
+Results = Annotated[Path, typer.Option(help="Folder for the results.")]
+Host = Annotated[str, typer.Option(help="auto, loop or hooked.")]
+
+# What to measure.
+Experiment = Annotated[str | None, typer.Argument(help="Which one; --list tells them.", show_default=False)]
+ShowList = Annotated[bool, typer.Option("--list", help="Tell the experiments, and do nothing else.")]
+PerSet = Annotated[int, typer.Option(min=1, help="Prompts of every set to measure on.")]
+WarmPerSet = Annotated[int, typer.Option(min=0, help="Other prompts of every set, whose answers the trie has seen.")]
+DrafterWarm = Annotated[int, typer.Option(min=0, help="Prompts of every set that warm the trie.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")]
+Rounds = Annotated[int, typer.Option(min=1, help="How often every prompt is answered.")]
+StepRounds = Annotated[int, typer.Option(min=1, help="How often a step of each kind is timed.")]
+Context = Annotated[int, typer.Option(min=1, help="Tokens before the rows of a step.")]
+Inflate = Annotated[
+    str | None, typer.Option(help="Inflate the model to about so many parameters, as 100M.", show_default="no")
+]
+Compiled = Annotated[
+    bool, typer.Option("--compile/--no-compile", help="Measure HF with static cache and torch.compile.")
+]
+
+# How tokens are drawn.
+Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the best.")]
+Temperature = Annotated[float, typer.Option(help="Of the draw, with --sample.")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Draw from the k best only.")]
+TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the nucleus of this mass.")]
+
+# Where rows of a file have what.
+Field = Annotated[str | None, typer.Option(help="Where a row has its input.", show_default="turns, prompt or question")]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        help="full, short, or a text with {question} in it.",
+        show_default="short; the bare input without a chat template",
+    ),
+]
+DataSet = Annotated[Path, typer.Option(help="Data set that draftree train data made with this model.")]
+Longest = Annotated[int | None, typer.Option("--max-length", help="Leave out rows with more tokens.")]
+
+DRAFTER = (
+    "none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, self-speculative, several "
+    "joined by +, the folder of a drafter or small model, or a .json file that draftree tune wrote."
+)
+
+
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """`verb` as typer can take it: an argument annotated with a dataclass becomes the options that its fields declare.
+
+    All arguments are given by name, so one without a default may follow one that has a default. They are listed in the
+    order in which they stand, those of a block in the place of its argument.
+    """
+    blocks: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+        block = parameter.annotation
+        if not dataclasses.is_dataclass(block):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        assert isinstance(block, type)
+        blocks[parameter.name] = block
+        hints = get_type_hints(block, include_extras=True)
+        for field in dataclasses.fields(block):
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name]))
+
+    @functools.wraps(verb)
+    def called(**given: Any) -> None:
+        for name, block in blocks.items():
+            given[name] = block(**{field.name: given.pop(field.name) for field in dataclasses.fields(block)})
+        verb(**given)
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect looks for
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
+
+def use_threads(threads: int | None) -> None:
+    """Let torch use so many CPU threads; None leaves the choice to torch."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def check_folder(folder: Path) -> None:
+    """Make the folder that results go into, before there are any.
+
+    Raises:
+        ValueError: a file is in its place, or nothing can be written there.
+    """
+    import os
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"--out is {str(folder)!r}, and a file is in the way: name a folder.") from None
+    except OSError as error:
+        raise ValueError(f"--out is {str(folder)!r}, which cannot be made ({error.strerror}): name another.") from None
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"--out is {str(folder)!r}, and nothing can be written there: name another folder.")

@@ -1,0 +1,163 @@
+"""What measurements and trainings show: a console, how far they are, tables, and which files were written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from draftree.bench.harness import Watcher
+
+if TYPE_CHECKING:
+    from draftree.bench.analysis_setup import Findings
+
+PIPED_WIDTH = 120  # columns of tables in a file or pipe
+REFRESH = 0.2  # seconds between drawings of a progress bar
+TELL = 15.0  # seconds between lines of progress where output is piped
+
+
+def wide_console() -> Console:
+    """A console without highlighting; of a fixed width where output is piped."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    return console
+
+
+def line_console() -> Console:
+    """A console without highlighting, for running text: lines are as long as they are."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def show_tables(console: Console, findings: Findings, about: dict[str, Any]) -> None:
+    """Print where and how an experiment was made, its tables and its remarks."""
+    from draftree.bench.findings_files import heading
+
+    console.print(heading(about), markup=False)
+    for one in findings.tables:
+        console.print(one)
+    for remark in findings.remarks:
+        console.print(remark, markup=False)
+
+
+def show_findings(console: Console, findings: Findings, about: dict[str, Any], out: Path, group: str) -> None:
+    """Print an experiment's tables and remarks, and write bench-GROUP-EXPERIMENT.json and .png into `out`."""
+    from draftree.bench.findings_files import write_json, write_png
+
+    show_tables(console, findings, about)
+    written = [write_json(findings, about, out, group)]
+    tell_written(console, written + drawn(console, lambda: write_png(findings, about, out, group)))
+
+
+def drawn(console: Console, write_png: Callable[[], Path]) -> list[Path]:
+    """The picture that `write_png` writes; none, and a line that says why, where there is no matplotlib."""
+    from draftree.bench.plot import has_matplotlib
+
+    if has_matplotlib():
+        return [write_png()]
+    console.print("No plot: it needs matplotlib, which pip install 'draftree\\[bench]' brings.")
+    return []
+
+
+def tell_written(console: Console, paths: Sequence[Path]) -> None:
+    """Say which files there are now; names are not broken, so that they can be copied."""
+    console.print("Written: " + ", ".join(str(path) for path in paths), markup=False, soft_wrap=True)
+
+
+class StageBar(Watcher):
+    """Shows the stages of a measurement: a bar on a terminal, one line a stage where output is piped."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            # Drawn from step(), between measurements: a drawing thread would take time from what is measured.
+            auto_refresh=False,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._drawn = 0.0
+
+    def __enter__(self) -> StageBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def stage(self, name: str, total: int | None) -> None:
+        """See `Watcher.stage`."""
+        if not self._console.is_terminal:
+            self._console.print(f"{name} ..." if total is None else f"{name}: {total} ...")
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(name, total=total)
+        self._progress.refresh()
+
+    def step(self) -> None:
+        """See `Watcher.step`."""
+        if self._task is None:
+            return
+        self._progress.advance(self._task)
+        now = time.monotonic()
+        if now - self._drawn > REFRESH:
+            self._progress.refresh()
+            self._drawn = now
+
+
+class DataBar:
+    """How far the answers are: a bar with the time left on a terminal, a line now and then in a pipe."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("answering"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]} tokens/s,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> DataBar:
+        self._begin = self._told = time.monotonic()
+        self._first: int | None = None
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, done: int, total: int, tokens: int) -> None:
+        """See `draftree.training.answers.Progress`."""
+        now = time.monotonic()
+        seconds = max(now - self._begin, 1e-9)
+        if self._first is None:
+            self._first = done - 1
+            self._task = self._bar.add_task("", total=total, completed=self._first, speed=0)
+        self._bar.update(self._task, completed=done, speed=round(tokens / seconds))
+        if not self._console.is_terminal and now - self._told > TELL:
+            self._told = now
+            left = (total - done) * seconds / (done - self._first)
+            print(f"{done} of {total} answered, {tokens / seconds:.0f} tokens/s, {left:.0f} s left", flush=True)
