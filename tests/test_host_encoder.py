@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import zoo
 from host_driver import Tree, difference, hosts_for, one_thread, random_ids, stock_logits  # noqa: F401
 from torch import Tensor
 
+from draftree.host import CrossHost
 from draftree.host.base import Host
 from draftree.host.encoder import EncoderState
 from draftree.host.plan import Plan
@@ -164,3 +166,50 @@ def test_misuse_is_told() -> None:
             driving.run(plan, driving.new_cache(1))
         with pytest.raises(ValueError, match="Slot 0 has no source"):
             driving.run(plan, driving.new_cache(1), 0, state)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["t5", "t5-gated", "mt5"])
+def test_a_compiled_encoder_says_what_the_stock_one_says(
+    name: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sources shorter and longer than biases by distance reach, holes in them, and slots behind the first."""
+    monkeypatch.setattr("draftree.host.source.WORTH_THREADS", 0)
+    model = zoo.build(name)
+    host = hosts_for(model)[-1]
+    stock, compiled = EncoderState(host.target, 3), host.new_encoder(3)
+    assert isinstance(host, CrossHost)
+    assert host._reader.compiled
+    reach = model.config.relative_attention_max_distance
+    generator = torch.Generator().manual_seed(3)
+    torch.set_num_threads(threads)
+    try:
+        for slot, length in enumerate((1, 40, 2 * reach + 30)):
+            source, mask = random_ids(length, generator), torch.ones(length)
+            mask[1 : 1 + 2 * slot] = 0
+            for state in (stock, compiled):
+                state.admit(slot, source, mask)
+    finally:
+        torch.set_num_threads(1)
+    assert compiled.lengths == stock.lengths
+    for ours, theirs in zip(compiled._keys + compiled._values, stock._keys + stock._values, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    other = host.new_encoder(1)
+    other.admit(0, torch.tensor([5, 6, 7]))
+    assert not torch.allclose(other._keys[0][0, :, :3], stock._keys[0][1, :, :3], atol=1e-2)
+    with pytest.raises(IndexError, match="token id outside"):
+        other.admit(0, torch.tensor([5, 10**6]))
+
+
+def test_an_encoder_with_hooks_runs_by_its_own_forward() -> None:
+    model = copy.deepcopy(zoo.build("t5"))
+    calls: list[int] = []
+    model.encoder.block[1].register_forward_hook(lambda *_: calls.append(1))
+    host = CrossHost(inspect_model(model))
+    ours, theirs = host.new_encoder(1), EncoderState(host.target, 1)
+    calls.clear()  # the model was looked over
+    ours.admit(0, torch.tensor([5, 6, 7]))
+    assert calls == [1]
+    theirs.admit(0, torch.tensor([5, 6, 7]))
+    for mine, stock in zip(ours._keys + ours._values, theirs._keys + theirs._values, strict=True):
+        torch.testing.assert_close(mine, stock, rtol=1e-4, atol=1e-4)

@@ -15,6 +15,10 @@ typedef struct {
     const uint8_t *seen;         /* [slots, columns], which of a source's columns are real */
     const int64_t *lengths;      /* per request, columns of its source */
     const int64_t *places;       /* [batch, rows], positions of the rows; NULL where each stands behind all of its text */
+    const float *embedding;      /* [vocabulary, hidden] */
+    const float *closing;        /* norm behind the last layer */
+    const Matrix *head;
+    int64_t vocabulary;
     int64_t count, hidden, heads, dim, inner, columns, distances;
     float epsilon;
     int64_t longest;             /* columns that a row may see, at most */
@@ -32,28 +36,33 @@ typedef struct {
     float *out;                  /* [batch * rows, heads * dim] */
 } CrossAttending;
 
-/* One head of one row; `distance` by column, or else `seen`. */
-INLINE void attend_columns(const CrossAttending *t, const float *query, const float *keys, const float *values, int64_t count,
+/* One head of one row; columns lie `by_column` floats apart. `distance` by column, or else `seen`. */
+INLINE void attend_columns(int64_t dim, const float *query, const float *keys, const float *values, int64_t by_column, int64_t count,
                            const float *bias, const int32_t *distance, const uint8_t *seen, float *scores, float *out) {
-    int64_t dim = t->c->dim;
     float most = -3e38f, sum = 0;
     for (int64_t j = 0; j < count; j++) {
-        if (distance ? distance[j] < 0 : !seen[j]) continue;
-        const float *key = keys + j * dim;
+        if (distance ? distance[j] < 0 : !seen[j]) {
+            scores[j] = -3e38f;
+            continue;
+        }
+        const float *key = keys + j * by_column;
         float lanes[LANES] = {0}, score = distance ? bias[distance[j]] : 0;
         int64_t i = 0;
         for (; i + LANES <= dim; i += LANES)
             for (int k = 0; k < LANES; k++) lanes[k] += query[i + k] * key[i + k];
         for (; i < dim; i++) score += query[i] * key[i];
-        for (int k = 0; k < LANES; k++) score += lanes[k];
+        for (int half = LANES / 2; half; half /= 2) /* pairs: sixteen additions one after the other took half of the time */
+            for (int k = 0; k < half; k++) lanes[k] += lanes[k + half];
+        score += lanes[0];
         scores[j] = score;
         most = score > most ? score : most;
     }
     for (int64_t i = 0; i < dim; i++) out[i] = 0;
+    for (int64_t j = 0; j < count; j++) scores[j] = exponential(scores[j] - most);
     for (int64_t j = 0; j < count; j++) {
         if (distance ? distance[j] < 0 : !seen[j]) continue;
-        const float *value = values + j * dim;
-        float weight = exponential(scores[j] - most);
+        const float *value = values + j * by_column;
+        float weight = scores[j];
         sum += weight;
         for (int64_t i = 0; i < dim; i++) out[i] += weight * value[i];
     }
@@ -68,7 +77,7 @@ INLINE void cross_attending_share(const CrossAttending *t, int64_t first, int64_
         int64_t b = item / c->heads, h = item % c->heads, slot = p->first + b;
         int64_t store = (slot * c->heads + h) * t->capacity * c->dim;
         for (int64_t r = b * p->rows; r < (b + 1) * p->rows; r++)
-            attend_columns(t, t->query + r * t->stride + h * c->dim, t->keys + store, t->values + store,
+            attend_columns(c->dim, t->query + r * t->stride + h * c->dim, t->keys + store, t->values + store, c->dim,
                            t->source ? c->lengths[b] : p->starts[b] + p->rows, c->bias + h * c->distances,
                            t->source ? 0 : c->distance + r * c->longest, c->seen + slot * c->columns, scores,
                            t->out + (r * c->heads + h) * c->dim);
@@ -111,6 +120,20 @@ static void cross_distances(const Cross *c, const Pass *p) {
         }
 }
 
+/* x [rows, outputs of down] += down (activated up normed); no gate where it has no inputs. wide: 2 * rows * inner floats. */
+static void dense(const Matrix *up, const Matrix *gate, const Matrix *down, const float *normed, int64_t rows, int64_t threads,
+                  float *wide, float *x) {
+    int64_t inner = down->inputs;
+    if (gate->inputs) {
+        Gating t = {gate, up, normed, rows, 1, wide, wide + rows * inner};
+        spread(kernels->gating, &t, panels_of(gate), threads, 2 * rows * gate->inputs * inner);
+    } else {
+        layer_product(up, normed, rows, threads, 0, wide);
+        for (int64_t k = 0; k < rows * inner; k++) wide[k] = wide[k] > 0 ? wide[k] : 0;
+    }
+    layer_product(down, wide, rows, threads, 1, x);
+}
+
 /* All layers on x [batch * rows, hidden], in place; keys and values go behind each slot's context. The scratch of `p` holds
  * batch * rows * (hidden + the wider of 4 heads * dim and 2 inner) floats. */
 void layer_cross(const Cross *c, const Pass *p, float *x, float *const *keys, float *const *values) {
@@ -139,13 +162,21 @@ void layer_cross(const Cross *c, const Pass *p, float *x, float *const *keys, fl
         spread(attending, &source, items, p->threads, rows * width * c->columns);
         layer_product(&l->crossed, mixed, rows, p->threads, 1, x);
         layer_norm(x, l->mlp_norm, c->epsilon, rows, c->hidden, normed);
-        if (l->gate.inputs) {
-            Gating t = {&l->gate, &l->up, normed, rows, 1, wide, wide + rows * c->inner};
-            spread(kernels->gating, &t, panels_of(&l->gate), p->threads, 2 * rows * c->hidden * c->inner);
-        } else {
-            layer_product(&l->up, normed, rows, p->threads, 0, wide);
-            for (int64_t k = 0; k < rows * c->inner; k++) wide[k] = wide[k] > 0 ? wide[k] : 0;
-        }
-        layer_product(&l->down, wide, rows, p->threads, 1, x);
+        dense(&l->up, &l->gate, &l->down, normed, rows, p->threads, wide, x);
     }
+}
+
+/* A whole pass: logits [batch, last - first, outputs of the head] of the wanted rows of each request. x holds batch * rows *
+ * hidden floats, normed as many. Returns 0 where a token is none; nothing is done then. */
+int64_t layer_crossed(const Cross *c, const Pass *p, const int64_t *tokens, float *const *keys, float *const *values, int64_t first,
+                      int64_t last, int64_t head_threads, float *x, float *normed, float *logits) {
+    int64_t rows = p->batch * p->rows, wanted = last - first, hidden = c->hidden;
+    for (int64_t r = 0; r < rows; r++)
+        if (tokens[r] < 0 || tokens[r] >= c->vocabulary) return 0;
+    for (int64_t r = 0; r < rows; r++) memcpy(x + r * hidden, c->embedding + tokens[r] * hidden, hidden * sizeof *x);
+    layer_cross(c, p, x, keys, values);
+    for (int64_t b = 0; b < p->batch; b++)
+        layer_norm(x + (b * p->rows + first) * hidden, c->closing, c->epsilon, wanted, hidden, normed + b * wanted * hidden);
+    layer_product(c->head, normed, p->batch * wanted, head_threads, 0, logits);
+    return 1;
 }

@@ -5,7 +5,7 @@
 
 #include "_attention.h"
 
-#define ABI 9 /* raised when a signature changes; compiled.py refuses a library of another number */
+#define ABI 10 /* raised when a signature changes; compiled.py refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define NO_ATTENTION 1 /* of what a layer skips */
 #define NO_MLP 2
@@ -349,6 +349,8 @@ void layer_run(const Layer *const *layers, int64_t count, const Pass *p, float *
 }
 
 #include "_crossed.h"
+
+#include "_source.h"
 
 #include "_ahead.h"
 #include "_one_call.h"

@@ -29,7 +29,7 @@ from draftree.host.rotary import Rotation
 from draftree.host.skip import Omitted
 
 LIBRARY = Path(__file__).with_name("_layer.so")
-ABI = 9
+ABI = 10
 WORTH_THREADS = 6_000_000  # multiplications of a pass under which waking other threads costs more than it saves
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 

@@ -2,27 +2,30 @@
 
 A stock pass of a small one is mostly overhead of tensor operations; compiled (`_crossed.h`) it takes a fraction of the
 time, and several steps ahead go in one call. Passes with anything special in them (rows that join, leave or are tapped)
-go through the stock `forward`, over the same caches. The encoder, which runs once a request, always does.
+go through the stock `forward`, over the same caches. The encoder, which runs once a request, is compiled as well
+(`draftree.host.source`).
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftree.host.ahead import AheadPlan, Course, Scratch, _Ahead, go, prepared
 from draftree.host.cache import SlotCache
 from draftree.host.compiled import ABI, WORTH_THREADS, _Pass, load_library
 from draftree.host.encoder import EncoderState
 from draftree.host.hooked import HookedHost
-from draftree.host.panels import Matrix, Packed, PackedLinear
+from draftree.host.panels import Matrix, Packed
 from draftree.host.plan import PassResult, Plan, Segment
 from draftree.host.probe import probe
 from draftree.host.product import may_copy
+from draftree.host.source import SourceReader, all_plain, bias_by_distance, dense_linears, plain, plain_linears
 from draftree.host.target import Target
 
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
@@ -39,6 +42,8 @@ class _CrossLayer(Structure):
 class _Cross(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("layers", "bias", "seen", "lengths", "places")),
+        *((name, c_void_p) for name in ("embedding", "closing", "head")),
+        ("vocabulary", c_int64),
         *((name, c_int64) for name in ("count", "hidden", "heads", "dim", "inner", "columns", "distances")),
         ("epsilon", c_float),
         ("longest", c_int64),
@@ -61,15 +66,10 @@ class CrossHost(HookedHost):
         model = target.model
         if target.dtype != torch.float32 or not all(p.is_cpu and p.dtype == torch.float32 for p in model.parameters()):
             return False
-        for module in (*target.decoder.modules(), model.get_output_embeddings(), model):
-            if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
-                return False
-            if not type(module).__module__.startswith(("torch.nn.", "transformers.", "draftree.host.panels")):
-                return False
+        if not (plain(model) and all_plain(target.decoder) and all_plain(model.get_output_embeddings())):
+            return False
         layers: list[Any] = target.layers
-        if not all(
-            type(m) in (nn.Linear, PackedLinear) for layer in layers for group in _linears(layer) for m in group
-        ):
+        if not all(plain_linears(_linears(layer)) for layer in layers):
             return False
         contiguous = target.decoder.get_input_embeddings().weight.is_contiguous()
         return contiguous and may_copy(model, target.device, compiled=True)
@@ -78,19 +78,11 @@ class CrossHost(HookedHost):
         super().__init__(target)
         self.form = f"{self.name}, compiled {ABI}"
         self._compiled = _Decoder(load_library(), target)
+        self._reader = SourceReader(load_library(), target)
 
     def new_encoder(self, slots: int) -> EncoderState:
-        """See `Host.new_encoder`: cross keys and values without a pass of the decoder."""
-        return EncoderState(self.target, slots, self._project)
-
-    def _project(self, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
-        layers: list[Any] = self.target.layers
-        made = []
-        for attention in (layer.layer[1].EncDecAttention for layer in layers):
-            shape = (1, hidden.shape[1], attention.n_heads, attention.key_value_proj_dim)
-            keys, values = (linear(hidden).view(shape).transpose(1, 2) for linear in (attention.k, attention.v))
-            made.append((keys, values))
-        return made
+        """See `Host.new_encoder`: sources are read in one compiled call."""
+        return EncoderState(self.target, slots, self._reader)
 
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Host.run`."""
@@ -100,6 +92,8 @@ class CrossHost(HookedHost):
             self.target.refuse_training()
         cache.open(first, plan.batch, plan.width)
         logits = self._compiled.run(plan, cache, encoder)
+        if logits is None:
+            return super().run(plan, cache, first, encoder)  # which says what is wrong
         return PassResult(logits, [Segment(0, None, plan.positions, plan.visible)], {}, self)
 
     def run_ahead(self, plan: AheadPlan, cache: SlotCache, first: int = 0, encoder: Any = None) -> Course | None:
@@ -115,15 +109,18 @@ class _Decoder:
 
     def __init__(self, library: Any, target: Target) -> None:
         self._library, self._scratch = prepared(library), Scratch()
-        library.layer_cross.restype = None
-        library.layer_cross.argtypes = [POINTER(_Cross), POINTER(_Pass), *[c_void_p] * 3]
+        library.layer_crossed.restype = c_int64
+        library.layer_crossed.argtypes = [
+            *(POINTER(_Cross), POINTER(_Pass), *[c_void_p] * 3),
+            *(*[c_int64] * 3, *[c_void_p] * 3),
+        ]
         layers: list[Any] = target.layers
         self._kept: list[Any] = []
         self._layers = [self._described(layer) for layer in layers]
         attention = layers[0].layer[0].SelfAttention
         self._heads, self._dim, self._hidden = attention.n_heads, attention.key_value_proj_dim, target.hidden_size
         self._inner = int(self._layers[0].down.inputs)
-        self._bias = _bias_by_distance(attention)
+        self._bias = bias_by_distance(attention)
         closing: Any = target.decoder.final_layer_norm
         self._epsilon = float(closing.variance_epsilon)
         # What a tied head multiplies its input by is as good in the norm before it.
@@ -139,27 +136,28 @@ class _Decoder:
         norms = [part.layer_norm.weight for part in layer.layer]
         return _CrossLayer(*matrices, *(norm.data_ptr() for norm in norms), None, None)
 
-    def run(self, plan: Plan, cache: SlotCache, encoder: EncoderState) -> Tensor:
-        """Logits [B, n, V] of the rows that `plan` wants some of; `cache` is open for it."""
-        places, visible = plan.positions.contiguous(), plan.visible.contiguous()
-        x = nn.functional.embedding(plan.tokens, self._embedding)
-        call = _Call(self, cache, encoder, plan.batch, plan.width, plan.width)
+    def run(self, plan: Plan, cache: SlotCache, encoder: EncoderState) -> Tensor | None:
+        """Logits [B, n, V] of the rows that `plan` wants some of; `cache` is open for it. None for unknown tokens."""
+        tokens, places, visible = plan.tokens.contiguous(), plan.positions.contiguous(), plan.visible.contiguous()
+        batch, width, head = plan.batch, plan.width, self._head.described
+        begin, end, _ = slice(plan.first_logit_row, plan.last_logit_row).indices(width)
+        floats = batch * width * self._hidden
+        call = self.call(cache, encoder, batch, width, width, 2 * floats)
         call.cross.places = places.data_ptr()
-        call.p.visible, call.p.back = visible.data_ptr(), visible.shape[2] - plan.width
-        self._library.layer_cross(call.cross, call.p, x.data_ptr(), call.keys, call.values)
-        x = x[:, plan.first_logit_row : plan.last_logit_row].contiguous()
-        rows, matrix = x.shape[0] * x.shape[1], self._head.described
-        normed, logits = torch.empty_like(x), x.new_empty(*x.shape[:2], matrix.outputs)
-        threads = torch.get_num_threads() if rows * matrix.inputs * matrix.outputs > WORTH_THREADS // 4 else 1
-        norm = self._norm.data_ptr()
-        self._library.layer_norm(x.data_ptr(), norm, self._epsilon, rows, self._hidden, normed.data_ptr())
-        self._library.layer_product(matrix, normed.data_ptr(), rows, threads, 0, logits.data_ptr())
-        return logits
+        call.p.visible, call.p.back = visible.data_ptr(), visible.shape[2] - width
+        logits = torch.empty(batch, end - begin, head.outputs)
+        wanted = batch * (end - begin)
+        threads = torch.get_num_threads() if wanted * head.inputs * head.outputs > WORTH_THREADS // 4 else 1
+        done = self._library.layer_crossed(
+            *(call.cross, call.p, tokens.data_ptr(), call.keys, call.values, begin, end, threads),
+            *(call.work, call.work + 4 * floats, logits.data_ptr()),
+        )
+        return logits if done else None
 
     def run_ahead(self, plan: AheadPlan, cache: SlotCache, encoder: EncoderState) -> Course:
         """See `Host.run_ahead`; `cache` is open for requests and steps."""
         batch, head = plan.batch, self._head.described
-        call = _Call(self, cache, encoder, batch, 1, plan.steps, batch * (2 * self._hidden + head.outputs))
+        call = self.call(cache, encoder, batch, 1, plan.steps, batch * (2 * self._hidden + head.outputs))
         ahead = _Ahead(
             *(None, ctypes.addressof(call.keys), ctypes.addressof(call.values), len(self._layers)),
             *(self._embedding.data_ptr(), self._norm.data_ptr(), None, None, ctypes.addressof(head)),
@@ -169,64 +167,67 @@ class _Decoder:
         )
         return go(self._library, ahead, call.p, plan, call.work)
 
+    def call(self, cache: SlotCache, encoder: EncoderState, batch: int, rows: int, ahead: int, work: int) -> _Call:
+        """What C reads in a call, good until the next one over the same cache, which is open.
+
+        Args:
+            cache, encoder: of the requests.
+            batch, rows: of the pass.
+            ahead: columns that each request may grow by.
+            work: floats that the caller needs besides, at the address `work` of what is returned.
+        """
+        lengths = encoder.sources(cache.first, batch)
+        call: _Call | None = cache.notes.get(self)
+        if call is None or call.of is not encoder or call.laid != encoder.laid:
+            call = _Call(self, cache, encoder)  # may lay the cache's stores, so it is noted behind that
+            cache.notes[self] = call
+        call.open(self, cache, lengths, rows, ahead, work)
+        return call
+
 
 class _Call:
-    """What C reads in one call, and its memory.
+    """What C reads in calls over one cache: where everything lies is the same from call to call."""
 
-    Args:
-        of: the decoder.
-        cache, encoder: of the requests; the cache is open.
-        batch, rows: of the pass.
-        ahead: columns that each request may grow by.
-        work: floats that the caller needs besides, at address `work`.
-    """
-
-    def __init__(
-        self, of: _Decoder, cache: SlotCache, encoder: EncoderState, batch: int, rows: int, ahead: int, work: int = 0
-    ) -> None:
-        first, starts, count = cache.first, cache.starts, len(of._layers)
-        keys, values, seen, lengths = encoder.stores(first, batch)
-        self._described = (_CrossLayer * count)(*of._layers)
-        for layer, key, value in zip(self._described, keys, values, strict=True):
+    def __init__(self, decoder: _Decoder, cache: SlotCache, encoder: EncoderState) -> None:
+        self.of, self.laid, count = encoder, encoder.laid, len(decoder._layers)
+        keys, values, seen = encoder.stores()
+        self._layers = (_CrossLayer * count)(*decoder._layers)
+        for layer, key, value in zip(self._layers, keys, values, strict=True):
             layer.keys, layer.values = key.data_ptr(), value.data_ptr()
-        stores = [cache.stores(i, of._heads, (of._dim, of._dim), of._embedding) for i in range(count)]
+        widths = decoder._dim, decoder._dim
+        stores = [cache.stores(i, decoder._heads, widths, decoder._embedding) for i in range(count)]
         self.keys = (c_void_p * count)(*(k.data_ptr() for k, _ in stores))
         self.values = (c_void_p * count)(*(v.data_ptr() for _, v in stores))
-        total, columns = batch * rows, seen.shape[1]
-        longest = max(max(starts) + ahead, columns)
-        threads = torch.get_num_threads() if total * of._weights > WORTH_THREADS else 1
-        scratch = total * (of._hidden + max(4 * of._heads * of._dim, 2 * of._inner))
-        at = of._scratch.floats(scratch + threads * longest + total * longest + work)
-        scores, distance = at + 4 * scratch, at + 4 * (scratch + threads * longest)
-        self.work = distance + 4 * total * longest
-        self._lengths = (c_int64 * batch)(*lengths)
-        self._starts = (c_int64 * batch)(*starts)
-        self.p = _Pass(
-            *(batch, rows, first, cache.capacity, self._starts),
-            *(None, None, at, threads, 0, 0, None, None, None),
-        )
+        like, head = decoder._embedding, decoder._head.described
         self.cross = _Cross(
-            *(ctypes.addressof(self._described), of._bias.data_ptr(), seen.data_ptr()),
-            *(ctypes.addressof(self._lengths), None, count, of._hidden, of._heads, of._dim, of._inner, columns),
-            *(of._bias.shape[1], of._epsilon, longest, scores, distance),
+            *(ctypes.addressof(self._layers), decoder._bias.data_ptr(), seen.data_ptr(), None, None),
+            *(like.data_ptr(), decoder._norm.data_ptr(), ctypes.addressof(head), len(like)),
+            *(count, decoder._hidden, decoder._heads, decoder._dim, decoder._inner, seen.shape[1]),
+            *(decoder._bias.shape[1], decoder._epsilon),
         )
+        self._columns = seen.shape[1]
+
+    def open(
+        self, decoder: _Decoder, cache: SlotCache, lengths: Sequence[int], rows: int, ahead: int, work: int
+    ) -> None:
+        """Get ready for a call; `lengths` are those of the requests' sources, the others as of `_Decoder.call`."""
+        batch = len(lengths)
+        starts, total = cache.starts, batch * rows
+        longest = max(max(starts) + ahead, self._columns)
+        threads = torch.get_num_threads() if total * decoder._weights > WORTH_THREADS else 1
+        scratch = total * (decoder._hidden + max(4 * decoder._heads * decoder._dim, 2 * decoder._inner))
+        at = decoder._scratch.floats(scratch + threads * longest + total * longest + work)
+        cross = self.cross
+        cross.longest, cross.places = longest, None
+        cross.scores, cross.distance = at + 4 * scratch, at + 4 * (scratch + threads * longest)
+        self.work = cross.distance + 4 * total * longest
+        self._lengths = (c_int64 * batch)(*lengths)
+        cross.lengths = ctypes.addressof(self._lengths)
+        self.p = _Pass(batch, rows, cache.first, cache.capacity, (c_int64 * batch)(*starts))
+        self.p.scratch, self.p.threads = at, threads
 
 
 def _linears(layer: Any) -> list[list[Any]]:
     """A decoder layer's linears in the order of `_CrossLayer`, those on the same input together; none for no gate."""
-    text, source, dense = layer.layer[0].SelfAttention, layer.layer[1].EncDecAttention, layer.layer[2].DenseReluDense
-    mlp = [[dense.wi_1], [dense.wi_0]] if hasattr(dense, "wi_0") else [[dense.wi], []]
-    return [[text.q, text.k, text.v], [text.o], [source.q], [source.o], *mlp, [dense.wo]]
-
-
-def _bias_by_distance(attention: Any) -> Tensor:
-    """[heads, distances]: what is added to scores of columns so many tokens back; the last holds for all further."""
-    distance = torch.arange(attention.relative_attention_max_distance + 1)
-    bucket = attention._relative_position_bucket(
-        -distance,
-        bidirectional=False,
-        num_buckets=attention.relative_attention_num_buckets,
-        max_distance=attention.relative_attention_max_distance,
-    )
-    bias: Tensor = attention.relative_attention_bias.weight.detach()[bucket].t().contiguous()
-    return bias
+    text, source = layer.layer[0].SelfAttention, layer.layer[1].EncDecAttention
+    return [[text.q, text.k, text.v], [text.o], [source.q], [source.o], *dense_linears(layer.layer[2].DenseReluDense)]

@@ -1,15 +1,15 @@
 """The encoder's side of encoder-decoders: run once a request, its cross keys and values kept by slot.
 
 A request is admitted by one run of the encoder and one single-row run of the decoder, whose only purpose is that the
-stock model computes its own cross keys and values, whatever its family; a host that knows the family computes them
-itself. Every later pass finds them ready; the encoder's hidden states themselves are not kept. Sources of different
-lengths share a pass behind a padding mask.
+stock model computes its own cross keys and values, whatever its family; a host that knows the family reads sources by a
+reader of its own (`draftree.host.source`). Every later pass finds them ready; the encoder's hidden states themselves
+are not kept. Sources of different lengths share a pass behind a padding mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from draftree.host.cache import SlotCache
 from draftree.host.target import Target
+
+if TYPE_CHECKING:
+    from draftree.host.source import SourceReader
 
 BLOCK = 64  # columns by which the store grows
 
@@ -28,20 +31,22 @@ class EncoderState:
     Args:
         target: an encoder-decoder.
         slots: number of requests held at once.
-        project: gives every layer's cross keys and values, each [1, heads, L, head dim], of the encoder's output
-            [1, L, d], where a host knows how; None lets the stock decoder do it.
+        reader: reads sources in a way of its own; None lets the stock model do it.
+
+    Attributes:
+        lengths: tokens of each slot's source, 0 where there is none.
+        laid: how often the stores were laid anew.
 
     Raises:
         ValueError: the target is decoder-only.
     """
 
-    def __init__(
-        self, target: Target, slots: int, project: Callable[[Tensor], list[tuple[Tensor, Tensor]]] | None = None
-    ) -> None:
+    def __init__(self, target: Target, slots: int, reader: SourceReader | None = None) -> None:
         if not target.encoder_decoder:
             raise ValueError(f"'{target.model_type}' is decoder-only: it needs no EncoderState.")
-        self.target, self._project = target, project
+        self.target, self._reader = target, reader
         self.lengths = [0] * slots
+        self.laid = 0
         self._keys: list[Tensor] = []  # a layer: [slots, heads, columns, head dim]
         self._values: list[Tensor] = []
         self._mask: Tensor | None = None  # BoolTensor [slots, columns]
@@ -68,42 +73,58 @@ class EncoderState:
         source = input_ids if states is None else states[:, 0]
         if source is None or source.dim() != 1 or source.numel() == 0:
             raise ValueError("The encoder needs a source: one sequence of at least one token, or its states [L, d].")
-        model, device = self.target.model, self.target.device
-        mask = torch.ones(1, source.shape[0], dtype=torch.long, device=device)
+        device, length = self.target.device, source.shape[0]
+        seen = torch.ones(length, dtype=torch.bool, device=device)
         if attention_mask is not None:
-            mask = (attention_mask.to(device)[None] != 0).long()
+            seen = attention_mask.to(device) != 0
+        if states is not None:
+            states = states.to(device=device, dtype=self.target.dtype)
+        if self._reader is not None:
+            like = self._embeddings.new_empty(1, self._reader.heads, 0, self._reader.dim)
+            self._reserve([(like, like)] * self._reader.layers, length)
+            ids = None if states is not None else source.to(device)
+            self._reader.read(slot, ids, seen, states, self._keys, self._values)
+        else:
+            layers = self._stock(source, seen, states)
+            self._reserve([(layer.keys, layer.values) for layer in layers], length)
+            for layer, keys, values in zip(layers, self._keys, self._values, strict=True):
+                keys[slot, :, :length] = layer.keys[0]
+                values[slot, :, :length] = layer.values[0]
+        assert self._mask is not None
+        self._mask[slot] = False
+        self._mask[slot, :length] = seen
+        self.lengths[slot] = length
+
+    @property
+    def _embeddings(self) -> Tensor:
+        weight: Tensor = self.target.model.get_input_embeddings().weight
+        return weight
+
+    def _stock(self, source: Tensor, seen: Tensor, states: Tensor | None) -> list[_CrossLayer]:
+        """Cross keys and values by the stock model: its encoder, unless states are known, and a row of its decoder."""
+        model, device, mask = self.target.model, self.target.device, seen[None].long()
         if states is None:
             hidden = model.get_encoder()(input_ids=source.to(device)[None], attention_mask=mask)[0]
         else:
-            hidden = states.to(device=device, dtype=self.target.dtype)[None]
+            hidden = states[None]
         cross = _CrossLayers()
-        if self._project is not None:
-            cross.layers = [_CrossLayer(keys, values) for keys, values in self._project(hidden)]
-        else:
-            model(
-                decoder_input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
-                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-                attention_mask=mask,
-                past_key_values=EncoderDecoderCache(DynamicCache(), cross),
-                use_cache=True,
-            )
-        self._store(slot, cross, mask[0] != 0)
+        model(
+            decoder_input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            attention_mask=mask,
+            past_key_values=EncoderDecoderCache(DynamicCache(), cross),
+            use_cache=True,
+        )
+        return cross.layers
 
-    def _store(self, slot: int, cross: _CrossLayers, mask: Tensor) -> None:
-        length = mask.shape[0]
+    def _reserve(self, like: list[tuple[Tensor, Tensor]], length: int) -> None:
+        """Have room for a source; `like` has each layer's keys and values [1, heads, any number, dim]."""
         if self._mask is None or length > self._mask.shape[1]:
-            self._grow(cross, length, mask.device)
-        assert self._mask is not None
-        for layer, keys, values in zip(cross.layers, self._keys, self._values, strict=True):
-            keys[slot, :, :length] = layer.keys[0]
-            values[slot, :, :length] = layer.values[0]
-        self._mask[slot] = False
-        self._mask[slot, :length] = mask
-        self.lengths[slot] = length
+            self._grow(like, length)
 
     # Tensors born in inference mode could not be written outside it, and requests may be admitted either way.
     @torch.inference_mode(False)
-    def _grow(self, cross: _CrossLayers, length: int, device: torch.device) -> None:
+    def _grow(self, like: list[tuple[Tensor, Tensor]], length: int) -> None:
         slots, columns = len(self.lengths), -(-length // BLOCK) * BLOCK
 
         def grown(old: Tensor | None, like: Tensor) -> Tensor:
@@ -113,13 +134,14 @@ class EncoderState:
             return new
 
         held: list[Any] = list(zip(self._keys, self._values, strict=True))
-        held = held or [(None, None)] * len(cross.layers)
-        self._keys = [grown(old, layer.keys) for (old, _), layer in zip(held, cross.layers, strict=True)]
-        self._values = [grown(old, layer.values) for (_, old), layer in zip(held, cross.layers, strict=True)]
-        mask = torch.zeros(slots, columns, dtype=torch.bool, device=device)
+        held = held or [(None, None)] * len(like)
+        self._keys = [grown(old, keys) for (old, _), (keys, _) in zip(held, like, strict=True)]
+        self._values = [grown(old, values) for (_, old), (_, values) in zip(held, like, strict=True)]
+        mask = torch.zeros(slots, columns, dtype=torch.bool, device=like[0][0].device)
         if self._mask is not None:
             mask[:, : self._mask.shape[1]] = self._mask
         self._mask = mask
+        self.laid += 1
 
     def arguments(self, cache: SlotCache, first: int, batch: int) -> dict[str, Any]:
         """Keyword arguments of the model's `forward` for the requests in slots [first, first + batch).
@@ -127,7 +149,7 @@ class EncoderState:
         Raises:
             ValueError: a slot that holds no admitted request.
         """
-        lengths = self._sources(first, batch)
+        lengths = self.sources(first, batch)
         assert self._mask is not None
         longest, stop = max(lengths), first + batch
         cross = _CrossLayers(
@@ -145,21 +167,22 @@ class EncoderState:
             "past_key_values": EncoderDecoderCache(cache, cross),
         }
 
-    def stores(self, first: int, batch: int) -> tuple[list[Tensor], list[Tensor], Tensor, list[int]]:
-        """For passes that read them in place, over the requests in slots [first, first + batch).
+    def stores(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """For passes that read them in place; they stay where they are while `laid` stays the same.
 
         Returns:
             keys and values of all slots by layer, each [slots, heads, columns, dim]; which columns are real, BoolTensor
-            [slots, columns]; the lengths of those requests' sources.
+            [slots, columns].
+        """
+        assert self._mask is not None
+        return self._keys, self._values, self._mask
+
+    def sources(self, first: int, batch: int) -> list[int]:
+        """Lengths of the sources in slots [first, first + batch).
 
         Raises:
             ValueError: a slot that holds no admitted request.
         """
-        lengths = self._sources(first, batch)
-        assert self._mask is not None
-        return self._keys, self._values, self._mask, lengths
-
-    def _sources(self, first: int, batch: int) -> list[int]:
         lengths = self.lengths[first : first + batch]
         if min(lengths) == 0:
             raise ValueError(f"Slot {first + lengths.index(0)} has no source: call `admit` before its first pass.")
@@ -186,6 +209,7 @@ class EncoderState:
             mask[: len(index)] = self._mask[index]
             self._mask = mask
         self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
+        self.laid += 1
 
     def clear(self, slot: int) -> None:
         """Forget a slot's source."""
