@@ -175,7 +175,7 @@ def test_shapes_and_budgets() -> None:
     [
         ({"num_beams": 2}, ValueError, "leave num_beams at 1"),
         ({"max_new_tokens": 250}, ValueError, "leaves room for 247"),
-        ({"inputs_embeds": torch.zeros(1, 4, 64), "input_ids": None}, ValueError, "prompt is empty"),
+        ({"inputs_embeds": torch.zeros(1, 4, 64), "input_ids": None}, ValueError, "give input_ids instead"),
     ],
 )
 def test_through_hugging_faces_door(options: dict[str, Any], kind: type[Exception], words: str) -> None:

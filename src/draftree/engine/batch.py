@@ -12,11 +12,40 @@ from draftree.engine.engine import Engine
 from draftree.engine.request import Emitted, Request
 from draftree.engine.stats import RunStats
 
+MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
+MOST_COLUMNS = 1 << 14  # of the cache at first; it grows with what is really needed
+
+
+def engine_for(count: int, length: int, **options: Any) -> Engine:
+    """An engine for `count` requests of at most `length` tokens each, answers included."""
+    return Engine(slots=min(count, MOST_SLOTS), capacity=min(length + 64, MOST_COLUMNS), **options)
+
+
+def seeds_of(sample: bool | None, seed: int | None, count: int) -> list[int | None]:
+    """A seed for each of `count` requests; None where nothing is drawn, or by torch's default generator.
+
+    Raises:
+        TypeError: a seed that is no whole number.
+    """
+    if not (seed is None or hasattr(seed, "__index__")):
+        raise TypeError(f"seed is {seed!r}: give a whole number, or None for torch's default generator.")
+    if not sample or (seed is None and count == 1):
+        return [None] * count
+    if seed is None:
+        seed = int(torch.randint(0, 2**31, (1,)))
+    return [seed + b for b in range(count)]
+
 
 def feed(streamer: Any, prompt: Tensor) -> Callable[[Emitted], None] | None:
-    """Give a Hugging Face streamer the prompt [1, L]; return what hands it each new token (None without one)."""
+    """Give a Hugging Face streamer the prompt [1, L]; return what hands it each new token (None without one).
+
+    Raises:
+        TypeError: what is no streamer.
+    """
     if streamer is None:
         return None
+    if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+        raise TypeError(f"streamer is a {type(streamer).__name__}: pass one of Hugging Face's, such as TextStreamer.")
     streamer.put(prompt.cpu())
     return lambda emitted: streamer.put(torch.tensor([emitted.token]))
 

@@ -12,8 +12,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine.batch import feed, finish
-from draftree.engine.engine import Engine
+from draftree.engine.batch import engine_for, feed, finish, seeds_of
 from draftree.engine.limits import check_prompt, check_source
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
@@ -21,8 +20,6 @@ from draftree.engine.stats import RunStats
 from draftree.host import Target, open_host
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.shaping import Shape
-
-MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +156,9 @@ def decode(
             encoder_ids=padded[b : b + 1],
             mask=None if mask is None else mask[b : b + 1],
         )
-        for b, own_seed in enumerate(_seeds(options, seed, len(prompts)))
+        for b, own_seed in enumerate(seeds_of(options.config.do_sample, seed, len(prompts)))
     ]
-    engine = _engine(len(prompts), longest + new, engine_options)
+    engine = engine_for(len(prompts), longest + new, **engine_options)
     requests = [
         engine.add(prompt, rules[b], padded_prompt=padded[b : b + 1], on_token=feed(streamer, padded[b : b + 1]))
         for b, prompt in enumerate(prompts)
@@ -195,9 +192,9 @@ def decode_seq2seq(
             seed=own_seed,
             encoder_ids=input_ids[b : b + 1].to(target.device),
         )
-        for b, own_seed in enumerate(_seeds(options, seed, len(sources)))
+        for b, own_seed in enumerate(seeds_of(options.config.do_sample, seed, len(sources)))
     ]
-    engine = _engine(len(sources), 1 + new, engine_options)
+    engine = engine_for(len(sources), 1 + new, **engine_options)
     requests = []
     for b, source in enumerate(sources):
         padded = starts[b : b + 1].to(target.device)
@@ -241,15 +238,3 @@ def _real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[
     if any(not prompt for prompt in prompts):
         raise ValueError("A prompt of the batch is all padding: give every row at least one token.")
     return prompts
-
-
-def _seeds(options: Options, seed: int | None, count: int) -> list[int | None]:
-    if not options.config.do_sample or (seed is None and count == 1):
-        return [None] * count
-    if seed is None:
-        seed = int(torch.randint(0, 2**31, (1,)))
-    return [seed + b for b in range(count)]
-
-
-def _engine(count: int, length: int, engine_options: dict[str, Any]) -> Engine:
-    return Engine(slots=min(count, MOST_SLOTS), capacity=min(length + 64, 1 << 14), **engine_options)

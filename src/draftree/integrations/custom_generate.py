@@ -1,7 +1,8 @@
 """`model.generate(..., custom_generate=draftree.custom_generate(drafter=...))`: Hugging Face's door, our loop.
 
 Hugging Face prepares ids, logits processors and stopping criteria as always; the decoding loop in the middle is
-draftree's engine. Beams are refused; `num_return_sequences` arrives as batch rows and works.
+draftree's engine. Beams are refused; `num_return_sequences` arrives as batch rows and works. What a model would read
+besides token ids is refused, as our passes would not show it to the model.
 """
 
 from __future__ import annotations
@@ -9,43 +10,62 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine import Engine, Request, Rules, RunStats
-from draftree.engine.batch import feed, finish
+from draftree.engine import Engine, Recorder, Request, Rules, RunStats
+from draftree.engine.batch import engine_for, feed, finish, seeds_of
 from draftree.engine.limits import check_prompt
 from draftree.engine.options import refuse_other_methods, split_criteria
 from draftree.host import Target, open_host
 from draftree.integrations.batched_processors import processors_by_request
+from draftree.integrations.model_inputs import check_inputs
+from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.shaping import Shape
 
 
 def custom_generate(
     drafter: Drafter | None = None,
     *,
+    pruner: EarlyPruning | None = None,
     shape: Shape | None = None,
     seed: int | None = None,
     strict: bool = False,
+    acceptance: LossyRule | None = None,
     host: str = "auto",
     streamer: Any = None,
+    recorder: Recorder | None = None,
+    early_exit: LossyCALM | None = None,
     on_stats: Callable[[RunStats], None] | None = None,
 ) -> Callable[..., Any]:
-    """A decoding loop for Hugging Face's `generate`.
+    """A decoding loop for Hugging Face's `generate`, with all that `draftree.generate` takes and Hugging Face does not.
 
     Args:
-        drafter: who guesses; None decodes plainly.
-        shape, strict, host: as in `draftree.generate`.
-        seed: of the noise when sampling; None takes torch's default generator (batch 1) or seeds drawn from it.
+        drafter: who guesses; None decodes plainly. A `BiLD` CHANGES the text.
+        pruner: drops unlikely guesses inside the pass (`EarlyPruning`); None for none.
+        shape: sizes the trees; by default by measured cost.
+        seed: of the noise when sampling; request b of a batch uses seed + b. None takes torch's default generator
+            (batch 1) or seeds drawn from it.
+        strict: decide near-ties again by a one-row pass (16-bit types).
+        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
+        host: "auto", "loop" or "hooked".
         streamer: Hugging Face drops `generate(streamer=)` on the way to custom loops, so give it here.
+        recorder: keeps every step for `write_trace`.
+        early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
         on_stats: called with the run's statistics when it is done.
 
     Returns:
-        A callable for `model.generate(input_ids, custom_generate=...)`.
+        A callable for `model.generate(input_ids, custom_generate=...)`. That raises TypeError or ValueError where one
+        of these does not fit the model, the others, or what else `generate` was given: one sentence, before any work.
+
+    Raises:
+        TypeError: `on_stats` cannot be called.
     """
+    if on_stats is not None and not callable(on_stats):
+        raise TypeError(f"on_stats is a {type(on_stats).__name__}: pass a function of the run's statistics, or None.")
 
     def loop(
         model: Any,
@@ -62,32 +82,35 @@ def custom_generate(
         length, eos, criteria = split_criteria(stopping_criteria)
         new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
         count = input_ids.shape[0]
+        check_inputs(input_ids, model_kwargs, encoder_decoder=target.encoder_decoder)
         prompts = _prompts(target, input_ids, model_kwargs)
         for prompt in prompts:
             check_prompt(prompt, new, target.vocab_size, target.max_positions)
         if streamer is not None and count > 1:
             raise ValueError("A streamer follows one text: call generate with a batch of 1.")
-        sampling = bool(generation_config.do_sample)
-        first_seed = seed
-        if sampling and seed is None and count > 1:
-            first_seed = int(torch.randint(0, 2**31, (1,)))
         processors = processors_by_request(logits_processor, count)
-        engine = Engine(
-            model,
+        engine = engine_for(
+            count,
+            input_ids.shape[1] + new,
+            model=model,
             drafter=drafter,
+            pruner=pruner,
             shape=shape,
-            strict=strict,
             host=opened,
-            slots=count,
-            capacity=input_ids.shape[1] + new + 64,
+            strict=strict,
+            acceptance=acceptance,
+            recorder=recorder,
+            early_exit=early_exit,
         )
+        sample = bool(generation_config.do_sample)
+        seeds = seeds_of(sample, seed, count)
         requests = []
         for b, prompt in enumerate(prompts):
             rules = Rules(
                 max_new_tokens=new,
                 eos_token_ids=eos,
-                sample=sampling,
-                seed=None if first_seed is None else first_seed + b,
+                sample=sample,
+                seed=seeds[b],
                 processors=processors[b],
                 criteria=criteria,
             )

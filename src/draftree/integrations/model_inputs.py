@@ -1,0 +1,60 @@
+"""What Hugging Face's `generate` hands to a decoding loop for the model: what we have no use for, and what we refuse.
+
+draftree's passes give a model token ids, positions and a mask, all made from the ids. An input of another kind would
+change the text in Hugging Face's own loop, so it is never dropped in silence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Made by `generate` itself, or about its own loop and cache.
+WITHOUT_EFFECT = ("cache_position", "encoder_outputs", "logits_to_keep", "use_cache")
+
+
+def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], *, encoder_decoder: bool) -> None:
+    """Refuse inputs of the model that our passes would not show it.
+
+    Args:
+        input_ids: [batch, length], the decoder's.
+        model_kwargs: by name, as a custom loop gets them.
+        encoder_decoder: whether the model is one; its encoder has run already.
+
+    Raises:
+        ValueError: one of them; what to do.
+    """
+    for name, value in model_kwargs.items():
+        if value is None or value is False or name in WITHOUT_EFFECT:
+            continue
+        if name == "attention_mask":
+            if not isinstance(value, Tensor) or value.dim() != 2:
+                raise ValueError("attention_mask must be [batch, length]: draftree makes the mask of its trees itself.")
+        elif name == "past_key_values":
+            if value.get_seq_length():
+                raise ValueError(
+                    "past_key_values holds tokens already, and draftree decodes on a cache of its own: leave it out "
+                    "and give the whole text."
+                )
+        elif name == "inputs_embeds":
+            if not encoder_decoder:  # or they were the encoder's, which has run
+                raise ValueError("inputs_embeds cannot be drafted for: give input_ids instead.")
+        elif name == "position_ids":
+            _check_positions(input_ids, value, model_kwargs.get("attention_mask"))
+        elif name == "decoder_attention_mask":
+            if not value.bool().all():
+                raise ValueError(
+                    "decoder_attention_mask hides tokens of decoder_input_ids, which draftree does not do: leave both "
+                    "out, or start all rows with equally many tokens."
+                )
+        else:
+            raise ValueError(f"{name} is an input that draftree's passes do not give the model: leave {name} out.")
+
+
+def _check_positions(input_ids: Tensor, positions: Tensor, mask: Tensor | None) -> None:
+    real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+    usual = real.long().cumsum(-1) - 1
+    if not bool(((positions == usual) | ~real).all()):
+        raise ValueError("position_ids differ from the tokens' places in the text: leave position_ids out.")
