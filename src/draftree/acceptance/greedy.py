@@ -20,7 +20,7 @@ def greedy_walks(
         rows: LongTensor [B, n], node number behind each row (-1 padding), where nodes were pruned in the pass.
         tolerance: stop before the first choice whose two best logits are closer than this (strict mode).
     """
-    best = _best(logits)
+    best = _best(logits).to(tree.device)  # where trees are on the host, the one copy from the device
     if tree.width == 1 and tolerance is None:
         return [Walk([0], [token], [None]) for token in best[:, 0].tolist()]
     if tolerance is None and tree.tokens.is_cpu:
@@ -40,13 +40,13 @@ def greedy_walks(
         following = following.scatter(1, place, best)[:, : tree.width]
         tree = _without_pruned(tree, place)
     last = tree.longest_match(following)
-    paths, lengths = tree.path_nodes(last)
+    paths, _ = tree.path_nodes(last)
     tokens = following.gather(1, paths.clamp(min=0))
     packed = torch.stack([paths, tokens]).tolist()  # the one copy from the device
-    counts = lengths.tolist()
     walks = []
-    for b, n in enumerate(counts):
-        nodes = packed[0][b][:n]
+    for b, held in enumerate(packed[0]):
+        n = sum(node >= 0 for node in held)  # -1 pads paths
+        nodes = held[:n]
         walks.append(Walk(nodes, packed[1][b][:n], [*nodes[1:], None]))
     if tolerance is not None:
         _cut_at_ties(walks, logits, rows, tolerance)

@@ -314,7 +314,7 @@ class SmallModel:
 
     def _pass(self, first: int, ids: np.ndarray, positions: np.ndarray, visible: np.ndarray, begin: int) -> PassResult:
         self.last_rows = ids.shape[1]
-        device, limit = self.host.target.device, self.host.target.max_positions
+        device, limit = self.host.plan_device, self.host.target.max_positions
         if limit is not None:  # rows that only fill up may lie beyond
             positions = positions.clip(max=limit - 1)
         rows, places, seen = (torch.from_numpy(array).to(device) for array in (ids, positions, visible))

@@ -13,7 +13,7 @@ from draftree.host.check import check_trees
 from draftree.host.crossed import CrossHost
 from draftree.host.families import TESTED_FAMILIES
 from draftree.host.hooked import HookedHost, lock_of
-from draftree.host.loop import LoopHost
+from draftree.host.loop import CAPTURED, COMPILED, INDUCTOR, TENSORS, LoopHost
 from draftree.host.packing import pack_weights, unpack_weights
 from draftree.host.panels import PackedLinear
 from draftree.host.target import Target, inspect_model
@@ -32,52 +32,79 @@ __all__ = [
 
 # Building a host inspects and may fuse weights, so one serves all engines on a model for as long as the model stays as
 # it is; it holds no request's state, and the model only weakly, so an entry goes with its model.
-_hosts: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Host]]] = weakref.WeakKeyDictionary()
+_hosts: weakref.WeakKeyDictionary[Any, tuple[Any, dict[tuple[str, str], Host]]] = weakref.WeakKeyDictionary()
 _opening = threading.RLock()
 
 
-def open_host(model: Any, choice: str | Host = "auto") -> Host:
+def open_host(model: Any, choice: str | Host = "auto", *, form: str = "auto", compile: bool = False) -> Host:
     """The host for `model`: "loop" (fast, llama-shaped models), "hooked" (any model), "auto", or one opened just now.
 
     A family that is not in the tests is looked at once: its tree logits must be those of its branches.
+
+    Args:
+        model: a Hugging Face model.
+        choice: of the host.
+        form: of the loop host's passes: "compiled" (in C; float32 on a CPU), "tensors", "captured" (fixed shapes, and
+            CUDA graphs where the model is on such a device), or "auto": compiled where it can be, captured on CUDA,
+            else tensors.
+        compile: fixed shapes compiled by torch's inductor, each when it is first used, which takes a while.
 
     Raises:
         TypeError, ValueError: a model that cannot be driven, or a choice that does not exist or fit.
     """
     if isinstance(choice, Host):
+        if compile or form != "auto":
+            raise ValueError("This host has been opened already: give `form` and `compile` where it is opened.")
         return choice
     if choice not in ("auto", "loop", "hooked"):
         raise ValueError(f"host is {choice!r}: choose 'auto', 'loop' or 'hooked'.")
+    if form not in ("auto", COMPILED, TENSORS, CAPTURED):
+        raise ValueError(f"form is {form!r}: choose 'auto', '{COMPILED}', '{TENSORS}' or '{CAPTURED}'.")
+    if compile:
+        if form not in ("auto", CAPTURED):
+            raise ValueError(f"compile=True has a form of its own: leave out form={form!r}, or compile.")
+        form = INDUCTOR
     if not isinstance(model, nn.Module):
         target = inspect_model(model)  # says what is wrong with it
-        return _open(target, _resolved(choice, target))
+        return _open(target, _resolved(choice, target, form), form)
     with _opening:
         known, held = _hosts.get(model, (None, {}))
         with lock_of(model):  # no pass of another thread may have its hooks on the model while it is looked at
             state = _state_of(model)
-        if known == state and choice in held:
-            return held[choice]
+        if known == state and (choice, form) in held:
+            return held[choice, form]
         target = inspect_model(model)
         if known != state:
             held = {}
             _hosts[model] = state, held
-        name = _resolved(choice, target)
-        if name not in held:
-            held[name] = _open(target, name)
-        held[choice] = held[name]
-        return held[name]
+        name = _resolved(choice, target, form)
+        if (name, form) not in held:
+            held[name, form] = _open(target, name, form)
+        held[choice, form] = held[name, form]
+        return held[name, form]
 
 
-def _resolved(choice: str, target: Target) -> str:
-    """The name of a host, for one or for "auto"."""
+def _resolved(choice: str, target: Target, form: str) -> str:
+    """The name of a host, for one or for "auto".
+
+    Raises:
+        ValueError: a form of the loop host is asked for, and that is not the host.
+    """
     quick = LoopHost.qualifies(target) or CrossHost.qualifies(target)
-    return choice if choice != "auto" else "loop" if quick else "hooked"
+    name = choice if choice != "auto" else "loop" if quick else "hooked"
+    if form != "auto" and (name == "hooked" or CrossHost.qualifies(target)):
+        asked = "compile=True" if form == INDUCTOR else f"form={form!r}"
+        raise ValueError(
+            f"{asked} is for models that the loop host drives in tensors, and this '{target.model_type}' model is "
+            "driven otherwise: leave it out."
+        )
+    return name
 
 
-def _open(target: Target, name: str) -> Host:
+def _open(target: Target, name: str, form: str) -> Host:
     host: Host
     if name == "loop":
-        host = CrossHost(target) if CrossHost.qualifies(target) else LoopHost(target)
+        host = CrossHost(target) if CrossHost.qualifies(target) else LoopHost(target, form)
     else:
         host = HookedHost(target)
     if target.model_type not in TESTED_FAMILIES:

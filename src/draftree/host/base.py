@@ -34,6 +34,11 @@ class Host(ABC):
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[tuple[int, int], Any] = {}  # measured `StepCost` by number of threads and band of context
 
+    @property
+    def plan_device(self) -> torch.device:
+        """Where a plan's tensors lie best: on the model's device, or on the CPU where the host takes them along."""
+        return self.target.device
+
     def new_cache(
         self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None
     ) -> SlotCache:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from draftree.host.cache import SlotCache
 from draftree.host.parts import ACTIVATIONS, Norm, Parts, normed
 from draftree.host.product import Product
 from draftree.host.rotary import Rotation
@@ -24,13 +23,13 @@ class Angles(NamedTuple):
     Attributes:
         cosine: [B, n, 1, dim].
         sine: [B, n, 1, dim], with the signs of the turn.
-        cache: the slots.
+        cache: the slots, or what stands in for them; has `update`.
         rotation: which entries turn with which.
     """
 
     cosine: Tensor
     sine: Tensor
-    cache: SlotCache
+    cache: Any
     rotation: Rotation
 
 
@@ -50,6 +49,10 @@ class TensorLayer:
         lesser = copy.copy(self)
         lesser.omitted = parts
         return lesser
+
+    def live(self) -> list[Tensor]:
+        """See `Product.live`."""
+        return [weight for part in (self._qkv, self._output, self._gate_up, self._down) for weight in part.live()]
 
     def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """From hidden states to queries, with keys and values put into the cache.
@@ -106,6 +109,10 @@ class TensorHead:
     def __init__(self, norm: Norm, head: Any, copy: bool, cap: float | None = None) -> None:
         self._norm, self._cap = norm, cap
         self._head = Product([head], copy)
+
+    def live(self) -> list[Tensor]:
+        """See `Product.live`."""
+        return self._head.live()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits [B, n, V] of hidden states [B, n, d]."""

@@ -9,6 +9,7 @@ not.
 
 from __future__ import annotations
 
+import ctypes
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
@@ -19,10 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.host.ahead import AheadPlan, Course, Runner, runner_of
-from draftree.host.attend import attend
+from draftree.host.attend import Attention, attend, attend_row_by_row
 from draftree.host.base import Host
 from draftree.host.cache import SlotCache
+from draftree.host.capture import capture_for
+from draftree.host.captured import CapturedPasses
 from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
+from draftree.host.inductor import Inductor
 from draftree.host.layer import Angles, TensorHead, TensorLayer
 from draftree.host.masks import LayerKind, PassMasks, limits
 from draftree.host.one_call import OneCall
@@ -37,6 +41,7 @@ from draftree.host.target import Target
 
 STOCK_MODULES = ("torch.nn.", "transformers.")
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)
+COMPILED, TENSORS, CAPTURED, INDUCTOR = FORMS = ("compiled", "tensors", "captured", "inductor")
 KEPT_STACKS = 32  # sets of layers that are remembered
 
 
@@ -71,7 +76,7 @@ class LoopHost(Host):
                 return False
         return len({p.device for p in target.model.parameters()}) == 1
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, form: str = "auto") -> None:
         if not self.qualifies(target):
             raise ValueError(
                 f"This '{target.model_type}' model does not qualify for the loop host (it drives stock "
@@ -79,7 +84,7 @@ class LoopHost(Host):
                 "use host='hooked' or host='auto'."
             )
         super().__init__(target)
-        library = load_library() if target.dtype == torch.float32 and target.device.type == "cpu" else None
+        library = _library_for(target, form)
         packed = any(isinstance(module, PackedLinear) for module in target.model.modules())
         copy = packed or may_copy(target.model, target.device, compiled=library is not None)
         parts = [Parts.of(layer, target.config) for layer in target.layers]
@@ -114,6 +119,12 @@ class LoopHost(Host):
         runner = self._whole.runner
         self._at_once = None if runner is None else OneCall.beside(runner)
         self.packs = self._at_once is not None
+        self._captured = self._capturing(form)
+
+    @property
+    def plan_device(self) -> torch.device:
+        """See `Host.plan_device`."""
+        return self.target.device if self._captured is None else torch.device("cpu")
 
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
@@ -122,6 +133,9 @@ class LoopHost(Host):
             result = self._run_at_once(self._at_once, plan, cache, first)
             if result is not None:
                 return result
+        if self._captured is not None and self._captured.takes(plan):
+            return self._captured.run(plan, cache, first)
+        plan = plan.to(self.target.device)
         appended = sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
         cache.open(first, plan.batch, plan.width + appended)
         surgeries = {s.layer: s for s in plan.surgeries}
@@ -186,6 +200,31 @@ class LoopHost(Host):
         """See `Host.logits`."""
         logits: Tensor = self._head(hidden)
         return logits
+
+    def _capturing(self, form: str) -> CapturedPasses | None:
+        """Recorded passes, where they are asked for or where the device has something to record with.
+
+        Raises:
+            ValueError: they are asked for, and the model cannot have them.
+        """
+        target = self.target
+        if form == "auto" and target.device.type == "cuda" and not self._per_row:
+            form = CAPTURED
+        if form not in (CAPTURED, INDUCTOR):
+            return None
+        if self._per_row:
+            raise ValueError(
+                "Passes of fixed shapes cannot be had for rotary embeddings that depend on a text's length "
+                f"('{self._rotary.rope_type}'): leave out form='captured' or compile=True."
+            )
+        compiler = Inductor(target) if form == INDUCTOR else None
+        self.form = f"{self.name}, {form}"
+        return CapturedPasses(self, capture_for(target.device), compiler)
+
+    def live_weights(self) -> list[Tensor]:
+        """Weights of the stock model that layers in tensor operations read at each pass."""
+        held = [weight for part in (*self._layers, self._head) for weight in part.live()]
+        return [*held, self._embedding._parameters["weight"]]
 
     def _stack_without(self, skip: Skip | None) -> _Stack:
         """The layers of a pass that leaves out `skip`; weights are shared."""
@@ -262,6 +301,22 @@ class LoopHost(Host):
         return None if None in self._tables else kind.name
 
 
+def _library_for(target: Target, form: str) -> ctypes.CDLL | None:
+    """The C library where layers shall be compiled and can be.
+
+    Raises:
+        ValueError: they shall and cannot be.
+    """
+    fits = target.dtype == torch.float32 and target.device.type == "cpu"
+    library = load_library() if fits and form in ("auto", COMPILED) else None
+    if form == COMPILED and library is None:
+        raise ValueError(
+            "Compiled layers are for float32 on a CPU where the package was built with a C compiler: use "
+            "form='tensors', or form='auto' for what this machine has."
+        )
+    return library
+
+
 class _Stack(NamedTuple):
     """Layers that a pass goes through, all of them or some.
 
@@ -308,6 +363,12 @@ class _Rows:
         if name not in self._angles:
             self._angles[name] = self._host.angles(*self._of, kind)
         return self._angles[name]
+
+    def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
+        """The attention of queries [B, kv, groups * n, dim] in a layer of that kind."""
+        if self.row_by_row:
+            return attend_row_by_row(heads, query, keys, values, self.columns(kind))
+        return heads(query, keys, values, self.mask(kind, heads.groups))
 
     def mask(self, kind: LayerKind, groups: int) -> Tensor | None:
         """The additive mask repeated for every query head of a group: [B, 1, groups * n, K]."""

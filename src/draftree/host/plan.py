@@ -128,6 +128,36 @@ class Plan:
             or self.leaves is not None
         )
 
+    def to(self, device: torch.device) -> Plan:
+        """The same plan with its tensors on `device`; itself where they are there."""
+        if self.tokens.device == device:
+            return self
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        surgeries = tuple(
+            replace(
+                s,
+                keep=s.keep if callable(s.keep) else moved(s.keep),
+                positions=moved(s.positions),
+                visible=moved(s.visible),
+                source=moved(s.source),
+                joined=moved(s.joined),
+                numbers=moved(s.numbers),
+            )
+            for s in self.surgeries
+        )
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            positions=self.positions.to(device),
+            visible=self.visible.to(device),
+            embeddings=moved(self.embeddings),
+            prefix_rows=moved(self.prefix_rows),
+            surgeries=surgeries,
+        )
+
     def of(self, b: int) -> Plan:
         """The plan of request `b` alone."""
 

@@ -63,6 +63,12 @@ class Product:
             if linears[0].bias is not None:
                 self.bias = torch.cat([m.bias.detach() for m in linears])
 
+    def live(self) -> list[Tensor]:
+        """The stock weights that are read at each call; none where they were copied."""
+        if self.weight is not None:
+            return []
+        return [t for m in self.linears for t in (m._parameters["weight"], m._parameters["bias"]) if t is not None]
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] to [..., the linears' outputs side by side]."""
         if self.weight is None:

@@ -1,0 +1,99 @@
+"""A capture for tests on a CPU, as blind as a CUDA graph: operations are noted once and done again, Python is not.
+
+What a function reads of Python's world while it is recorded (lengths, lists, new tensors) stays as it was then, and a
+question to the device (`item`, `nonzero`, a shape that depends on numbers) fails, as it does in a capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from draftree.host import Host, LoopHost
+from draftree.host.capture import Capture
+from draftree.host.captured import CapturedPasses
+
+aten = torch.ops.aten
+ASKING = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.is_nonzero, aten._unique2, aten.equal}
+
+
+class _Noting(TorchDispatchMode):
+    """Notes operations with the numbers of the tensors they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[Any, Any, Any, list[int]]] = []
+        self.numbers: dict[int, int] = {}
+        self.alive: list[Tensor] = []  # or an id could come back
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket in ASKING:
+            raise RuntimeError(f"{func} waits for the device")
+        numbered = tree_map_only(Tensor, self._number, (args, kwargs))
+        out = func(*args, **kwargs)
+        made = []
+        for tensor in tree_flatten(out)[0]:
+            if isinstance(tensor, Tensor):
+                self.alive.append(tensor)
+                made.append(self.numbers.setdefault(id(tensor), len(self.numbers)))
+        self.steps.append((func, *numbered, made))
+        return out
+
+    def _number(self, tensor: Tensor) -> Any:
+        number = self.numbers.get(id(tensor))
+        if number is None:  # from outside: it stays where it is
+            return tensor
+        return _Made(number)
+
+
+class _Made:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Tape(Capture):
+    """Does what was noted again, operation by operation."""
+
+    def __init__(self) -> None:
+        self.replayed = 0
+
+    def record(self, fn: Callable[[], None]) -> Callable[[], None]:
+        fn()
+        with _Noting() as noting:
+            fn()
+        steps = noting.steps
+
+        def replay() -> None:
+            self.replayed += 1
+            held: dict[int, Any] = {}
+
+            def real(leaf: Any) -> Any:
+                return held[leaf.number] if isinstance(leaf, _Made) else leaf
+
+            for func, args, kwargs, made in steps:
+                leaves, spec = tree_flatten((args, kwargs))
+                real_args, real_kwargs = tree_unflatten([real(leaf) for leaf in leaves], spec)
+                out = [t for t in tree_flatten(func(*real_args, **real_kwargs))[0] if isinstance(t, Tensor)]
+                held.update(zip(made, out, strict=True))
+
+        return replay
+
+
+def passes(host: Host) -> CapturedPasses:
+    """The recorded passes of a host."""
+    assert isinstance(host, LoopHost)
+    assert host._captured is not None
+    return host._captured
+
+
+def tape(host: Host) -> Tape:
+    """What records them."""
+    found = passes(host)._capture
+    assert isinstance(found, Tape)
+    return found

@@ -1,0 +1,285 @@
+"""Recorded passes of fixed shapes against the same layers in tensors: bits, buckets, bands, memory that moves, the law.
+
+`Tape` stands for a CUDA graph: what it recorded it does again without asking Python anything.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from host_driver import BUSHY, Run, Tree, difference, one_thread, prune  # noqa: F401
+from tape import Tape, passes, tape
+from zoo import VOCABULARY, build
+
+from draftree.host import LoopHost, inspect_model, loop
+from draftree.host.frames import band_of, bucket_of
+from draftree.host.plan import Plan, Surgery
+from draftree.host.skip import Skip
+
+FAMILIES = ("llama", "qwen3", "gemma2", "gemma3", "glm4", "olmo3", "mistral-window", "qwen2-window", "phi3")
+CLOSE = 2e-5
+
+
+@pytest.fixture(autouse=True)
+def taped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "capture_for", lambda device: Tape())
+
+
+def both(name: str) -> tuple[LoopHost, LoopHost]:
+    """The two forms of a host for the model of that name."""
+    target = inspect_model(build(name))
+    return LoopHost(target, "tensors"), LoopHost(target, "captured")
+
+
+def far(trees: list[Tree], ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return max(difference(ours[b, : tree.size], theirs[b, : tree.size]) for b, tree in enumerate(trees))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("lengths", [(21,), (40, 19, 23)], ids=["alone", "ragged"])
+def test_logits_over_all_buckets(name: str, lengths: tuple[int, ...]) -> None:
+    """Sizes between buckets and at them, step after step, with rows kept out of the middle of trees."""
+    tensors, captured = both(name)
+    runs = [Run(host, lengths).prefill() for host in (tensors, captured)]
+    for number, size in enumerate((1, 2, 3, 5, 8, 13, 1, 32, 60, 100, 2, 1)):
+        trees = [Tree.random(max(1, size - 3 * b), 7 * number + b) for b in range(len(lengths))]
+        wanted, found = (run.step(trees) for run in runs)
+        assert far(trees, found.logits, wanted.logits) < CLOSE, size
+        if size == 13:
+            assert runs[1].error(trees, found) < 1e-4  # and the stock model's
+        for run, result in zip(runs, (wanted, found), strict=True):
+            run.commit(trees, [tree.branches[-1] for tree in trees], result)
+    assert passes(captured).recorded == 8  # one for each bucket, however often it is used
+    assert tape(captured).replayed == 12
+
+
+def test_the_same_bits_where_shapes_are_the_same() -> None:
+    """A full bucket that ends with its band: every operation has the shape that it has without frames."""
+    tensors, captured = both("llama")
+    runs = [Run(host, (256 - 16,), capacity=256).prefill() for host in (tensors, captured)]
+    tree = Tree.random(16, 3)
+    wanted, found = (run.step([tree]).logits for run in runs)
+    assert torch.equal(wanted, found)
+
+
+def test_what_padding_holds_does_not_matter() -> None:
+    """The bits of a pass are the same behind whatever used its buffers and columns before."""
+    _, captured = both("llama")
+    run = Run(captured, (21, 30)).prefill()
+    trees = [Tree(BUSHY, 1), Tree.random(10, 2)]
+    first = run.step(trees).logits
+    for seed in range(3):
+        run.step([Tree.random(16, 10 + seed), Tree.random(16, 20 + seed)])  # fills the bucket that the trees do not
+    again = run.step(trees).logits
+    assert torch.equal(first, again)
+    assert passes(captured).recorded == 1
+
+
+def test_padding_leaves_no_trace_in_other_slots() -> None:
+    """A bucket that pads writes behind its own rows and nowhere else."""
+    _, captured = both("llama")
+    run = Run(captured, (21, 30, 17), capacity=64).prefill()
+    before = [t.clone() for t in (*run.cache._keys, *run.cache._values) if t is not None]
+    trees = [Tree.random(5, 1), Tree.random(5, 2)]
+    captured.run(Plan(*_rows(run, trees, (0, 1))), run.cache, 0)
+    after = [t for t in (*run.cache._keys, *run.cache._values) if t is not None]
+    for old, new in zip(before, after, strict=True):
+        changed = (old != new).any(-1).any(1)  # [slots, columns]
+        assert not changed[2].any()
+        for slot, length in ((0, 21), (1, 30)):
+            assert changed[slot].nonzero()[:, 0].tolist() == list(range(length, length + 8))
+
+
+def _rows(run: Run, trees: list[Tree], slots: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    lengths = torch.tensor([run.cache.lengths[slot] for slot in slots])[:, None]
+    tokens = torch.stack([tree.tokens for tree in trees])
+    return (
+        tokens,
+        lengths + torch.tensor([tree.depths for tree in trees]),
+        torch.stack([tree.visible(tree.size) for tree in trees]),
+    )
+
+
+def test_bands_and_buckets() -> None:
+    assert [bucket_of(n) for n in (1, 2, 3, 64, 65, 128, 129)] == [1, 2, 4, 64, 128, 128, None]
+    seen = sorted({band_of(n, 1 << 20) for n in range(1, 5000)})
+    assert seen == [256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144]
+    assert all(n <= band_of(n, 1 << 20) for n in range(1, 5000))
+    assert band_of(1100, 1280) == 1280  # never more columns than the cache has
+
+
+def test_a_cache_that_grows_drops_what_reads_the_old_one() -> None:
+    tensors, captured = both("llama")
+    runs = [Run(host, (180, 120), capacity=64).prefill() for host in (tensors, captured)]
+    capacities = set()
+    for number in range(10):
+        trees = [Tree.random(16, 2 * number + b) for b in range(2)]
+        wanted, found = (run.step(trees) for run in runs)
+        assert far(trees, found.logits, wanted.logits) < CLOSE, number
+        for run, result in zip(runs, (wanted, found), strict=True):
+            run.commit(trees, [list(range(16))] * 2, result)
+        capacities.add(runs[1].cache.capacity)
+    assert len(capacities) > 1
+    held = runs[1].cache.notes[passes(captured)]
+    assert len(held) == 1
+    assert passes(captured).recorded == len(capacities)
+
+
+def test_what_is_not_used_for_longest_goes_first() -> None:
+    _, captured = both("llama")
+    passes(captured)._kept = 3
+    run = Run(captured, (19,)).prefill()
+    for size in (1, 2, 4, 1, 8):  # 2 is the oldest when 8 comes
+        run.step([Tree.random(size, size)])
+    held = run.cache.notes[passes(captured)]
+    assert sorted(frame.rows for frame in held) == [1, 4, 8]
+    run.step([Tree.random(2, 1)])
+    assert passes(captured).recorded == 5
+
+
+def test_recordings_go_with_their_cache() -> None:
+    _, captured = both("llama")
+    run = Run(captured, (19,)).prefill()
+    run.step([Tree.random(4, 1)])
+    gone = weakref.ref(run.cache.notes[passes(captured)])
+    del run
+    gc.collect()
+    assert gone() is None
+
+
+def test_buffers_are_shared() -> None:
+    """Memory grows with the largest pass, not with the number of recordings."""
+    _, captured = both("llama")
+    run = Run(captured, (19,)).prefill()
+    run.step([Tree.random(128, 1)])
+    most = passes(captured).nbytes["buffers"]
+    for size in (1, 2, 4, 8, 16, 32, 64):
+        run.step([Tree.random(size, size)])
+    assert passes(captured).nbytes["buffers"] == most
+    told = 8 * (2 + 2 * 128) + 128 * (128 + 2)
+    assert most == told + 4 * 128 * (64 + VOCABULARY)  # packed, states, logits
+
+
+# ---------------------------------------------------------------- more than tokens and trees
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_rows_that_join_leave_are_tapped_or_left_out(name: str) -> None:
+    tensors, captured = both(name)
+    trees = [Tree(BUSHY, 1), Tree.random(9, 2)]
+    more = torch.zeros(2, 3, 13 + 3, dtype=torch.bool)
+    more[:, :, 0] = True
+    more[:, :, 13:] = torch.eye(3, dtype=torch.bool)
+    ahead = torch.full((2, 3), 60)
+    joining = Surgery(2, append=lambda x: 2 * x[:, :3], positions=ahead, visible=more)
+    kept = torch.tensor([[0, 1, 3, 5], [0, 2, 4, -1]])
+    plans: dict[str, dict[str, Any]] = {
+        "taps": {"taps": (0, 1, 3, 4)},
+        "joined": {"surgeries": (joining,), "taps": (2, 4), "last_logit_row": 13},
+        "pruned": {"surgeries": prune(2, kept), "taps": (1, 2, 3)},
+        "by state": {"surgeries": prune(1, lambda x: x[:, :5].abs().sum(-1).argsort(1).sort(1).values)},
+        "twice": {"surgeries": (*prune(1, kept), Surgery(3, keep=torch.tensor([[0, 2], [0, 1]])))},
+        "left out": {"skip": Skip.of([1], [1, 3]), "taps": (2,)},
+        "first rows": {"last_logit_row": 2},
+        "last rows": {"first_logit_row": 11},
+    }
+    for kind, options in plans.items():
+        runs = [Run(host, (21, 30)).prefill() for host in (tensors, captured)]
+        wanted, found = (run.step(trees, **options) for run in runs)
+        assert difference(found.logits, wanted.logits) < CLOSE, kind
+        assert set(found.hidden) == set(wanted.hidden), kind
+        for layer, states in wanted.hidden.items():
+            assert difference(found.hidden[layer], states) < 10 * CLOSE, (kind, layer)
+        for theirs, ours in zip(wanted.segments, found.segments, strict=True):
+            assert theirs.start == ours.start
+            assert (theirs.rows is None) == (ours.rows is None)
+            assert theirs.rows is None or torch.equal(theirs.rows, ours.rows), kind
+        stays = [[0], [0]] if kind != "left out" else [[], []]
+        for run, result in zip(runs, (wanted, found), strict=True):
+            run.commit(trees, stays, result)
+        one = [Tree((-1,), 5), Tree((-1,), 6)]
+        assert difference(runs[1].step(one).logits, runs[0].step(one).logits) < CLOSE, kind
+        assert passes(captured).takes(runs[1].plan(trees, **options)), kind
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_embeddings_and_a_deep_prefix(name: str) -> None:
+    tensors, captured = both(name)
+    generator = torch.Generator().manual_seed(4)
+    heads, dim = tensors._layers[0].parts.heads.kv, tensors._layers[0].parts.heads.dim
+    prefix = [tuple(torch.randn(heads, 3, dim, generator=generator) for _ in range(2)) for _ in range(4)]
+    extra = torch.randn(2, 3, tensors.target.hidden_size, generator=generator)
+    trees = [Tree(BUSHY, 1), Tree(BUSHY, 2)]
+    on = torch.zeros(2, 13, dtype=torch.bool)
+    on[:, 10:] = True
+    results = []
+    for host in (tensors, captured):
+        run = Run(host, (21, 30), prefix=prefix).prefill()
+        results.append([run.step(trees, embeddings=extra, prefix_rows=on).logits, run.step(trees).logits])
+    for wanted, found in zip(*results, strict=True):
+        assert difference(found, wanted) < CLOSE
+    assert difference(results[0][0], results[0][1]) > 0.1
+
+
+def test_rows_that_speak_of_committed_columns() -> None:
+    """Trees grown over several passes, as a draft model grows them, in ragged batches."""
+    tensors, captured = both("qwen2-window")
+    logits = []
+    for host in (tensors, captured):
+        run = Run(host, (5, 21, 30)).prefill()
+        visible = torch.ones(3, 3, 14, dtype=torch.bool)
+        visible[:, 0, 11:] = torch.tensor([True, False, False])
+        visible[:, 1, 12] = False
+        visible[1, 1, 9] = False
+        visible[0, :, :6] = True
+        visible[2, 2, 0] = False
+        positions = torch.tensor([5, 21, 30])[:, None] + torch.tensor([0, 0, 1])
+        plan = Plan(torch.tensor([[5, 6, 7]] * 3), positions, visible)
+        logits.append(host.run(plan, run.cache).logits)
+    assert passes(captured).recorded == 2  # the prompt of five tokens, and this
+    assert difference(logits[1], logits[0]) < CLOSE
+
+
+def test_what_does_not_fit_goes_the_usual_way() -> None:
+    _, captured = both("llama")
+    run = Run(captured, (40,)).prefill()
+    tree = [Tree.random(129, 1)]
+    assert run.error(tree, run.step(tree)) < 1e-4
+    few = [Tree.random(9, 1)]
+    run.step(few, leaves=lambda ran, before, behind: ran == 2)
+    assert passes(captured).recorded == 0
+
+
+@pytest.mark.parametrize("name", ["llama-dynamic", "phi3-longrope"])
+def test_angles_that_depend_on_length_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="depend on a text's length"):
+        LoopHost(inspect_model(build(name)), "captured")
+
+
+# ---------------------------------------------------------------- weights
+
+
+def test_weights_changed_in_place_are_seen_and_replaced_ones_drop_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "may_copy", lambda *args, **kwargs: False)  # as of a large model
+    model = copy.deepcopy(build("llama"))
+    host = LoopHost(inspect_model(model), "captured")
+    run = Run(host, (21,)).prefill()
+    trees = [Tree.random(6, 1)]
+    before = run.step(trees).logits
+    linear: Any = model.model.layers[1].mlp.down_proj
+    with torch.no_grad():
+        linear.weight.mul_(2.0)
+    doubled = run.step(trees).logits
+    assert difference(doubled, before) > 1e-2
+    assert passes(host).recorded == 1
+    linear.weight = torch.nn.Parameter(linear.weight.detach() / 2)
+    assert difference(run.step(trees).logits, before) < CLOSE
+    assert passes(host).recorded == 2
+    linear.weight.data = linear.weight.data * 2  # another way to the same
+    assert difference(run.step(trees).logits, doubled) < CLOSE
+    assert passes(host).recorded == 3

@@ -1,0 +1,121 @@
+"""The one law over recorded passes: token ids are those of Hugging Face, whatever drafter, batch and type."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import RandomTree
+from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
+from host_driver import BUSHY, Run, Tree, one_thread  # noqa: F401
+from in_model_driver import MAKERS, make
+from tape import Tape, passes, tape
+from test_engine_strict import PROMPTS as STRICT_PROMPTS
+from test_engine_strict import flat
+from test_engine_strict import run as run_strict
+from zoo import build
+
+from draftree.engine import Engine, Rules, generate
+from draftree.host import LoopHost, inspect_model, loop, open_host
+from draftree.shaping import Fixed
+
+
+@pytest.fixture(autouse=True)
+def taped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "capture_for", lambda device: Tape())
+
+
+LAW = ("llama", "gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "glm4")))
+
+
+@pytest.mark.parametrize("name", LAW)
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_token_ids_are_those_of_hugging_face(name: str, sampled: bool, batch: int) -> None:
+    """Every kind of drafter over recorded passes."""
+    model, rows = build(name), prompts(LENGTHS[:batch])
+    ids, mask = left_pad(rows)
+    options: dict[str, Any] = SAMPLED | {"seed": 11} if sampled else {}
+    if sampled and batch > 1:  # request b draws from seed + b
+        wanted = generate(model, ids, mask, host="hooked", max_new_tokens=NEW, **options).sequences
+    else:
+        wanted = hf(model, ids, mask, **options)
+    host = open_host(model, form="captured")
+    accepted = 0
+    for number, (kind, new) in enumerate(drafters(references_of(rows, wanted)).items()):
+        shape = list(SHAPES.values())[number % len(SHAPES)]()
+        out = generate(model, ids, mask, drafter=new(), shape=shape, host=host, max_new_tokens=NEW, **options)
+        same(out.sequences, wanted, kind)
+        accepted += out.stats.total.accepted
+    assert accepted > wanted.shape[1] - ids.shape[1]
+    assert tape(host).replayed > 5 * (wanted.shape[1] - ids.shape[1])
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_drafters_inside_the_model(kind: str) -> None:
+    """Rows that enter as embeddings, join behind a layer or are only looked at, in a ragged batch."""
+    model, rows = build("llama"), prompts()
+    ids, mask = left_pad(rows)
+    wanted = hf(model, ids, mask)
+    host = open_host(model, form="captured")
+    before = tape(host).replayed
+    out = generate(model, ids, mask, drafter=make(kind, model), shape=Fixed(12), host=host, max_new_tokens=NEW)
+    same(out.sequences, wanted, kind)
+    eager = open_host(model, form="tensors")
+    plain = generate(model, ids, mask, drafter=make(kind, model), shape=Fixed(12), host=eager, max_new_tokens=NEW)
+    assert out.stats.total.steps == plain.stats.total.steps  # the same guesses, so the same rows
+    assert tape(host).replayed >= before + out.stats.total.steps // 3
+
+
+def test_requests_that_come_and_go() -> None:
+    """Slots are taken, freed and moved between steps; texts are those of requests alone."""
+    model = build("qwen3")
+    host = open_host(model, form="captured")
+    asked = prompts((12, 30, 7, 21, 17, 3), seed=5)
+    alone = [hf(model, torch.tensor([p]), max_new_tokens=6 + 5 * i)[0, len(p) :].tolist() for i, p in enumerate(asked)]
+    references = {tuple(p): text for p, text in zip(asked, alone, strict=True)}
+    engine = Engine(model, drafter=RandomTree(references, 3), shape=Fixed(9), slots=3, capacity=32, host=host)
+    requests = []
+    for i, prompt in enumerate(asked):
+        requests.append(engine.add(prompt, Rules(max_new_tokens=6 + 5 * i, eos_token_ids=(2,))))
+        engine.step()
+    engine.run()
+    for request, text in zip(requests, alone, strict=True):
+        assert request.error is None
+        assert request.tokens == text
+    assert passes(host).recorded > 3
+
+
+def test_strict_mode_in_sixteen_bits() -> None:
+    """Rows that attend apart have the bits of plain steps, in trees of any shape, so ids are those of the plain engine.
+
+    The model's scores are so close together that other bits would be other tokens.
+    """
+    model = flat("llama")
+    host = open_host(model, form="captured")
+    plain, _ = run_strict(model, host)
+    references = {tuple(p): r.tokens for p, r in zip(STRICT_PROMPTS, plain, strict=True)}
+    for kind in (RandomTree(references, 3), RandomTree(references, 4)):
+        drafted, engine = run_strict(model, host, drafter=kind, strict=True)
+        assert engine.loop.tolerance == 0.0
+        assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+        assert sum(r.stats.accepted for r in drafted) > 100
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2-window"])
+def test_rows_apart_have_the_bits_of_steps_of_one_row(name: str) -> None:
+    model = copy.deepcopy(build(name)).to(torch.bfloat16)
+    host = LoopHost(inspect_model(model), "captured")
+    tree = Tree(BUSHY, 3)
+    run = Run(host, (21,)).prefill()
+    apart = run.step([tree], row_by_row=True).logits
+    for node, branch in enumerate(tree.branches):
+        steps = Run(host, (21,)).prefill()
+        for above in branch:
+            one = Tree((-1,), 1)
+            one.tokens = tree.tokens[above : above + 1]
+            result = steps.step([one])
+            steps.commit([one], [[0]], result)
+        assert torch.equal(result.logits[0, 0], apart[0, node]), node
