@@ -10,6 +10,8 @@
 
 #define LANES 16
 #define AHEAD 64 /* inputs of a panel, which are one page */
+#define SOON 32 /* inputs of a panel */
+#define NEAR 2048 /* inputs of panels side by side, up to which those behind them fit into the second level of caches */
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
@@ -30,9 +32,11 @@ typedef struct {
 } Matrix;
 
 /* `rows` x `wide` panels at once, in registers: x [rows, inputs], result [rows, wide, LANES]; constants after inlining.
- * Weights from `ahead` on will be read soon; two streams of them, since that is how many panels wait for memory longest. */
+ * Four panels side by side keep memory busy by themselves under one row; under more the sums fill the processor's queue, and
+ * what comes soon has to be asked for. Elsewhere weights from `ahead` on will be read soon, `step` floats further with every
+ * input; two streams of them, since that is how many panels wait for memory longest. */
 INLINE void product_tile(const Matrix *m, const float *x, int64_t panel, int rows, int wide, const float *const *ahead,
-                         float *result) {
+                         int64_t step, float *result) {
     const float *soon = ahead[0], *also = ahead[1];
     Lanes sums[12][4];
     const float *weights = m->panels + panel * m->inputs * LANES;
@@ -42,9 +46,12 @@ INLINE void product_tile(const Matrix *m, const float *x, int64_t panel, int row
     for (int64_t k = 0; k < m->inputs; k++) {
         Lanes w[4];
         UNROLL for (int p = 0; p < wide; p++) w[p] = *(const Lanes *)(weights + (p * m->inputs + k) * LANES);
-        if (wide < 4) { /* four streams keep memory busy by themselves */
-            FETCH(soon + k * LANES);
-            FETCH(also + k * LANES);
+        if (wide < 4) {
+            FETCH(soon);
+            FETCH(also);
+            soon += step, also += step;
+        } else if (rows > 1) {
+            UNROLL for (int p = 0; p < wide; p++) FETCH(weights + (p * m->inputs + k + SOON) * LANES);
         }
         UNROLL for (int r = 0; r < rows; r++) {
             float a = x[r * m->inputs + k];
@@ -56,9 +63,9 @@ INLINE void product_tile(const Matrix *m, const float *x, int64_t panel, int row
     }
 }
 
-#define TILE(n, wide)                                        \
-    case n:                                                  \
-        product_tile(m, at, panel, n, wide, ahead, result);  \
+#define TILE(n, wide)                                             \
+    case n:                                                       \
+        product_tile(m, at, panel, n, wide, ahead, step, result); \
         break;
 #define TILES_TO_6(wide) TILE(1, wide) TILE(2, wide) TILE(3, wide) TILE(4, wide) TILE(5, wide) TILE(6, wide)
 #define TILES_TO_12(wide) TILES_TO_6(wide) TILE(7, wide) TILE(8, wide) TILE(9, wide) TILE(10, wide) TILE(11, wide) TILE(12, wide)
@@ -89,6 +96,11 @@ INLINE void product_panels(const Matrix *m, const float *x, int64_t rows, int64_
             const float *at = x + done * m->inputs;
             const float *own = m->panels + panel * m->inputs * LANES;
             const float *ahead[2] = {own + AHEAD * LANES, own + ((wide > 1 ? m->inputs : 0) + AHEAD) * LANES};
+            int64_t step = LANES;
+            if (tiles == 1 && wide == 2 && wide * m->inputs <= NEAR) { /* the panels behind these, line by line */
+                ahead[0] = own + wide * m->inputs * LANES, ahead[1] = ahead[0] + LANES;
+                step = wide * LANES;
+            }
             if (tiles > 1) ahead[0] = ahead[1] = own + (wide + (t < wide ? t : 0)) * m->inputs * LANES;
             float result[12 * 4 * LANES], *to = out + done * m->outputs;
             done += count;
