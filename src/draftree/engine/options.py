@@ -10,6 +10,7 @@ import copy
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -189,8 +190,14 @@ def read_options(
     return Options(config, config.max_new_tokens, max_length, _pad(config, ids), custom, ids)
 
 
+@lru_cache(maxsize=1)
+def _known() -> frozenset[str]:
+    names = {name for name in GenerationConfig().to_dict() if not name.startswith("_")}
+    return frozenset(names - {"transformers_version"})
+
+
 def _refuse_unknown(given: dict[str, Any]) -> None:
-    known = {name for name in GenerationConfig().to_dict() if not name.startswith("_")} - {"transformers_version"}
+    known = _known()
     for name in given:
         if name in PARTS_OF_OTHER_METHODS:
             raise ValueError(f"{name} has no effect here: {PARTS_OF_OTHER_METHODS[name]}.")
