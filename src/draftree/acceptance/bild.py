@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftree.acceptance.greedy import best_tokens
 from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.tree import TokenTree
@@ -49,7 +50,7 @@ class LossyBiLD(LossyRule):
             assert said is not None
             said = said.to(logp)
             return (said.exp() * (said - logp)).nansum(-1)  # 0 where the small model rules a word out
-        index = torch.tensor(chain, device=logits.device).clamp(min=0)  # -1 is no token, and never kept
+        index = torch.tensor(chain, device=logits.device)
         of_tokens = logp.gather(1, index[:, None])[:, 0]
         return -of_tokens if self.distance == "cross-entropy" else 1 - of_tokens.exp()
 
@@ -63,16 +64,12 @@ class LossyBiLD(LossyRule):
         request: int | None = None,
     ) -> Iterator[tuple[int, int | None, int | None]]:
         """See `LossyRule.walk`: along the chain, up to its first token that is too far."""
-        chain = tree.tokens[b, 1 : tree.sizes[b]].tolist()
-        own: list[int] = logits[: len(chain) + 1].argmax(-1).tolist()
-        far = [token < 0 for token in chain]
-        if chain and self.threshold < math.inf:
-            said = None if self.said is None or request is None else self.said(request)
-            beyond = (self.distances(logits[: len(chain)], chain, said) > self.threshold).tolist()
-            far = [a or b for a, b in zip(far, beyond, strict=True)]
+        chain: list[int] = tree.tokens[b, 1 : tree.sizes[b]].tolist()
+        own = best_tokens(logits[: len(chain) + 1]).tolist()
         for node, guess in enumerate([*chain, None]):
             token = guess
-            if guess is None or (far[node] and own[node] != guess):
+            # Distances are asked for where the models differ only: a sum over all words for each.
+            if guess is None or (own[node] != guess and self._beyond(logits, node, guess, request)):
                 token = own[node] if chooser is None else chooser.choose(logits[node])
             assert token is not None
             # What the large model draws may be what the small one drew: there is nothing to cut then.
@@ -81,6 +78,13 @@ class LossyBiLD(LossyRule):
                 chooser.push(token)
             if token != guess:
                 return
+
+    def _beyond(self, logits: Tensor, node: int, guess: int, request: int | None) -> bool:
+        """Whether the token behind `node` is too far from what the large model says."""
+        if guess < 0 or self.threshold == math.inf:
+            return guess < 0  # -1 is no token, and never kept
+        said = None if self.said is None or request is None else self.said(request)[node : node + 1]
+        return float(self.distances(logits[node : node + 1], [guess], said)[0]) > self.threshold
 
     def closes(self, tree: TokenTree, b: int, ends: Iterable[int]) -> int | None:
         """See `LossyRule.closes`: the first end token, where the large model does not review it."""

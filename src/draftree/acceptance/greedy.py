@@ -20,7 +20,7 @@ def greedy_walks(
         rows: LongTensor [B, n], node number behind each row (-1 padding), where nodes were pruned in the pass.
         tolerance: stop before the first choice whose two best logits are closer than this (strict mode).
     """
-    best = _best(logits).to(tree.device)  # where trees are on the host, the one copy from the device
+    best = best_tokens(logits).to(tree.device)  # where trees are on the host, the one copy from the device
     if tree.width == 1 and tolerance is None:
         return [Walk([0], [token], [None]) for token in best[:, 0].tolist()]
     if tolerance is None and tree.tokens.is_cpu:
@@ -53,8 +53,8 @@ def greedy_walks(
     return walks
 
 
-def _best(logits: Tensor) -> Tensor:
-    """The first of the best tokens [B, n]."""
+def best_tokens(logits: Tensor) -> Tensor:
+    """The first of the best tokens [...] of logits [..., V]."""
     if logits.is_cpu and logits.dtype == torch.float32:
         return torch.from_numpy(logits.numpy(force=True).argmax(-1))  # a tenth of torch's time
     return logits.argmax(-1)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from draftree.drafting.in_model import best_on_host
 from draftree.drafting.second_model import SecondModel
 from draftree.host import Target
 from draftree.tree import TokenTree
+from draftree.tree.structure import Structure, structure_of
 
 Chain = list[tuple[int, float]]  # tokens, and their log-probabilities
 ROUNDING = 1e-5  # of a logarithm in float32
@@ -71,6 +73,7 @@ class BiLD(SecondModel):
         self.lossless, self.num_draft_tokens, self.distance = lossless, num_draft_tokens, distance
         self.final_review = final_review
         self.max_nodes = num_draft_tokens
+        self._chains: dict[int, tuple[Tensor, Tensor, Structure]] = {}  # by length, what all chains have in common
         self._said: dict[int, list[Tensor]] = {}  # by request, the log-probabilities [V] at its chain's places
         if not lossless:
             threshold = math.inf if rollback_threshold is None else float(rollback_threshold)
@@ -190,13 +193,15 @@ class BiLD(SecondModel):
         for _, logp in chain:
             total += logp
             path.append(total)
-        return TokenTree(
-            torch.tensor([[root, *(token for token, _ in chain)]]),
-            torch.arange(-1, count)[None],
-            torch.tensor([path], dtype=torch.float32),
-            torch.tensor([[0] + [self.source] * count]),
-            (1 + count,),
-        )
+        shared = self._chains.get(count)
+        if shared is None:  # behind a pass every operation on a tensor takes its time: chains share what they can
+            parents = torch.arange(-1, count)[None]
+            source = torch.tensor([[0] + [self.source] * count])
+            shared = self._chains[count] = parents, source, structure_of(parents)
+        parents, source, structure = shared
+        tokens = torch.from_numpy(np.array([[root, *(token for token, _ in chain)]]))
+        logp = torch.from_numpy(np.array([path], dtype=np.float32))
+        return TokenTree(tokens, parents, logp, source, (1 + count,), structure)
 
     def _chain_said(self, request: int) -> Tensor:
         return torch.stack(self._said[request])
