@@ -190,8 +190,8 @@ class BiLD(SecondModel):
     def _tree(self, root: int, chain: Chain) -> TokenTree:
         count = len(chain)
         path, total = [0.0], 0.0
-        for _, logp in chain:
-            total += logp
+        for _, own in chain:
+            total += own
             path.append(total)
         shared = self._chains.get(count)
         if shared is None:  # behind a pass every operation on a tensor takes its time: chains share what they can
