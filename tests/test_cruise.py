@@ -7,35 +7,62 @@ import numpy as np
 from draftree.drafting import Context
 from draftree.host.cost import StepCost
 from draftree.shaping import DynamicTree
-from draftree.shaping.cruise import BETWEEN, MOST, Cruise
+from draftree.shaping.counts import AHEAD, Average, Sizes
+from draftree.shaping.cruise import BETWEEN, Cruise
 from draftree.tree import TokenTree
 
-CHEAP = np.linspace(1.0, 1.3, MOST + 1)
-DEAR = np.arange(1.0, MOST + 2)
+CHEAP, DEAR = np.linspace(1.0, 2.0, 100), np.arange(1.0, 101.0)
 
 
-def test_the_size_is_best_on_the_average_of_plans() -> None:
+def request_of(number: int) -> Context:
+    return Context(number, [1, 2, 3], 3, 1000)
+
+
+def test_steps_between_plans_are_of_the_sizes_found() -> None:
+    cruise, one, two = Cruise(), request_of(1), request_of(2)
+    cruise.follow([one], Sizes([4], [3.5]), [True], CHEAP, 0.0, packed=True)
+    sizes = [cruise.due([one]) for _ in range(BETWEEN + 1)]
+    assert sizes == [[5]] * BETWEEN + [None]  # an even number of rows; then the next plan is due
+    for seconds, aside in ((DEAR, 0.0), (CHEAP, 100.0)):  # what drafting itself takes counts
+        cruise.follow([one], Sizes([4], [3.5]), [True], seconds, aside, packed=True)
+        assert cruise.due([one]) is None
+    cruise.follow([one, two], Sizes([4, 2], [3.5, 1.5]), [True, False], CHEAP, 0.0, packed=True)
+    assert cruise.due([one, two]) == [4, 0]  # nothing for a request that drafting does not pay for
+    assert cruise.due([one]) is None  # another batch is planned for anew
+    cruise.follow([one, two], Sizes([4, 2], [3.5, 1.5]), [True, True], CHEAP, 0.0, packed=True)
+    cruise.end(2)
+    assert cruise.due([one, two]) is None
+
+
+def test_padding_costs_where_rows_are_not_packed() -> None:
+    one, two = request_of(1), request_of(2)
+    for packed in (True, False):
+        cruise = Cruise()
+        cruise.follow([one, two], Sizes([10, 0], [3.0, 1.0]), [True, True], 1 + 0.1 * DEAR, 0.0, packed=packed)
+        assert (cruise.due([one, two]) is not None) == packed
+
+
+def test_averages_are_the_requests_own() -> None:
     cruise = Cruise()
-    good, poor = np.full(5, 0.9), np.full(1, 0.05)
-    cruise.plan(1, good, CHEAP, 0.0)
-    sizes = [cruise.due(1) for _ in range(BETWEEN + 1)]
-    assert sizes == [5] * BETWEEN + [0]  # then the next plan is due
-    cruise.plan(1, poor, CHEAP, 0.0)
-    assert cruise.due(1) == 5  # one poor tree among good ones says little
-    for _ in range(60):
-        cruise.plan(1, poor, DEAR, 0.0)
-    assert cruise.due(1) == 0
-    cruise.plan(2, poor, CHEAP, 0.0)
-    assert cruise.due(2) == 1  # requests have averages of their own
-    cruise.plan(2, good, CHEAP, 100.0)
-    assert cruise.due(2) == 0  # what drafting itself takes counts
+    first, none = cruise.averages([request_of(1), request_of(2)], [True, False])
+    assert none is None
+    assert first is not None
+    assert first.values.tolist() == [-1.0] * AHEAD
+    assert cruise.averages([request_of(1)], [True]) == [first]
     cruise.end(1)
-    assert cruise.due(1) == 0
+    assert cruise.averages([request_of(1)], [True]) != [first]
 
 
-def test_only_every_fourth_step_is_planned_where_drafting_pays() -> None:
+def test_an_average_learns_from_trees() -> None:
+    average = Average()
+    average.add(np.array([0.8, 0.4]), 0.9)
+    average.add(np.array([0.6]), 0.9)
+    np.testing.assert_allclose(average.values, [0.78, 0.36, *[0.0] * (AHEAD - 2)])
+
+
+def test_only_every_eighth_step_is_planned_where_drafting_pays() -> None:
     request = Context(7, [1, 2, 3], 3, 1000)
-    for steep, planned in ((False, 10), (True, 40)):
+    for steep, planned in ((False, 5), (True, 40)):
         shape = DynamicTree(cost=StepCost((1, 64), (1.0, 64.0 if steep else 1.001)))
         shape.bind(StepCost((1, 2), (1.0, 2.0)))
         weighed = 0
@@ -46,7 +73,7 @@ def test_only_every_fourth_step_is_planned_where_drafting_pays() -> None:
             (budget,) = shape.budgets([request], 64)
             if budget:
                 before = shape.calibration._offered
-                trimmed = shape.trim([request], tree if budget >= 3 else tree.first(budget))
+                trimmed = shape.trim([request], tree if budget >= 3 else tree.first([budget]))
                 weighed += shape.calibration._offered - before
                 assert steep or trimmed.sizes == (4,)
             request.tokens += [5, 6, 7, 8] if not steep else [9]
@@ -64,7 +91,7 @@ def test_no_step_asks_for_more_than_was_allowed() -> None:
     steady = 0
     for _ in range(20):
         assert not shape.rests([request])
-        steady += shape._steady > 0
+        steady += shape._steady is not None
         (budget,) = shape.budgets([request], 64)
         assert 0 < budget <= 4
         path = [5, 6, 7, 8][:budget]

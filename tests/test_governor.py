@@ -195,19 +195,49 @@ def test_trees_that_were_cut_stay_the_requests_own() -> None:
         assert found.sizes == ((3, 1) if packed else (2, 2))
 
 
-def test_most_steps_of_a_rest_are_not_looked_at() -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_most_steps_of_a_rest_are_not_looked_at(ahead: int) -> None:
     """They count as rest all the same, and a request that has just come, or is asked next, is never passed over."""
     governor, request = Governor(), context(1)
-    assert not governor.rests([request])  # nothing is known of it
+    assert not governor.rests([request], ahead=ahead)  # nothing is known of it
     for _ in range(FRUITLESS):
         assert governor.open([request]) == [True]
         governor.book(request, 1.0, 2.0)
     passed_over = 0
-    while governor.rests([request]):
+    while governor.rests([request], ahead=ahead):
         passed_over += 1
         assert request.resting
-    assert passed_over == REST_FIRST - 1
-    assert governor.open([request]) == [False]  # the last step of the rest prepares the next one
-    assert not request.resting
+    assert passed_over == REST_FIRST - ahead
+    if ahead:
+        assert governor.open([request]) == [False]  # the last step of the rest prepares the next one
+        assert not request.resting
     assert governor.open([request]) == [True]
-    assert not governor.rests([request, context(2)])
+    assert not governor.rests([request, context(2)], ahead=ahead)
+
+
+def test_rests_of_a_batch_end_together() -> None:
+    """Requests that went to rest at different steps are asked in the same ones, as one costs nearly as much as all."""
+    governor, requests = Governor(), [context(i) for i in range(3)]
+    asked_in = []
+    for step in range(240):
+        if governor.rests(requests, ahead=0):
+            continue
+        asked = governor.open(requests)
+        if step > 80 and any(asked):
+            asked_in.append(governor._steps)
+        for number, (request, part) in enumerate(zip(requests, asked, strict=True)):
+            if part and step >= 2 * number:  # they begin to lose one after the other
+                governor.book(request, 1.0, 2.0)
+    assert 3 <= len(asked_in) <= 6
+    assert len({step % 32 for step in asked_in}) == 1
+
+
+def test_rests_go_on_in_steps_that_are_not_planned() -> None:
+    governor, request = Governor(), context(1)
+    for _ in range(FRUITLESS):
+        governor.open([request])
+        governor.book(request, 1.0, 2.0)
+    for _ in range(REST_FIRST):
+        assert governor.rests([request], ahead=REST_FIRST) is False
+        governor.elapse([request])
+    assert governor.open([request]) == [True]

@@ -65,7 +65,10 @@ class Loop:
     ) -> None:
         self.host = host
         self.target = host.target
-        self.device = host.target.device
+        # Rows attached to a pass are made on the model's device, of trees that lie there.
+        self._attaches = drafter is not None and type(drafter).plan is not Drafter.plan
+        within = self._attaches or pruner is not None or early_exit is not None
+        self.device = host.target.device if within else host.plan_device
         self.cache = cache
         self.encoder = encoder
         self.drafter = drafter
@@ -158,13 +161,18 @@ class Loop:
         *,
         bare: bool,
     ) -> tuple[TreePass, PassResult]:
-        attachment = self.drafter.plan([r.context for r in requests], trees) if self.drafter is not None else None
+        attachment = None
+        if self._attaches:
+            assert self.drafter is not None
+            attachment = self.drafter.plan([r.context for r in requests], trees)
         if bare and attachment is not None:
             attachment = Attachment(taps=attachment.taps)
         starts = self.cache.lengths[first : first + len(requests)]
         row_by_row = self.tolerance is not None and not any(trunks)  # prompts pass as the plain engine's
         limit = self.target.max_positions
         turn = tree_pass(trunks, trees, starts, attachment, floors, limit, row_by_row=row_by_row)
+        if self.reject_drafts:  # their -1 needs an embedding all the same
+            turn.plan.tokens = turn.plan.tokens.clamp(min=0)
         if self.pruner is not None and turn.offset == 0 and trees.width > 1:
             turn.plan = self.pruner.enter(self.host, turn.plan, trees)
         if self.early_exit is not None and turn.offset == 0:

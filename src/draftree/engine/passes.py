@@ -91,9 +91,9 @@ def tree_pass(
     device = trees.tokens.device
     trunk = [len(t) for t in trunks]
     offset = max(trunk)
-    guesses = trees.tokens.clamp(min=0)  # a rejected draft's -1 needs an embedding all the same
+    guesses = trees.tokens
     batch, width = guesses.shape
-    begin = torch.tensor([s + t for s, t in zip(starts, trunk, strict=True)], device=device)[:, None]
+    begin = torch.tensor([[s + t] for s, t in zip(starts, trunk, strict=True)], device=device)
     if offset == 0:
         plan = Plan(guesses, begin + trees.depth, trees.ancestors, sizes=trees.sizes)
     else:

@@ -33,7 +33,8 @@ FORMAT = 2  # of the file on disk
 PACE = 0.1  # weight of one real step against the curve as it stands; single steps are noisy
 SHARED = 0.3  # part of a step's news that concerns all row counts alike
 TABLE = 256  # row counts in the planning table
-TABLE_EVERY = 8  # steps between two renewals of it
+TABLE_EVERY = 32  # steps between two renewals of it, each of which takes as long as a few rows
+FAR_OFF = 1.5  # sum of the steps' logarithms of real over expected time that has it renewed before
 MOST_FACTOR = 2.0  # a step counts as no more than this much slower or faster than expected
 CHECKED = (1, 16)  # rows of the steps that a curve from disk is checked by
 CHECK_MOST = 0.1  # seconds of a step up to which that is done: it has to be cheap
@@ -59,8 +60,8 @@ class StepCost:
         self._octaves = np.log2(self.rows)
         self._table: np.ndarray | None = None
         self._from_one = self._points  # the table without steps of no rows; the same object as long as the table is
-        self._observed = 0
-        self._news: dict[int, float] = {}  # by rows: logarithms of factors that are not in the points yet
+        self._observed, self._off = 0, 0.0  # steps since the table was made, and the sum of how much they were off
+        self._news: dict[int, tuple[float, int]] = {}  # by rows: sum and count of log-seconds to fold in
         self._shared = shared
         self._weights: dict[int, np.ndarray] = {}  # by rows: how much a step of so many concerns each point
         if not (np.isfinite(self._points) & (self._points > 0)).all():
@@ -78,8 +79,11 @@ class StepCost:
 
     def of(self, rows: Any) -> np.ndarray:
         """Seconds of a step with `rows` rows (array-like)."""
-        rows = np.asarray(rows, dtype=float)
-        seconds = self.seconds
+        self._fold()
+        return self._at(rows)
+
+    def _at(self, rows: Any) -> np.ndarray:
+        rows, seconds = np.asarray(rows, dtype=float), np.maximum.accumulate(self._points)
         inside = np.interp(rows, self.rows, seconds)
         slope = (seconds[-1] - seconds[-2]) / (self.rows[-1] - self.rows[-2])
         return np.where(rows > self.rows[-1], seconds[-1] + slope * (rows - self.rows[-1]), inside)
@@ -99,16 +103,19 @@ class StepCost:
 
     def _renew(self, stop: int) -> None:
         self._table = self.of(np.arange(max(stop, TABLE)))
+        self._observed, self._off = 0, 0.0
         self._from_one = self._table[1:]
 
     def _fold(self) -> None:
         """Let the points know of the news."""
-        for rows, news in self._news.items():
+        for rows, (news, count) in self._news.items():
             weights = self._weights.get(rows)
             if weights is None:
                 octaves = np.abs(self._octaves - math.log2(rows))
-                weights = self._weights[rows] = PACE * (self._shared + (1 - self._shared) * np.exp(-octaves))
-            self._points *= np.exp(news * weights)
+                weights = self._weights[rows] = self._shared + (1 - self._shared) * np.exp(-octaves)
+            # As if each step had been told at once: what the others have told already is not told again.
+            known = float(np.log(self._at(rows)))
+            self._points *= np.exp((1 - (1 - PACE) ** count) * (news / count - known) * weights)
         self._news.clear()
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -116,10 +123,13 @@ class StepCost:
 
         A factor, not a sum, is averaged over time, so that one stalled step weighs no more than a slow one.
         """
-        factor = min(max(seconds / float(self.from_one(rows)[rows - 1]), 1 / MOST_FACTOR), MOST_FACTOR)
-        self._news[rows] = self._news.get(rows, 0.0) + math.log(factor)
+        expected = float(self.from_one(rows)[rows - 1])
+        news, count = self._news.get(rows, (0.0, 0))
+        told = min(max(seconds, expected / MOST_FACTOR), expected * MOST_FACTOR)
+        self._news[rows] = news + math.log(told), count + 1
+        self._off += math.log(told / expected)
         self._observed += 1
-        if self._observed % TABLE_EVERY == 0:
+        if self._observed == TABLE_EVERY or abs(self._off) > FAR_OFF:
             self._table = None
 
 

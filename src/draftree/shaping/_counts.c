@@ -1,4 +1,4 @@
-/* The work of every drafted step on one tree's guesses: how many of them pay, and which came true.
+/* The work of planned steps on their trees' guesses: how many of them pay, and which came true.
  *
  * Twin of the numpy code in counts.py, called through ctypes. Behind a pass of the model all of Python's own memory is out
  * of the processor's caches, where a dozen operations on small arrays take longer than the rows they decide about. */
@@ -6,16 +6,18 @@
 #include <stdint.h>
 #include <string.h>
 
-#define ABI 1
+#define ABI 2
 #define BINS 24
 #define KINDS 3
-#define MOST 1024 /* nodes of a tree that is looked at here */
+#define AHEAD 24 /* guesses of a tree in a step that is not planned */
+#define MOST 4096 /* nodes of all trees that are planned together */
+#define TREE 1024 /* nodes of a tree that is learned from */
 
 static const float PER_FACTOR = 4.0f;
 static const float KIND_LEAST[KINDS - 1] = {-0.5f, -1.2f};
 static const double FORGET = 0.99, SUREST = 0.999;
 
-int64_t counts_abi(void) { return ABI * 10000 + BINS * 100 + KINDS; }
+int64_t counts_abi(void) { return ABI * 1000000 + AHEAD * 10000 + BINS * 100 + KINDS; }
 
 static int64_t bin_of(float logp) {
     float place = -PER_FACTOR * logp;
@@ -30,24 +32,82 @@ static int64_t kind_of(const float *logp, int64_t nodes) {
     return KINDS - 1;
 }
 
-/* How many of the guesses 1 .. nodes - 1, taken in their order, bring most tokens a second, and in *gain how many tokens a step
- * has with them; -1 where their log-probabilities do not fall. rates [KINDS, BINS], seconds [nodes] by rows from 1 on. */
-int64_t counts_weigh(const float *logp, int64_t nodes, const double *rates, double trust, const double *seconds, double *gain) {
-    if (nodes < 2) {
-        *gain = 1;
-        return 0;
+/* How many guesses of each request bring most tokens a second: worth [batch, stride], falling in each row, of which counts[b] are
+ * given. Guesses of all requests compete for rows where those are packed; else every tree is as wide as the widest. seconds are
+ * of steps of 1, 2, .. rows, `more` is added to each. Writes sizes [batch] and gains [batch], tokens expected of each. */
+static void choose(const double *worth, int64_t stride, const int64_t *counts, int64_t batch, const double *seconds, double more,
+                   int packed, int64_t *sizes, double *gains, int64_t *head) {
+    double sum = batch, best = sum / (seconds[batch - 1] + more);
+    for (int64_t b = 0; b < batch; b++) sizes[b] = head[b] = 0;
+    if (packed) {
+        for (int64_t rows = batch;; rows++) {
+            int64_t next = -1;
+            double most = 0;
+            for (int64_t b = 0; b < batch; b++)
+                if (head[b] < counts[b] && worth[b * stride + head[b]] > most) most = worth[b * stride + head[b]], next = b;
+            if (next < 0) break;
+            head[next]++;
+            sum += most;
+            if (sum / (seconds[rows] + more) > best) {
+                best = sum / (seconds[rows] + more);
+                memcpy(sizes, head, batch * sizeof *sizes);
+            }
+        }
+    } else {
+        int64_t width = 0, widest = 0;
+        for (int64_t b = 0; b < batch; b++) widest = counts[b] > widest ? counts[b] : widest;
+        for (int64_t w = 0; w < widest; w++) {
+            for (int64_t b = 0; b < batch; b++) sum += w < counts[b] ? worth[b * stride + w] : 0;
+            double time = seconds[batch * (w + 2) - 1] + more;
+            if (sum / time > best) best = sum / time, width = w + 1;
+        }
+        for (int64_t b = 0; b < batch; b++) sizes[b] = counts[b] < width ? counts[b] : width;
     }
-    const double *of_kind = rates + BINS * kind_of(logp, nodes);
-    double sum = 1, best = 1 / seconds[0];
-    int64_t size = 0;
-    *gain = 1;
-    for (int64_t i = 1; i < nodes; i++) {
-        if (logp[i] > logp[i - 1]) return -1;
-        double worth = of_kind[bin_of(logp[i])] * trust;
-        sum += worth < SUREST ? worth : SUREST;
-        if (sum / seconds[i] > best) best = sum / seconds[i], size = i, *gain = sum;
+    for (int64_t b = 0; b < batch; b++) {
+        gains[b] = 1;
+        for (int64_t i = 0; i < sizes[b]; i++) gains[b] += worth[b * stride + i];
     }
-    return size;
+}
+
+/* Sizes for this step's trees, and for the steps after it on the average of such trees.
+ *
+ * logp [batch, stride] of trees with sizes[b] nodes, the root first; rates [KINDS, BINS]; trust [batch] multiplies them.
+ * average [batch], where each request's averages [AHEAD] lie: what its first guesses were worth of late, which this step adds to;
+ * NULL where a request takes no part. seconds as in `choose`, enough for all nodes and for AHEAD guesses a tree. aside: seconds
+ * that the steps to come take beside their rows. now, later [batch] become the sizes, now_gains, later_gains [batch] the tokens
+ * expected. Returns 0; -1 where log-probabilities do not fall; -2 where there are too many nodes. */
+int64_t counts_plan(const float *logp, int64_t stride, int64_t batch, const int64_t *sizes, const double *rates, const double *trust,
+                    double *const *average, double habit, const double *seconds, double aside, int packed, int64_t *now,
+                    double *now_gains, int64_t *later, double *later_gains) {
+    double worth[MOST];
+    int64_t counts[MOST], head[MOST];
+    int64_t width = stride - 1 > AHEAD ? stride - 1 : AHEAD;
+    if (batch * width > MOST) return -2;
+    for (int64_t b = 0; b < batch; b++) {
+        const float *of = logp + b * stride;
+        counts[b] = sizes[b] - 1;
+        if (counts[b] < 1) continue;
+        const double *of_kind = rates + BINS * kind_of(of, sizes[b]);
+        for (int64_t i = 0; i < counts[b]; i++) {
+            if (of[i + 1] > of[i]) return -1;
+            double found = of_kind[bin_of(of[i + 1])] * trust[b];
+            worth[b * width + i] = found < SUREST ? found : SUREST;
+        }
+    }
+    choose(worth, width, counts, batch, seconds, 0, packed, now, now_gains, head);
+    for (int64_t b = 0; b < batch; b++) {
+        double *of = average[b];
+        for (int64_t i = 0; of && i < AHEAD; i++) {
+            double found = i < counts[b] ? worth[b * width + i] : 0;
+            of[i] = of[i] < 0 ? found : habit * of[i] + (1 - habit) * found; /* below 0 before the first */
+        }
+    }
+    for (int64_t b = 0; b < batch; b++) {
+        counts[b] = average[b] ? AHEAD : 0;
+        if (average[b]) memcpy(worth + b * width, average[b], AHEAD * sizeof *worth);
+    }
+    choose(worth, width, counts, batch, seconds, aside, packed, later, later_gains, head);
+    return 0;
 }
 
 /* Count which guesses the text confirms: text [came] is what followed the root. Returns how many it does, with those that the
@@ -55,8 +115,8 @@ int64_t counts_weigh(const float *logp, int64_t nodes, const double *rates, doub
  * right and seen [KINDS, BINS] fade where the tree adds to them. */
 int64_t counts_learn(const float *logp, const int64_t *tokens, const int64_t *parents, int64_t nodes, const int64_t *text,
                      int64_t came, int ended, const double *rates, double *right, double *seen, double *expected) {
-    uint8_t reached[MOST] = {1}, next[MOST], confirmed[MOST] = {0};
-    if (nodes > MOST) return -2;
+    uint8_t reached[TREE] = {1}, next[TREE], confirmed[TREE] = {0};
+    if (nodes > TREE) return -2;
     int any = 1;
     for (int64_t at = 0; at < came && any; at++) {
         any = 0;
@@ -68,7 +128,7 @@ int64_t counts_learn(const float *logp, const int64_t *tokens, const int64_t *pa
         }
         memcpy(reached, next, nodes);
     }
-    int64_t depth[MOST] = {0}, of_seen[BINS] = {0}, of_right[BINS] = {0}, found = 0;
+    int64_t depth[TREE] = {0}, of_seen[BINS] = {0}, of_right[BINS] = {0}, found = 0;
     for (int64_t i = 1; i < nodes; i++) {
         if (!ended && any && reached[parents[i]]) return -1;
         depth[i] = depth[parents[i]] + 1;
@@ -86,4 +146,20 @@ int64_t counts_learn(const float *logp, const int64_t *tokens, const int64_t *pa
         right[row + bin] = FORGET * right[row + bin] + of_right[bin];
     }
     return found;
+}
+
+/* rates [KINDS, BINS]: right / seen by bin; neighbours that rise are pooled, so that a bin known well outweighs an empty one. */
+void counts_read(const double *right, const double *seen, double *rates) {
+    for (int64_t kind = 0; kind < KINDS; kind++, right += BINS, seen += BINS, rates += BINS) {
+        double r[BINS], n[BINS];
+        int64_t bins[BINS], pools = 0;
+        for (int64_t bin = 0; bin < BINS; bin++) {
+            r[pools] = right[bin], n[pools] = seen[bin], bins[pools] = 1;
+            for (; pools && r[pools - 1] * n[pools] < r[pools] * n[pools - 1]; pools--)
+                r[pools - 1] += r[pools], n[pools - 1] += n[pools], bins[pools - 1] += bins[pools];
+            pools++;
+        }
+        for (int64_t pool = 0, bin = 0; pool < pools; pool++)
+            for (int64_t i = 0; i < bins[pool]; i++) rates[bin++] = r[pool] / n[pool];
+    }
 }

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from draftree.drafting.base import Context
-from draftree.shaping.counts import Drafted, new_counts
+from draftree.shaping.counts import Average, Drafted, Sizes, new_counts
 from draftree.tree import TokenTree
 
 RECENT = 0.9  # weight of the past in judging the last few trees of a request
@@ -74,12 +74,20 @@ class Calibration:
                 worth[b, 1:size] = self._counts.worth(logp[b, 1:size], trust)
         return worth
 
-    def weigh(self, request: Context, tree: TokenTree, seconds: np.ndarray) -> tuple[int, float] | None:
-        """How many guesses of a batch of one, taken in their order, pay most, and tokens of a step with them.
-
-        None where they are not in falling order of probability. See `Counts.weigh` for `seconds`.
-        """
-        return self._counts.weigh(tree, self.trust(request), seconds)
+    def plan(
+        self,
+        requests: Sequence[Context],
+        trees: TokenTree,
+        averages: Sequence[Average | None],
+        habit: float,
+        seconds: np.ndarray,
+        aside: float,
+        *,
+        packed: bool,
+    ) -> tuple[Sizes, Sizes] | None:
+        """Sizes for this step and for those after it; see `Counts.plan`."""
+        trust = [self.trust(request) for request in requests]
+        return self._counts.plan(trees, trust, averages, habit, seconds, aside, packed=packed)
 
     def remember(self, requests: Sequence[Context], trees: TokenTree, *, always: bool = True) -> None:
         """Keep each request's tree until its text has come; once much is known, not every step's unless `always`."""

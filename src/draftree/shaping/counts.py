@@ -1,12 +1,13 @@
 """Counts of guesses that came true, and what they say of a tree: in numpy, and compiled for the step's hot path.
 
-`Counts` is the plain form. `CompiledCounts` does the same for one tree in a call each (`_counts.c`): every drafted step
-weighs its tree, and on a CPU the dozen array operations of the plain form take longer than a few rows of a small model.
+`Counts` is the plain form. `CompiledCounts` plans a step, and learns from a tree, in a call each (`_counts.c`): on a CPU
+the dozens of array operations of the plain form take longer than many rows of a small model.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import byref, c_double, c_int, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,8 @@ import numpy as np
 from draftree.tree import TokenTree
 
 LIBRARY = Path(__file__).with_name("_counts.so")
-ABI = 1
+ABI = 2
+AHEAD = 24  # most guesses of a tree in a step that is not planned
 BINS = 24
 PER_FACTOR = 4  # bins to a factor of e; the last one holds all that is below
 KIND_LEAST = (-0.5, -1.2)  # log-probability of the best guess above which a tree is good, or middling
@@ -33,6 +35,34 @@ class Drafted(NamedTuple):
     position: int
     trees: TokenTree
     b: int
+
+
+class Sizes(NamedTuple):
+    """Guesses of each request, and the tokens that a step is expected to bring it."""
+
+    sizes: list[int]
+    gains: list[float]
+
+
+class Average:
+    """What a request's guesses were worth of late, the first of a tree first.
+
+    Attributes:
+        values: float64 [AHEAD]; -1 before the first tree.
+        at: where they lie.
+    """
+
+    __slots__ = ("at", "values")
+
+    def __init__(self) -> None:
+        self.values = np.full(AHEAD, -1.0)
+        self.at = self.values.ctypes.data  # takes longer to ask for than to plan a step
+
+    def add(self, worth: np.ndarray, habit: float) -> None:
+        """A tree's guesses are worth [n], falling; `habit` is the weight of the past."""
+        found = np.zeros(AHEAD)
+        found[: len(worth)] = worth[:AHEAD]
+        self.values[:] = found if self.values[0] < 0 else habit * self.values + (1 - habit) * found
 
 
 class Lesson(NamedTuple):
@@ -55,7 +85,7 @@ class Counts:
         self.right = np.tile(PRIOR * centre, (KINDS, 1))
         self.seen = np.full((KINDS, BINS), PRIOR)
         self.rates = np.empty((KINDS, BINS))
-        self.read()
+        Counts.read(self)
 
     def read(self) -> None:
         """Let the rates know of what was counted."""
@@ -67,24 +97,43 @@ class Counts:
         worth: np.ndarray = np.minimum(self.rates[_kind(logp)].take(_bins(logp)) * trust, SUREST)
         return worth
 
-    def weigh(self, tree: TokenTree, trust: float, seconds: np.ndarray) -> tuple[int, float] | None:
-        """How many guesses of a batch of one, taken in their order, pay most, and tokens of a step with them.
+    def plan(
+        self,
+        trees: TokenTree,
+        trust: Sequence[float],
+        averages: Sequence[Average | None],
+        habit: float,
+        seconds: np.ndarray,
+        aside: float,
+        *,
+        packed: bool,
+    ) -> tuple[Sizes, Sizes] | None:
+        """Sizes for this step, and for the steps after it, where its trees are taken for average ones.
 
-        None where they are not in falling order of probability, or not here.
+        Guesses are taken in their trees' order. None where they are not in falling order of probability, or not here.
 
         Args:
-            tree: of one request.
-            trust: what the rates are to be multiplied with.
-            seconds: of steps with one row, two, and so on to all nodes and more.
+            trees: of the step.
+            trust: [B], what the rates are to be multiplied with.
+            averages: of each request, which learn of this step's tree. None where it takes no part in the steps after it.
+            habit: weight of the past in these.
+            seconds: of steps with one row, two, and so on to all nodes, and to AHEAD guesses of each request.
+            aside: seconds that each of the steps to come takes beside its rows, where it has more than roots.
+            packed: whether only real rows cost, and not the padding of smaller trees.
         """
-        logp = tree.logp.numpy(force=True)[0, : tree.sizes[0]]
-        if (logp[1:] > logp[:-1]).any():
-            return None
-        gain = np.ones(len(logp))
-        gain[1:] = self.worth(logp[1:], trust) if len(logp) > 1 else 0.0
-        gain = gain.cumsum()
-        size = int((gain / seconds[: len(gain)]).argmax())
-        return size, float(gain[size])
+        logp = trees.logp.numpy(force=True)
+        worth = []
+        for b, size in enumerate(trees.sizes):
+            of = logp[b, :size]
+            if (of[1:] > of[:-1]).any():
+                return None
+            worth.append(self.worth(of[1:], trust[b]) if size > 1 else np.zeros(0))
+        now = _choose(worth, seconds, packed=packed)
+        for average, found in zip(averages, worth, strict=True):
+            if average is not None:
+                average.add(found, habit)
+        ahead = [np.zeros(0) if average is None else average.values for average in averages]
+        return now, _choose(ahead, seconds + aside, packed=packed)
 
     def learn(self, drafted: Drafted, text: list[int], *, ended: bool = False) -> Lesson | None:
         """Count a tree's guesses; None where more text may confirm more.
@@ -125,39 +174,62 @@ class CompiledCounts(Counts):
 
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__()
-        self._weigh, self._learn = library.counts_weigh, library.counts_learn
+        self._plan, self._learn, self._read = library.counts_plan, library.counts_learn, library.counts_read
         self._of_rates, self._of_right, self._of_seen = (a.ctypes.data for a in (self.rates, self.right, self.seen))
         self._table: np.ndarray | None = None  # met last, and where it is
         self._at = 0
+
+    def read(self) -> None:
+        """See `Counts.read`."""
+        self._read(self._of_right, self._of_seen, self._of_rates)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has arrays of its own, and calls with their addresses."""
         return _restored, (self.right, self.seen, self.rates)
 
-    def weigh(self, tree: TokenTree, trust: float, seconds: np.ndarray) -> tuple[int, float] | None:
-        """See `Counts.weigh`."""
-        logp = tree.logp
-        if not logp.is_cpu:
-            return super().weigh(tree, trust, seconds)
+    def plan(
+        self,
+        trees: TokenTree,
+        trust: Sequence[float],
+        averages: Sequence[Average | None],
+        habit: float,
+        seconds: np.ndarray,
+        aside: float,
+        *,
+        packed: bool,
+    ) -> tuple[Sizes, Sizes] | None:
+        """See `Counts.plan`."""
+        logp, batch = trees.logp, len(trees.sizes)
+        if not logp.is_cpu or not logp.is_contiguous():
+            return super().plan(trees, trust, averages, habit, seconds, aside, packed=packed)
         if seconds is not self._table:  # its address takes longer to ask for than all the rest
             self._table, self._at = seconds, seconds.ctypes.data
-        gain = c_double()
-        size = self._weigh(logp.data_ptr(), tree.sizes[0], self._of_rates, trust, self._at, byref(gain))
-        return None if size < 0 else (size, gain.value)
+        whole, real = c_int64 * batch, c_double * batch
+        now, later, now_gains, later_gains = whole(), whole(), real(), real()
+        at = (c_void_p * batch)(*[None if average is None else average.at for average in averages])
+        told = self._plan(
+            *(logp.data_ptr(), logp.shape[1], batch, whole(*trees.sizes), self._of_rates, real(*trust), at),
+            *(habit, self._at, aside, packed, now, now_gains, later, later_gains),
+        )
+        if told == -2:
+            return super().plan(trees, trust, averages, habit, seconds, aside, packed=packed)
+        return None if told else (Sizes(now[:], now_gains[:]), Sizes(later[:], later_gains[:]))
 
     def learn(self, drafted: Drafted, text: list[int], *, ended: bool = False) -> Lesson | None:
         """See `Counts.learn`."""
         position, trees, b = drafted
         came = text[position:]
-        at = [part.data_ptr() + b * part.stride(0) * part.element_size() for part in (trees.logp, trees.tokens)]
-        at.append(trees.parents.data_ptr() + b * trees.parents.stride(0) * 8)
+        logp, tokens, parents = trees.logp, trees.tokens, trees.parents
+        at, ids_at, above_at = logp.data_ptr(), tokens.data_ptr(), parents.data_ptr()
+        if b:
+            at += b * logp.stride(0) * logp.element_size()
+            ids_at += b * tokens.stride(0) * tokens.element_size()
+            above_at += b * parents.stride(0) * parents.element_size()
         expected = c_double()
-        size, ids, counts = (
-            trees.sizes[b],
-            (c_int64 * len(came))(*came),
-            (self._of_rates, self._of_right, self._of_seen),
+        found = self._learn(
+            *(at, ids_at, above_at, trees.sizes[b], (c_int64 * len(came))(*came), len(came), ended),
+            *(self._of_rates, self._of_right, self._of_seen, byref(expected)),
         )
-        found = self._learn(*at, size, ids, len(came), ended, *counts, byref(expected))
         if found == -2:
             return super().learn(drafted, text, ended=ended)
         return None if found < 0 else Lesson(expected.value, found)
@@ -169,12 +241,16 @@ def _library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         library.counts_abi.restype = c_int64
-        if library.counts_abi() != ABI * 10000 + BINS * 100 + KINDS:
+        if library.counts_abi() != ABI * 1000000 + AHEAD * 10000 + BINS * 100 + KINDS:
             return None
     except (OSError, AttributeError):
         return None
-    library.counts_weigh.restype = library.counts_learn.restype = c_int64
-    library.counts_weigh.argtypes = [c_void_p, c_int64, c_void_p, c_double, c_void_p, c_void_p]
+    library.counts_plan.restype = library.counts_learn.restype = c_int64
+    library.counts_read.restype, library.counts_read.argtypes = None, [c_void_p] * 3
+    library.counts_plan.argtypes = [
+        *[c_void_p, c_int64, c_int64, *[c_void_p] * 4],
+        *[c_double, c_void_p, c_double, c_int, *[c_void_p] * 4],
+    ]
     library.counts_learn.argtypes = [*[c_void_p] * 3, c_int64, c_void_p, c_int64, c_int, *[c_void_p] * 4]
     return library
 
@@ -189,6 +265,26 @@ def _restored(right: np.ndarray, seen: np.ndarray, rates: np.ndarray) -> Counts:
     counts = new_counts()
     counts.right[:], counts.seen[:], counts.rates[:] = right, seen, rates
     return counts
+
+
+def _choose(worth: Sequence[np.ndarray], seconds: np.ndarray, *, packed: bool) -> Sizes:
+    """The sizes that bring most tokens a second; worth: of each request [n], falling."""
+    batch, counts = len(worth), [len(of) for of in worth]
+    if packed:
+        order = sorted((-float(p), b) for b, of in enumerate(worth) for p in of if p > 0)
+        gain = batch + np.cumsum([0.0] + [-p for p, _ in order])
+        best = int((gain / seconds[batch - 1 : batch + len(order)]).argmax())
+        taken = [b for _, b in order[:best]]
+        sizes = [taken.count(b) for b in range(batch)]
+    else:
+        widest = max(counts)
+        padded = np.zeros((batch, widest + 1))
+        for b, of in enumerate(worth):
+            padded[b, 1 : 1 + len(of)] = of
+        rows = batch * np.arange(1, widest + 2)
+        width = int(((batch + padded.sum(0).cumsum()) / seconds[rows - 1]).argmax())
+        sizes = [min(count, width) for count in counts]
+    return Sizes(sizes, [1.0 + float(of[:size].sum()) for of, size in zip(worth, sizes, strict=True)])
 
 
 def _falling(right: np.ndarray, seen: np.ndarray) -> np.ndarray:

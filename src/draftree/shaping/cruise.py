@@ -1,68 +1,86 @@
-"""Steps between two plans: a tree of the size that has been best of late, verified as it comes.
+"""Steps between two plans: trees of the sizes that have been best of late, verified as they come.
 
-To weigh a tree and to learn from it takes as long as a few rows of a small model. Where drafting pays, only every
-fourth step does so; those between ask for the size that is best on the average of the last plans, and look at nothing
+To weigh trees and to learn from them takes as long as some rows of a small model. Where drafting pays, only every
+eighth step does so; those between ask for the sizes that are best on the average of the last plans, and look at nothing
 (ProPD plans again when things have shifted, section 4.2.3).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 
-BETWEEN = 3  # steps between two plans
+from draftree.drafting.base import Context
+from draftree.shaping.counts import Average, Sizes
+
+BETWEEN = 7  # steps between two plans
 HABIT = 0.9  # weight of the past in what guesses bring
-MOST = 24  # guesses of such a step
 SHARE = 0.3  # of the time that a planned step takes beside its rows, what one between takes
 AVERAGE = (1 + BETWEEN * SHARE) / (1 + BETWEEN)  # the same over all steps
 
 
-@dataclass(slots=True)
-class _Course:
-    """Of one request: tokens expected of a step by its guesses [MOST + 1], guesses now, and steps to go with them."""
-
-    gains: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    size: int = 0
-    left: int = 0
-
-
 class Cruise:
-    """How many guesses each request's steps have until the next plan."""
+    """How many guesses the requests of a batch have until the next plan."""
 
     def __init__(self) -> None:
-        self._of: dict[int, _Course] = {}
+        self._averages: dict[int, Average] = {}  # by request
+        self._ids: list[int] = []  # of the batch that was planned for
+        self._sizes: list[int] = []
+        self._left = 0  # steps to go
 
-    def due(self, request: int) -> int:
-        """Guesses of a step that is not planned, which is one of those to go; 0 for a step to be planned."""
-        course = self._of.get(request)
-        if course is None or not course.left:
-            return 0
-        course.left -= 1
-        return course.size
+    def due(self, requests: Sequence[Context]) -> list[int] | None:
+        """Guesses of a step that is not planned, which is one of those to go; None for a step to be planned."""
+        if not self._left:
+            return None
+        if len(requests) != len(self._ids) or any(r.id != known for r, known in zip(requests, self._ids, strict=True)):
+            self._left = 0
+            return None
+        self._left -= 1
+        return self._sizes
 
-    def plan(self, request: int, worth: np.ndarray, seconds: np.ndarray, aside: float) -> None:
-        """A step was planned, and steps like it may follow.
+    def averages(self, requests: Sequence[Context], takes: Sequence[bool]) -> list[Average | None]:
+        """What the guesses of the requests that take part were worth of late, to learn of a plan."""
+        return [self._average(r.id) if part else None for r, part in zip(requests, takes, strict=True)]
+
+    def _average(self, request: int) -> Average:
+        found = self._averages.get(request)
+        if found is None:
+            found = self._averages[request] = Average()
+        return found
+
+    def follow(
+        self,
+        requests: Sequence[Context],
+        later: Sizes,
+        takes: Sequence[bool],
+        seconds: np.ndarray,
+        aside: float,
+        *,
+        packed: bool,
+    ) -> None:
+        """A step was planned; steps of the sizes `later` follow if they pay.
 
         Args:
-            request: its id.
-            worth: [n], probability that each guess is walked, falling.
-            seconds: [MOST + 1] or more, of steps with one row, two, and so on.
-            aside: seconds that a planned step takes beside its rows, for drafting.
+            requests: of the step.
+            later: sizes and gains on the average.
+            takes: which requests drafting pays for; the others have no guesses until the next plan.
+            seconds: of steps with one row, two, and so on.
+            aside: seconds that such steps take beside their rows.
+            packed: whether only real rows cost.
         """
-        gains = np.zeros(MOST + 1)
-        gains[0] = 1.0
-        worth = worth[:MOST]
-        gains[1 : 1 + len(worth)] = worth
-        gains = gains.cumsum()
-        course = self._of.setdefault(request, _Course())
-        course.gains = HABIT * course.gains + (1 - HABIT) * gains if len(course.gains) else gains
-        times = seconds[: MOST + 1] + SHARE * aside
-        size = 1 + int((course.gains[1:] / times[1:]).argmax())
-        size |= 1  # with the root an even number of rows, which costs no more than one less
-        pays = course.gains[min(size, MOST)] / times[min(size, MOST)] > 1 / seconds[0]
-        course.size, course.left = (size, BETWEEN) if pays else (0, 0)
+        batch = len(requests)
+        sizes = [size if part else 0 for size, part in zip(later.sizes, takes, strict=True)]
+        if batch == 1:
+            sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
+        rows = batch + sum(sizes) if packed else batch * (1 + max(sizes))
+        gain = sum(more if part else 1.0 for more, part in zip(later.gains, takes, strict=True))
+        pays = rows > batch and gain / (seconds[rows - 1] + aside) > batch / seconds[batch - 1]
+        self._left = BETWEEN if pays else 0
+        self._ids, self._sizes = [request.id for request in requests], sizes
 
     def end(self, request: int) -> None:
         """The request is over."""
-        self._of.pop(request, None)
+        self._averages.pop(request, None)
+        if request in self._ids:
+            self._left = 0

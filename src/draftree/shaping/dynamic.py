@@ -23,7 +23,8 @@ from draftree.shaping.base import Shape
 from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
-from draftree.shaping.cruise import AVERAGE, MOST, Cruise
+from draftree.shaping.counts import AHEAD
+from draftree.shaping.cruise import AVERAGE, HABIT, SHARE, Cruise
 from draftree.shaping.governor import REST_LAST, REST_PREPARED, Governor
 from draftree.shaping.planner import Choice, Planner
 from draftree.tree import TokenTree
@@ -77,7 +78,7 @@ class DynamicTree(Shape):
         self._carried = 0  # requests of the coming step, if the drafter prepares the next one in it
         self._simple = False  # whether a step's time goes by the rows of its trees alone
         self._cruise = Cruise()
-        self._steady = 0  # guesses of the coming step, where it is not planned
+        self._steady: list[int] | None = None  # guesses of the coming step, where it is not planned
 
     def bind(
         self,
@@ -99,18 +100,20 @@ class DynamicTree(Shape):
 
     def rests(self, requests: Sequence[Context]) -> bool:
         """See `Shape.rests`: most steps of a rest; now and then one is looked at, for what plain steps take."""
-        self._steady = self._cruise.due(requests[0].id) if self._simple and len(requests) == 1 else 0
-        if self._steady:
+        self._steady = self._cruise.due(requests) if self._simple else None
+        if self._steady is not None:
+            self.governor.elapse(requests)
             return False
         self._idle += 1
         if self._idle % IDLE_EVERY == 0 or self._unprepared or self.calibration.waiting:
             return False
-        return self.governor.rests(requests)
+        # Where guesses are prepared, the last step of a rest does that.
+        return self.governor.rests(requests, ahead=int(self.planner.attaching is not None))
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
-        if self._steady:
-            return [min(self._steady, most, self.max_nodes)]
+        if self._steady is not None:
+            return [min(size, most, self.max_nodes) for size in self._steady]
         self._batch = len(requests)
         self._by = self.governor
         self._asked = self.governor.open(requests)
@@ -127,10 +130,10 @@ class DynamicTree(Shape):
 
     def trim(self, requests: Sequence[Context], trees: TokenTree) -> TokenTree:
         """See `Shape.trim`."""
-        if self._steady:
+        if self._steady is not None:
             return trees
-        if self._simple and trees.batch == 1 and trees.width > 1 and isinstance(self.calibration, Calibration):
-            trimmed = self._trim_one(self.calibration, requests, trees)
+        if self._simple and trees.width > 1 and isinstance(self.calibration, Calibration):
+            trimmed = self._trim_simple(self.calibration, requests, trees)
             if trimmed is not None:
                 return trimmed
         sizes = [0] * trees.batch
@@ -161,26 +164,33 @@ class DynamicTree(Shape):
                 request.spawn = count
         return trees
 
-    def _trim_one(self, calibration: Calibration, requests: Sequence[Context], trees: TokenTree) -> TokenTree | None:
-        """The same for one tree of a drafter beside the model, whose steps take little; None where it is unsorted."""
-        request, planner = requests[0], self.planner
-        seconds = planner.cost(1).from_one(max(trees.width, MOST + 1))
-        found = calibration.weigh(request, trees, seconds)
-        if found is None:
+    def _trim_simple(self, calibration: Calibration, requests: Sequence[Context], trees: TokenTree) -> TokenTree | None:
+        """The same for a drafter beside the model, whose steps take little; None where its trees are unsorted."""
+        planner, batch = self.planner, trees.batch
+        packed = planner.packed or batch == 1
+        seconds = planner.cost(batch).from_one(batch * (max(trees.width, AHEAD) + 1))
+        asked = self._asked or [True] * batch
+        averages = self._cruise.averages(requests, asked)
+        aside = SHARE * planner.aside
+        plans = calibration.plan(requests, trees, averages, HABIT, seconds, aside, packed=packed)
+        if plans is None:
             return None
-        size, gain = found
-        calibration.remember(requests, trees)
-        plain = float(seconds[0])
-        if not self._asked or self._asked[0]:
-            # Where drafting pays, the steps between two plans take less; so it must pay with them to be worth resuming.
-            self.governor.book(request, gain, (float(seconds[size]) + AVERAGE * planner.aside) / plain)
-            self._booked[request.id] = self.governor, len(request.tokens) + gain
-            if self.governor.wins(request):
-                worth = calibration.worth(trees, requests)[0, 1:]
-                self._cruise.plan(request.id, worth, seconds, planner.aside)
-        size |= size > 0  # with its root an even number of rows, which costs no more than one less
-        self._recent = max(size, RECENT * self._recent)
-        return trees.first(size) if size < trees.sizes[0] - 1 else trees
+        now, later = plans
+        calibration.remember(requests, trees, always=batch == 1 or self.governor.losing)
+        rows = batch + sum(now.sizes) if packed else batch * (1 + max(now.sizes))
+        # Where drafting pays, the steps between two plans take less; so it must pay with them to be worth resuming.
+        choice = Choice(now.sizes, now.gains, float(seconds[rows - 1]))
+        self._book(requests, choice, float(seconds[batch - 1]), attached=False, share=AVERAGE)
+        wins = [part and self.governor.wins(request) for part, request in zip(asked, requests, strict=True)]
+        if any(wins):
+            self._cruise.follow(requests, later, wins, seconds, aside, packed=packed)
+        sizes = now.sizes
+        if batch == 1:
+            sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
+        self._recent = max(max(sizes), RECENT * self._recent)
+        if all(n >= size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
+            return trees
+        return trees.first(sizes)
 
     def _weigh(self, requests: Sequence[Context], worth: np.ndarray) -> list[int]:
         """Sizes of the trees; some requests may go to rest by it."""
@@ -197,12 +207,14 @@ class DynamicTree(Shape):
             choice = planner.best(worth, attached=False)
         return choice.sizes
 
-    def _book(self, requests: Sequence[Context], choice: Choice, plain: float, *, attached: bool) -> None:
-        """Each request pays for its rows, and those that were asked for the drafter's work in equal parts."""
+    def _book(
+        self, requests: Sequence[Context], choice: Choice, plain: float, *, attached: bool, share: float = 1.0
+    ) -> None:
+        """Each request pays for its rows; those that were asked, for a `share` of the drafter's work in equal parts."""
         batch = len(requests)
         every = self._asked or [True] * batch
         aside = self.planner.aside if self._by is self.governor else self.planner.aside_unprepared
-        aside = 0.0 if attached else aside / max(sum(every), 1)  # or it is in the time of the rows
+        aside = 0.0 if attached else share * aside / max(sum(every), 1)  # or it is in the time of the rows
         rows = choice.seconds - plain
         parts = [size + attached for size in choice.sizes]
         each = rows / max(sum(parts), 1)
@@ -221,7 +233,7 @@ class DynamicTree(Shape):
 
     def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
         """See `Shape.clock`."""
-        if self._steady:
+        if self._steady is not None:
             return
         carried, self._carried = self._carried, 0  # a pass that was not planned here carries nothing
         asked, self._asking = self._asking, False
@@ -241,7 +253,7 @@ class DynamicTree(Shape):
 
     def learn(self, requests: Sequence[Context]) -> None:
         """See `Shape.learn`."""
-        if self._steady:
+        if self._steady is not None:
             return
         for request in requests:
             booked = self._booked.pop(request.id, None)

@@ -67,12 +67,16 @@ class Governor:
 
     def __init__(self) -> None:
         self.longest = REST_LAST
+        self._steps = 0
+        self._batch = 1  # requests of the last step
         self._all = _Account()
         self._of: dict[int, _Account] = {}
 
     def open(self, requests: Sequence[Context]) -> list[bool]:
         """A step begins: which requests' drafters are asked. Says in `Context.resting` who will not be asked next."""
         asked = []
+        self._steps += 1
+        self._batch = len(requests)
         self._all.rest = max(self._all.rest - 1, 0)
         for request in requests:
             account = self._of.get(request.id)
@@ -83,15 +87,24 @@ class Governor:
             request.resting = account.rest > 0
         return asked
 
-    def rests(self, requests: Sequence[Context]) -> bool:
-        """Whether all rest in this step and in the next; then it is counted as one of rest."""
+    def rests(self, requests: Sequence[Context], *, ahead: int) -> bool:
+        """Whether all rest in this step and `ahead` more; then it is counted as one of rest."""
         accounts = [self._of.get(request.id) for request in requests]
-        if not all(account is not None and account.rest > 1 for account in accounts):
+        if not all(account is not None and account.rest > ahead for account in accounts):
             return False
+        self._steps += 1
         for account in (self._all, *accounts):
             if account is not None:
                 account.rest = max(account.rest - 1, 0)
         return True
+
+    def elapse(self, requests: Sequence[Context]) -> None:
+        """A step passed in which nobody was asked anew: rests are over sooner."""
+        self._steps += 1
+        for request in requests:
+            account = self._of.get(request.id)
+            if account is not None and account.rest:
+                account.rest -= 1
 
     def _begin(self) -> _Account:
         start = self._all
@@ -104,6 +117,10 @@ class Governor:
         """
         account = self._of.setdefault(request.id, _Account())
         account.book(gain, spent, self.longest, known=known)
+        if self._batch > 1 and account.rest:
+            # The rests of a batch end together, at multiples of (nearly) their length: to ask one request costs a batch
+            # nearly as much as to ask all.
+            account.rest += -(self._steps + account.rest) % (1 << account.rest.bit_length() - 1)
         self._all.book(gain, spent, self.longest, known=known)
         request.resting = account.rest > 0
 

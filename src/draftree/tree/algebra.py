@@ -126,10 +126,8 @@ def best_first(tree: TokenTree) -> bool:
     return bool((logp[:, 1:] <= logp[:, :-1]).all())
 
 
-def first(tree: TokenTree, n: int) -> Fields:
-    if tree.batch != 1:
-        raise ValueError(f"These are {tree.batch} trees: `first` is of one, take `best`.")
-    return _beginning(tree, (min(n + 1, tree.sizes[0]),))
+def first(tree: TokenTree, n: Sequence[int]) -> Fields:
+    return _beginning(tree, tuple(min(count + 1, size) for count, size in zip(n, tree.sizes, strict=True)))
 
 
 def _beginning(tree: TokenTree, sizes: tuple[int, ...]) -> Fields:

@@ -220,8 +220,8 @@ class TokenTree:
         """
         return TokenTree(*algebra.best(self, n))
 
-    def first(self, n: int) -> TokenTree:
-        """The first n guesses of a batch of one, and the root; the best ones where logp falls from node to node."""
+    def first(self, n: Sequence[int]) -> TokenTree:
+        """The root and the first n[b] guesses of each tree; the best ones where logp falls from node to node."""
         return TokenTree(*algebra.first(self, n))
 
     def prune(self, keep: Tensor) -> tuple[TokenTree, Tensor]:

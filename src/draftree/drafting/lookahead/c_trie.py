@@ -20,7 +20,7 @@ from draftree.drafting.lookahead._backend import Arrays, Dump, Settings
 from draftree.tree import TokenTree
 
 LIBRARY = Path(__file__).with_name("_trie.so")
-ABI = 3
+ABI = 4
 
 _INTS = POINTER(c_int32)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -55,7 +55,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_int32, c_int32, c_int32, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
-    "trie_order": (None, [c_int32, c_int64, *[c_void_p] * 7]),
+    "trie_collect": (c_int32, [c_void_p, c_int32, *[c_void_p] * 5, c_int, c_int, c_int32, *[c_void_p] * 5]),
+    "trie_stack": (None, [c_int32, c_int32, c_int32, *[c_void_p] * 9]),
     "trie_dump": (None, [c_void_p] * 6),
     "trie_restore": (c_int, [c_void_p, c_int32, *[c_void_p] * 4, c_uint32]),
 }
@@ -107,6 +108,7 @@ class CTrie:
             self._lib.trie_free(self._trie)
 
     def _make_room(self, budget: int) -> None:
+        """Room for the columns of drafts: `budget` nodes in all."""
         if budget > self._room:
             self._room = budget
             dtypes: tuple[Any, ...] = (np.int32, np.int32, np.float32, np.uint8)
@@ -129,13 +131,31 @@ class CTrie:
         tokens, parents, logp, source = (column[:n].copy() for column in self._out)
         return tokens, parents, logp, source
 
-    def tree(self, slot: int, root: int, budget: int, depth: int, mode: int, sources: int) -> TokenTree:
-        self._make_room(budget)
-        n = self._lib.trie_retrieve(self._trie, slot, budget, depth, mode, sources, *self._out_at)
-        ids, logp = torch.empty(3, 1, n + 1, dtype=torch.long), torch.empty(1, n + 1)
-        self._lib.trie_order(n, root, *self._out_at, self._place, ids.data_ptr(), logp.data_ptr())
+    def draft(
+        self,
+        slots: Sequence[int],
+        news: Sequence[Sequence[int]],
+        roots: Sequence[int],
+        budgets: Sequence[int],
+        depths: Sequence[int],
+        mode: int,
+        sources: int,
+    ) -> TokenTree:
+        batch, room = len(slots), max(budgets)
+        self._make_room(batch * room)
+        ints = c_int32 * batch
+        counts = ints()
+        told = news[0] if batch == 1 else [token for part in news for token in part]
+        most = self._lib.trie_collect(
+            *(self._trie, batch, ints(*slots), _ints(told), ints(*map(len, news)), ints(*budgets), ints(*depths)),
+            *(mode, sources, room, *self._out_at, counts),
+        )
+        width = most + 1
+        ids, logp = torch.empty(3, batch, width, dtype=torch.long), torch.empty(batch, width)
+        at = ids.data_ptr(), logp.data_ptr()
+        self._lib.trie_stack(batch, room, width, (c_int64 * batch)(*roots), *self._out_at, counts, self._place, *at)
         tokens, parents, source = ids.unbind()
-        return TokenTree(tokens, parents, logp, source, (n + 1,))
+        return TokenTree(tokens, parents, logp, source, tuple([count + 1 for count in counts]))
 
     def end(self, slot: int) -> None:
         self._lib.trie_end(self._trie, slot)

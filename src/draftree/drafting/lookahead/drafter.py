@@ -90,30 +90,30 @@ class Lookahead(Drafter):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        trees = []
-        for request in requests:
-            self._insert(request)
-        for request, budget in zip(requests, budgets, strict=True):
-            depth = request.room - 1
-            if budget < 1 or depth < 1:
-                trees.append(TokenTree.from_arrays([], [], root=request.tokens[-1]))
-                continue
-            root = request.tokens[-1]
-            trees.append(self.trie.tree(request.id, root, budget, depth=depth, mode=self.mode, sources=self.sources))
-        return TokenTree.stack(trees) if len(trees) > 1 else trees[0]
+        return self.trie.draft(
+            [request.id for request in requests],
+            [request.tokens[-1] for request in requests],
+            budgets,
+            news=[self._news(request) for request in requests],
+            depths=[request.room - 1 for request in requests],
+            mode=self.mode,
+            sources=self.sources,
+        )
 
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""
-        self._insert(request)
+        news = self._news(request)
+        if news:
+            self.trie.extend(request.id, news)
         self._seen.pop(request.id, None)
         self.trie.end(request.id)
 
-    def _insert(self, request: Context) -> None:
-        """Give the trie the request's newest tokens; not before it is asked, since steps without drafting need none."""
-        seen = self._seen.get(request.id, len(request.tokens))
-        if seen < len(request.tokens):
-            self.trie.extend(request.id, request.tokens[seen:])
-            self._seen[request.id] = len(request.tokens)
+    def _news(self, request: Context) -> list[int]:
+        """The request's tokens that the trie is to be given; none before it is asked, as other steps need none."""
+        tokens = request.tokens
+        seen = self._seen.get(request.id, len(tokens))
+        self._seen[request.id] = len(tokens)
+        return tokens[seen:]
 
     def warm(self, answers: Sequence[Sequence[int]]) -> None:
         """Insert finished answers (token ids), such as a development set's, before serving."""

@@ -293,13 +293,30 @@ class PythonTrie:
             np.array([FROM_PROMPT * bool(path.p) + FROM_OUTPUT * bool(path.o) for path, _ in rows], dtype=np.uint8),
         )
 
-    def tree(self, slot: int, root: int, budget: int, depth: int, mode: int, sources: int) -> TokenTree:
-        tokens, parents, logp, source = self.retrieve(slot, budget, depth, mode, sources)
-        order = np.argsort(-logp, kind="stable")  # a parent precedes a child of equal probability
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        parents = np.where(parents < 0, -1, place[parents])[order]
-        return TokenTree.from_arrays(tokens[order], parents, logp[order], source[order], root=root)
+    def draft(
+        self,
+        slots: Sequence[int],
+        news: Sequence[Sequence[int]],
+        roots: Sequence[int],
+        budgets: Sequence[int],
+        depths: Sequence[int],
+        mode: int,
+        sources: int,
+    ) -> TokenTree:
+        for slot, came in zip(slots, news, strict=True):
+            self.extend(slot, came)
+        trees = []
+        for slot, root, budget, depth in zip(slots, roots, budgets, depths, strict=True):
+            if budget < 1 or depth < 1:
+                trees.append(TokenTree.from_arrays([], [], root=root))
+                continue
+            tokens, parents, logp, source = self.retrieve(slot, budget, depth, mode, sources)
+            order = np.argsort(-logp, kind="stable")  # a parent precedes a child of equal probability
+            place = np.empty_like(order)
+            place[order] = np.arange(len(order))
+            parents = np.where(parents < 0, -1, place[parents])[order]
+            trees.append(TokenTree.from_arrays(tokens[order], parents, logp[order], source[order], root=root))
+        return TokenTree.stack(trees)
 
     def take_tree(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> int:
         """Adds the best paths below the match; how many nodes of it were seen."""

@@ -181,20 +181,31 @@ class Trie:
         with self._lock:
             return Draft(*self._backend.retrieve(self._slot(request), *wanted))
 
-    def tree(
+    def draft(
         self,
-        request: int,
-        root: int,
-        budget: int,
+        requests: Sequence[int],
+        roots: Sequence[int],
+        budgets: Sequence[int],
         *,
-        depth: int | None = None,
+        news: Sequence[Sequence[int]] = (),
+        depths: Sequence[int] = (),
         mode: str = "hierarchical",
         sources: str = "mix",
     ) -> TokenTree:
-        """The same as a tree below `root`, its nodes in falling order of probability: cutting it to size is cheap."""
-        wanted = self._wanted(budget, depth, mode, sources)
+        """The drafts of a batch as trees below `roots`, nodes in falling order of probability: cutting is cheap.
+
+        For a decoder's every step: trusts that ids are ids.
+
+        requests: live ones. roots: their newest tokens. budgets: most guesses of each; 0 for none.
+        news: tokens committed since, which all enter before the first look-up, as by `extend`; none by default.
+        depths: most levels of each, at most `branch_length` (the default); 0 for no guesses. mode, sources: see `retrieve`.
+        """
+        most: int = self.options["branch_length"]
+        wanted = _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
+        deep = [min(depth, most) for depth in depths] if depths else [most] * len(requests)
         with self._lock:
-            return self._backend.tree(self._slot(request), root, *wanted)
+            slots = [self._slot(request) for request in requests]
+            return self._backend.draft(slots, news or [()] * len(slots), roots, budgets, deep, *wanted)
 
     def _wanted(self, budget: int, depth: int | None, mode: str, sources: str) -> tuple[int, int, int, int]:
         _check_count("budget", budget)
