@@ -1,7 +1,7 @@
 """Counts of guesses that came true, and what they say of a tree: in numpy, and compiled for the step's hot path.
 
-`Counts` is the plain form. `CompiledCounts` plans a step, and learns from a tree, in a call each (`_counts.c`): on a CPU
-the dozens of array operations of the plain form take longer than many rows of a small model.
+`Counts` is the plain form. `CompiledCounts` plans a step, and learns from a tree, in a call each (`_counts.c`): on a
+CPU the dozens of array operations of the plain form take longer than many rows of a small model.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Counts:
         Args:
             trees: of the step.
             trust: [B], what the rates are to be multiplied with.
-            averages: of each request, which learn of this step's tree. None where it takes no part in the steps after it.
+            averages: of each request, which learn of this step's tree. None where one takes no part in later steps.
             habit: weight of the past in these.
             seconds: of steps with one row, two, and so on to all nodes, and to AHEAD guesses of each request.
             aside: seconds that each of the steps to come takes beside its rows, where it has more than roots.
@@ -247,9 +247,10 @@ def _library() -> ctypes.CDLL | None:
         return None
     library.counts_plan.restype = library.counts_learn.restype = c_int64
     library.counts_read.restype, library.counts_read.argtypes = None, [c_void_p] * 3
+    pointers: list[Any] = [c_void_p] * 4
     library.counts_plan.argtypes = [
-        *[c_void_p, c_int64, c_int64, *[c_void_p] * 4],
-        *[c_double, c_void_p, c_double, c_int, *[c_void_p] * 4],
+        *(c_void_p, c_int64, c_int64, *pointers),
+        *(c_double, c_void_p, c_double, c_int, *pointers),
     ]
     library.counts_learn.argtypes = [*[c_void_p] * 3, c_int64, c_void_p, c_int64, c_int, *[c_void_p] * 4]
     return library

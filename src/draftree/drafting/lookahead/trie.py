@@ -198,7 +198,8 @@ class Trie:
 
         requests: live ones. roots: their newest tokens. budgets: most guesses of each; 0 for none.
         news: tokens committed since, which all enter before the first look-up, as by `extend`; none by default.
-        depths: most levels of each, at most `branch_length` (the default); 0 for no guesses. mode, sources: see `retrieve`.
+        depths: most levels of each, at most `branch_length` (the default); 0 for no guesses.
+        mode, sources: see `retrieve`.
         """
         most: int = self.options["branch_length"]
         wanted = _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
