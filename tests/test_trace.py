@@ -7,7 +7,6 @@ import json
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from drafters_for_tests import RandomTree
@@ -18,16 +17,19 @@ from typer.testing import CliRunner
 from zoo import build
 
 import draftree
+from draftree.acceptance.base import Walk
 from draftree.cli import app
 from draftree.drafting import Merge
 from draftree.engine import Engine, Recorder, Rules, generate
-from draftree.engine.recorder import Track, _given
+from draftree.engine.recorder import Track
+from draftree.engine.request import Request
 from draftree.engine.stats import RequestStats
 from draftree.pruning import LossyCALM
 from draftree.shaping import Fixed
 from draftree.trace.counts import run_statistics
 from draftree.trace.file import Trace, read_trace, write_trace
 from draftree.trace.labels import label, pieces
+from draftree.tree import TokenTree
 
 
 @functools.cache
@@ -61,7 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def record(case: str, host: str = "auto") -> tuple[Recorder, Any]:
+def record(case: str, host: str = "auto", guesses: int = 12) -> tuple[Recorder, Any]:
     """A ragged batch with everything of `case`."""
     model, what = build("llama"), CASES[case]
     ids, mask = left_pad(prompts())
@@ -72,7 +74,7 @@ def record(case: str, host: str = "auto") -> tuple[Recorder, Any]:
         mask,
         drafter=what["drafter"](model),
         pruner=what["pruner"](model) if "pruner" in what else None,
-        shape=None if case in ("plain", "early-exit") else Fixed(12),
+        shape=None if case in ("plain", "early-exit") else Fixed(guesses),
         host=host,
         max_new_tokens=NEW,
         recorder=recorder,
@@ -170,11 +172,37 @@ def test_encoder_decoders_tell_what_was_asked(tmp_path):
     assert told[1]["prompt_text"] == " ".join(map(str, prompts()[1][::-1]))
 
 
-def test_trees_of_other_devices_are_kept_as_tensors_and_told_alike():
-    tokens = torch.tensor([[5, 0, 7], [1, 2, 0]])
-    assert _given(tokens, np.int64, 2) == _given(tokens.numpy().tobytes(), np.int64, 2) == tokens.tolist()
-    logp = torch.tensor([[0.0, -1.5, -torch.inf]])
-    assert _given(logp, np.float32, 1) == _given(logp.numpy().tobytes(), np.float32, 1) == logp.tolist()
+class Far:
+    """A tensor that says it lies on another device."""
+
+    is_cpu = False
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.tolist = tensor.shape, tensor.tolist
+
+
+def test_trees_of_other_devices_and_trees_with_gaps_are_told_alike():
+    roots = torch.tensor([5, 1])
+    tree = TokenTree.from_choices(roots, torch.tensor([[[2, 3]], [[4, 6]]]), [(0,), (1,)], distinct=True)
+    assert not tree.parents.is_contiguous(), "one row for all requests"
+    requests = [Request([5], Rules(), device=tree.device), Request([1], Rules(), device=tree.device)]
+    walks = [Walk([0, 2], [3, 8], [2, None]), Walk([0], [4], [1], tie=True)]
+    held = (tree.tokens, tree.parents, tree.logp, tree.source)
+    far = TokenTree(*map(Far, held), tree.sizes)  # type: ignore[arg-type]
+    told = []
+    for trees in (tree, far):
+        track = Track({}, None)
+        track.drafted([2, 3], trees, 1.5)
+        track.step(requests, trees, None, walks, [1.0, 2.0, 3.0])
+        *_, step = track.records(0)
+        told.append(step)
+    assert told[0]["members"] == told[1]["members"]
+    first, second = told[0]["members"]
+    assert (first["tokens"], first["parents"]) == ([5, 2, 3], [-1, 0, 0])
+    assert (first["walked"], first["emitted"], first["guesses"], first["tie"]) == ([0, 2], [3, 8], [2, None], False)
+    assert (second["walked"], second["emitted"], second["guesses"], second["tie"]) == ([0], [4], [1], True)
+    assert (second["request"], second["asked"], second["drafted"]) == (requests[1].id, 3, 2)
+    assert (told[0]["passed"], told[0]["shape_seconds"]) == (False, 0.5), "until the drafter was asked, at 1.5"
 
 
 def test_steps_without_a_pass_are_in_the_record(tmp_path):

@@ -1,16 +1,20 @@
 """Records what a run does, step by step, at next to no cost while it runs.
 
-A recorded step is a handful of references to what the loop made anyway: the walks, the times, the bytes of the trees.
-Nothing is computed or turned into text before somebody asks for the records, so a step with a recorder does as little
-more whether its trees have one guess or a hundred. What the records say is told in `docs/trace.md`.
+A recorded step leaves numbers in flat lists and the bytes of its trees. No object of the step stays alive: the
+garbage collector would look at each again and again, and memory that is kept in between what is let go makes every
+later step pay for cold memory; both cost more than the recording. Nothing is worked out or turned into text before
+somebody asks for the records, so a step with a recorder does as little more whether its trees have one guess or a
+hundred. What the records say is told in `docs/trace.md`.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
+from ctypes import PYFUNCTYPE, c_ssize_t, c_void_p, py_object, pythonapi
+from itertools import islice
 from pathlib import PurePath
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,35 +28,51 @@ from draftree.engine.stats import STAGES
 from draftree.tree import TokenTree
 
 DIGITS = 4  # of log-probabilities
+WORD = 8  # bytes of a token id
+# Memory as bytes, in half the time that a tensor takes to become an array first.
+copied = PYFUNCTYPE(py_object, c_void_p, c_ssize_t)(("PyBytes_FromStringAndSize", pythonapi))
 
-Held = Tensor | bytes
+Held = bytes | tuple[Tensor, Tensor, Tensor, Tensor]  # tokens, parents, sources and log-probabilities of trees
+
+
+class Part(NamedTuple):
+    """One request's part in a step.
+
+    Attributes:
+        request: its id.
+        asked: guesses that the shape asked for; None where the drafter was not asked.
+        drafted: size of the tree that came.
+        size: of the tree that was verified, its root counted.
+        nodes, tokens, guesses, tie: the walk, see `Walk`.
+    """
+
+    request: int
+    asked: int | None
+    drafted: int
+    size: int
+    nodes: list[int]
+    tokens: list[int]
+    guesses: list[int | None]
+    tie: bool
 
 
 class Kept(NamedTuple):
-    """One step.
+    """One step, read from what was kept of it.
 
     Attributes:
-        requests, walks: of the step, in slot order.
-        trees: tokens, parents, logp and source, each [B, N], see `Track.step`.
-        sizes: of the trees, roots counted.
-        left: rows, offset and columns that tell which nodes were left at the end of the pass, see `nodes_behind`; None
-            where all were.
+        parts: of its requests, in slot order.
+        tokens, parents, source, logp: of the trees, each [B, N].
         marks: five times, around the stages; fewer where a lossy rule let texts end without a pass.
-        asked: guesses that the shape last asked for.
-        drafted: sizes of the trees that came.
-        began, ended: when shaping paused for the drafter, and when it went on; before `marks` where nobody was asked.
+        asked: when shaping paused for the drafter, and when it went on; None where the drafter was not asked.
     """
 
-    requests: list[Request]
-    walks: list[Walk]
-    trees: tuple[Held, ...]
-    sizes: tuple[int, ...]
-    left: tuple[Tensor, int, int] | None
+    parts: list[Part]
+    tokens: list[list[int]]
+    parents: list[list[int]]
+    source: list[list[int]]
+    logp: list[list[float]]
     marks: list[float]
-    asked: list[int]
-    drafted: tuple[int, ...]
-    began: float
-    ended: float
+    asked: tuple[float, float] | None
 
 
 class Track:
@@ -66,17 +86,19 @@ class Track:
     def __init__(self, about: dict[str, Any], drafter: Drafter | None) -> None:
         self.about = about
         self._drafter = drafter
-        self._steps: list[tuple[Any, ...]] = []  # in the order of `Kept`, which is only made afterwards
-        self._asked: list[int] = []
-        self._drafted: tuple[int, ...] = ()
-        self._began = self._ended = -math.inf
+        self._numbers: list[int | None] = []  # see `step`
+        self._times: list[float] = []
+        self._trees: list[Held] = []
+        self._left: dict[int, tuple[Tensor, int, int]] = {}  # by step: which nodes were left, where some had gone
+        self._requests: dict[int, Request] = {}
+        self._last: list[Request] = []  # requests of the last step, all of them known
+        self._ids: list[int] = []  # theirs
+        self._near: bool | None = None  # whether trees lie in the host's memory
+        self._asked: tuple[list[int], tuple[int, ...], float, float] | None = None  # in the coming step
 
     def drafted(self, budgets: list[int], trees: TokenTree, began: float) -> None:
         """At `began` the drafter was asked for `budgets` guesses; these trees came, and the shape goes on with them."""
-        self._asked = budgets
-        self._drafted = trees.sizes
-        self._began = began
-        self._ended = time.perf_counter()
+        self._asked = budgets, trees.sizes, began, perf_counter()
 
     def step(
         self,
@@ -86,29 +108,60 @@ class Track:
         walks: list[Walk],
         marks: list[float],
     ) -> None:
-        """A step is over. Keeps its parts, which the caller must not change afterwards.
+        """A step is over.
 
-        Of trees on the host bytes are kept: tensors that stay alive keep the allocator from using their memory again,
-        and the next step pays for cold memory many times what copying some hundred bytes costs. A copy from another
-        device would wait for it, so there the tensors stay.
+        Kept of it are numbers: of the requests, of the times, and whether the drafter was asked; ids and sizes; where
+        it was asked, budgets and what came; and every walk, behind its length, whether it has a tie, and its last
+        guess, as a node of a walk is the guess that led there. Then times, and of the trees their bytes. A copy from
+        another device would wait for it, so trees that lie there stay as they are.
+
+        Args:
+            requests, walks: of the step, in slot order.
+            trees: that were verified.
+            left: rows, offset and columns that tell which nodes were left at the end of the pass, see `nodes_behind`;
+                None where all were.
+            marks: five times, around the stages; fewer where a lossy rule let texts end without a pass.
         """
-        held: tuple[Held, ...] = (trees.tokens, trees.parents, trees.logp, trees.source)
-        if trees.tokens.is_cpu:
-            held = tuple([part.numpy().tobytes() for part in held])  # type: ignore[union-attr]
-        self._steps.append(
-            (requests, walks, held, trees.sizes, left, marks, self._asked, self._drafted, self._began, self._ended)
-        )
+        if requests != self._last:
+            self._last, self._ids = requests, [request.id for request in requests]
+            self._requests.update(zip(self._ids, requests, strict=True))
+        if left is not None:
+            self._left[len(self._trees)] = left
+        numbers, asked, self._asked = self._numbers, self._asked, None
+        if asked is None or asked[2] < marks[0]:  # of a step that failed
+            numbers += (len(walks), len(marks), False, *self._ids, *trees.sizes)
+            self._times += marks
+        else:
+            budgets, sizes, began, ended = asked
+            numbers += (len(walks), len(marks), True, *self._ids, *trees.sizes, *budgets, *sizes)
+            self._times += (*marks, began, ended)
+        for walk in walks:
+            guesses = walk.guesses
+            numbers += (len(guesses), walk.tie, guesses[-1] if guesses else None, *walk.nodes, *walk.tokens)
+        tokens, parents, source, logp = trees.tokens, trees.parents, trees.source, trees.logp
+        if self._near is None:
+            self._near = tokens.is_cpu
+        if not self._near:
+            self._trees.append((tokens, parents, source, logp))
+        elif len(walks) > 1:
+            self._trees.append(b"".join([part.numpy().tobytes() for part in (tokens, parents, source, logp)]))
+        else:  # one tree: each tensor lies in one piece, and those of a trie's tree behind each other
+            at, above, by, size = tokens.data_ptr(), parents.data_ptr(), source.data_ptr(), WORD * tokens.numel()
+            if at + size == above and above + size == by:
+                whole = copied(at, 3 * size)
+            else:
+                whole = copied(at, size) + copied(above, size) + copied(by, size)
+            self._trees.append(whole + copied(logp.data_ptr(), size // 2))
 
     # ---------------------------------------------------------------- afterwards
 
     def records(self, number: int) -> Iterator[dict[str, Any]]:
         """This run as plain values: itself, its requests, its steps; `number` tells it from other runs."""
-        steps = [Kept(*kept) for kept in self._steps]
-        requests = {request.id: request for kept in steps for request in kept.requests}
         names: dict[str, int] = {}
-        told = [self._told(number, i, kept, steps[0].marks[0], names) for i, kept in enumerate(steps)]
+        start = self._times[0] if self._times else 0.0
+        told = [self._told(number, i, kept, start, names) for i, kept in enumerate(self._steps())]
         yield {"kind": "run", "run": number} | self.about | {"sources": list(names)}
-        for request in requests.values():
+        for request in self._requests.values():
             rules, context = request.rules, request.context
             yield {
                 "kind": "request",
@@ -123,12 +176,29 @@ class Track:
             }
         yield from told
 
+    def _steps(self) -> Iterator[Kept]:
+        """What was kept, step by step."""
+        numbers: Iterator[Any] = iter(self._numbers)
+        times, trees = iter(self._times), iter(self._trees)
+        for batch in numbers:
+            marks, drafted = next(numbers), next(numbers)
+            ids, sizes = list(islice(numbers, batch)), list(islice(numbers, batch))
+            asked, came = [None] * batch, [1] * batch
+            if drafted:
+                asked, came = list(islice(numbers, batch)), list(islice(numbers, batch))
+            stamps = list(islice(times, marks))
+            paused = (next(times), next(times)) if drafted else None
+            parts = [Part(ids[b], asked[b], came[b], sizes[b], *_walk(numbers)) for b in range(batch)]
+            yield Kept(parts, *_trees(next(trees), batch), stamps, paused)
+
     def _told(self, run: int, number: int, kept: Kept, start: float, names: dict[str, int]) -> dict[str, Any]:
         marks = kept.marks
         stages = dict.fromkeys(STAGES, 0.0)
         stages |= {stage: end - begin for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False)}
-        asked = kept.began >= marks[0]
-        shape = max(kept.began - marks[0], 0.0) + max(marks[1] - kept.ended, 0.0) if asked else 0.0
+        shape = 0.0
+        if kept.asked is not None:
+            paused, resumed = kept.asked
+            shape = max(paused - marks[0], 0.0) + max(marks[1] - resumed, 0.0)
         return {
             "kind": "step",
             "run": run,
@@ -137,33 +207,31 @@ class Track:
             "passed": len(marks) > len(STAGES),
             "seconds": stages,
             "shape_seconds": shape,
-            "members": self._members(kept, asked, names),
+            "members": self._members(number, kept, names),
         }
 
-    def _members(self, kept: Kept, asked: bool, names: dict[str, int]) -> list[dict[str, Any]]:
-        batch = len(kept.sizes)
-        tokens, parents, source = (_given(kept.trees[i], np.int64, batch) for i in (0, 1, 3))
-        logp = _given(kept.trees[2], np.float32, batch)
+    def _members(self, step: int, kept: Kept, names: dict[str, int]) -> list[dict[str, Any]]:
         alive: list[list[int]] | None = None
-        if kept.left is not None:
-            alive = nodes_behind(*kept.left, len(tokens[0])).tolist()
+        if step in self._left:
+            alive = nodes_behind(*self._left[step], len(kept.tokens[0])).tolist()
         members = []
-        for b, (request, walk, size) in enumerate(zip(kept.requests, kept.walks, kept.sizes, strict=True)):
+        for b, part in enumerate(kept.parts):
+            size = part.size
             left = set(range(size)) if alive is None else set(alive[b])
             members.append(
                 {
-                    "request": request.id,
-                    "asked": kept.asked[b] if asked else None,
-                    "drafted": kept.drafted[b] - 1 if asked else 0,
-                    "tokens": tokens[b][:size],
-                    "parents": parents[b][:size],
-                    "logp": [round(p, DIGITS) if math.isfinite(p) else None for p in logp[b][:size]],
-                    "sources": [None, *(self._name(bits, names) for bits in source[b][1:size])],
+                    "request": part.request,
+                    "asked": part.asked,
+                    "drafted": part.drafted - 1,
+                    "tokens": kept.tokens[b][:size],
+                    "parents": kept.parents[b][:size],
+                    "logp": [round(p, DIGITS) if math.isfinite(p) else None for p in kept.logp[b][:size]],
+                    "sources": [None, *(self._name(bits, names) for bits in kept.source[b][1:size])],
                     "pruned": [node for node in range(size) if node not in left],
-                    "walked": list(walk.nodes),
-                    "emitted": list(walk.tokens),
-                    "guesses": list(walk.guesses),
-                    "tie": walk.tie,
+                    "walked": part.nodes,
+                    "emitted": part.tokens,
+                    "guesses": part.guesses,
+                    "tie": part.tie,
                 }
             )
         return members
@@ -174,18 +242,29 @@ class Track:
         return names.setdefault(name, len(names))
 
 
-def _given(held: Held, dtype: type[np.generic], batch: int) -> list[list[Any]]:
-    """What was kept of a tree's tensor, as lists, one a request."""
-    if isinstance(held, Tensor):
-        return held.tolist()
-    return np.frombuffer(held, dtype).reshape(batch, -1).tolist()
+def _walk(numbers: Iterator[Any]) -> tuple[list[int], list[int], list[int | None], bool]:
+    """The next walk among the numbers of a step: nodes, tokens, guesses, tie."""
+    length, tie, last = next(numbers), next(numbers), next(numbers)
+    nodes, tokens = list(islice(numbers, length)), list(islice(numbers, length))
+    return nodes, tokens, [*nodes[1:], last][:length], bool(tie)
+
+
+def _trees(held: Held, batch: int) -> tuple[list[list[int]], list[list[int]], list[list[int]], list[list[float]]]:
+    """Tokens, parents, sources and log-probabilities of a step's trees, each [B, N]."""
+    if not isinstance(held, bytes):
+        tokens, parents, source, logp = held
+        return tokens.tolist(), parents.tolist(), source.tolist(), logp.tolist()
+    count = len(held) // (3 * WORD + WORD // 2)
+    numbers = np.frombuffer(held, np.int64, 3 * count).reshape(3, batch, -1).tolist()
+    chances = np.frombuffer(held, np.float32, count, 3 * WORD * count).reshape(batch, -1).tolist()
+    return numbers[0], numbers[1], numbers[2], chances
 
 
 class Recorder:
     """Keeps every step of the engines that it is given to, to be told afterwards.
 
-    Give one to `generate` or `Engine`, and what it holds to `write_trace`. It keeps about two kilobytes of every step
-    and 28 bytes of every node, so its memory grows with the run until it is let go.
+    Give one to `generate` or `Engine`, and what it holds to `write_trace`. It keeps some 400 bytes of every step and 28
+    of every node, so its memory grows with the run until it is let go.
     """
 
     def __init__(self) -> None:
