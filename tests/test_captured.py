@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import shutil
 import weakref
 from typing import Any
 
@@ -16,9 +17,11 @@ from host_driver import BUSHY, Run, Tree, difference, one_thread, prune  # noqa:
 from tape import Tape, passes, tape
 from zoo import VOCABULARY, build
 
-from draftree.host import LoopHost, inspect_model, loop
+from draftree.host import LoopHost, inductor, inspect_model, loop, open_host
+from draftree.host.capture import Again
 from draftree.host.frames import band_of, bucket_of
 from draftree.host.plan import Plan, Surgery
+from draftree.host.product import may_pack
 from draftree.host.skip import Skip
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gemma3", "glm4", "olmo3", "mistral-window", "qwen2-window", "phi3")
@@ -283,3 +286,71 @@ def test_weights_changed_in_place_are_seen_and_replaced_ones_drop_recordings(mon
     linear.weight.data = linear.weight.data * 2  # another way to the same
     assert difference(run.step(trees).logits, doubled) < CLOSE
     assert passes(host).recorded == 3
+
+
+# ---------------------------------------------------------------- products for fixed shapes
+
+
+def test_bfloat16_on_a_cpu_takes_packed_weights_by_itself() -> None:
+    """Recorded passes multiply packed weights, others the stock ones, and both say the same as far as 16 bits go."""
+    model = copy.deepcopy(build("qwen2")).to(torch.bfloat16)  # biases
+    if not may_pack(torch.bfloat16, torch.device("cpu")):
+        assert open_host(model, "loop").form == "loop"
+        return
+    host = open_host(model)
+    assert host.form == "loop, captured"
+    assert isinstance(host, LoopHost)
+    fixed, usual = passes(host)._layers[0], host._layers[0]
+    assert [t.is_mkldnn for t in fixed.tensors()].count(True) == 4
+    assert usual.live()
+    assert not any(t.is_mkldnn for t in usual.tensors())
+    eager = LoopHost(host.target, "tensors")
+    runs = [Run(h, (21, 30)).prefill() for h in (eager, host)]
+    trees = [Tree(BUSHY, 1), Tree.random(9, 2)]
+    wanted, found = (run.step(trees).logits.float() for run in runs)
+    assert far(trees, found, wanted) < 0.15
+    assert far(trees, found, wanted) < 0.05 * float(wanted.std()) * 8
+    assert passes(host).recorded == 1
+
+
+def test_what_cannot_be_is_refused() -> None:
+    gpt2 = build("gpt2")
+    for options in ({"form": "captured"}, {"compile": True}):
+        with pytest.raises(ValueError, match=r"(form='captured'|compile=True) is for models that the loop host drives"):
+            open_host(gpt2, **options)
+    with pytest.raises(ValueError, match="form is 'grahp': choose"):
+        open_host(build("llama"), form="grahp")
+    with pytest.raises(ValueError, match="has a form of its own"):
+        open_host(build("llama"), form="tensors", compile=True)
+    with pytest.raises(ValueError, match="opened already"):
+        open_host(build("llama"), open_host(build("llama")), compile=True)
+
+
+def test_no_compiler_no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor.shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs a C\+\+ compiler, and there is none on this machine"):
+        LoopHost(inspect_model(build("llama")), "inductor")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_compiled_by_inductor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number of rows is compiled once, for all layers; logits are those of tensors."""
+    monkeypatch.setattr(loop, "capture_for", lambda device: Again())  # a tape sees nothing of compiled loops
+    tensors = LoopHost(inspect_model(build(name)), "tensors")
+    host = open_host(build(name), compile=True)
+    assert isinstance(host, LoopHost)
+    assert host.form == "loop, inductor"
+    runs = [Run(h, (21,)).prefill() for h in (tensors, host)]
+    for size in (3, 4, 4):
+        trees = [Tree.random(size, size)]
+        wanted, found = (run.step(trees) for run in runs)
+        assert difference(found.logits, wanted.logits) < CLOSE
+        for run, result in zip(runs, (wanted, found), strict=True):
+            run.commit(trees, [trees[0].branches[-1]], result)
+    left_out = Skip.of([1], [2])
+    assert difference(runs[1].step(trees, skip=left_out).logits, runs[0].step(trees, skip=left_out).logits) < CLOSE
+    known = passes(host)._layers[0]._known
+    halves = [key for key in known if key[0] in ("project", "leave")]
+    assert len({key[1] for key in halves}) == 2  # whole layers, and one without its MLP
+    assert len(halves) == 2 * 2  # two halves of each

@@ -179,7 +179,10 @@ def test_same_as_tensor_operations(family: str, threads: int, seed: int, monkeyp
 
 @pytest.mark.parametrize("change", [lambda m: m.to(torch.bfloat16), lambda m: m.double()])
 def test_only_float32(change: Callable[[nn.Module], nn.Module]) -> None:
-    assert open_host(change(copy.deepcopy(build("llama"))), "loop").form == "loop"
+    model = change(copy.deepcopy(build("llama")))
+    assert "compiled" not in open_host(model, "loop").form
+    with pytest.raises(ValueError, match="Compiled layers are for float32 on a CPU"):
+        open_host(model, "loop", form="compiled")
 
 
 @pytest.mark.parametrize("damage", ["missing", "stale", "no library"])

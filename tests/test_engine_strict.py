@@ -14,6 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 from zoo import MEMBERS, build, construct
 
 from draftree.engine import Engine, Request, Rules, generate
+from draftree.host import Host, open_host
 from draftree.shaping import Fixed
 
 NEW = 40
@@ -52,7 +53,7 @@ def rules(b: int, sample: bool, gaps: list[Gaps] | None) -> Rules:
 
 
 def run(
-    model: Any, host: str, *, sample: bool = False, gaps: list[Gaps] | None = None, **options: Any
+    model: Any, host: str | Host, *, sample: bool = False, gaps: list[Gaps] | None = None, **options: Any
 ) -> tuple[list[Request], Engine]:
     engine = Engine(model, slots=1, shape=Fixed(12), host=host, **options)
     made = [engine.add(prompt, rules(b, sample, gaps)) for b, prompt in enumerate(PROMPTS)]
@@ -74,6 +75,8 @@ def test_differences_come_from_near_ties_alone(name: str, host: str, sample: boo
 
     Where the measured tolerance is 0 that means nowhere, which is what bfloat16 on the loop host gives on CPUs.
     """
+    if host == "loop":  # at fixed shapes, which it takes by itself, so few bits move that no id of these does
+        host = open_host(flat(name), form="tensors")
     gaps: list[Gaps] = []
     plain, _ = run(flat(name), host, sample=sample, gaps=gaps)
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}

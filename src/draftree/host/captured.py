@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,9 @@ from draftree.host.cache import SlotCache
 from draftree.host.capture import Capture
 from draftree.host.fixed import FixedRows, FixedSlots
 from draftree.host.frames import BUCKETS, MOST_TOLD, Buffers, Frame, Told, band_of, bucket_of
-from draftree.host.inductor import Inductor
+from draftree.host.layer import TensorHead, TensorLayer
 from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
+from draftree.host.skip import Skip
 
 if TYPE_CHECKING:
     from draftree.host.loop import LoopHost
@@ -68,14 +69,16 @@ class CapturedPasses:
     """Runs a loop host's passes by recordings, as far as they fit one.
 
     Args:
-        host: with layers in tensor operations.
+        host: whose passes they are.
+        layers, head: what is recorded.
         capture: makes recordings.
-        compiler: compiles what is recorded; None leaves it as it is.
         kept: most recordings to keep; the one not used for longest goes first.
     """
 
-    def __init__(self, host: LoopHost, capture: Capture, compiler: Inductor | None = None, kept: int = KEPT) -> None:
-        self._host, self._capture, self._compiler, self._kept = host, capture, compiler, kept
+    def __init__(
+        self, host: LoopHost, layers: Sequence[TensorLayer], head: TensorHead, capture: Capture, kept: int = KEPT
+    ) -> None:
+        self._host, self._layers, self._head, self._capture, self._kept = host, layers, head, capture, kept
         self._buffers = Buffers(capture, host.target.device)
         # What was used when, by cache and frame. Recordings lie with the caches and go when their memory does.
         self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Held]] = OrderedDict()
@@ -217,7 +220,7 @@ class CapturedPasses:
 
     def _allocate(self, cache: SlotCache) -> None:
         like = self._host.target.model.get_input_embeddings().weight
-        for number, layer in enumerate(self._host._layers):
+        for number, layer in enumerate(self._layers):
             dim = layer.parts.heads.dim
             cache.stores(number, layer.parts.heads.kv, (dim, dim), like)
 
@@ -233,14 +236,14 @@ class CapturedPasses:
         if frame.heads:
             logits = take("logits", (frame.batch, frame.heads, host.target.vocab_size), dtype)
         keys_and_values = []
-        for number, layer in enumerate(host._layers):
+        for number, layer in enumerate(self._layers):
             dim = layer.parts.heads.dim
             keys_and_values.append(cache.stores(number, layer.parts.heads.kv, (dim, dim), leaving))
         columns = self._columns.get(frame.band)
         if columns is None:
             columns = self._columns[frame.band] = torch.arange(frame.band, device=leaving.device)
-        stack = host._stack_without(frame.skip)
-        layers = dict(zip(stack.numbers, stack.layers, strict=True))
+        skip, count = frame.skip or Skip(), len(self._layers)
+        layers = {i: self._layers[i].without(skip.at(i)) if skip.at(i) else self._layers[i] for i in skip.kept(count)}
         tables = {}
         for name, table in host._tables.items():
             table.reach(frame.band + BEYOND, dtype, leaving.device)
@@ -263,14 +266,16 @@ class CapturedPasses:
                     x = attend(layers[number], x, number, rows, host.target.kinds[number], host._cap)
             leaving.copy_(x)
             if logits is not None:
-                logits.copy_(host._head(x[:, : frame.heads]))
+                logits.copy_(self._head(x[:, : frame.heads]))
 
-        work = run if self._compiler is None else self._compiler.compile(run)
-        return Recording(work, packed, told, entering, leaving, taps, logits)
+        return Recording(run, packed, told, entering, leaving, taps, logits)
 
     def _forget_old_weights(self) -> None:
         """Drop recordings that read weights which are no longer the model's."""
-        now = tuple(weight.data_ptr() for weight in self._host.live_weights())
+        live = [*self._head.live(), self._host._embedding._parameters["weight"]]
+        for layer in self._layers:
+            live += layer.live()
+        now = tuple(weight.data_ptr() for weight in live)
         if now != self._weights:
             self._weights = now
             while self._used:

@@ -6,6 +6,7 @@ Any device and dtype. `compiled` has the same halves as one C call each, for flo
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,14 +35,14 @@ class Angles(NamedTuple):
 
 
 class TensorLayer:
-    """See the module; `copy` as in `Product`."""
+    """See the module; `copy` and `packed` as in `Product`."""
 
-    def __init__(self, parts: Parts, copy: bool) -> None:
+    def __init__(self, parts: Parts, copy: bool, packed: bool = False) -> None:
         self.parts, self.omitted = parts, Omitted(0)
-        self._qkv = Product(parts.qkv, copy)
-        self._output = Product([parts.output], copy)
-        self._gate_up = Product(parts.gate_up, copy)
-        self._down = Product([parts.down], copy)
+        self._qkv = Product(parts.qkv, copy, packed)
+        self._output = Product([parts.output], copy, packed)
+        self._gate_up = Product(parts.gate_up, copy, packed)
+        self._down = Product([parts.down], copy, packed)
         self._activation = ACTIVATIONS[parts.activation]
 
     def without(self, parts: Omitted) -> TensorLayer:
@@ -50,9 +51,26 @@ class TensorLayer:
         lesser.omitted = parts
         return lesser
 
+    @property
+    def _products(self) -> tuple[Product, Product, Product, Product]:
+        return self._qkv, self._output, self._gate_up, self._down
+
     def live(self) -> list[Tensor]:
         """See `Product.live`."""
-        return [weight for part in (self._qkv, self._output, self._gate_up, self._down) for weight in part.live()]
+        return [weight for product in self._products for weight in product.live()]
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that a pass reads of this layer."""
+        norms = [norm.weight for norm in self.parts.every_norm() if norm is not None]
+        return [*norms, *(weight for product in self._products for weight in product.tensors())]
+
+    def using(self, tensors: Sequence[Tensor]) -> TensorLayer:
+        """The same layer of other `tensors`, in their order."""
+        given = iter(tensors)
+        other = copy.copy(self)
+        other.parts = self.parts.with_norms(lambda norm: norm._replace(weight=next(given)))
+        other._qkv, other._output, other._gate_up, other._down = (p.using(given) for p in self._products)
+        return other
 
     def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """From hidden states to queries, with keys and values put into the cache.
@@ -65,6 +83,11 @@ class TensorLayer:
         Returns:
             queries [B, kv, groups * n, dim], keys and values [B, kv, K, dim] with the context.
         """
+        query, key, value = self.project(x, angles)
+        return query, *angles.cache.update(key, value, index)
+
+    def project(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, kv, groups * n, dim], keys and values [B, kv, n, dim] of the rows themselves."""
         batch, n, _ = x.shape
         kv, groups, dim = self.parts.heads
         queries = kv * groups
@@ -78,11 +101,9 @@ class TensorLayer:
             query, key = of_query(query), of_key(key)
             qk = torch.cat([query.view(batch, n, queries, dim), key.view(batch, n, kv, dim)], 2)
         qk = torch.addcmul(qk * angles.cosine, angles.rotation.partners(qk), angles.sine)
-        keys, values = angles.cache.update(
-            qk[:, :, queries:].transpose(1, 2), qkv[:, :, queries + kv :].transpose(1, 2), index
-        )
         query = qk[:, :, :queries].view(batch, n, kv, groups, dim).permute(0, 2, 3, 1, 4)
-        return query.reshape(batch, kv, groups * n, dim), keys, values
+        key, value = qk[:, :, queries:].transpose(1, 2), qkv[:, :, queries + kv :].transpose(1, 2)
+        return query.reshape(batch, kv, groups * n, dim), key, value
 
     def leave(self, x: Tensor, mixed: Tensor | None, angles: Angles) -> Tensor:
         """From the attention's result [B, kv, groups * n, dim] to the layer's; may change and return x [B, n, d].
@@ -106,9 +127,9 @@ class TensorHead:
 
     ROWS = 16  # rows of one product with the head: its buffers grow with rows times vocabulary
 
-    def __init__(self, norm: Norm, head: Any, copy: bool, cap: float | None = None) -> None:
+    def __init__(self, norm: Norm, head: Any, copy: bool, cap: float | None = None, packed: bool = False) -> None:
         self._norm, self._cap = norm, cap
-        self._head = Product([head], copy)
+        self._head = Product([head], copy, packed)
 
     def live(self) -> list[Tensor]:
         """See `Product.live`."""

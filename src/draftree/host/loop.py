@@ -26,7 +26,7 @@ from draftree.host.cache import SlotCache
 from draftree.host.capture import capture_for
 from draftree.host.captured import CapturedPasses
 from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
-from draftree.host.inductor import Inductor
+from draftree.host.inductor import InductorLayer, check_compiler
 from draftree.host.layer import Angles, TensorHead, TensorLayer
 from draftree.host.masks import LayerKind, PassMasks, limits
 from draftree.host.one_call import OneCall
@@ -34,7 +34,7 @@ from draftree.host.panels import PackedLinear
 from draftree.host.parts import FAMILIES, TURN_NEIGHBOURS, Norm, Parts, known_shape
 from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
 from draftree.host.positions import is_length_dependent, per_row_angles
-from draftree.host.product import may_copy
+from draftree.host.product import may_copy, may_pack
 from draftree.host.rotary import RotaryTable, Rotation, width_of
 from draftree.host.skip import Skip
 from draftree.host.target import Target
@@ -86,7 +86,8 @@ class LoopHost(Host):
         super().__init__(target)
         library = _library_for(target, form)
         packed = any(isinstance(module, PackedLinear) for module in target.model.modules())
-        copy = packed or may_copy(target.model, target.device, compiled=library is not None)
+        quick = library is not None or (form in ("auto", CAPTURED) and may_pack(target.dtype, target.device))
+        copy = packed or may_copy(target.model, target.device, compiled=quick)
         parts = [Parts.of(layer, target.config) for layer in target.layers]
         self._rotary = target.decoder.rotary_emb
         self._per_row = is_length_dependent(self._rotary)
@@ -103,8 +104,11 @@ class LoopHost(Host):
         self._head: Any
         cap = getattr(target.config, "final_logit_softcapping", None)
         if library is None or not copy:
-            self._layers = [TensorLayer(part, copy) for part in parts]
-            self._head = TensorHead(self._norm, head, copy, cap)
+            form = self._form_of(form)
+            # Packed weights are for fixed shapes; other passes read the stock ones, so that there is one copy.
+            packed = form == CAPTURED and copy and may_pack(target.dtype, target.device)
+            self._layers = [TensorLayer(part, copy and not packed) for part in parts]
+            self._head = TensorHead(self._norm, head, copy and not packed, cap)
         else:
             self.form = f"{self.name}, compiled {ABI}"
             self._layers = [CompiledLayer(library, part, self._rotation) for part in parts]
@@ -119,7 +123,17 @@ class LoopHost(Host):
         runner = self._whole.runner
         self._at_once = None if runner is None else OneCall.beside(runner)
         self.packs = self._at_once is not None
-        self._captured = self._capturing(form)
+        self._captured: CapturedPasses | None = None
+        if form in (CAPTURED, INDUCTOR):
+            fixed, fixed_head = self._layers, self._head
+            if packed:
+                fixed = [TensorLayer(part, copy, packed) for part in parts]
+                fixed_head = TensorHead(self._norm, head, copy, cap, packed)
+            if form == INDUCTOR:
+                known: dict[Any, Any] = {}
+                fixed = [InductorLayer(layer, known) for layer in fixed]
+            self.form = f"{self.name}, {form}"
+            self._captured = CapturedPasses(self, fixed, fixed_head, capture_for(target.device))
 
     @property
     def plan_device(self) -> torch.device:
@@ -201,30 +215,29 @@ class LoopHost(Host):
         logits: Tensor = self._head(hidden)
         return logits
 
-    def _capturing(self, form: str) -> CapturedPasses | None:
-        """Recorded passes, where they are asked for or where the device has something to record with.
+    def _form_of(self, form: str) -> str:
+        """What layers in tensor operations are run in, for one form or for "auto".
 
         Raises:
-            ValueError: they are asked for, and the model cannot have them.
+            ValueError: fixed shapes are asked for, and the model cannot have them.
         """
         target = self.target
-        if form == "auto" and target.device.type == "cuda" and not self._per_row:
-            form = CAPTURED
-        if form not in (CAPTURED, INDUCTOR):
-            return None
-        if self._per_row:
+        if form == "auto":
+            gains = target.device.type == "cuda" or may_pack(target.dtype, target.device)
+            return CAPTURED if gains and not self._per_row else TENSORS
+        if form == COMPILED:
+            raise ValueError(
+                "There is too little free memory for the copy of the weights that compiled layers read: call "
+                "draftree.host.pack_weights(model) first, or use form='tensors'."
+            )
+        if form != TENSORS and self._per_row:
             raise ValueError(
                 "Passes of fixed shapes cannot be had for rotary embeddings that depend on a text's length "
                 f"('{self._rotary.rope_type}'): leave out form='captured' or compile=True."
             )
-        compiler = Inductor(target) if form == INDUCTOR else None
-        self.form = f"{self.name}, {form}"
-        return CapturedPasses(self, capture_for(target.device), compiler)
-
-    def live_weights(self) -> list[Tensor]:
-        """Weights of the stock model that layers in tensor operations read at each pass."""
-        held = [weight for part in (*self._layers, self._head) for weight in part.live()]
-        return [*held, self._embedding._parameters["weight"]]
+        if form == INDUCTOR:
+            check_compiler(target.device)
+        return form
 
     def _stack_without(self, skip: Skip | None) -> _Stack:
         """The layers of a pass that leaves out `skip`; weights are shared."""
