@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from draftree.demo_model import embedded
@@ -210,18 +211,22 @@ class _Growth:
 
     def tree(self, root: int, source: int) -> TokenTree:
         """The best nodes, likeliest first."""
-        # Plain lists: there are a dozen nodes, and array operations are slow behind a pass, with all caches cold.
+        # Plain lists: there are a dozen nodes, and array operations are slow behind a pass, with all caches cold. So is
+        # torch's way of making tensors of lists.
         order = [i for i in range(len(self.logp)) if self.logp[i] > -math.inf]
         order.sort(key=self.logp.__getitem__, reverse=True)  # stable: parents before children of equal worth
         del order[self.budget :]
         place = {-1: 0} | {node: row for row, node in enumerate(order, 1)}
-        return TokenTree(
-            torch.tensor([[root, *(self.tokens[i] for i in order)]]),
-            torch.tensor([[-1, *(place[self.parents[i]] for i in order)]]),
-            torch.tensor([[0.0, *(self.logp[i] for i in order)]], dtype=torch.float32),
-            torch.tensor([[0] + [source] * len(order)]),
-            (1 + len(order),),
+        shape = np.array(
+            [
+                [root, *(self.tokens[i] for i in order)],
+                [-1, *(place[self.parents[i]] for i in order)],
+                [0] + [source] * len(order),
+            ]
         )
+        tokens, parents, sources = (torch.from_numpy(row[None]) for row in shape)
+        logp = torch.from_numpy(np.array([[0.0, *(self.logp[i] for i in order)]], dtype=np.float32))
+        return TokenTree(tokens, parents, logp, sources, (1 + len(order),))
 
 
 def demo_draft_model(model: Any) -> DraftModel:
