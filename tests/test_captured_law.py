@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from zoo import build
 
 from draftree.engine import Engine, Rules, generate
 from draftree.host import LoopHost, inspect_model, loop, open_host
+from draftree.host.capture import Again
+from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
 
 
@@ -119,3 +122,20 @@ def test_rows_apart_have_the_bits_of_steps_of_one_row(name: str) -> None:
             result = steps.step([one])
             steps.commit([one], [[0]], result)
         assert torch.equal(result.logits[0, 0], apart[0, node]), node
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
+def test_compile_is_an_option_of_generate_and_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "capture_for", lambda device: Again())  # a tape sees nothing of compiled loops
+    model = copy.deepcopy(build("llama"))
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    wanted = hf(model, ids)
+    drafter = RandomTree(references_of(ids.tolist(), wanted), 1)
+    out = generate(model, ids, drafter=drafter, shape=Fixed(3), max_new_tokens=NEW, compile=True)
+    same(out.sequences, wanted)
+    assert out.stats.total.accepted > 0
+    theirs = model.generate(ids, custom_generate=custom_generate(compile=True), max_new_tokens=NEW, do_sample=False)
+    same(theirs, wanted)
+    assert Engine(model, compile=True).host.form == "loop, inductor"
+    with pytest.raises(ValueError, match="compile=True is for models that the loop host drives"):
+        generate(build("gpt2"), ids, compile=True)

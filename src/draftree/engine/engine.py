@@ -33,6 +33,7 @@ class Engine:
         shape: sizes the trees; by default by measured cost and calibrated probability (`DynamicTree`).
         pruner: drops unlikely guesses inside the pass (`EarlyPruning`); None for none.
         host: "auto" (loop where the model qualifies, else hooked), "loop", "hooked", or a host opened for the model.
+        compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
         strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
             that does and does not promise.
         capacity: cache columns to allocate at first, where the need is known; also the context that step costs are
@@ -55,6 +56,7 @@ class Engine:
         shape: Shape | None = None,
         pruner: EarlyPruning | None = None,
         host: str | Host = "auto",
+        compile: bool = False,
         strict: bool = False,
         capacity: int = 256,
         reject_drafts: bool = False,
@@ -91,7 +93,7 @@ class Engine:
             )
         check_early_exit(early_exit, drafter=drafter, acceptance=acceptance, strict=strict)
         self.model = model  # hosts hold it weakly
-        self.host: Host = open_host(model, host)
+        self.host: Host = open_host(model, host, compile=compile)
         if early_exit is not None:
             early_exit.bind(self.host)
         self.target = self.host.target

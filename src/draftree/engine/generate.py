@@ -17,7 +17,7 @@ from draftree.engine.limits import check_prompt, check_source
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
-from draftree.host import Target, open_host
+from draftree.host import Host, Target, open_host
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.shaping import Shape
 
@@ -56,7 +56,8 @@ def generate(
     streamer: Any = None,
     strict: bool = False,
     acceptance: LossyRule | None = None,
-    host: str = "auto",
+    host: str | Host = "auto",
+    compile: bool = False,
     tokenizer: Any = None,
     recorder: Recorder | None = None,
     early_exit: LossyCALM | None = None,
@@ -81,7 +82,8 @@ def generate(
         streamer: Hugging Face streamer (batch 1).
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
-        host: "auto", "loop" or "hooked".
+        host: "auto", "loop", "hooked", or a host opened for the model.
+        compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
         tokenizer: needed for `stop_strings`.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
@@ -99,7 +101,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "eos_token_id": eos_token_id,
     }
-    opened = open_host(model, host)
+    opened = open_host(model, host, compile=compile)
     target = opened.target
     _check_ids(input_ids, attention_mask)
     input_ids = input_ids.long()

@@ -82,6 +82,7 @@ OURS = (
     "strict",
     "acceptance",
     "host",
+    "compile",
     "recorder",
     "early_exit",
 )

@@ -26,8 +26,8 @@ SHARE = 0.25  # of the free memory, which a copy that quickens much may take bey
 def may_copy(model: Any, device: torch.device, *, compiled: bool) -> bool:
     """Whether the weights of `model` may be copied into a faster layout.
 
-    Up to 1 GiB always, and where layers are `compiled` or weights packed, which are several times as fast at a dozen rows,
-    as long as three times the copy stays free.
+    Up to 1 GiB always, and where layers are `compiled` or weights packed, which are several times as fast at a dozen
+    rows, as long as three times the copy stays free.
     """
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     if size <= COPY_LIMIT:

@@ -20,7 +20,7 @@ from draftree.engine import Engine, Recorder, Request, Rules, RunStats
 from draftree.engine.batch import engine_for, feed, finish, seeds_of
 from draftree.engine.limits import check_prompt
 from draftree.engine.options import refuse_other_methods, split_criteria
-from draftree.host import Target, open_host
+from draftree.host import Host, Target, open_host
 from draftree.integrations.batched_processors import processors_by_request
 from draftree.integrations.model_inputs import check_inputs
 from draftree.pruning import EarlyPruning, LossyCALM
@@ -35,7 +35,8 @@ def custom_generate(
     seed: int | None = None,
     strict: bool = False,
     acceptance: LossyRule | None = None,
-    host: str = "auto",
+    host: str | Host = "auto",
+    compile: bool = False,
     streamer: Any = None,
     recorder: Recorder | None = None,
     early_exit: LossyCALM | None = None,
@@ -51,7 +52,8 @@ def custom_generate(
             (batch 1) or seeds drawn from it.
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
-        host: "auto", "loop" or "hooked".
+        host: "auto", "loop", "hooked", or a host opened for the model.
+        compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
         streamer: Hugging Face drops `generate(streamer=)` on the way to custom loops, so give it here.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
@@ -77,7 +79,7 @@ def custom_generate(
         **model_kwargs: Any,
     ) -> Any:
         refuse_other_methods(generation_config)
-        opened = open_host(model, host)
+        opened = open_host(model, host, compile=compile)
         target = opened.target
         length, eos, criteria = split_criteria(stopping_criteria)
         new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
