@@ -127,17 +127,45 @@ def test_sweeps_take_drafters_and_tell_no_folders(tmp_path, prompts):
     assert about["asked"]["drafters"] == ["masked", "open"]
 
 
+def test_an_early_exit_is_the_large_models_own_first_layers(tmp_path, demo, prompts, monkeypatch):
+    monkeypatch.setattr(runs, "THRESHOLDS", ((0.6, 3.0),))
+    monkeypatch.setattr(runs, "WINDOWS", (4,))
+    asked = Asked(prompts, max_new_tokens=8)
+    findings, _ = run_experiment("bild-figure6", asked)
+    assert any("first 4 layers, not trained for it" in row["way"] for row in findings.rows)
+    demo.model.save_pretrained(tmp_path)
+    demo.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds no early exit"):
+        runs.exit_pair([str(tmp_path)])
+    (tmp_path / "recipe.json").write_text('{"exit_layer": 3}')
+    large, _, smalls = runs.exit_pair([str(tmp_path)])
+    small = smalls["first 3 layers"]
+    assert len(small.model.layers) == 3
+    assert small.model.layers[2].mlp.up_proj.weight is large.model.layers[2].mlp.up_proj.weight
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["lookahead-tabel3"], "Did you mean 'lookahead-table3'?"),
-        ([], "Name an experiment"),
+        ([], "draftree bench list tells what each is"),
         (["bita-table3"], "draftree train bita --prompts 0"),
         (["hidden-transfer-figure5", "--drafter", "hidden-transfer"], "name each by --drafter"),
         (["lookahead-table2", "--drafter", "medusa"], "leave --drafter out"),
         (["bita-table4", "--params", "60M"], "leave --params out"),
         (["bita-table4", "--warm-per-set", "2"], "leave --warm-per-set out"),
-        (["bild-table1", "--nodes", "8"], "leave --nodes and --warm-per-set out"),
+        (["bild-table1", "--nodes", "8"], "has turns of its own: leave --nodes out"),
+        (["bild-table1", "--drafter", "medusa"], "leave --drafter out"),
+        (["bild-figure6", "--drafter", "a", "--drafter", "b"], "has one model"),
+        (["bild-figure6", "--drafter", "./nowhere"], "no model folder './nowhere'"),
+        (["lookahead-figure4", "--nodes", "8"], "leave --nodes out"),
+        (["lookahead-figure5", "--nodes", "8"], "leave --nodes out"),
+        (["lookahead-table5", "--nodes", "8"], "leave --nodes out"),
+        (["lookahead-table5", "--params", "60M"], "leave --params out"),
+        (["lookahead-table5", "--warm-per-set", "4"], "leave --warm-per-set out"),
+        (["bita-table2", "--warm-per-set", "4"], "leave --warm-per-set out"),
+        (["hidden-transfer-figure3", "--nodes", "4"], "leave --nodes out"),
+        (["propd-table1", "--warm-per-set", "4"], "has no trie to warm: leave --warm-per-set out"),
     ],
 )
 def test_refusals(arguments, words, tmp_path):

@@ -16,14 +16,14 @@ E = TypeVar("E")
 LETTERS = 15  # an inch, in the heading of a picture
 
 
-def experiment_named(experiments: Mapping[str, E], name: str | None) -> E:
-    """The experiment of that name.
+def experiment_named(experiments: Mapping[str, E], name: str | None, listed: str = "--list") -> E:
+    """The experiment of that name; `listed` is what tells of them all.
 
     Raises:
         ValueError: no such experiment, or no name.
     """
     if name is None:
-        raise ValueError(f"Name an experiment: {', '.join(experiments)} (--list tells what each is).")
+        raise ValueError(f"Name an experiment: {', '.join(experiments)} ({listed} tells what each is).")
     if name not in experiments:
         near = difflib.get_close_matches(name, experiments, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""

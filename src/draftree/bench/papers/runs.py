@@ -6,7 +6,8 @@ registry points there; what is measured, and how, is never written twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,13 +23,15 @@ from draftree.bench.harness import Task, Watcher
 from draftree.bench.inflate import inflate
 from draftree.bench.inflate_drafter import inflate_drafter
 from draftree.bench.machine import describe, now
-from draftree.bench.models import encode_prompt
+from draftree.bench.models import encode_prompt, load_model
 from draftree.bench.papers.lookahead import LookaheadSetup
 from draftree.bench.prompts import Prompt
 from draftree.bench.propd_setup import ProPDSettings, answers_to
 from draftree.demo_model import demo_model
 from draftree.drafting import Drafter
+from draftree.drafting.early_exit import early_exit_model
 from draftree.drafting.folder import demo_drafter
+from draftree.host import inspect_model
 from draftree.training.align_inputs import template_of
 from draftree.training.questions import Question
 
@@ -36,6 +39,8 @@ Made = tuple[Findings, dict[str, Any]]
 NEW, PER_SET, NODES, WARM = 64, 1, 16, 8  # of a quick run
 THRESHOLDS = tuple((fallback, rollback) for fallback in (0.3, 0.6, 0.9) for rollback in (1.0, 3.0, 8.0))
 WINDOWS = (3, 6, 10)
+NO_TRIE = "has no trie to warm"
+NO_TREES = ("draft-accuracy", "pseudo-cosine")  # of `bench accuracy`: recorded guesses, and no runs with them
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +73,28 @@ class Asked:
 Runner = Callable[[Asked], Made]
 
 
-def with_ways(measure: Callable[[LookaheadSetup], Findings]) -> Runner:
-    """Ways of decoding side by side on one model, with a trie that has seen other answers."""
+def refuse(asked: Asked, reasons: Mapping[str, str]) -> None:
+    """Refuse options that an experiment would ignore.
+
+    Args:
+        asked: what was asked for.
+        reasons: by name in `Asked`, what the experiment does instead.
+
+    Raises:
+        ValueError: one of them was given.
+    """
+    for name, why in reasons.items():
+        if getattr(asked, name) not in (None, ()):
+            option = "drafter" if name == "drafters" else name.replace("_", "-")
+            raise ValueError(f"This experiment {why}: leave --{option} out.")
+
+
+def with_ways(measure: Callable[[LookaheadSetup], Findings], **ignored: str) -> Runner:
+    """Ways of decoding side by side on one model, with a trie that has seen other answers; see `refuse`."""
 
     def run(asked: Asked) -> Made:
+        refuse(asked, {"drafters": "sets fixed drafters side by side"} | ignored)
         new, nodes = asked.max_new_tokens or NEW, asked.nodes or NODES
-        if asked.drafters:
-            raise ValueError("This experiment sets fixed drafters side by side: leave --drafter out.")
         warm = WARM if asked.warm_per_set is None else asked.warm_per_set
         small, tokenizer = demo_model()
         model = small if asked.params is None else inflate(small, asked.params)
@@ -88,7 +108,7 @@ def with_ways(measure: Callable[[LookaheadSetup], Findings]) -> Runner:
         about = describe(model, None) | {"started": now()}
         if asked.params is not None:
             about["model"] = f"the embedded model inflated to {asked.params}"
-        texts = answers_to(small, tokenizer, others, new, asked.watcher)
+        texts = [] if "warm_per_set" in ignored else answers_to(small, tokenizer, others, new, asked.watcher)
         sets = list(dict.fromkeys(prompt.set for prompt in measured))
         setup = LookaheadSetup(model, tasks, texts, len(sets), nodes, new, asked.watcher, trained)
         findings = measure(setup)
@@ -102,10 +122,10 @@ def by_accuracy(experiment: str, methods: tuple[str, ...], sets: tuple[str, ...]
     """`draftree bench accuracy EXPERIMENT` with the package's drafters of `methods`, on some sets of prompts."""
 
     def run(asked: Asked) -> Made:
-        if asked.params is not None:
-            raise ValueError("This experiment looks at drafters on the embedded model itself: leave --params out.")
-        if asked.warm_per_set is not None:
-            raise ValueError("This experiment has no trie to warm: leave --warm-per-set out.")
+        reasons = {"params": "looks at drafters on the embedded model itself", "warm_per_set": NO_TRIE}
+        if experiment in NO_TREES:
+            reasons["nodes"] = "verifies no trees"
+        refuse(asked, reasons)
         given = list(asked.drafters) or list(methods)
         folders = accuracy.named_folders(given, experiment, None)
         chosen = AccuracySettings(
@@ -127,6 +147,8 @@ def by_propd(experiment: str, drafters: tuple[str, ...], **settings: Any) -> Run
     """`draftree bench propd EXPERIMENT`."""
 
     def run(asked: Asked) -> Made:
+        if propd.TRIE not in (asked.drafters or drafters):
+            refuse(asked, {"warm_per_set": NO_TRIE})
         given = {"per_set": asked.per_set, "max_new_tokens": asked.max_new_tokens, "nodes": asked.nodes}
         given |= {"warm_per_set": asked.warm_per_set}
         quick = {"per_set": PER_SET, "max_new_tokens": NEW} | settings
@@ -143,15 +165,18 @@ def by_propd(experiment: str, drafters: tuple[str, ...], **settings: Any) -> Run
     return run
 
 
-def by_bild(*, ablations: bool) -> Runner:
-    """`draftree bench bild` on the embedded pair: ROUGE-L against the large model's own texts, a small grid."""
+def by_bild(*, ablations: bool = False, early_exit: bool = False) -> Runner:
+    """`draftree bench bild` on the embedded pair, or on a model and its first layers: ROUGE-L against the large model's
+    own texts, a small grid.
+    """
 
     def run(asked: Asked) -> Made:
-        if asked.drafters or asked.params is not None:
-            raise ValueError("This experiment has a pair of models of its own: leave --drafter and --params out.")
-        if asked.nodes is not None or asked.warm_per_set is not None:
-            raise ValueError("This experiment has turns of its own and no trie: leave --nodes and --warm-per-set out.")
-        large, tokenizer, smalls = open_pair(None, None, None)
+        refuse(asked, {"params": "has models of its own", "nodes": "has turns of its own", "warm_per_set": NO_TRIE})
+        if early_exit:
+            large, tokenizer, smalls = exit_pair(asked.drafters)
+        else:
+            refuse(asked, {"drafters": "has a pair of models of its own"})
+            large, tokenizer, smalls = open_pair(None, None, None)
         measured, _ = split_prompts(asked.prompts, Settings(asked.per_set or PER_SET, warm_per_set=0))
         rows = [Question(i, p.id, p.set, (p.text,)) for i, p in enumerate(measured)]
         settings = BildSettings(
@@ -177,6 +202,28 @@ def by_bild(*, ablations: bool) -> Runner:
         return findings_of(result), result.about
 
     return run
+
+
+def exit_pair(folders: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:
+    """(large model, tokenizer, its first layers as the small one).
+
+    What `draftree train early-exit` wrote, up to the layer it was trained for; without a folder the embedded model up
+    to its middle, which nobody trained to be read there.
+
+    Raises:
+        ValueError: several folders, or one that holds no such model.
+    """
+    if len(folders) > 1:
+        raise ValueError("This experiment has one model: name by --drafter one folder of draftree train early-exit.")
+    large, tokenizer = load_model(folders[0] if folders else None)
+    if not folders:
+        layer = len(inspect_model(large).layers) // 2
+        return large, tokenizer, {f"first {layer} layers, not trained for it": early_exit_model(large, layer)}
+    try:
+        layer = int(json.loads((Path(folders[0]) / "recipe.json").read_text(encoding="utf-8"))["exit_layer"])
+    except (OSError, ValueError, KeyError):
+        raise ValueError(f"{folders[0]} holds no early exit: give a folder of draftree train early-exit.") from None
+    return large, tokenizer, {f"first {layer} layers": early_exit_model(large, layer)}
 
 
 def given_drafters(runner: Runner, how: str) -> Runner:
