@@ -32,7 +32,7 @@ def load_tokenizer(name: str | None) -> Any:
     """The tokenizer of a folder or hub name; the embedded model's where there is none.
 
     Raises:
-        ValueError: a folder that does not exist.
+        ValueError: a folder that does not exist, or one without a tokenizer.
     """
     from transformers import AutoTokenizer
 
@@ -41,18 +41,31 @@ def load_tokenizer(name: str | None) -> Any:
 
         with embedded("chat_4m") as folder:
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return AutoTokenizer.from_pretrained(known_folder(name))
+    path = known_folder(name)
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:  # in paragraphs
+        if Path(path).is_dir():
+            advice = "save the model's tokenizer there too"
+        else:
+            advice = str(error).strip().splitlines()[0].rstrip(".")
+        raise ValueError(f"No tokenizer could be loaded from {name!r}: {advice}.") from error
 
 
 def known_folder(name: str) -> str:
-    """A folder that is there, or what must be a hub name.
+    """A folder with a model in it, or what must be a hub name.
 
     Raises:
-        ValueError: a folder that is not there.
+        ValueError: a folder that is not there, a file, or a folder without a model.
     """
-    if (name.startswith((".", "/", "~")) or "\\" in name) and not Path(name).expanduser().is_dir():
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not any((folder / config).is_file() for config in ("config.json", "adapter_config.json")):
+            raise ValueError(f"The folder {name!r} has no config.json: give one that a model was saved into.")
+        return str(folder)
+    if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or folder.exists():
         raise ValueError(f"There is no model folder {name!r}: give a folder with a config.json, or a hub name.")
-    return str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    return name
 
 
 def encode_prompt(

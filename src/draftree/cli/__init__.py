@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
 from draftree.cli import bench, demo, generate, trace, train, tune
 
-app = typer.Typer(
-    name="draftree",
-    help="Several tokens per forward pass from any Hugging Face model, without changing what it says.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(name="draftree", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("trace")(trace.trace)
@@ -23,13 +18,37 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from draftree import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def draftree(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Tell the version, and do nothing else.", callback=_tell_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Several tokens per forward pass from any Hugging Face model, without changing what it says."""
+
+
 def main() -> None:
     """Run the command line; bad input is one sentence on standard error and exit status 2."""
     try:
         app()
     except (ValueError, TypeError, OSError) as error:
-        message = str(error).strip().splitlines()
-        print(f"draftree: {message[0] if message else type(error).__name__}", file=sys.stderr)
+        print(f"draftree: {_sentence(error)}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{str(error.filename)!r} cannot be used: {error.strerror}."
+    message = str(error).strip().splitlines()
+    return message[0] if message else type(error).__name__

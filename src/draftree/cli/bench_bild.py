@@ -36,7 +36,9 @@ def bild(
     reference: Annotated[
         str | None, typer.Option(help="Where a row has its reference.", show_default="no references")
     ] = None,
-    metric: Annotated[str, typer.Option(help="bleu or rouge-l.")] = "bleu",
+    metric: Annotated[
+        str | None, typer.Option(help="bleu or rouge-l.", show_default="bleu with --reference, or else rouge-l")
+    ] = None,
     template: Template = None,
     thresholds: Annotated[
         list[str] | None,
@@ -67,6 +69,7 @@ def bild(
     from draftree.cli.screen import StageBar, drawn, show_tables, tell_written, wide_console
     from draftree.training.align_inputs import template_of
 
+    metric = metric or ("rouge-l" if reference is None else "bleu")
     default = BildSettings()
     settings = BildSettings(
         read_thresholds(thresholds) if thresholds else default.thresholds,
@@ -84,6 +87,7 @@ def bild(
     check_folder(out)
     use_threads(threads)
     large, tokenizer, smalls = open_pair(model, small, aligned)
+    out.mkdir(parents=True, exist_ok=True)
     console = wide_console()
     with StageBar(console) as bar:
         result = run_bild(

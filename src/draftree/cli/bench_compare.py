@@ -82,7 +82,8 @@ def compare(
     plan = Plan(settings, names, tuple(dict.fromkeys(batch or (1, 4))), samplings, plane, plane_guesses)
     console = wide_console()
     models: list[str | None] = [*dict.fromkeys(model)] if model else [None]
-    with StageBar(console) as bar:
+    kept = f"what was measured is kept in {out}, and the same command goes on from there"
+    with StageBar(console, kept) as bar:
         comparison = run_compare(models, found, plan, out, bar, assistant=assistant)
     for measured in comparison.models:
         for result in measured.cases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.options import DRAFTER, Host, Sample, Temperature, TopK, TopP
+from draftree.cli.options import DRAFTER, Host, Sample, Temperature, TopK, TopP, complete_drafter
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 class Guessing:
     """Who guesses, and what is dropped of it."""
 
-    drafter: Annotated[str | None, typer.Option(help=DRAFTER, show_default="lookahead")] = None
+    drafter: Annotated[
+        str | None, typer.Option(help=DRAFTER, show_default="lookahead", autocompletion=complete_drafter)
+    ] = None
     bild: Annotated[
         str | None,
         typer.Option(help="LOSSY: this small model writes, MODEL corrects; a folder, or 'demo' (the embedded one's)."),
@@ -42,7 +45,7 @@ class Guessing:
     @property
     def name(self) -> str:
         """The drafter's."""
-        return self.drafter or "lookahead"
+        return "lookahead" if self.drafter is None else self.drafter
 
     def check(self, trie: Path | None, nodes: int | None = None) -> None:
         """Refuse what does not go together, before a model is loaded.
@@ -101,7 +104,7 @@ class Choosing:
     strict: Annotated[bool, typer.Option("--strict", help="Decide near-ties again (16-bit models).")] = False
 
     def check(self) -> None:
-        """Refuse options of a draw without one.
+        """Refuse options of a draw without one, and values that no draw can have.
 
         Raises:
             ValueError: one of them.
@@ -110,6 +113,12 @@ class Choosing:
         for option, given in drawn.items():
             if given is not None and not self.sample:
                 raise ValueError(f"{option} shapes the draw of --sample: add --sample, or leave {option} out.")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"--temperature is {self.temperature:g}: give a number over 0, or leave --sample out.")
+        if self.top_p == 0:
+            raise ValueError("--top-p is 0: give a probability over 0, or --top-k 1 for the best token alone.")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"--seed is {self.seed}: give a number of at most 18 digits.")
 
     def options(self, target: Any, tokenizer: Any) -> Options:
         """The same as an engine's options for `target`."""

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from draftree.cli.options import DRAFTER
+from draftree.cli.options import DRAFTER, complete_drafter
 
 WARM_PER_SET = 12
 
 
 def demo(
-    drafter: Annotated[str, typer.Option(help=DRAFTER)] = "lookahead",
+    drafter: Annotated[str, typer.Option(help=DRAFTER, autocompletion=complete_drafter)] = "lookahead",
     max_new_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Most tokens of an answer.")] = 96,
     cold: Annotated[bool, typer.Option("--cold", help="Start with an empty trie.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,

@@ -21,6 +21,8 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
     parts = name.split("+")
     if len(parts) > 1 and not Path(name).is_dir():
         for part in parts:
+            if not part:
+                raise ValueError(f"{name!r} joins a name and nothing: give one on both sides of every +.")
             check_drafter(part)
             if part == "none":
                 raise ValueError(f"{name!r} merges with no drafter: leave 'none' out.")
@@ -30,7 +32,7 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
     if name.endswith(TUNED) and "+" not in name:
         if not Path(name).is_file():
             raise ValueError(f"There is no tuned choice {name!r}: give a file that draftree tune wrote.")
-    elif name not in DRAFTERS and not Path(name).is_dir():
+    elif name not in DRAFTERS and not (name and Path(name).is_dir()):
         near = difflib.get_close_matches(name, DRAFTERS, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         choice = f"{', '.join(DRAFTERS)}, several joined by +, the folder of a drafter or small model, or a tuned .json"
@@ -99,6 +101,7 @@ def make_bild(
     Raises:
         ValueError: no such model, one that does not fit, or a threshold out of range.
     """
+    from draftree.bench.models import known_folder
     from draftree.drafting import BiLD
     from draftree.drafting.bild import check_options
     from draftree.drafting.folder import demo_drafter
@@ -109,7 +112,7 @@ def make_bild(
     check_options(**thresholds)
     if Path(name).is_dir():
         dtype = inspect_model(model).dtype
-        return BiLD.from_pretrained(name, tokenizer, dtype=dtype, lossless=lossless, **thresholds)
+        return BiLD.from_pretrained(known_folder(name), tokenizer, dtype=dtype, lossless=lossless, **thresholds)
     if name not in SMALL_ONES:
         raise ValueError(f"There is no small model {name!r}: give its folder, or 'demo' for the embedded model's.")
     return BiLD(demo_drafter("draft-model", model).model, lossless=lossless, **thresholds)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from draftree.cli.decoding import Choosing, Guessing, ask, read_prompt
-from draftree.cli.options import MaxNewTokens, Model, grouped
+from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 
 
 @grouped
@@ -33,6 +33,7 @@ def generate(
     from draftree.engine.engine import Engine
 
     guessing.check(trie)
+    check_file(trie, "--trie")
     choosing.check()
     text = read_prompt(prompt)
     target, tokenizer = load_model(model)

@@ -29,5 +29,6 @@ class Measuring:
 
         found = embedded_prompts() if self.prompts is None else read_prompts(self.prompts)
         check_folder(self.out)
+        self.out.mkdir(parents=True, exist_ok=True)
         use_threads(self.threads)
         return found

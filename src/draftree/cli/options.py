@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -62,12 +63,20 @@ Template = Annotated[
     ),
 ]
 DataSet = Annotated[Path, typer.Option(help="Data set that draftree train data made with this model.")]
-Longest = Annotated[int | None, typer.Option("--max-length", help="Leave out rows with more tokens.")]
+Longest = Annotated[int | None, typer.Option("--max-length", min=1, help="Leave out rows with more tokens.")]
 
 DRAFTER = (
     "none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, self-speculative, several "
     "joined by +, the folder of a drafter or small model, or a .json file that draftree tune wrote."
 )
+
+
+def complete_drafter(incomplete: str) -> list[str]:
+    """What a shell offers behind --drafter: names, also behind a +."""
+    from draftree.cli.drafters import DRAFTERS
+
+    before, plus, last = incomplete.rpartition("+")
+    return [before + plus + name for name in DRAFTERS if name.startswith(last)]
 
 
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:
@@ -111,18 +120,29 @@ def use_threads(threads: int | None) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Make the folder that results go into, before there are any.
+    """Refuse a folder for results that nothing can be written into; makes nothing.
 
     Raises:
-        ValueError: a file is in its place, or nothing can be written there.
+        ValueError: it is a file, or below one, or not ours to write to.
     """
-    import os
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"--out is {str(folder)!r}, and a file is in the way: name a folder.") from None
-    except OSError as error:
-        raise ValueError(f"--out is {str(folder)!r}, which cannot be made ({error.strerror}): name another.") from None
-    if not os.access(folder, os.W_OK):
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"--out is {str(folder)!r}, and {there.name!r} is a file: name a folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
         raise ValueError(f"--out is {str(folder)!r}, and nothing can be written there: name another folder.")
+
+
+def check_file(path: Path | None, option: str) -> None:
+    """Refuse a file for results that cannot be written; None is none.
+
+    Raises:
+        ValueError: it is a folder, or in one that is missing or not ours to write to.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{option} is {str(path)!r}, which is a folder: name a file.")
+    if not path.parent.is_dir():
+        raise ValueError(f"There is no folder {path.parent} for {path.name}: make it, or name another.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{option} is {str(path)!r}, which cannot be written: name another.")

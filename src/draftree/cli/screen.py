@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +78,32 @@ def tell_written(console: Console, paths: Sequence[Path]) -> None:
     console.print("Written: " + ", ".join(str(path) for path in paths), markup=False, soft_wrap=True)
 
 
-class StageBar(Watcher):
-    """Shows the stages of a measurement: a bar on a terminal, one line a stage where output is piped."""
+def tell_stopped(kept: str) -> None:
+    """Say on standard error that Ctrl-C has ended the command, and what is left of its work."""
+    print(f"draftree: stopped; {kept}.", file=sys.stderr)
 
-    def __init__(self, console: Console) -> None:
+
+@contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """Around a training that writes checkpoints into `out`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell_stopped(f"its checkpoints so far are kept in {out}, and --resume goes on from the last one")
+        raise
+
+
+class StageBar(Watcher):
+    """Shows the stages of a measurement: a bar on a terminal, one line a stage where output is piped.
+
+    Args:
+        console: where.
+        kept: told where Ctrl-C ends it: what is left of the work.
+    """
+
+    def __init__(self, console: Console, kept: str = "nothing was written") -> None:
         self._console = console
+        self._kept = kept
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -101,8 +124,10 @@ class StageBar(Watcher):
         self._progress.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._progress.stop()
+        if kind is KeyboardInterrupt:
+            tell_stopped(self._kept)
 
     def stage(self, name: str, total: int | None) -> None:
         """See `Watcher.stage`."""
@@ -125,10 +150,16 @@ class StageBar(Watcher):
 
 
 class DataBar:
-    """How far the answers are: a bar with the time left on a terminal, a line now and then in a pipe."""
+    """How far the answers are: a bar with the time left on a terminal, a line now and then in a pipe.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: where.
+        kept: told where Ctrl-C ends it: what is left of the work.
+    """
+
+    def __init__(self, console: Console, kept: str) -> None:
         self._console = console
+        self._kept = kept
         self._bar = Progress(
             TextColumn("answering"),
             BarColumn(),
@@ -146,8 +177,10 @@ class DataBar:
         self._bar.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._bar.stop()
+        if kind is KeyboardInterrupt:
+            tell_stopped(self._kept)
 
     def __call__(self, done: int, total: int, tokens: int) -> None:
         """See `draftree.training.answers.Progress`."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from draftree.cli.decoding import Choosing, Guessing, ask, read_prompt
-from draftree.cli.options import MaxNewTokens, Model, grouped
+from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 
 
 @grouped
@@ -50,15 +50,17 @@ def trace(
     from draftree.trace.page import write_trace_page
 
     console = wide_console()
-    for path in (out, html):
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"There is no folder {path.parent} for {path.name}: make it, or name another.")
+    if replay is None:
+        check_file(out, "--out")
+    check_file(html, "--html")
     if replay is not None:
         for name in context.params:
             given = context.get_parameter_source(name)
             if name not in ("replay", "html", "step") and given is not None and given.name == "COMMANDLINE":
                 called = "the prompt" if name == "prompts" else f"--{name.replace('_', '-')}"
                 raise ValueError(f"--replay shows a run that is recorded already: leave {called} out, or --replay.")
+        if not replay.is_file():
+            raise ValueError(f"There is no recorded run {str(replay)!r}: make one with draftree trace PROMPT.")
         recorded = read_trace(replay)
         if html is None or step:
             show(recorded, console, step or [])

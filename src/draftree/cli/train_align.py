@@ -47,7 +47,7 @@ def align(
     run: AlignRun,
 ) -> None:
     """Fine-tune a small model on a large one's greedy outputs (BiLD); the result is a stock Hugging Face model."""
-    options = run.begin()
+    options = run.begin(out)
     from draftree.bench.models import known_folder, load_model
     from draftree.cli.screen import DataBar, line_console
     from draftree.drafting import DraftModel
@@ -58,7 +58,7 @@ def align(
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"The optimizer is {optimizer!r}: choose {' or '.join(OPTIMIZERS)}.")
     console = line_console()
-    with DataBar(console) as bar:
+    with DataBar(console, f"answers and checkpoints are kept in {out}, and --resume goes on from there") as bar:
         large, tokenizer = load_model(model)
         recipe = align_on_inputs(
             large,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import MaxNewTokens, Model, Threads, use_threads
+from draftree.cli.options import MaxNewTokens, Model, Threads, check_folder, use_threads
 
 
 def data(
@@ -36,6 +36,7 @@ def data(
     if system is not None and template != "full":
         raise ValueError("--system belongs to the template 'full': add --template full, or leave --system out.")
     asked = read_questions(questions, limit, per_set)
+    check_folder(out)
     use_threads(threads)
     target, tokenizer = load_model(model)
     how = Template(template, tokenizer, system or SYSTEM)
@@ -46,7 +47,7 @@ def data(
 
         answer = RayAnswers(model, how, options, workers, threads)
     console = line_console()
-    with DataBar(console) as bar:
+    with DataBar(console, f"the answers so far are kept in {out}, and the same command goes on from there") as bar:
         about = make_data(
             target,
             tokenizer,

@@ -32,23 +32,24 @@ def early_exit(
     run: ExitRun,
 ) -> None:
     """A copy of the WHOLE model, trained to be read behind layer n (early-exit pairs of BiLD): its texts change."""
-    options = run.begin()
+    options = run.begin(out)
     from draftree.bench.models import load_model
-    from draftree.cli.screen import line_console
+    from draftree.cli.screen import line_console, resumable
     from draftree.training.early_exit import train_early_exit
 
     target, tokenizer = load_model(model)
     console = line_console()
-    recipe = train_early_exit(
-        target,
-        data,
-        out,
-        exit_layer,
-        every_layer=every_layer,
-        tokenizer=tokenizer,
-        options=options,
-        tell=lambda line: console.print(line, markup=False),
-    )
+    with resumable(out):
+        recipe = train_early_exit(
+            target,
+            data,
+            out,
+            exit_layer,
+            every_layer=every_layer,
+            tokenizer=tokenizer,
+            options=options,
+            tell=lambda line: console.print(line, markup=False),
+        )
     before, after = recipe["agreement"]["before"], recipe["agreement"]["after"]
     console.print(
         f"{recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min. The exit says the answers' next token in "

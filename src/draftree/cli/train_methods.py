@@ -93,26 +93,27 @@ def _train(
     settings: dict[str, Any],
     training: dict[str, Any],
 ) -> None:
-    options = run.begin()
+    options = run.begin(out)
     import torch
 
     from draftree.bench.models import load_model
-    from draftree.cli.screen import line_console
+    from draftree.cli.screen import line_console, resumable
     from draftree.training.run import train
 
     target, _ = load_model(model)
     console = line_console()
-    recipe = train(
-        method,
-        target,
-        data,
-        out,
-        settings=settings,
-        training=training,
-        options=options,
-        dtype=torch.float16 if run.half else None,
-        tell=lambda line: console.print(line, markup=False),
-    )
+    with resumable(out):
+        recipe = train(
+            method,
+            target,
+            data,
+            out,
+            settings=settings,
+            training=training,
+            options=options,
+            dtype=torch.float16 if run.half else None,
+            tell=lambda line: console.print(line, markup=False),
+        )
     if int(os.environ.get("RANK", "0")):  # under accelerate launch the first process speaks for all
         return
     top = ", ".join(f"{depth} {shares[0]:.1%}" for depth, shares in recipe["accuracy"].items())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftree.cli.options import Longest, Threads, use_threads
+from draftree.cli.options import Longest, Threads, check_folder, use_threads
 
 if TYPE_CHECKING:
     from draftree.training.options import TrainOptions
@@ -36,11 +37,11 @@ class Run:
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False
     threads: Threads = None
 
-    def begin(self) -> TrainOptions:
-        """The same for the trainer; torch has its threads.
+    def begin(self, out: Path) -> TrainOptions:
+        """The same for the trainer, which will write into `out`; torch has its threads.
 
         Raises:
-            ValueError: accelerate is missing, or a value is out of range.
+            ValueError: accelerate is missing, a value is out of range, or nothing can be written into `out`.
         """
         from importlib.util import find_spec
 
@@ -50,6 +51,7 @@ class Run:
 
         known = {field.name for field in dataclasses.fields(TrainOptions)}
         options = TrainOptions(**{name: value for name, value in vars(self).items() if name in known})
+        check_folder(out)
         use_threads(self.threads)
         return options
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import DataSet, Longest, Model, Threads, use_threads
+from draftree.cli.options import DataSet, Longest, Model, Threads, check_folder, use_threads
 
 
 def skip_set(
@@ -28,6 +28,7 @@ def skip_set(
     from draftree.cli.screen import StageBar, line_console
     from draftree.training.skip_set import SearchOptions, search_skip_set
 
+    check_folder(out)
     use_threads(threads)
     options = SearchOptions(texts, places, num_draft_tokens, width, seconds, max_length)
     target, _ = load_model(model)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from draftree.cli.options import MaxNewTokens, Model, Prompts, Threads, use_threads
+from draftree.cli.options import MaxNewTokens, Model, Prompts, Threads, check_folder, use_threads
 
 
 def tune(
@@ -40,10 +40,16 @@ def tune(
     from draftree.bench.tune import tune as find
     from draftree.bench.tune_check import check_replay
     from draftree.bench.tune_report import check_table, render, write_choice
+    from draftree.cli.drafters import make_drafter
     from draftree.cli.screen import StageBar, tell_written, wide_console
 
     if out.suffix != ".json":
         raise ValueError(f"--out is {str(out)!r}: name a .json file.")
+    if prompts is None and column != "prompt":
+        raise ValueError("--column names an entry of the rows of --prompts: add --prompts, or leave --column out.")
+    check_folder(out.parent)
+    if out.is_dir():
+        raise ValueError(f"--out is {str(out)!r}, which is a folder: name a .json file.")
     found = embedded_prompts() if prompts is None else read_prompts(prompts, column)
     named = drafters if drafters is not None else ["medusa", "hidden-transfer"] if model is None else []
     specs = tuple(_spec(name) for name in dict.fromkeys(named))
@@ -51,6 +57,8 @@ def tune(
     use_threads(threads)
     console = wide_console()
     loaded, tokenizer = load_model(model)
+    for spec in specs:
+        make_drafter(spec.name, tokenizer, loaded)  # what does not fit is told before the minutes begin
     if check:
         with StageBar(console) as bar:
             rows = check_replay(loaded, tokenizer, found, wishes, bar)

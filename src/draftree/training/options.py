@@ -74,6 +74,8 @@ class TrainOptions:
                 raise ValueError(f"{name} is {getattr(self, name)}: give more than 0.")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps is {self.steps}: give at least 1.")
+        if self.splits is not None and self.splits < 0:
+            raise ValueError(f"splits is {self.splits}: give 0 for all split points, or more.")
         if self.learning_rate is not None and not self.learning_rate > 0:
             raise ValueError(f"learning_rate is {self.learning_rate}: give more than 0.")
 

@@ -1,0 +1,212 @@
+"""The command line before any work: blocks of options, files and folders that cannot be used, Ctrl-C, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import draftree
+from draftree.cli import app, main, options, screen
+from draftree.cli.drafters import DRAFTERS
+from draftree.cli.options import check_file, check_folder, complete_drafter, grouped
+
+
+@dataclass(frozen=True)
+class Block:
+    """Two options."""
+
+    first: Annotated[int, typer.Option(min=1, help="The first.")] = 3
+    second: Annotated[str | None, typer.Option("--other", help="The second.")] = None
+
+
+def test_a_block_becomes_options_in_its_place_and_arrives_as_one() -> None:
+    got: list[Any] = []
+
+    @grouped
+    def verb(
+        name: Annotated[str, typer.Argument()],
+        *,
+        before: Annotated[int, typer.Option()] = 1,
+        block: Block,
+        after: Annotated[bool, typer.Option("--after")] = False,
+    ) -> None:
+        """A verb."""
+        got.append((name, before, block, after))
+
+    small = typer.Typer()
+    small.command()(verb)
+    told = CliRunner().invoke(small, ["--help"]).output
+    places = [told.index(word) for word in ("--before", "--first", "--other", "--after")]
+    assert places == sorted(places)
+    assert CliRunner().invoke(small, ["n", "--other", "x", "--after"]).exit_code == 0
+    assert CliRunner().invoke(small, ["n", "--first", "5"]).exit_code == 0
+    assert CliRunner().invoke(small, ["n", "--first", "0"]).exit_code == 2
+    assert got == [("n", 1, Block(3, "x"), True), ("n", 1, Block(5, None), False)]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, str]:
+    """A folder without anything in it, a file, a folder that is missing, and a folder with a model and no tokenizer."""
+    empty, file, bare = tmp_path / "empty", tmp_path / "file", tmp_path / "bare"
+    empty.mkdir()
+    bare.mkdir()
+    file.write_text("no model\n")
+    (bare / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return {"EMPTY": str(empty), "FILE": str(file), "GONE": str(tmp_path / "gone" / "x"), "BARE": str(bare)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("generate hi --model EMPTY", "has no config.json: give one that a model was saved into"),
+        ("generate hi --model FILE", "There is no model folder"),
+        ("generate hi --model one/two/three", "There is no model folder 'one/two/three'"),
+        ("generate hi --model BARE", "save the model's tokenizer there too"),
+        ("generate hi --bild EMPTY", "has no config.json"),
+        ("generate hi --drafter=", "There is no drafter ''"),
+        ("generate hi --drafter lookahead+", "joins a name and nothing"),
+        ("generate hi --trie EMPTY", "which is a folder: name a file"),
+        ("generate hi --trie GONE", "There is no folder"),
+        ("generate hi --sample --temperature 0", "--temperature is 0: give a number over 0, or leave --sample out"),
+        ("generate hi --sample --temperature nan", "--temperature is nan: give a number over 0"),
+        ("generate hi --sample --top-p 0", "--top-p is 0: give a probability over 0"),
+        ("generate hi --sample --seed 99999999999999999999", "give a number of at most 18 digits"),
+        ("trace hi --out EMPTY", "--out is"),
+        ("trace hi --html EMPTY", "--html is"),
+        ("trace hi --html GONE", "There is no folder"),
+        ("trace --replay GONE", "There is no recorded run"),
+        ("trace --replay EMPTY", "There is no recorded run"),
+        ("tune --column answer", "--column names an entry of the rows of --prompts"),
+        ("tune --out FILE/x.json", "is a file: name a folder"),
+        ("tune --drafters BARE --out x.json", "draftree: "),
+        ("bench quick --out FILE", "is a file: name a folder"),
+        ("bench quick --prompts EMPTY", "holds no .jsonl file"),
+        ("train data FILE --out x", "is not JSON"),
+        ("train skip-set --data EMPTY --out FILE", "is a file: name a folder"),
+        ("train medusa --data EMPTY --out FILE/x", "is a file: name a folder"),
+        ("train medusa --data EMPTY --out EMPTY --splits -1", "splits is -1: give 0 for all"),
+        ("train medusa --data EMPTY --out EMPTY --max-length 0", "--max-length"),
+    ],
+)
+def test_what_cannot_be_used_is_told_before_any_work(
+    arguments: str,
+    told: str,
+    places: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if "medusa" in arguments:
+        pytest.importorskip("accelerate")
+    for name, path in places.items():
+        arguments = arguments.replace(name, path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(sys, "argv", ["draftree", *arguments.split()])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert said.out == ""
+    assert told in " ".join(said.err.replace("│", " ").split())
+    assert "Traceback" not in said.err
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is made for a command that does not run"
+
+
+def test_places_that_are_not_ours_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write anywhere, so the answer is given in its place."""
+    monkeypatch.setattr(options.os, "access", lambda *_: False)
+    with pytest.raises(ValueError, match="nothing can be written there"):
+        check_folder(tmp_path / "new")
+    with pytest.raises(ValueError, match="which cannot be written: name another"):
+        check_file(tmp_path / "x.html", "--html")
+
+
+def test_errors_of_files_name_the_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device", "answers.jsonl")
+
+    monkeypatch.setattr("draftree.cli.app", full)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "draftree: 'answers.jsonl' cannot be used: No space left on device.\n"
+
+
+def test_version() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output.strip()) == (0, draftree.__version__)
+
+
+def test_completion_knows_drafters_also_behind_a_plus() -> None:
+    assert complete_drafter("") == list(DRAFTERS)
+    assert complete_drafter("lookahead+me") == ["lookahead+medusa"]
+    environment = os.environ | {
+        "_DRAFTREE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "draftree generate --drafter prompt",
+        "COMP_CWORD": "3",
+    }
+    code = "import sys; sys.argv = ['draftree']; from draftree.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["prompt-lookup"]
+
+
+@pytest.mark.slow
+def test_a_stopped_comparison_says_what_is_kept_and_goes_on(tmp_path: Path) -> None:
+    """Ctrl-C in the middle of measuring; called again, the same command asks nothing twice."""
+    out, prompts = tmp_path / "out", tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"Count from one to {n}."}) + "\n" for n in (5, 6, 7, 8)))
+    command = [sys.executable, "-m", "draftree", "bench", "compare", "--no-compile", "--per-set", "4", "--plane", "0"]
+    command += [
+        "--prompts",
+        str(prompts),
+        "--max-new-tokens",
+        "32",
+        "--rounds",
+        "2",
+        "--batch",
+        "1",
+        "--temperature",
+        "0",
+        "--out",
+        str(out),
+    ]
+    command += ["--method", "hf_generate", "--method", "draftree_loop"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if "measuring" in line:
+            break
+    running.send_signal(signal.SIGINT)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert f"stopped; what was measured is kept in {out}" in told
+    assert "Traceback" not in told
+    assert not (out / "bench-compare.json").exists()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (out / "bench-compare.json").exists()
+
+
+def test_what_is_stopped_tells_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for about, words in (
+        (screen.StageBar(screen.wide_console()), "nothing was written"),
+        (screen.DataBar(screen.line_console(), "answers are kept"), "answers are kept"),
+        (screen.resumable(tmp_path), "--resume goes on from the last one"),
+    ):
+        with pytest.raises(KeyboardInterrupt), about:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith("draftree: stopped; ")
+        assert words in said.err
