@@ -40,7 +40,7 @@ def test_the_compiled_counts_are_the_plain_ones() -> None:
     assert taken > 50
     unsorted = TokenTree.from_arrays([1, 2], [-1, -1], [-2.0, -1.0], root=0)
     for one in (plain, compiled):
-        assert one.plan(unsorted, [1.0], [None], 0.9, np.ones(40), 0.0, packed=True) is None
+        assert one.plan(unsorted, [1.0], [None], np.ones(40), 0.0, packed=True) is None
 
 
 def check_plans(
@@ -51,11 +51,11 @@ def check_plans(
         batch = trees.batch
         seconds = np.linspace(1.0, 1.0 + batch * 40 * random.random(), batch * 80)
         trust = random.uniform(0.3, 2.5, batch).tolist()
-        pair = [[None if b == 2 else counts.Average() for b in range(batch)] for _ in range(2)]
+        pair = [[None if b == 2 else counts.Average(0.9) for b in range(batch)] for _ in range(2)]
         for packed in (True, False):
             for _ in range(2):  # the first tree, and one that is averaged with it
                 expected, found = (
-                    one.plan(trees, trust, averages, 0.9, seconds, 0.2, packed=packed)
+                    one.plan(trees, trust, averages, seconds, 0.2, packed=packed)
                     for one, averages in zip((plain, compiled), pair, strict=True)
                 )
                 assert expected is not None
@@ -78,7 +78,7 @@ def test_a_plan_is_the_best_of_all_sizes() -> None:
         for dear in (0.01, 0.1, 0.2, 0.3, 0.5):
             seconds = 1 + dear * np.arange(100.0)
             for packed in (True, False):
-                plans = one.plan(trees, [1.0] * 3, [None] * 3, 0.9, seconds, 0.0, packed=packed)
+                plans = one.plan(trees, [1.0] * 3, [None] * 3, seconds, 0.0, packed=packed)
                 assert plans is not None
                 sizes = plans[0].sizes
                 chosen.add(tuple(sizes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from draftree.drafting import Context
 from draftree.host.cost import StepCost
@@ -18,8 +19,16 @@ def request_of(number: int) -> Context:
     return Context(number, [1, 2, 3], 3, 1000)
 
 
+def full(cruise: Cruise, *requests: Context) -> None:
+    """Their trees have always had all guesses."""
+    for average in cruise.averages(requests, [True] * len(requests)):
+        assert average is not None
+        average.mix(np.ones((2, AHEAD)), 0.0)
+
+
 def test_steps_between_plans_are_of_the_sizes_found() -> None:
     cruise, one, two = Cruise(), request_of(1), request_of(2)
+    full(cruise, one, two)
     cruise.follow([one], Sizes([4], [3.5]), [True], CHEAP, 0.0, packed=True)
     sizes = [cruise.due([one]) for _ in range(BETWEEN + 1)]
     assert sizes == [[5]] * BETWEEN + [None]  # an even number of rows; then the next plan is due
@@ -38,8 +47,20 @@ def test_padding_costs_where_rows_are_not_packed() -> None:
     one, two = request_of(1), request_of(2)
     for packed in (True, False):
         cruise = Cruise()
+        full(cruise, one, two)
         cruise.follow([one, two], Sizes([10, 0], [3.0, 1.0]), [True, True], 1 + 0.1 * DEAR, 0.0, packed=packed)
         assert (cruise.due([one, two]) is not None) == packed
+
+
+def test_guesses_that_are_seldom_there_cost_little() -> None:
+    """A tree of five that is there in one step of five adds a row to the average step, not five."""
+    for there in (1.0, 0.2):
+        cruise, one = Cruise(), request_of(1)
+        (average,) = cruise.averages([one], [True])
+        assert average is not None
+        average.mix(np.stack([np.full(AHEAD, 0.1), np.full(AHEAD, there)]), 0.0)
+        cruise.follow([one], Sizes([5], [1.45]), [True], 1 + 0.1 * DEAR, 0.0, packed=True)
+        assert (cruise.due([one]) is not None) == (there < 1)
 
 
 def test_averages_are_the_requests_own() -> None:
@@ -47,22 +68,29 @@ def test_averages_are_the_requests_own() -> None:
     first, none = cruise.averages([request_of(1), request_of(2)], [True, False])
     assert none is None
     assert first is not None
-    assert first.values.tolist() == [-1.0] * AHEAD
+    assert first.values.tolist() == [[0.0] * AHEAD] * 2
     assert cruise.averages([request_of(1)], [True]) == [first]
     cruise.end(1)
     assert cruise.averages([request_of(1)], [True]) != [first]
 
 
 def test_an_average_learns_from_trees() -> None:
-    average = Average()
-    average.add(np.array([0.8, 0.4]), 0.9)
-    average.add(np.array([0.6]), 0.9)
-    np.testing.assert_allclose(average.values, [0.78, 0.36, *[0.0] * (AHEAD - 2)])
+    average = Average(0.6)
+    for worth in ([0.8, 0.4], [0.6], [0.1, 0.1, 0.1]):
+        average.add(np.array(worth), average.next())
+    after_two = np.array([0.7, 0.2, 0.0])
+    np.testing.assert_allclose(average.values[0, :3], 0.6 * after_two + 0.04)
+    np.testing.assert_allclose(average.values[1, :4], [1.0, 0.7, 0.4, 0.0])
+    assert average.rows(2) == pytest.approx(1.7)
+    fresh = Average(0.6, average)
+    np.testing.assert_allclose(fresh.values, average.values)
+    assert fresh.next() == 0.5  # the others count as much as a tree
+    assert Average(0.6, Average(0.6)).next() == 0.0  # if anything is known of them
 
 
-def test_only_every_eighth_step_is_planned_where_drafting_pays() -> None:
+def test_only_every_sixteenth_step_is_planned_where_drafting_pays() -> None:
     request = Context(7, [1, 2, 3], 3, 1000)
-    for steep, planned in ((False, 5), (True, 40)):
+    for steep, planned in ((False, 3), (True, 40)):
         shape = DynamicTree(cost=StepCost((1, 64), (1.0, 64.0 if steep else 1.001)))
         shape.bind(StepCost((1, 2), (1.0, 2.0)))
         weighed = 0

@@ -6,10 +6,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#define ABI 2
+#define ABI 3
 #define BINS 24
 #define KINDS 3
 #define AHEAD 24 /* guesses of a tree in a step that is not planned */
+#define RARE 1e-3 /* of the trees: guesses beyond those that are there so often are not asked for */
 #define MOST 4096 /* nodes of all trees that are planned together */
 #define TREE 1024 /* nodes of a tree that is learned from */
 
@@ -32,24 +33,37 @@ static int64_t kind_of(const float *logp, int64_t nodes) {
     return KINDS - 1;
 }
 
-/* How many guesses of each request bring most tokens a second: worth [batch, stride], falling in each row, of which counts[b] are
- * given. Guesses of all requests compete for rows where those are packed; else every tree is as wide as the widest. seconds are
- * of steps of 1, 2, .. rows, `more` is added to each. Writes sizes [batch] and gains [batch], tokens expected of each. */
-static void choose(const double *worth, int64_t stride, const int64_t *counts, int64_t batch, const double *seconds, double more,
-                   int packed, int64_t *sizes, double *gains, int64_t *head) {
+/* Seconds of a step of that many rows; seconds are of 1, 2, .. rows. */
+static double at(const double *seconds, double rows) {
+    int64_t whole = (int64_t)rows;
+    double more = rows - (double)whole;
+    return seconds[whole - 1] + (more > 0 ? more * (seconds[whole] - seconds[whole - 1]) : 0);
+}
+
+/* How many guesses of each request bring most tokens a second: worth [batch, stride], of which counts[b] are given, and rows
+ * alike, rows that each takes; NULL for one each. Guesses of all requests compete for rows where those are packed; else every
+ * tree is as wide as the widest. seconds as in `at`, `more` is added to each. Writes sizes [batch] and gains [batch], tokens
+ * expected of each. */
+static void choose(const double *worth, const double *rows, int64_t stride, const int64_t *counts, int64_t batch,
+                   const double *seconds, double more, int packed, int64_t *sizes, double *gains, int64_t *head) {
     double sum = batch, best = sum / (seconds[batch - 1] + more);
     for (int64_t b = 0; b < batch; b++) sizes[b] = head[b] = 0;
     if (packed) {
-        for (int64_t rows = batch;; rows++) {
+        for (double taken = batch;;) {
             int64_t next = -1;
             double most = 0;
-            for (int64_t b = 0; b < batch; b++)
-                if (head[b] < counts[b] && worth[b * stride + head[b]] > most) most = worth[b * stride + head[b]], next = b;
+            for (int64_t b = 0; b < batch; b++) {
+                if (head[b] == counts[b]) continue;
+                double found = worth[b * stride + head[b]] / (rows ? rows[b * stride + head[b]] : 1);
+                if (found > most) most = found, next = b;
+            }
             if (next < 0) break;
-            head[next]++;
-            sum += most;
-            if (sum / (seconds[rows] + more) > best) {
-                best = sum / (seconds[rows] + more);
+            int64_t place = next * stride + head[next]++;
+            sum += worth[place];
+            taken += rows ? rows[place] : 1;
+            double pace = sum / (at(seconds, taken) + more);
+            if (pace > best) {
+                best = pace;
                 memcpy(sizes, head, batch * sizeof *sizes);
             }
         }
@@ -72,14 +86,15 @@ static void choose(const double *worth, int64_t stride, const int64_t *counts, i
 /* Sizes for this step's trees, and for the steps after it on the average of such trees.
  *
  * logp [batch, stride] of trees with sizes[b] nodes, the root first; rates [KINDS, BINS]; trust [batch] multiplies them.
- * average [batch], where each request's averages [AHEAD] lie: what its first guesses were worth of late, which this step adds to;
- * NULL where a request takes no part. seconds as in `choose`, enough for all nodes and for AHEAD guesses a tree. aside: seconds
- * that the steps to come take beside their rows. now, later [batch] become the sizes, now_gains, later_gains [batch] the tokens
- * expected. Returns 0; -1 where log-probabilities do not fall; -2 where there are too many nodes. */
+ * average [batch], where each request's averages [2, AHEAD] lie: what its first guesses were worth of late, and how often they
+ * were there at all, which this step adds to; NULL where a request takes no part. habit [batch]: weight of the past in them.
+ * seconds as in `at`, enough for all nodes and for AHEAD guesses a tree. aside: seconds that the steps to come take beside their
+ * rows. now, later [batch] become the sizes, now_gains, later_gains [batch] the tokens expected. Returns 0; -1 where
+ * log-probabilities do not fall; -2 where there are too many nodes. */
 int64_t counts_plan(const float *logp, int64_t stride, int64_t batch, const int64_t *sizes, const double *rates, const double *trust,
-                    double *const *average, double habit, const double *seconds, double aside, int packed, int64_t *now,
+                    double *const *average, const double *habit, const double *seconds, double aside, int packed, int64_t *now,
                     double *now_gains, int64_t *later, double *later_gains) {
-    double worth[MOST];
+    double worth[MOST], rows[MOST];
     int64_t counts[MOST], head[MOST];
     int64_t width = stride - 1 > AHEAD ? stride - 1 : AHEAD;
     if (batch * width > MOST) return -2;
@@ -94,19 +109,22 @@ int64_t counts_plan(const float *logp, int64_t stride, int64_t batch, const int6
             worth[b * width + i] = found < SUREST ? found : SUREST;
         }
     }
-    choose(worth, width, counts, batch, seconds, 0, packed, now, now_gains, head);
+    choose(worth, NULL, width, counts, batch, seconds, 0, packed, now, now_gains, head);
     for (int64_t b = 0; b < batch; b++) {
-        double *of = average[b];
+        double *of = average[b], *there = of ? of + AHEAD : NULL;
         for (int64_t i = 0; of && i < AHEAD; i++) {
-            double found = i < counts[b] ? worth[b * width + i] : 0;
-            of[i] = of[i] < 0 ? found : habit * of[i] + (1 - habit) * found; /* below 0 before the first */
+            of[i] = habit[b] * of[i] + (1 - habit[b]) * (i < counts[b] ? worth[b * width + i] : 0);
+            there[i] = habit[b] * there[i] + (1 - habit[b]) * (i < counts[b]);
         }
     }
     for (int64_t b = 0; b < batch; b++) {
-        counts[b] = average[b] ? AHEAD : 0;
-        if (average[b]) memcpy(worth + b * width, average[b], AHEAD * sizeof *worth);
+        const double *of = average[b];
+        for (counts[b] = 0; of && counts[b] < AHEAD && of[AHEAD + counts[b]] > RARE; counts[b]++) {
+            worth[b * width + counts[b]] = of[counts[b]];
+            rows[b * width + counts[b]] = of[AHEAD + counts[b]];
+        }
     }
-    choose(worth, width, counts, batch, seconds, aside, packed, later, later_gains, head);
+    choose(worth, rows, width, counts, batch, seconds, aside, packed, later, later_gains, head);
     return 0;
 }
 

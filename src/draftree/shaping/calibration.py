@@ -79,7 +79,6 @@ class Calibration:
         requests: Sequence[Context],
         trees: TokenTree,
         averages: Sequence[Average | None],
-        habit: float,
         seconds: np.ndarray,
         aside: float,
         *,
@@ -87,7 +86,7 @@ class Calibration:
     ) -> tuple[Sizes, Sizes] | None:
         """Sizes for this step and for those after it; see `Counts.plan`."""
         trust = [self.trust(request) for request in requests]
-        return self._counts.plan(trees, trust, averages, habit, seconds, aside, packed=packed)
+        return self._counts.plan(trees, trust, averages, seconds, aside, packed=packed)
 
     def remember(self, requests: Sequence[Context], trees: TokenTree, *, always: bool = True) -> None:
         """Keep each request's tree until its text has come; once much is known, not every step's unless `always`."""

@@ -18,8 +18,9 @@ import numpy as np
 from draftree.tree import TokenTree
 
 LIBRARY = Path(__file__).with_name("_counts.so")
-ABI = 2
+ABI = 3
 AHEAD = 24  # most guesses of a tree in a step that is not planned
+RARE = 1e-3  # of the trees: guesses beyond those that are there so often are not asked for
 BINS = 24
 PER_FACTOR = 4  # bins to a factor of e; the last one holds all that is below
 KIND_LEAST = (-0.5, -1.2)  # log-probability of the best guess above which a tree is good, or middling
@@ -45,24 +46,44 @@ class Sizes(NamedTuple):
 
 
 class Average:
-    """What a request's guesses were worth of late, the first of a tree first.
+    """What a request's guesses were worth of late, the first of a tree first, and how often they were there at all.
+
+    Args:
+        habit: most that the past weighs; less as long as there is little of it.
+        usual: of other requests, which counts as much as a tree; None for nothing.
 
     Attributes:
-        values: float64 [AHEAD]; -1 before the first tree.
+        values: float64 [2, AHEAD]: worth, nothing where a tree had no such guess, and share of trees that had; 0
+            before the first tree.
         at: where they lie.
     """
 
-    __slots__ = ("at", "values")
+    __slots__ = ("_habit", "_trees", "at", "values")
 
-    def __init__(self) -> None:
-        self.values = np.full(AHEAD, -1.0)
+    def __init__(self, habit: float, usual: Average | None = None) -> None:
+        self._habit = habit
+        self._trees: int = 0 if usual is None or not usual._trees else 1
+        self.values: np.ndarray = np.zeros((2, AHEAD)) if usual is None else usual.values.copy()
         self.at = self.values.ctypes.data  # takes longer to ask for than to plan a step
 
+    def next(self) -> float:
+        """What the past weighs against the next tree, which is counted."""
+        self._trees += 1
+        return min(self._habit, 1 - 1 / self._trees)
+
     def add(self, worth: np.ndarray, habit: float) -> None:
-        """A tree's guesses are worth [n], falling; `habit` is the weight of the past."""
-        found = np.zeros(AHEAD)
-        found[: len(worth)] = worth[:AHEAD]
-        self.values[:] = found if self.values[0] < 0 else habit * self.values + (1 - habit) * found
+        """A tree's guesses are worth [n], falling; `habit` is what `next` said."""
+        found = np.zeros((2, AHEAD))
+        found[:, : len(worth)] = worth[:AHEAD], np.ones(min(len(worth), AHEAD))
+        self.mix(found, habit)
+
+    def rows(self, size: int) -> float:
+        """Guesses that a tree has on the average where `size` are asked for."""
+        return sum(self.values[1, :size].tolist())
+
+    def mix(self, values: np.ndarray, habit: float) -> None:
+        """Values [2, AHEAD] add to these."""
+        self.values[:] = habit * self.values + (1 - habit) * values
 
 
 class Lesson(NamedTuple):
@@ -102,7 +123,6 @@ class Counts:
         trees: TokenTree,
         trust: Sequence[float],
         averages: Sequence[Average | None],
-        habit: float,
         seconds: np.ndarray,
         aside: float,
         *,
@@ -116,7 +136,6 @@ class Counts:
             trees: of the step.
             trust: [B], what the rates are to be multiplied with.
             averages: of each request, which learn of this step's tree. None where one takes no part in later steps.
-            habit: weight of the past in these.
             seconds: of steps with one row, two, and so on to all nodes, and to AHEAD guesses of each request.
             aside: seconds that each of the steps to come takes beside its rows, where it has more than roots.
             packed: whether only real rows cost, and not the padding of smaller trees.
@@ -128,12 +147,14 @@ class Counts:
             if (of[1:] > of[:-1]).any():
                 return None
             worth.append(self.worth(of[1:], trust[b]) if size > 1 else np.zeros(0))
-        now = _choose(worth, seconds, packed=packed)
+        now = _choose(worth, [np.ones(len(of)) for of in worth], seconds, packed=packed)
         for average, found in zip(averages, worth, strict=True):
             if average is not None:
-                average.add(found, habit)
-        ahead = [np.zeros(0) if average is None else average.values for average in averages]
-        return now, _choose(ahead, seconds + aside, packed=packed)
+                average.add(found, average.next())
+        ahead = [np.zeros((2, 0)) if average is None else average.values for average in averages]
+        ahead = [of[:, : int((of[1] > RARE).argmin()) if (of[1] <= RARE).any() else AHEAD] for of in ahead]
+        later = _choose([of[0] for of in ahead], [of[1] for of in ahead], seconds + aside, packed=packed)
+        return now, later
 
     def learn(self, drafted: Drafted, text: list[int], *, ended: bool = False) -> Lesson | None:
         """Count a tree's guesses; None where more text may confirm more.
@@ -192,7 +213,6 @@ class CompiledCounts(Counts):
         trees: TokenTree,
         trust: Sequence[float],
         averages: Sequence[Average | None],
-        habit: float,
         seconds: np.ndarray,
         aside: float,
         *,
@@ -201,18 +221,19 @@ class CompiledCounts(Counts):
         """See `Counts.plan`."""
         logp, batch = trees.logp, len(trees.sizes)
         if not logp.is_cpu or not logp.is_contiguous():
-            return super().plan(trees, trust, averages, habit, seconds, aside, packed=packed)
+            return super().plan(trees, trust, averages, seconds, aside, packed=packed)
         if seconds is not self._table:  # its address takes longer to ask for than all the rest
             self._table, self._at = seconds, seconds.ctypes.data
         whole, real = c_int64 * batch, c_double * batch
         now, later, now_gains, later_gains = whole(), whole(), real(), real()
         at = (c_void_p * batch)(*[None if average is None else average.at for average in averages])
+        habits = real(*[0.0 if average is None else average.next() for average in averages])
         told = self._plan(
             *(logp.data_ptr(), logp.shape[1], batch, whole(*trees.sizes), self._of_rates, real(*trust), at),
-            *(habit, self._at, aside, packed, now, now_gains, later, later_gains),
+            *(habits, self._at, aside, packed, now, now_gains, later, later_gains),
         )
         if told == -2:
-            return super().plan(trees, trust, averages, habit, seconds, aside, packed=packed)
+            return super().plan(trees, trust, averages, seconds, aside, packed=packed)
         return None if told else (Sizes(now[:], now_gains[:]), Sizes(later[:], later_gains[:]))
 
     def learn(self, drafted: Drafted, text: list[int], *, ended: bool = False) -> Lesson | None:
@@ -250,7 +271,7 @@ def _library() -> ctypes.CDLL | None:
     pointers: list[Any] = [c_void_p] * 4
     library.counts_plan.argtypes = [
         *(c_void_p, c_int64, c_int64, *pointers),
-        *(c_double, c_void_p, c_double, c_int, *pointers),
+        *(c_void_p, c_void_p, c_double, c_int, *pointers),
     ]
     library.counts_learn.argtypes = [*[c_void_p] * 3, c_int64, c_void_p, c_int64, c_int, *[c_void_p] * 4]
     return library
@@ -268,22 +289,35 @@ def _restored(right: np.ndarray, seen: np.ndarray, rates: np.ndarray) -> Counts:
     return counts
 
 
-def _choose(worth: Sequence[np.ndarray], seconds: np.ndarray, *, packed: bool) -> Sizes:
-    """The sizes that bring most tokens a second; worth: of each request [n], falling."""
+def _choose(worth: Sequence[np.ndarray], rows: Sequence[np.ndarray], seconds: np.ndarray, *, packed: bool) -> Sizes:
+    """The sizes that bring most tokens a second.
+
+    Args:
+        worth: of each request [n], tokens that its guesses bring.
+        rows: alike, rows that they take; one each where they are not packed.
+        seconds: of steps with one row, two, and so on.
+        packed: whether only real rows cost.
+    """
     batch, counts = len(worth), [len(of) for of in worth]
+    best, sizes = batch / seconds[batch - 1], [0] * batch
     if packed:
-        order = sorted((-float(p), b) for b, of in enumerate(worth) for p in of if p > 0)
-        gain = batch + np.cumsum([0.0] + [-p for p, _ in order])
-        best = int((gain / seconds[batch - 1 : batch + len(order)]).argmax())
-        taken = [b for _, b in order[:best]]
-        sizes = [taken.count(b) for b in range(batch)]
+        heads, gain, taken = [0] * batch, float(batch), float(batch)
+        while True:
+            density = [w[h] / r[h] if h < len(w) else 0.0 for w, r, h in zip(worth, rows, heads, strict=True)]
+            b = int(np.argmax(density))
+            if density[b] <= 0:
+                break
+            gain, taken = gain + worth[b][heads[b]], taken + rows[b][heads[b]]
+            heads[b] += 1
+            pace = gain / np.interp(taken, np.arange(1, 1 + len(seconds)), seconds)
+            if pace > best:
+                best, sizes = pace, list(heads)
     else:
         widest = max(counts)
         padded = np.zeros((batch, widest + 1))
         for b, of in enumerate(worth):
             padded[b, 1 : 1 + len(of)] = of
-        rows = batch * np.arange(1, widest + 2)
-        width = int(((batch + padded.sum(0).cumsum()) / seconds[rows - 1]).argmax())
+        width = int(((batch + padded.sum(0).cumsum()) / seconds[batch * np.arange(1, widest + 2) - 1]).argmax())
         sizes = [min(count, width) for count in counts]
     return Sizes(sizes, [1.0 + float(of[:size].sum()) for of, size in zip(worth, sizes, strict=True)])
 

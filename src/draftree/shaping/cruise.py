@@ -1,8 +1,8 @@
 """Steps between two plans: trees of the sizes that have been best of late, verified as they come.
 
 To weigh trees and to learn from them takes as long as some rows of a small model. Where drafting pays, only every
-eighth step does so; those between ask for the sizes that are best on the average of the last plans, and look at nothing
-(ProPD plans again when things have shifted, section 4.2.3).
+sixteenth step does so; those between ask for the sizes that are best on the average of the last plans, and look at
+nothing (ProPD plans again when things have shifted, section 4.2.3).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 from draftree.drafting.base import Context
 from draftree.shaping.counts import Average, Sizes
 
-BETWEEN = 7  # steps between two plans
-HABIT = 0.9  # weight of the past in what guesses bring
-SHARE = 0.3  # of the time that a planned step takes beside its rows, what one between takes
+BETWEEN = 15  # steps between two plans
+HABIT = 0.9  # weight of the past in what a request's guesses bring
+USUAL = 0.8  # weight of earlier requests in what those of a new one are taken for
+SHARE = 0.4  # of the time that a planned step takes beside its rows, what one between takes
 AVERAGE = (1 + BETWEEN * SHARE) / (1 + BETWEEN)  # the same over all steps
 
 
@@ -25,6 +26,7 @@ class Cruise:
 
     def __init__(self) -> None:
         self._averages: dict[int, Average] = {}  # by request
+        self._usual = Average(USUAL)  # what a new request is taken for
         self._ids: list[int] = []  # of the batch that was planned for
         self._sizes: list[int] = []
         self._left = 0  # steps to go
@@ -46,7 +48,7 @@ class Cruise:
     def _average(self, request: int) -> Average:
         found = self._averages.get(request)
         if found is None:
-            found = self._averages[request] = Average()
+            found = self._averages[request] = Average(HABIT, self._usual)
         return found
 
     def follow(
@@ -73,14 +75,21 @@ class Cruise:
         sizes = [size if part else 0 for size, part in zip(later.sizes, takes, strict=True)]
         if batch == 1:
             sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
-        rows = batch + sum(sizes) if packed else batch * (1 + max(sizes))
+        if packed:
+            rows = batch + sum(self._averages[r.id].rows(n) for r, n in zip(requests, sizes, strict=True) if n)
+        else:
+            rows = batch * (1 + max(sizes))
         gain = sum(more if part else 1.0 for more, part in zip(later.gains, takes, strict=True))
-        pays = rows > batch and gain / (seconds[rows - 1] + aside) > batch / seconds[batch - 1]
+        whole = int(rows)
+        time = seconds[whole - 1] + (rows - whole) * (seconds[whole] - seconds[whole - 1]) + aside
+        pays = any(sizes) and gain / time > batch / seconds[batch - 1]
         self._left = BETWEEN if pays else 0
         self._ids, self._sizes = [request.id for request in requests], sizes
 
     def end(self, request: int) -> None:
         """The request is over."""
-        self._averages.pop(request, None)
+        ended = self._averages.pop(request, None)
+        if ended is not None:
+            self._usual.mix(ended.values, self._usual.next())
         if request in self._ids:
             self._left = 0

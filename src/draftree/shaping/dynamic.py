@@ -24,7 +24,7 @@ from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
 from draftree.shaping.counts import AHEAD
-from draftree.shaping.cruise import AVERAGE, HABIT, SHARE, Cruise
+from draftree.shaping.cruise import AVERAGE, SHARE, Cruise
 from draftree.shaping.governor import REST_LAST, REST_PREPARED, Governor
 from draftree.shaping.planner import Choice, Planner
 from draftree.tree import TokenTree
@@ -172,7 +172,7 @@ class DynamicTree(Shape):
         asked = self._asked or [True] * batch
         averages = self._cruise.averages(requests, asked)
         aside = SHARE * planner.aside
-        plans = calibration.plan(requests, trees, averages, HABIT, seconds, aside, packed=packed)
+        plans = calibration.plan(requests, trees, averages, seconds, aside, packed=packed)
         if plans is None:
             return None
         now, later = plans

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 from draftree.drafting.base import Context
 
-FRUITLESS = 6  # steps in a row with a negative balance after which the drafter rests
+FRUITLESS = 4  # steps in a row with a negative balance after which the drafter rests
 REST_FIRST, REST_LAST = 4, 48  # steps of rest, doubling from the first to the last: what is copied comes in bursts
 REST_PREPARED = 256  # the last, where guesses have to be prepared by a pass with rows
 BALANCE = 0.85  # weight of the past in the balance
-LEAST = 0.03  # of the time spent, what has to be gained: an old success fades, but never quite
+LEAST = 0.01  # of the time spent, what has to be gained: an old success fades, but never quite
 HOPELESS = 0.9  # tokens for the time of a plain step under which a right guess changes nothing
 LUCK = 0.3  # part of what a step brought, against what it was expected to, that counts
 START = 0.3  # weight of what all have earned, when a request begins
