@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +43,11 @@ def test_whatever_our_door_takes_one_of_the_two_takes_there() -> None:
     of_hugging_face = {"model", "input_ids", "attention_mask", "stopping_criteria", "generation_config", "tokenizer"}
     there = set(inspect.signature(custom_generate).parameters)
     assert ours - of_hugging_face - (theirs - {"streamer"}) - {"options"} <= there
+
+
+def test_the_page_tells_of_every_argument() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "transformers.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == list(inspect.signature(custom_generate).parameters)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
