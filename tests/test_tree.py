@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tree_model import TOKENS, batches, models, read
 
 from draftree.tree import TokenTree
-from draftree.tree.structure import _Cache, on_device, on_host, structure_of
+from draftree.tree.structure import _Cache, jumped, on_device, on_host, structure_of
 
 
 def stacked(batch):
@@ -29,7 +29,7 @@ def test_structure_is_the_models(batch):
     width = max(map(len, batch))
     assert (tree.batch, tree.width, tree.sizes) == (len(batch), width, tuple(map(len, batch)))
     depth = [[m.depth(i) for i in range(len(m))] + [0] * (width - len(m)) for m in batch]
-    for found in (tree.structure, on_host(tree.parents.numpy()), on_device(tree.parents)):
+    for found in (tree.structure, on_host(tree.parents.numpy()), jumped(tree.parents.numpy()), on_device(tree.parents)):
         assert found.depth.tolist() == depth
         assert (found.depth.dtype, found.ancestors.dtype) == (torch.long, torch.bool)
         assert torch.equal(found.ancestors, expected_ancestors(batch, width))

@@ -44,6 +44,16 @@ class Settings:
     eos_token_ids: tuple[int, ...]
 
 
+def in_order(draft: Arrays, root: int) -> TokenTree:
+    """A draft as a tree below `root`, in falling order of probability."""
+    tokens, parents, logp, source = draft
+    order = np.argsort(-logp, kind="stable")  # a parent precedes a child of equal probability
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    parents = np.where(parents < 0, NO_PARENT, place[parents])[order]
+    return TokenTree.from_arrays(tokens[order], parents, logp[order], source[order], root=root)
+
+
 class Backend(Protocol):
     """The calls of a twin; `slot` is the number that `begin` gave."""
 

@@ -23,6 +23,7 @@ from draftree.drafting.lookahead._backend import (
     Arrays,
     Dump,
     Settings,
+    in_order,
 )
 from draftree.tree import TokenTree
 
@@ -310,12 +311,7 @@ class PythonTrie:
             if budget < 1 or depth < 1:
                 trees.append(TokenTree.from_arrays([], [], root=root))
                 continue
-            tokens, parents, logp, source = self.retrieve(slot, budget, depth, mode, sources)
-            order = np.argsort(-logp, kind="stable")  # a parent precedes a child of equal probability
-            place = np.empty_like(order)
-            place[order] = np.arange(len(order))
-            parents = np.where(parents < 0, -1, place[parents])[order]
-            trees.append(TokenTree.from_arrays(tokens[order], parents, logp[order], source[order], root=root))
+            trees.append(in_order(self.retrieve(slot, budget, depth, mode, sources), root))
         return TokenTree.stack(trees)
 
     def take_tree(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> int:

@@ -1,0 +1,71 @@
+"""The compiled twin of what is asked about trees on the host every step (`_tree.c`), loaded through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_int32, c_int64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+LIBRARY = Path(__file__).with_name("_tree.so")
+ABI = 1
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """The compiled twin, ready for calls; None when it was not built, is stale or does not load."""
+    try:
+        found = ctypes.CDLL(str(LIBRARY))
+        found.tree_abi.restype = c_int32
+        if found.tree_abi() != ABI:
+            return None
+    except (OSError, AttributeError):
+        return None
+    pointers: list[Any] = [c_void_p] * 3
+    found.tree_structure.restype, found.tree_walk.restype = c_int64, c_int32
+    found.tree_structure.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    found.tree_walk.argtypes = [*pointers, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
+    return found
+
+
+def structure(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """Depth [B, N], ancestors [B, N, N] and the largest depth of parents (int64 [B, N]); None without the library."""
+    found = library()
+    if found is None:
+        return None
+    parents = np.ascontiguousarray(parents)
+    batch, width = parents.shape
+    depth, seen = np.empty((batch, width), np.int64), np.empty((batch, width, width), bool)
+    height = found.tree_structure(parents.ctypes.data, batch, width, depth.ctypes.data, seen.ctypes.data)
+    return depth, seen, height
+
+
+def walks(parents: Tensor, tokens: Tensor, sizes: Sequence[int], best: Tensor) -> list[list[int]] | None:
+    """The nodes that each tree's walk passes, from its root on.
+
+    None where siblings on the way share a token, and without the library.
+
+    Args:
+        parents: LongTensor [B, N] on the host.
+        tokens: alike.
+        sizes: real nodes of each tree.
+        best: LongTensor [B, N or more], what the model says after each node.
+    """
+    found = library()
+    if found is None:
+        return None
+    batch, width = parents.shape
+    many = c_int64 * batch
+    nodes, counts = (c_int64 * (batch * width))(), many()
+    parents, tokens, best = parents.contiguous(), tokens.contiguous(), best.contiguous()
+    if found.tree_walk(
+        *(parents.data_ptr(), tokens.data_ptr(), many(*sizes), batch, width),
+        *(best.data_ptr(), best.shape[1], nodes, counts),
+    ):
+        return None
+    return [nodes[b * width : b * width + count] for b, count in enumerate(counts)]
