@@ -20,7 +20,7 @@ from zoo import VOCABULARY, build
 from draftree.host import LoopHost, inductor, inspect_model, loop, open_host
 from draftree.host.capture import Again
 from draftree.host.frames import band_of, bucket_of
-from draftree.host.plan import Plan, Surgery
+from draftree.host.plan import Plan, Segment, Surgery
 from draftree.host.product import may_pack
 from draftree.host.skip import Skip
 
@@ -145,14 +145,42 @@ def test_what_is_not_used_for_longest_goes_first() -> None:
     assert passes(captured).recorded == 5
 
 
-def test_recordings_go_with_their_cache() -> None:
+def test_stores_and_recordings_serve_the_next_cache() -> None:
+    """What `generate` recorded in one call it replays in the next, and texts know nothing of each other."""
     _, captured = both("llama")
-    run = Run(captured, (19,)).prefill()
-    run.step([Tree.random(4, 1)])
-    gone = weakref.ref(run.cache.notes[passes(captured)])
-    del run
+    trees = [Tree.random(5, 1)]
+    first = Run(captured, (40,)).prefill()
+    wanted = first.step(trees).logits
+    stores = {t.data_ptr() for t in first.cache._keys if t is not None}
+    first.cache.commit([list(range(5))], [Segment(0, None, torch.zeros(1, 5), torch.zeros(1, 5, 5))])
+    other = Run(captured, (30,), seed=9)  # beside it, so on stores of its own
+    other.prefill().step(trees)
+    assert passes(captured).recorded == 2
+    del first
     gc.collect()
-    assert gone() is None
+    assert passes(captured).nbytes["kept stores"] == other.cache.nbytes
+    again = Run(captured, (40,)).prefill()
+    assert {t.data_ptr() for t in again.cache._keys if t is not None} == stores
+    assert torch.equal(again.step(trees).logits, wanted)
+    assert passes(captured).recorded == 2
+    assert passes(captured).nbytes["kept stores"] == 0
+    wide = captured.new_cache(2)  # another number of slots is another memory
+    large = captured.new_cache(1, 2000)
+    assert not any(store is not None for cache in (wide, large) for store in cache._keys)
+
+
+def test_stores_are_kept_for_few_caches() -> None:
+    _, captured = both("llama")
+    trees = [Tree.random(5, 1)]
+    runs = [Run(captured, (20 + n,)).prefill() for n in range(4)]
+    for run in runs:
+        run.step(trees)
+    gone = [weakref.ref(run.cache.notes[passes(captured)]) for run in runs]
+    one = runs[0].cache.nbytes
+    del runs, run
+    gc.collect()
+    assert passes(captured).nbytes["kept stores"] == 2 * one
+    assert sum(held() is not None for held in gone) == 2
 
 
 def test_buffers_are_shared() -> None:

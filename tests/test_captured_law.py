@@ -124,6 +124,16 @@ def test_rows_apart_have_the_bits_of_steps_of_one_row(name: str) -> None:
         assert torch.equal(result.logits[0, 0], apart[0, node]), node
 
 
+def test_a_second_call_of_generate_records_nothing_anew() -> None:
+    model = copy.deepcopy(build("llama"))
+    host = open_host(model, form="captured")
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    first = generate(model, ids, host=host, max_new_tokens=NEW).sequences
+    recorded = passes(host).recorded
+    same(generate(model, ids, host=host, max_new_tokens=NEW).sequences, first)
+    assert passes(host).recorded == recorded > 0
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 def test_compile_is_an_option_of_generate_and_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "capture_for", lambda device: Again())  # a tape sees nothing of compiled loops

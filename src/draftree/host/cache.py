@@ -92,6 +92,18 @@ class SlotCache(Cache):
         self.notes.clear()
 
     @property
+    def stores_and_notes(self) -> tuple[list[Tensor | None], list[Tensor | None], dict[Any, Any]]:
+        """Keys and values by layer, and what is known of where they lie: the cache's own lists, which it changes."""
+        return self._keys, self._values, self.notes
+
+    def take_over(self, keys: list[Tensor | None], values: list[Tensor | None], notes: dict[Any, Any]) -> None:
+        """Use the stores of a cache that is gone; what they hold lies behind all contexts and is not seen."""
+        self._keys, self._values, self.notes = keys, values, notes
+        some = keys[0]
+        assert some is not None
+        self.capacity = some.shape[2]
+
+    @property
     def first(self) -> int:
         """First slot of the current pass."""
         return self._first

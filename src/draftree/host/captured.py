@@ -25,6 +25,7 @@ from draftree.host.fixed import FixedRows, FixedSlots
 from draftree.host.frames import BUCKETS, MOST_TOLD, Buffers, Frame, Told, band_of, bucket_of
 from draftree.host.layer import TensorHead, TensorLayer
 from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
+from draftree.host.shelf import Shelf
 from draftree.host.skip import Skip
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class CapturedPasses:
         self._weights: tuple[int, ...] = ()
         self._columns: dict[int, Tensor] = {}
         self._lock = threading.RLock()
+        self.shelf = Shelf()
         self.recorded = 0  # recordings made so far
 
     def takes(self, plan: Plan) -> bool:
@@ -99,8 +101,12 @@ class CapturedPasses:
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """Bytes on the device: of the shared buffers, and of the recordings themselves."""
-        return {"buffers": self._buffers.nbytes, "recordings": self._capture.nbytes}
+        """Bytes on the device: of shared buffers, of the recordings themselves, and of stores kept for later caches."""
+        return {
+            "buffers": self._buffers.nbytes,
+            "recordings": self._capture.nbytes,
+            "kept stores": self.shelf.nbytes,
+        }
 
     # ---------------------------------------------------------------- a pass
 

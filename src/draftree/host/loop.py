@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.host.ahead import AheadPlan, Course, Runner, runner_of
-from draftree.host.attend import Attention, attend, attend_row_by_row
+from draftree.host.attend import attend
 from draftree.host.base import Host
-from draftree.host.cache import SlotCache
+from draftree.host.cache import BLOCK, SlotCache
 from draftree.host.capture import capture_for
 from draftree.host.captured import CapturedPasses
 from draftree.host.compiled import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
 from draftree.host.inductor import InductorLayer, check_compiler
 from draftree.host.layer import Angles, TensorHead, TensorLayer
-from draftree.host.masks import LayerKind, PassMasks, limits
+from draftree.host.masks import LayerKind, limits
 from draftree.host.one_call import OneCall
 from draftree.host.panels import PackedLinear
 from draftree.host.parts import FAMILIES, TURN_NEIGHBOURS, Norm, Parts, known_shape
@@ -36,6 +36,7 @@ from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
 from draftree.host.positions import is_length_dependent, per_row_angles
 from draftree.host.product import may_copy, may_pack
 from draftree.host.rotary import RotaryTable, Rotation, width_of
+from draftree.host.rows import SegmentRows
 from draftree.host.skip import Skip
 from draftree.host.target import Target
 
@@ -140,6 +141,14 @@ class LoopHost(Host):
         """See `Host.plan_device`."""
         return self.target.device if self._captured is None else torch.device("cpu")
 
+    def new_cache(
+        self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None
+    ) -> SlotCache:
+        """See `Host.new_cache`."""
+        if self._captured is None or prefix is not None:
+            return super().new_cache(slots, capacity, prefix)
+        return self._captured.shelf.lend(len(self._layers), slots, capacity)
+
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Host.run`."""
@@ -159,13 +168,13 @@ class LoopHost(Host):
         x = self._embedding(plan.tokens)
         if plan.embeddings is not None:
             x = torch.cat([x[:, : -plan.embeddings.shape[1]], plan.embeddings.to(x.dtype)], 1)
-        rows = _Rows(self, segment, plan, cache, first, x)
+        rows = SegmentRows(self, segment, plan, cache, first, x)
         stops = sorted({*surgeries, *plan.taps, len(self._layers)} - {0})
         for i, stop in zip([0, *stops], stops, strict=False):
             if i in surgeries:
                 segment, x = operate(segment, surgeries[i], x, plan.width)
                 segments.append(segment)
-                rows = _Rows(self, segment, plan, cache, first, x)
+                rows = SegmentRows(self, segment, plan, cache, first, x)
             if i in plan.taps:
                 hidden[i] = x.clone()  # layers may add to x in place
             x = self._advance(x, stack, i, stop, rows) if plan.leaves is None else self._leave(x, stack, rows, plan)
@@ -259,7 +268,7 @@ class LoopHost(Host):
                 runner = runner_of(self._library, compiled, self._head, self._embedding)
         return _Stack(numbers, layers, compiled, runner)
 
-    def _advance(self, x: Tensor, stack: _Stack, first: int, last: int, rows: _Rows) -> Tensor:
+    def _advance(self, x: Tensor, stack: _Stack, first: int, last: int, rows: SegmentRows) -> Tensor:
         """The model's layers [first, last) on x [B, n, d], which may be changed, as far as they are in the stack."""
         numbers = stack.numbers
         of_stack = range(bisect_left(numbers, first), bisect_left(numbers, last))
@@ -278,7 +287,7 @@ class LoopHost(Host):
                 x = attend(stack.layers[i], x, numbers[i], rows, kinds[i], self._cap)
         return x
 
-    def _leave(self, x: Tensor, stack: _Stack, rows: _Rows, plan: Plan) -> Tensor:
+    def _leave(self, x: Tensor, stack: _Stack, rows: SegmentRows, plan: Plan) -> Tensor:
         """Layers on x [B, n, d] as long as the plan says, then keys and values alone."""
         assert plan.leaves is not None
         count = len(self._layers)
@@ -357,44 +366,3 @@ class _CompiledHead(CompiledHead):
         rows = read.shape[0] * read.shape[1]
         self._library.layer_product(matrix, read.data_ptr(), rows, torch.get_num_threads(), 0, logits.data_ptr())
         return logits
-
-
-class _Rows:
-    """What all layers of one segment share: angles and masks."""
-
-    def __init__(self, host: LoopHost, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> None:
-        self._host, self._of = host, (segment, plan.rope_floor, x.dtype, cache)
-        self._angles: dict[str | None, Angles | CompiledAngles] = {}
-        self.masks = PassMasks(segment, cache, first, x.dtype, plain_row=True)
-        self.row_by_row = plan.row_by_row
-        self._columns: dict[LayerKind, list[list[Tensor]]] = {}
-        self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
-
-    def angles(self, kind: LayerKind) -> Angles | CompiledAngles:
-        """The angles in layers of that kind."""
-        name = self._host.angle_name(kind)
-        if name not in self._angles:
-            self._angles[name] = self._host.angles(*self._of, kind)
-        return self._angles[name]
-
-    def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
-        """The attention of queries [B, kv, groups * n, dim] in a layer of that kind."""
-        if self.row_by_row:
-            return attend_row_by_row(heads, query, keys, values, self.columns(kind))
-        return heads(query, keys, values, self.mask(kind, heads.groups))
-
-    def mask(self, kind: LayerKind, groups: int) -> Tensor | None:
-        """The additive mask repeated for every query head of a group: [B, 1, groups * n, K]."""
-        key = (kind, groups)
-        if key not in self._folded:
-            mask = self.masks.additive(kind)
-            if mask is not None and groups > 1 and mask.shape[2] > 1:
-                mask = mask.repeat(1, 1, groups, 1)
-            self._folded[key] = mask
-        return self._folded[key]
-
-    def columns(self, kind: LayerKind) -> list[list[Tensor]]:
-        """The columns that each row of each request sees, in order."""
-        if kind not in self._columns:
-            self._columns[kind] = [[row.nonzero()[:, 0] for row in seen] for seen in self.masks.boolean(kind)]
-        return self._columns[kind]
