@@ -3,9 +3,11 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
+from zoo import build
 
 import draftree
 from draftree.bench import tune as tuning
@@ -14,10 +16,10 @@ from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import embedded_prompts, read_prompts, take_per_set
 from draftree.bench.summary import Estimate, Row
 from draftree.bench.tune import Judged, Wishes, choose, finalists, prepare
-from draftree.bench.tune_check import check_replay
+from draftree.bench.tune_check import Clocked, check_replay
 from draftree.bench.tune_file import Spec, load_tuned, write_tuned
-from draftree.bench.tune_record import Recorder
-from draftree.bench.tune_replay import RecordedHeads, Replayed, replay
+from draftree.bench.tune_record import Record
+from draftree.bench.tune_replay import RecordedHeads, Replayed, Times, replay
 from draftree.bench.tune_space import Candidate, Predicted, Space
 from draftree.cli import app, main
 from draftree.drafting import Lookahead, Merge, PromptLookup
@@ -36,20 +38,20 @@ def tasks(demo):
 
 
 @pytest.fixture(scope="module")
-def recorder(demo, tasks):
+def record(demo, tasks):
     """Answers and all guesses of the trained drafters, BiTA with rows for one node of each tree among them."""
     names = ("medusa", "hidden-transfer", "bita")
-    found = Recorder(demo.model, NEW, {name: demo_drafter(name, demo.model) for name in names})
+    found = Record(demo.model, NEW, {name: demo_drafter(name, demo.model) for name in names})
     for task in tasks:
         found.text(task)
     return found
 
 
-def live(demo, recorder, drafter, shape):
+def live(demo, record, drafter, shape):
     """Acceptance of a real run over the recorded prompts; its answers must be the recorded ones."""
     engine = Engine(demo.model, slots=1, drafter=drafter, shape=shape)
     total = RequestStats()
-    for text in recorder.texts:
+    for text in record.texts:
         request = engine.add(text.task.ids, Rules(NEW, eos_token_ids(demo.model)))
         engine.run()
         assert request.tokens == text.answer
@@ -57,12 +59,12 @@ def live(demo, recorder, drafter, shape):
     return total
 
 
-def replayed(demo, recorder, drafter, shape):
-    return replay(recorder.texts, drafter, shape, recorder.pace(), NEW, eos_token_ids(demo.model)).stats
+def replayed(demo, record, drafter, shape):
+    return replay(record.texts, drafter, shape, record.pace(), NEW, eos_token_ids(demo.model)).stats
 
 
-def heads(recorder, name):
-    return RecordedHeads(name, recorder.trained[name])
+def heads(record, name):
+    return RecordedHeads(name, record.trained[name])
 
 
 CASES = {
@@ -84,10 +86,10 @@ CASES = {
 
 @pytest.mark.parametrize("guesses", [1, 6])
 @pytest.mark.parametrize("case", CASES)
-def test_replay_accepts_what_decoding_accepts(demo, recorder, case, guesses):
+def test_replay_accepts_what_decoding_accepts(demo, record, case, guesses):
     real, recorded = CASES[case]
-    there = live(demo, recorder, real(demo.model), Fixed(guesses))
-    here = replayed(demo, recorder, recorded(recorder), Fixed(guesses))
+    there = live(demo, record, real(demo.model), Fixed(guesses))
+    here = replayed(demo, record, recorded(record), Fixed(guesses))
     assert here.emitted == there.emitted
     assert here.acceptance_length == pytest.approx(there.acceptance_length, rel=0.02)
     if case in ("trie", "small trie", "prompt lookup"):
@@ -99,26 +101,26 @@ def test_replay_accepts_what_decoding_accepts(demo, recorder, case, guesses):
     assert there.accepted > 0, "or there is nothing to compare"
 
 
-def test_replay_knows_which_nodes_have_rows(demo, recorder):
+def test_replay_knows_which_nodes_have_rows(demo, record):
     """With rows for the root alone, what is guessed behind accepted guesses is what the root's rows still say."""
     shape = lambda: Fixed(6, spawn=1)  # noqa: E731
-    there = live(demo, recorder, demo_drafter("hidden-transfer", demo.model), shape())
-    here = replayed(demo, recorder, heads(recorder, "hidden-transfer"), shape())
-    every = replayed(demo, recorder, heads(recorder, "hidden-transfer"), Fixed(6))
+    there = live(demo, record, demo_drafter("hidden-transfer", demo.model), shape())
+    here = replayed(demo, record, heads(record, "hidden-transfer"), shape())
+    every = replayed(demo, record, heads(record, "hidden-transfer"), Fixed(6))
     assert here.acceptance_length == pytest.approx(there.acceptance_length, rel=0.02)
     assert here.accepted < every.accepted
 
 
-def test_replay_learns_over_texts_and_predicts_time(demo, recorder):
-    pace, ends = recorder.pace(), eos_token_ids(demo.model)
-    plain = replay(recorder.texts, None, None, pace, NEW, ends)
+def test_replay_learns_over_texts_and_predicts_time(demo, record):
+    pace, ends = record.pace(), eos_token_ids(demo.model)
+    plain = replay(record.texts, None, None, pace, NEW, ends)
     assert plain.stats.steps == plain.stats.emitted
-    twice = replay([*recorder.texts, *recorder.texts], Lookahead(), Fixed(8), pace, NEW, ends)
-    assert twice.stats.steps < 1.5 * replay(recorder.texts, Lookahead(), Fixed(8), pace, NEW, ends).stats.steps
-    assert set(plain.by_set) == {text.task.prompt.set for text in recorder.texts}
-    dynamic = replay(recorder.texts, Lookahead(), DynamicTree(), pace, NEW, ends, work=0.0)
+    twice = replay([*record.texts, *record.texts], Lookahead(), Fixed(8), pace, NEW, ends)
+    assert twice.stats.steps < 1.5 * replay(record.texts, Lookahead(), Fixed(8), pace, NEW, ends).stats.steps
+    assert set(plain.by_set) == {text.task.prompt.set for text in record.texts}
+    dynamic = replay(record.texts, Lookahead(), DynamicTree(), pace, NEW, ends, work=0.0)
     assert dynamic.stats.emitted == plain.stats.emitted
-    idle = replay(recorder.texts, PromptLookup(), Fixed(8), pace, NEW, ends, work=1.0)
+    idle = replay(record.texts, PromptLookup(), Fixed(8), pace, NEW, ends, work=1.0)
     assert idle.seconds > plain.seconds, "guessing that takes a second a step does not pay"
 
 
@@ -130,15 +132,51 @@ def test_the_check_compares_all_kinds_with_real_runs(demo):
     assert "Lookahead, warm; 4 guesses" in labels
     assert "Lookahead, cold + medusa; 16 guesses" in labels
     for row in rows:
-        if row.candidate.guesses is not None:
-            assert row.replayed == pytest.approx(row.live, rel=0.02), row.candidate.label
+        said = row.replayed if row.candidate.guesses is not None else row.by_its_times
+        assert said == pytest.approx(row.live, rel=0.02), row.candidate.label
+    assert sum(row.by_its_times is not None for row in rows) == len(rows) // 3
+
+
+@pytest.mark.parametrize("case", ["trie", "prompt lookup", "medusa", "merge"])
+def test_trees_sized_by_cost_are_the_runs_own_by_the_times_that_its_steps_took(demo, record, case):
+    real, recorded = CASES[case]
+    shape = Clocked()
+    there = live(demo, record, real(demo.model), shape)
+    ends = eos_token_ids(demo.model)
+    here = replay(record.texts, recorded(record), DynamicTree(), record.pace(), NEW, ends, times=shape.times).stats
+    assert (here.steps, here.drafted, here.accepted_by_depth) == (there.steps, there.drafted, there.accepted_by_depth)
+    slow = Times(shape.times.curve, [(seconds, 50 * seconds) for seconds, _ in shape.times.steps])
+    other = replay(record.texts, recorded(record), DynamicTree(), record.pace(), NEW, ends, times=slow).stats
+    assert other.drafted != here.drafted, "they do depend on the times"
+
+
+def test_what_steps_take_is_timed_as_they_come_in_decoding(record):
+    pace = record.pace()
+    assert pace.rows.tolist()[:7] == [1, 2, 3, 5, 9, 17, 33]
+    assert (np.diff(pace.rows) > 0).all()
+    assert (np.diff(pace.seconds) >= 0).all()
+    assert pace.seconds[6] > 1.2 * pace.seconds[0], "33 rows are dearer than one"
+    assert min(pace.aside, pace.drafted, *pace.own.values()) >= 0
+
+
+def test_a_small_model_that_does_not_fit_is_refused_before_any_work(demo, tmp_path):
+    class Nothing(Watcher):
+        def stage(self, *_):
+            raise AssertionError("work has begun")
+
+    build("llama").save_pretrained(tmp_path)  # of a vocabulary of 97
+    demo.tokenizer.save_pretrained(tmp_path)
+    wishes = Wishes(1, 12, 2, (Spec("draft-model", name=str(tmp_path)),))
+    for work in (tuning.tune, check_replay):
+        with pytest.raises(ValueError, match="The small model has a vocabulary of"):
+            work(demo.model, demo.tokenizer, embedded_prompts(), wishes, Nothing())
 
 
 # ---------------------------------------------------------------- the search and the choice
 
 
-def test_the_search_finds_what_replays_best_and_stops_when_time_is_up(demo, recorder):
-    space = Space(recorder, [Spec("trained", name="medusa")], demo.tokenizer)
+def test_the_search_finds_what_replays_best_and_stops_when_time_is_up(demo, record):
+    space = Space(record, [Spec("trained", name="medusa")], demo.tokenizer)
     found = space.search(lambda: False, lambda: None)
     speeds = [p.speed for p in found]
     assert speeds == sorted(speeds, reverse=True)

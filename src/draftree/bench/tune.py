@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,12 @@ from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import Prompt, take_per_set
 from draftree.bench.summary import Row, summarise
 from draftree.bench.tune_file import Spec, shape_of
-from draftree.bench.tune_record import Recorder, Text
+from draftree.bench.tune_record import Record, Text
 from draftree.bench.tune_replay import Replayed
 from draftree.bench.tune_space import Candidate, Predicted, Space, trained_of
 from draftree.engine.limits import check_prompt
 from draftree.host import inspect_model
+from draftree.shaping import Shape
 
 RECORD, REPLAY = 0.25, 0.5  # shares of the time that are over when recording ends, and replaying
 FINALISTS = 7  # that run for real, besides plain decoding and what cannot be replayed
@@ -234,9 +235,9 @@ def tune(
     begin = time.monotonic()
     whole = 60 * wishes.minutes
     prepared = prepare(model, tokenizer, prompts, wishes)
-    recorder = Recorder(model, wishes.max_new_tokens, trained_of(wishes.specs, model))
-    judge = _record(recorder, prepared, begin, whole, watcher)
-    space = Space(recorder, wishes.specs, tokenizer)
+    record = Record(model, wishes.max_new_tokens, trained_of(wishes.specs, model, tokenizer))
+    judge = _record(record, prepared, begin, whole, watcher)
+    space = Space(record, wishes.specs, tokenizer)
     watcher.stage("replaying", None)
     found = space.search(lambda: time.monotonic() - begin > REPLAY * whole, watcher.step)
     judged = _halve(space, finalists(found), judge, begin + whole, watcher)
@@ -244,29 +245,29 @@ def tune(
         choose(judged),
         judged,
         len(found),
-        (len(recorder.texts), len(judge), len(recorder.lessons)),
+        (len(record.texts), len(judge), len(record.lessons)),
         time.monotonic() - begin,
         space,
-        [*recorder.texts, *judge],
+        [*record.texts, *judge],
     )
 
 
-def _record(recorder: Recorder, prepared: Prepared, begin: float, whole: float, watcher: Watcher) -> list[Text]:
-    """Fill the recorder, a prompt to search on, one to judge by and one to teach with in turn; those to judge by."""
+def _record(record: Record, prepared: Prepared, begin: float, whole: float, watcher: Watcher) -> list[Text]:
+    """Fill the record, a prompt to search on, one to judge by and one to teach with in turn; those to judge by."""
     kinds = [prepared.search, prepared.judge, prepared.lessons]
     count = max(map(len, kinds))
     watcher.stage("recording", count)
     judge: list[Text] = []
     for number in range(count):
         if number < len(prepared.search):
-            recorder.text(prepared.search[number])
+            record.text(prepared.search[number])
         if prepared.judge is prepared.search:
-            judge = recorder.texts
+            judge = record.texts
         elif number < len(prepared.judge):
-            recorder.text(prepared.judge[number])
-            judge.append(recorder.texts.pop())
+            record.text(prepared.judge[number])
+            judge.append(record.texts.pop())
         if number < len(prepared.lessons):
-            recorder.lesson(prepared.lessons[number])
+            record.lesson(prepared.lessons[number])
         watcher.step()
         spent = time.monotonic() - begin
         if number == 0 and spent * min(count, FEWEST) > RECORD * whole:
@@ -351,8 +352,12 @@ def run_live(
     watcher: Watcher,
     rounds: int = 1,
     stage: int = 0,
+    shape: Callable[[Candidate], Shape] = lambda one: shape_of(one.guesses),
 ) -> list[Judged]:
-    """Answer `texts` with every candidate and plainly, interleaved; each starts from its first state."""
+    """Answer `texts` with every candidate and plainly, interleaved; each starts from its first state.
+
+    `shape` gives a candidate's shape, anew for every round.
+    """
     tasks = [text.task for text in texts]
     new = space.new
     methods = [
@@ -362,7 +367,7 @@ def run_live(
             space.model,
             new,
             lambda one=one: space.drafter(one),  # type: ignore[misc]
-            lambda one=one: None if one.spec is None else shape_of(one.guesses),  # type: ignore[misc]
+            lambda one=one: None if one.spec is None else shape(one),  # type: ignore[misc]
         )
         for one in (PLAIN, *candidates)
     ]

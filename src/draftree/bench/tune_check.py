@@ -1,4 +1,8 @@
-"""How near replay comes to real runs: the same candidates on the same prompts, once from the record and once live."""
+"""How near replay comes to real runs: the same candidates on the same prompts, once from the record and once live.
+
+Trees sized by cost are replayed twice: by the times that replay predicts, and by those that the real run's steps took.
+The second must give the run's own trees; what is left between the two is how well times are predicted.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,50 @@ from typing import Any
 from draftree.bench.harness import Watcher
 from draftree.bench.prompts import Prompt
 from draftree.bench.tune import Judged, Wishes, prepare, run_live
-from draftree.bench.tune_file import Spec
-from draftree.bench.tune_record import Recorder
+from draftree.bench.tune_file import Spec, shape_of
+from draftree.bench.tune_record import Record
+from draftree.bench.tune_replay import Replayed, Times
 from draftree.bench.tune_space import Candidate, Space, trained_of
+from draftree.drafting import Drafter
+from draftree.host.cost import StepCost
+from draftree.pruning import EarlyPruning
+from draftree.shaping import DynamicTree, Shape
 
 SIZES: tuple[int | None, ...] = (4, 16, None)
+
+
+class Clocked(DynamicTree):
+    """Trees sized by cost that keep what they are told steps took, and begin with a curve that no other run bends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own: StepCost | None = None
+        self._first: StepCost | None = None
+        self._steps: list[tuple[float, float]] = []
+
+    def bind(
+        self,
+        cost: StepCost,
+        drafter: Drafter | None = None,
+        pruner: EarlyPruning | None = None,
+        *,
+        packed: bool = True,
+    ) -> None:
+        """See `Shape.bind`."""
+        if self._own is None:
+            self._own, self._first = (StepCost(cost.rows, cost.seconds) for _ in range(2))
+        super().bind(self._own, drafter, pruner, packed=packed)
+
+    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
+        """See `Shape.clock`."""
+        self._steps.append((seconds, whole))
+        super().clock(rows, seconds, whole, plain=plain)
+
+    @property
+    def times(self) -> Times:
+        """What was kept."""
+        assert self._first is not None
+        return Times(self._first, self._steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +66,7 @@ class Checked:
     Attributes:
         candidate: which.
         live, replayed: 1 + accepted / steps of the real run and of the replay.
+        by_its_times: the same of a replay that is told what the real run's steps took; None for trees of fixed size.
         worst_set: the set on which they are furthest apart, and predicted over real there.
         live_speed, replayed_speed: tokens a second.
         prompts: how many were answered.
@@ -31,6 +75,7 @@ class Checked:
     candidate: Candidate
     live: float
     replayed: float
+    by_its_times: float | None
     worst_set: tuple[str, float]
     live_speed: float
     replayed_speed: float
@@ -52,25 +97,41 @@ def check_replay(
         ValueError: prompts or drafters that cannot be used, before any work.
     """
     prepared = prepare(model, tokenizer, prompts, wishes)
-    recorder = Recorder(model, wishes.max_new_tokens, trained_of(wishes.specs, model))
+    record = Record(model, wishes.max_new_tokens, trained_of(wishes.specs, model, tokenizer))
     tasks = prepared.search if prepared.search is prepared.judge else [*prepared.search, *prepared.judge]
     watcher.stage("recording", len(tasks) + len(prepared.lessons))
     for task in prepared.lessons:
-        recorder.lesson(task)
+        record.lesson(task)
         watcher.step()
     for task in tasks:
-        recorder.text(task)
+        record.text(task)
         watcher.step()
-    space = Space(recorder, wishes.specs, tokenizer)
+    space = Space(record, wishes.specs, tokenizer)
     cold, warm = Spec("lookahead"), Spec("lookahead", warm=True)
     odd = Spec("lookahead", {"branch_length": 6, "max_query_length": 2, "capacity": 2, "prompt_weight": 1.0})
-    specs = [cold, *([warm] if recorder.lessons else []), odd, Spec("prompt-lookup"), *wishes.specs]
+    specs = [cold, *([warm] if record.lessons else []), odd, Spec("prompt-lookup"), *wishes.specs]
     specs += [Spec("merge", parts=(cold, spec)) for spec in wishes.specs]
     candidates = [Candidate(spec, size) for spec in specs if space.can_replay(spec) for size in SIZES]
-    return [_checked(one) for one in run_live(space, candidates, recorder.texts, watcher) if one.predicted is not None]
+    shapes: dict[str, Clocked] = {}
+
+    def shape(one: Candidate) -> Shape:
+        if one.guesses is not None:
+            return shape_of(one.guesses)
+        shapes[one.name] = Clocked()  # the last one made is that of the round
+        return shapes[one.name]
+
+    judged = run_live(space, candidates, record.texts, watcher, shape=shape)
+    found = []
+    for one in judged:
+        again = None
+        if one.candidate.name in shapes:
+            again = space.predict(one.candidate, record.texts, times=shapes[one.candidate.name].times)
+        if one.predicted is not None:
+            found.append(_checked(one, again))
+    return found
 
 
-def _checked(one: Judged) -> Checked:
+def _checked(one: Judged, again: Replayed | None) -> Checked:
     stats, replayed = one.row.stats, one.predicted
     assert stats is not None
     assert replayed is not None
@@ -84,6 +145,7 @@ def _checked(one: Judged) -> Checked:
         one.candidate,
         stats.acceptance_length,
         replayed.stats.acceptance_length,
+        None if again is None else again.stats.acceptance_length,
         (worst, by_set[worst]),
         one.row.speed.value,
         replayed.speed,

@@ -10,24 +10,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from draftree.bench.analysis_guesses import Onlooker, OnlyRoots
 from draftree.bench.harness import Task
-from draftree.drafting import Lookahead
-from draftree.drafting.base import Step
+from draftree.drafting import Drafter
+from draftree.drafting.base import Context, Step
 from draftree.drafting.in_model import InModelDrafter, best_on_host
 from draftree.engine import Engine, Rules
 from draftree.engine.limits import eos_token_ids
 from draftree.host import open_host
 from draftree.host.cost import StepCost, cached_cost
 from draftree.shaping import Fixed
+from draftree.tree import TokenTree
 
 Guesses = tuple[np.ndarray, np.ndarray]  # tokens and log-probabilities, each [D, K]
-PROBE, PROBED = 4, 8  # guesses of a step, and texts, by which steps with guesses are timed
+PROBES, PROBED = (0, 1, 2, 4, 8, 16, 32), 4  # guesses of the steps that are timed, and texts for each
 CAPACITY = 512  # cache columns to begin with
 
 
@@ -51,17 +53,15 @@ class Pace:
     """What steps take, in seconds.
 
     Attributes:
-        rows, seconds: a pass by its rows, as the host's curve says.
-        factor: a real pass over what the curve says.
-        aside: of a plain step beside its pass.
-        drafted: more than that and the pass by the curve, of a step with guesses, the guessing left out.
+        rows, seconds: a pass and reading its choices by its rows, as in decoding.
+        aside: of a step without guesses, beside that.
+        drafted: more than that of a step with guesses, the guessing left out.
         prompt: of reading a prompt, on average.
         own: by drafter inside the model, what it takes in a step beside rows.
     """
 
     rows: np.ndarray
     seconds: np.ndarray
-    factor: float
     aside: float
     drafted: float
     prompt: float
@@ -69,21 +69,56 @@ class Pace:
 
     def cost(self) -> StepCost:
         """A curve of its own, as curves change while they are used."""
-        return StepCost(self.rows, self.factor * self.seconds)
+        return StepCost(self.rows, self.seconds)
+
+
+class Repeats(Drafter):
+    """Guesses the newest token again and again: as many as it is asked for, for nothing."""
+
+    name: ClassVar[str] = "repeats"
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`."""
+        guesses = [[[request.tokens[-1]] * n] if n else [] for request, n in zip(requests, budgets, strict=True)]
+        return TokenTree.stack(
+            [TokenTree.from_paths(request.tokens[-1], paths) for request, paths in zip(requests, guesses, strict=True)]
+        )
+
+
+class Timed(Fixed):
+    """Trees of one size, and what the engine says that their steps took: (rows, seconds of the pass, whole)."""
+
+    def __init__(self, node_budget: int) -> None:
+        super().__init__(node_budget)
+        self.steps: list[tuple[int, float, float]] = []
+
+    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
+        """See `Shape.clock`."""
+        self.steps.append((rows, seconds, whole))
+
+
+class TimedRoots(OnlyRoots):
+    """Steps without guesses that prepare some all the same, and what they took."""
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+
+    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
+        """See `Shape.clock`."""
+        self.steps.append(whole)
 
 
 class _Run(NamedTuple):
-    """One answer: its tokens; steps behind the prompt's, their passes, guessing and whole time; the prompt's time."""
+    """One answer: its tokens; steps behind the prompt's, their guessing and whole time; the prompt's time."""
 
     tokens: list[int]
     steps: int
-    verify: float
     draft: float
     whole: float
     prompt: float
 
 
-class Recorder:
+class Record:
     """Runs the model plainly, and keeps what it says.
 
     Args:
@@ -97,9 +132,8 @@ class Recorder:
         self.texts: list[Text] = []
         self.lessons: list[Text] = []
         self._host = open_host(model)
-        self._steps = self._verify = self._whole = self._prompts = 0.0
-        self._own_steps = dict.fromkeys(trained, 0)
-        self._own_seconds = dict.fromkeys(trained, 0.0)
+        self._prompts = 0.0
+        self._prepared = {name: TimedRoots() for name in trained}
 
     def lesson(self, task: Task) -> None:
         """Record a prompt that only teaches tries."""
@@ -125,14 +159,10 @@ class Recorder:
         whole = time.perf_counter() - begin
         if request.error is not None:
             raise request.error
-        draft, verify = (stats.seconds[stage] - first[stage] for stage in ("draft", "verify"))
-        return _Run(request.tokens, stats.steps - 1, verify, draft, whole, prompt)
+        return _Run(request.tokens, stats.steps - 1, stats.seconds["draft"] - first["draft"], whole, prompt)
 
     def _plain(self, ids: Sequence[int]) -> list[int]:
         run = self._run(ids)
-        self._steps += run.steps
-        self._verify += run.verify
-        self._whole += run.whole
         self._prompts += run.prompt
         return run.tokens
 
@@ -145,30 +175,39 @@ class Recorder:
                 tokens, logp = best_on_host(logits, drafter.candidates)
                 seen[len(step.requests[0].tokens)] = tokens[0], logp[0]
 
-        run = self._run(ids, drafter=Onlooker(see, drafter), shape=OnlyRoots())
-        self._own_steps[name] += run.steps
-        self._own_seconds[name] += run.whole
+        self._run(ids, drafter=Onlooker(see, drafter), shape=self._prepared[name])
         return seen
 
     def pace(self) -> Pace:
-        """What steps took, over all that was recorded; steps with guesses are timed here, on some of the texts."""
+        """What steps took; steps of several rows are timed here, on some of the texts.
+
+        The host's own curve, of steps alone, is not what decoding takes: it only tells of more rows than are timed.
+        """
         curve = cached_cost(self._host)
-        steps = max(self._steps, 1)
-        one = float(curve.of(1))
-        factor = self._verify / steps / one if self._steps else 1.0
-        aside = (self._whole - self._verify) / steps
-        probe = Lookahead()
-        runs = [self._run(text.task.ids, drafter=probe, shape=Fixed(PROBE)) for text in self.texts[:PROBED]]
-        drafted = sum(run.whole - run.draft for run in runs) / max(sum(run.steps for run in runs), 1)
-        drafted -= factor * float(curve.of(1 + PROBE)) + aside
+        shapes = {guesses: Timed(guesses) for guesses in PROBES}
+        drafting = dict.fromkeys(PROBES, 0.0)
+        for text in self.texts[:PROBED]:
+            for guesses, shape in shapes.items():  # in turn, as a slow minute must not be taken for dear rows
+                drafting[guesses] += self._run(text.task.ids, drafter=Repeats(), shape=shape).draft
+        rows, seconds, asides = [], [], []
+        for guesses, shape in shapes.items():
+            steps = [step for step in shape.steps if step[0] == 1 + guesses]  # the last ones of a text have less room
+            if steps:
+                rows.append(1 + guesses)
+                seconds.append(median(passed for _, passed, _ in steps))
+                asides.append(median(whole - passed for _, passed, whole in steps) - drafting[guesses] / len(steps))
+        if not rows:  # answers of a token or two
+            rows, seconds, asides = [1], [float(curve.of(1))], [0.0]
+        more = [n for n in curve.rows.tolist() if n > rows[-1]]
+        scale = seconds[-1] / float(curve.of(rows[-1]))
+        known = StepCost([*rows, *more], [*seconds, *(scale * float(curve.of(n)) for n in more)])
         own = {}
         for name, drafter in self.trained.items():
-            step = self._own_seconds[name] / max(self._own_steps[name], 1)
-            rows = factor * float(curve.of(drafter.rows(1, 1, 1)))
-            own[name] = max(step - rows - aside, 0.0)
+            step = median(self._prepared[name].steps or [0.0])
+            own[name] = max(step - float(known.of(drafter.rows(1, 1, 1))) - asides[0], 0.0)
         count = max(len(self.texts) + len(self.lessons), 1)
-        prompt = self._prompts / count
-        return Pace(curve.rows.copy(), curve.seconds.copy(), factor, aside, max(drafted, 0.0), prompt, own)
+        drafted = sum(asides[1:]) / max(len(asides) - 1, 1) - asides[0]
+        return Pace(known.rows, known.seconds, max(asides[0], 0.0), max(drafted, 0.0), self._prompts / count, own)
 
 
 def total_tokens(texts: Iterable[Text]) -> int:

@@ -1,15 +1,16 @@
 """Replay: the engine's loop on recorded texts, with the real drafters and shapes and without the model.
 
-A pass is replaced by looking the next tokens up in the recorded answer, and its time by the measured curve; everything
-else is what decoding does, call for call: a drafter drafts, a shape sizes, and both learn from what came. With trees of
-fixed size the acceptance is that of the same run live; trees sized by cost depend on time, which is only predicted.
+A pass is replaced by looking the next tokens up in the recorded answer, and its time by a clock; everything else is
+what decoding does, call for call: a drafter drafts, a shape sizes, and both learn from what came. With trees of fixed
+size the acceptance is that of the same run live. Trees sized by cost depend on what steps take: with the times of a
+real run (`Times`) they are its trees, with those of the measured curve they are as good as that predicts.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from draftree.drafting.base import Attachment, Context, Step
 from draftree.drafting.groups import Groups, Spawners
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import RequestStats
+from draftree.host.cost import StepCost
 from draftree.shaping import Shape
 from draftree.shaping.best_first import OffPath, best_first
 from draftree.tree import TokenTree
@@ -114,6 +116,19 @@ class Replayed:
         return self.stats.emitted / self.seconds if self.seconds else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The clock of a real run.
+
+    Attributes:
+        curve: of a step by its rows, as it was before the first step.
+        steps: seconds of the pass and of the whole step, in order, of the steps that the shape was told of.
+    """
+
+    curve: StepCost
+    steps: list[tuple[float, float]]
+
+
 def replay(
     texts: Sequence[Text],
     drafter: Drafter | None,
@@ -123,6 +138,7 @@ def replay(
     eos_token_ids: Sequence[int],
     *,
     work: float | None = None,
+    times: Times | None = None,
 ) -> Replayed:
     """Answer `texts` from their records.
 
@@ -134,18 +150,21 @@ def replay(
         new: most tokens of an answer.
         eos_token_ids: the model's.
         work: seconds of guessing and learning in each step that guesses; None takes what they take here.
+        times: what the shape is told that steps took, in place of `pace`; what is predicted to be spent is not theirs.
     """
     found = Replayed()
     cost = pace.cost()
     if drafter is not None and shape is not None:
         drafter.bind(None, eos_token_ids=tuple(eos_token_ids))  # type: ignore[arg-type]
-        shape.bind(cost, drafter)
+        # A curve of its own, which the shape bends: what steps take must not depend on what it thinks of them.
+        shape.bind(pace.cost() if times is None else StepCost(times.curve.rows, times.curve.seconds), drafter)
+    told = iter(() if times is None else times.steps)
     heads = _heads_of(drafter)
     own = sum(pace.own[head.name] for head in heads)
     for text in texts:
         for head in heads:
             head.text = text
-        stats, seconds = _answer(text, drafter, shape, pace, cost, new, own, work)
+        stats, seconds = _answer(text, drafter, shape, pace, cost, new, own, work, told)
         found.stats.add(stats)
         found.by_set.setdefault(text.task.prompt.set, RequestStats()).add(stats)
         found.seconds += seconds
@@ -166,13 +185,14 @@ def _answer(
     new: int,
     own: float,
     work: float | None,
+    told: Iterator[tuple[float, float]],
 ) -> tuple[RequestStats, float]:
     request = Context(next(_ids), list(text.task.ids), len(text.task.ids), new)
     stats, spent = RequestStats(), pace.prompt
     if drafter is not None:
         drafter.begin(request)
     while stats.emitted < len(text.answer):
-        begin = time.perf_counter()
+        begin = time.thread_time()  # what else the machine does meanwhile is not the drafter's
         first = not stats.steps
         idle, trees, asked = True, TokenTree.roots(torch.tensor([request.tokens[-1]])), False
         if drafter is not None and shape is not None:
@@ -188,30 +208,29 @@ def _answer(
         nodes = trees.walk(0, left)
         said = left[: len(nodes)]  # the guesses that hold, and one more
         guesses = [*nodes[1:], None][: len(said)]
+        attached = drafter is not None and drafter.prepares and not request.resting and request.room > 1
         request.tokens += said
         request.room -= len(said)
         stats.count(guesses, trees.sizes[0] - 1)
-        attached = False
         if drafter is not None and shape is not None:
             if not idle:
                 shape.learn([request])
             if type(drafter).observe is not Drafter.observe:
                 step: Any = Step([request], trees, None, [0], 0, [nodes[: len(said)]], [said])  # type: ignore[arg-type]
                 drafter.observe(step)
-            attached = drafter.prepares and not request.resting and request.room > 1
         aside = pace.aside
         if asked:
-            aside += time.perf_counter() - begin if work is None else work
-        rows = trees.sizes[0]
+            aside += time.thread_time() - begin if work is None else work
+        rows = passed = trees.sizes[0]
         aside += pace.drafted if rows > 1 else 0.0
-        seconds = float(cost.of(rows))
         if attached and drafter is not None:
-            seconds = float(cost.of(drafter.rows(rows, 1, request.spawn)))
+            passed = drafter.rows(rows, 1, request.spawn)
             aside += own
+        seconds = float(cost.of(passed))
         if not first:  # the prompt's pass is told apart
             spent += seconds + aside
             if shape is not None and not idle:
-                shape.clock(rows, seconds, seconds + aside, plain=not attached)
+                shape.clock(rows, *next(told, (seconds, seconds + aside)), plain=passed == rows)
     if shape is not None:
         shape.end(request)
     if drafter is not None:

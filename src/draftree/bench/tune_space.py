@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftree.bench.tune_file import Spec, make, shape_of
-from draftree.bench.tune_record import Pace, Recorder, Text
-from draftree.bench.tune_replay import RecordedHeads, Replayed, replay
+from draftree.bench.tune_record import Pace, Record, Text
+from draftree.bench.tune_replay import RecordedHeads, Replayed, Times, replay
 from draftree.drafting import Drafter, Lookahead, Merge
 from draftree.drafting.base import Context
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine.limits import eos_token_ids
+from draftree.host import inspect_model
 
 SIZES: tuple[int | None, ...] = (None, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # guesses of a step; None: sized by cost
 PROBE = 8  # guesses of a step while a trie's options are searched
@@ -77,23 +78,23 @@ class Space:
     """Makes drafters and predicts what they bring.
 
     Args:
-        recorder: what was recorded.
+        record: what was recorded.
         specs: the drafters besides tries and prompt lookup.
         tokenizer: the model's.
     """
 
-    def __init__(self, recorder: Recorder, specs: Sequence[Spec], tokenizer: Any) -> None:
-        self.model, self.new = recorder.model, recorder.new
+    def __init__(self, record: Record, specs: Sequence[Spec], tokenizer: Any) -> None:
+        self.model, self.new = record.model, record.new
         self.specs = list(specs)
-        self._recorder, self._tokenizer = recorder, tokenizer
-        self._ends = eos_token_ids(recorder.model)
-        self.pace: Pace = recorder.pace()
+        self._record, self._tokenizer = record, tokenizer
+        self._ends = eos_token_ids(record.model)
+        self.pace: Pace = record.pace()
 
     def trie(self, spec: Spec, texts: Sequence[Text] = ()) -> Lookahead:
         """A Lookahead; where the spec is warm it has seen the lessons, and `texts` behind them."""
         drafter = Lookahead(**spec.options, eos_token_ids=self._ends)
-        for number, text in enumerate([*self._recorder.lessons, *texts] if spec.warm else ()):
-            request = Context(-1 - number, list(text.task.ids), len(text.task.ids), self._recorder.new)
+        for number, text in enumerate([*self._record.lessons, *texts] if spec.warm else ()):
+            request = Context(-1 - number, list(text.task.ids), len(text.task.ids), self._record.new)
             drafter.begin(request)
             request.tokens += text.answer
             drafter.end(request)
@@ -107,29 +108,31 @@ class Space:
         """Whether a drafter's guesses follow from what was recorded."""
         if spec.kind == "merge":
             return all(self.can_replay(part) for part in spec.parts)
-        return spec.kind in ("lookahead", "prompt-lookup") or (spec.name or "") in self._recorder.trained
+        return spec.kind in ("lookahead", "prompt-lookup") or (spec.name or "") in self._record.trained
 
-    def predict(self, candidate: Candidate, texts: Sequence[Text], work: float | None = None) -> Replayed | None:
-        """Replay `texts`; None where the candidate cannot be replayed."""
+    def predict(
+        self, candidate: Candidate, texts: Sequence[Text], work: float | None = None, times: Times | None = None
+    ) -> Replayed | None:
+        """Replay `texts`, see `replay`; None where the candidate cannot be replayed."""
         spec = candidate.spec
         if spec is not None and not self.can_replay(spec):
             return None
         drafter = None if spec is None else self._replayed(spec)
         shape = None if spec is None else shape_of(candidate.guesses)
-        return replay(texts, drafter, shape, self.pace, self._recorder.new, self._ends, work=work)
+        return replay(texts, drafter, shape, self.pace, self._record.new, self._ends, work=work, times=times)
 
     def _replayed(self, spec: Spec) -> Drafter:
         if spec.kind == "merge":
             return Merge([self._replayed(part) for part in spec.parts])
-        if spec.name in self._recorder.trained:
-            return RecordedHeads(str(spec.name), self._recorder.trained[str(spec.name)])
+        if spec.name in self._record.trained:
+            return RecordedHeads(str(spec.name), self._record.trained[str(spec.name)])
         return make(spec, self.model, self._tokenizer, self.trie)
 
     # ---------------------------------------------------------------- the search
 
     def search(self, over: Callable[[], bool], step: Callable[[], None]) -> list[Predicted]:
         """Predictions, fastest first; `over` tells that time is up, `step` is called behind every replay."""
-        texts = self._recorder.texts
+        texts = self._record.texts
         found: dict[str, Predicted] = {}
 
         def look(candidate: Candidate) -> float:
@@ -150,7 +153,7 @@ class Space:
         return sorted(found.values(), key=lambda p: -p.speed)
 
     def _warmths(self) -> tuple[bool, ...]:
-        return (True, False) if self._recorder.lessons else (False,)
+        return (True, False) if self._record.lessons else (False,)
 
     def _best_trie(self, spec: Spec, texts: Sequence[Text], over: Callable[[], bool], step: Callable[[], None]) -> Spec:
         """Options of a trie by accepted guesses, one option after the other; a tie keeps the default."""
@@ -172,12 +175,17 @@ class Space:
         return replayed.stats.acceptance_length
 
 
-def trained_of(specs: Sequence[Spec], model: Any) -> dict[str, InModelDrafter]:
-    """The drafters inside the model among `specs`, by name."""
+def trained_of(specs: Sequence[Spec], model: Any, tokenizer: Any) -> dict[str, InModelDrafter]:
+    """The drafters inside the model among `specs`, by name; every one of `specs` is tried on the model.
+
+    Raises:
+        ValueError: a drafter or small model that is not there or does not fit the model.
+    """
     found = {}
+    target = inspect_model(model)
     for spec in specs:
-        if spec.kind == "trained":
-            drafter = make(spec, model, None, lambda own: Lookahead(**own.options))
-            if isinstance(drafter, InModelDrafter):
-                found[str(spec.name)] = drafter
+        drafter = make(spec, model, tokenizer, lambda own: Lookahead(**own.options))
+        drafter.bind(target, eos_token_ids=eos_token_ids(model))
+        if spec.kind == "trained" and isinstance(drafter, InModelDrafter):
+            found[str(spec.name)] = drafter
     return found
