@@ -1,16 +1,21 @@
 """`draftree bench gpu`: without CUDA a sentence; all it measures on the CPU with a tiny shape; a planner's choices."""
 
+import copy
+import shutil
+
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from draftree.bench import gpu, inflate_measure
 from draftree.bench.findings_files import write_json, write_png
-from draftree.bench.gpu import BATCHES, ROWS, GpuSettings, check_room, choices, run_gpu
+from draftree.bench.gpu import BATCHES, FORM_ROWS, ROWS, GpuSettings, check_room, choices, forms_beside, run_gpu
+from draftree.bench.harness import Watcher
 from draftree.bench.inflate_measure import HF, LOOP
 from draftree.bench.prompts import embedded_prompts
 from draftree.bench.sizes import SIZES, Size
-from draftree.bench.speed_figures import EFFICIENCY, STEP_FLOOR, WANTED
+from draftree.bench.speed_figures import EFFICIENCY, STEP_FLOOR, WANTED, step_table
+from draftree.bench.speed_steps import time_rows
 from draftree.cli import app
 from draftree.host import open_host
 from draftree.host.cost import StepCost, measure_cost
@@ -68,11 +73,15 @@ def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch)
     assert {name for name, row in figures.items() if row["wanted"] is not None} == set(WANTED["gpu"])
     assert figures[EFFICIENCY]["estimate"]["value"] > 0
     assert figures[STEP_FLOOR]["wanted"] == pytest.approx(0.833, abs=0.001)
-    assert {(row["method"], row["rows"]) for row in by_kind["step"]} == {(m, n) for m in (HF, LOOP) for n in ROWS}
+    timed = {(m, n) for m in (HF, LOOP) for n in ROWS}
+    timed |= {(m, n) for m in ("draftree_tensors", "draftree_captured") for n in FORM_ROWS}
+    assert {(row["method"], row["rows"]) for row in by_kind["step"]} == timed
     assert [row["batch"] for row in by_kind["choice"]] == list(BATCHES)
     answers = {row["method"]: row for row in findings.more["answers"]["rows"]}
     assert all(row["differing_prompts"] == [] for row in answers.values())
-    assert {"hf_generate", "hf_prompt_lookup", "draftree_loop", "lookahead_warm", "lookahead_16"} == set(answers)
+    drafted = {"lookahead_warm", "lookahead_16"}
+    plain = {"draftree_loop", "draftree_tensors", "draftree_captured"}
+    assert {"hf_generate", "hf_prompt_lookup", *plain, *drafted} == set(answers)
     assert write_json(findings, about, tmp_path, "gpu").name == "bench-gpu.json"
     pytest.importorskip("matplotlib")
     assert write_png(findings, about, tmp_path, "gpu").read_bytes().startswith(b"\x89PNG")
@@ -91,3 +100,22 @@ def test_the_planner_takes_what_rows_are_worth(demo):
     assert bent[0]["guesses"] == 3
     assert bent[-1]["guesses"] == 0
     assert choices(StepCost((1, 2), (1.0, 2.0)), host, [])[0]["guesses"] == 0
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
+def test_every_form_that_is_not_the_hosts_own_is_measured_beside_it(demo):
+    small = copy.deepcopy(demo.model)
+    hosts = {form: open_host(small, form=form) for form in ("tensors", "captured")}
+    assert set(forms_beside(small, hosts["captured"], compiled=True)) == {"draftree_tensors", "draftree_compile"}
+    assert set(forms_beside(small, hosts["tensors"], compiled=False)) == {"draftree_captured"}
+    beside = forms_beside(small, hosts["captured"], compiled=True)
+    assert beside["draftree_compile"].form == "loop, inductor"
+    watcher = Watcher()
+    timed = {name: (other, (1,)) for name, other in beside.items()}
+    steps = time_rows(small, hosts["captured"], (1, 2), 8, 1, watcher, timed)
+    assert [(row["method"], row["rows"]) for row in steps.rows][-2:] == [
+        ("draftree_tensors", 1),
+        ("draftree_compile", 1),
+    ]
+    columns = [column.header for column in step_table("small", steps.rows, steps.floor).columns]
+    assert columns[-2:] == ["draftree, tensors", "draftree, compile"]

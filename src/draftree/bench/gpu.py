@@ -26,7 +26,15 @@ from draftree.bench.machine import now
 from draftree.bench.prompts import Prompt
 from draftree.bench.sizes import Size, size_named
 from draftree.bench.speed import spread
-from draftree.bench.speed_figures import LIMITED, PROMPT_LOOKUP, SpeedKit
+from draftree.bench.speed_figures import (
+    CAPTURED,
+    COMPILE,
+    LIMITED,
+    PROMPT_LOOKUP,
+    TENSORS,
+    SpeedKit,
+    host_in,
+)  # fmt: skip
 from draftree.bench.speed_steps import check_context, time_rows
 from draftree.host import Host, open_host
 from draftree.host.cost import StepCost, measure_cost
@@ -35,9 +43,11 @@ from draftree.shaping.planner import Planner
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
+FORMS = (TENSORS, CAPTURED, COMPILE)  # beside the loop host as it comes
+FORM_ROWS = (1, 8, 64)  # to time them with: compiling takes its time
 METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, PLAIN, WARM, LIMITED)
 ROOM = 3 * 2**30  # bytes beside the weights: caches, buffers whose copying tells the bandwidth, logits
-COMPILING = 120.0  # seconds that are kept for torch.compile
+COMPILING = 120.0  # seconds that are kept for Hugging Face's torch.compile
 FEWEST = 2  # prompts that are answered however slow a device is
 GUESSES = 64  # most of a request that the planner may choose
 
@@ -52,7 +62,7 @@ class GpuSettings:
         rounds: how often a step of each kind is timed.
         context: tokens before its rows.
         warm_per_set: prompts of every set that warm the trie, by the small model.
-        compiled: whether to measure Hugging Face's static cache with torch.compile.
+        compiled: whether to measure what torch.compile makes of Hugging Face's static cache, and of our layers.
         seconds: that all may take; fewer prompts are answered where it would take longer.
     """
 
@@ -134,7 +144,9 @@ def run_gpu(
     large = inflate(small, shape=size, dtype=dtype, device=device)
     label = shape if isinstance(shape, str) else "inflated"
     host = open_host(large)
-    steps = time_rows(large, host, ROWS, settings.context, settings.rounds, watcher)
+    forms = forms_beside(large, host, compiled=settings.compiled)
+    timed = {name: (other, FORM_ROWS) for name, other in forms.items()}
+    steps = time_rows(large, host, ROWS, settings.context, settings.rounds, watcher, timed)
     watcher.stage("the curve of steps", None)
     cost = measure_cost(host, context=settings.context)
     warm = teach(small, tokenizer, texts, asked, watcher)
@@ -142,12 +154,19 @@ def run_gpu(
     left = settings.seconds - (time.perf_counter() - began) - COMPILING * settings.compiled
     count = _answered(large, texts.tasks[0].ids, settings, left, len(texts.tasks))
     texts = replace(texts, tasks=spread(texts.tasks, count))
-    names = [method for method in METHODS if settings.compiled or method != COMPILED]
+    names = [method for method in (*METHODS, *forms) if settings.compiled or method != COMPILED]
     case = run_case(kit, tokenizer, texts, asked, names, name=name, watcher=watcher)
     about = case.about | {"started": started, "settings": asdict(settings), "host": host.form}
     about |= {"size": asdict(size) | {"parameters": size.parameters}, "seconds": time.perf_counter() - began}
     about["model"] += f" inflated to {label}"
     return findings_of(label, host.form, steps, case, cost, choices(cost, host, by_depth(case))), about
+
+
+def forms_beside(model: Any, host: Host, *, compiled: bool) -> dict[str, Host]:
+    """The loop host in the forms that `host` is not in, by the names of `FORM_LABELS`."""
+    own = {"loop": TENSORS, "loop, captured": CAPTURED}.get(host.form)
+    names = [name for name in FORMS if name != own and (compiled or name != COMPILE)]
+    return {name: host_in(model, name) for name in names}
 
 
 def _answered(model: Any, ids: Sequence[int], settings: GpuSettings, left: float, most: int) -> int:
@@ -158,7 +177,7 @@ def _answered(model: Any, ids: Sequence[int], settings: GpuSettings, left: float
         begin = time.perf_counter()
         model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=few, do_sample=False).tolist()
         taken = time.perf_counter() - begin
-    each = taken * settings.max_new_tokens / few * len(METHODS)
+    each = taken * settings.max_new_tokens / few * (len(METHODS) + len(FORMS))
     return max(FEWEST, min(most, int(left / each) - 2))  # every method answers two prompts before it is measured
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from draftree.bench.analysis_setup import Findings, plain_axis
 from draftree.bench.compare_case import Result
-from draftree.bench.inflate_measure import HF, LABELS, LOOP
+from draftree.bench.inflate_measure import FORM_LABELS, HF, LABELS, LOOP
 from draftree.bench.plot import BEST, THEIRS
 from draftree.bench.speed_figures import case_table, differing, figure_table, figures_of, step_table
 from draftree.bench.speed_page import draw_wanted
@@ -46,14 +46,17 @@ def findings_of(
     def draw(figure: Any) -> None:
         axes = figure.subplots(1, 2)
         draw_wanted(axes[0], figures)
-        for method, colour in ((HF, THEIRS), (LOOP, BEST)):
+        colours = {HF: THEIRS, LOOP: BEST} | dict(zip(FORM_LABELS, ("0.6", "tab:cyan", "tab:purple"), strict=True))
+        for method, colour in colours.items():
             held = [row for row in steps.rows if row["method"] == method]
             times = [1000 * row["seconds"] for row in held]
             at = [row["rows"] for row in held]
-            axes[1].plot(at, times, "o-", color=colour, label=LABELS[method])
+            if held:
+                axes[1].plot(at, times, "o-", color=colour, label=LABELS[method])
         axes[1].axhline(1000 * steps.floor["seconds"], color="0.25", linestyle=":", label="weights read once")
         axes[1].set_xscale("log", base=2)
-        axes[1].set_xticks(at, [str(n) for n in at])
+        counts = sorted({row["rows"] for row in steps.rows})
+        axes[1].set_xticks(counts, [str(n) for n in counts])
         axes[1].set_ylim(bottom=0)
         axes[1].legend(frameon=False, fontsize=8)
         plain_axis(axes[1], "A step", "rows of a step", "milliseconds")

@@ -31,7 +31,12 @@ from draftree.host.plan import Plan
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 HF, LOOP = "hf_forward", "draftree_loop"
-LABELS = {HF: "HF forward", LOOP: "draftree, loop host"}
+FORM_LABELS = {
+    "draftree_tensors": "draftree, tensors",
+    "draftree_captured": "draftree, captured",
+    "draftree_compile": "draftree, compile",
+}
+LABELS = {HF: "HF forward", LOOP: "draftree, loop host", **FORM_LABELS}
 BUFFER = 256 * 2**20  # bytes, far beyond any cache
 
 
@@ -244,7 +249,7 @@ def _hf_steps(model: Any, tokens: Tensor, context: int) -> Callable[[int], None]
 
 
 def _host_steps(host: Host, tokens: Tensor, context: int) -> Callable[[int], None]:
-    device = tokens.device
+    tokens, device = tokens.to(host.plan_device), host.plan_device
     cache = host.new_cache(1, context + ROWS[-1])
 
     def plan(first: int, rows: int) -> Plan:

@@ -27,12 +27,14 @@ from draftree.bench.compare_methods import (
     label_of,
 )  # fmt: skip
 from draftree.bench.harness import Sample
-from draftree.bench.inflate_measure import HF, LOOP
+from draftree.bench.inflate_measure import FORM_LABELS, HF, LOOP
 from draftree.bench.methods import Draftree, Method
 from draftree.bench.summary import Estimate
 from draftree.drafting import Drafter, Lookahead
+from draftree.host import Host, open_host
 from draftree.shaping import DynamicTree
 
+TENSORS, CAPTURED, COMPILE = FORM_LABELS  # plain decoding by the loop host in one form or another
 NODES = 16  # most guesses of the trees whose overhead is told
 LIMITED = "lookahead_16"
 LIMITED_LABEL = f"Lookahead, warm trie, up to {NODES} guesses"
@@ -71,6 +73,9 @@ class SpeedKit(Kit):
 
     def method(self, name: str) -> Method:
         """See `Kit.method`."""
+        if name in FORM_LABELS:
+            host = host_in(self.model, name)
+            return Draftree(name, named(name), self.model, self.max_new_tokens, host=host)
         if name == LIMITED:
             return Draftree(LIMITED, LIMITED_LABEL, self.model, self.max_new_tokens, self._trie(NODES))
         return super().method(name)
@@ -188,7 +193,15 @@ def figures_of(
 
 def named(method: str) -> str:
     """What tables call a method of these benchmarks."""
+    if method in FORM_LABELS:
+        return FORM_LABELS[method].replace("draftree", "plain")
     return LIMITED_LABEL if method == LIMITED else label_of(method)
+
+
+def host_in(model: Any, name: str) -> Host:
+    """The loop host in the form that `FORM_LABELS` calls `name`."""
+    form = name.removeprefix("draftree_")
+    return open_host(model, compile=True) if form == "compile" else open_host(model, form=form)
 
 
 def figure_table(figures: Sequence[Figure], title: str) -> Table:
@@ -207,12 +220,16 @@ def figure_table(figures: Sequence[Figure], title: str) -> Table:
 def step_table(model: str, steps: Sequence[dict[str, Any]], floor: dict[str, float]) -> Table:
     """A table of timed steps."""
     title = f"Milliseconds of a step, {model} (over one row)"
-    table = Table("rows", "HF forward", "draftree", "floor / draftree", title=title, title_justify="left")
     held = {(row["method"], row["rows"]): row for row in steps}
+    forms = [name for name in FORM_LABELS if (name, 1) in held]
+    labels = [FORM_LABELS[name] for name in forms]
+    table = Table("rows", "HF forward", "draftree", "floor / draftree", *labels, title=title, title_justify="left")
     for rows in sorted({row["rows"] for row in steps}):
         theirs, ours = held[HF, rows], held[LOOP, rows]
         cells = [f"{1000 * r['seconds']:.2f} ({r['over_one_row']:.2f})" for r in (theirs, ours)]
-        table.add_row(str(rows), *cells, f"{ours['floor_share']:.2f}")
+        others = [held.get((name, rows)) for name in forms]
+        more = ["" if r is None else f"{1000 * r['seconds']:.2f} ({r['over_one_row']:.2f})" for r in others]
+        table.add_row(str(rows), *cells, f"{ours['floor_share']:.2f}", *more)
     table.caption = (
         f"Floor: {floor['weight_bytes'] / 1e9:.3f} GB of weights at {floor['bandwidth'] / 1e9:.1f} GB/s, "
         f"{1000 * floor['seconds']:.2f} ms"

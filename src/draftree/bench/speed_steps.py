@@ -7,7 +7,7 @@ themselves are those of `inflate_measure`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,7 +36,15 @@ class Steps:
     floor: dict[str, float]
 
 
-def time_rows(model: Any, host: Host, counts: Sequence[int], context: int, rounds: int, watcher: Watcher) -> Steps:
+def time_rows(
+    model: Any,
+    host: Host,
+    counts: Sequence[int],
+    context: int,
+    rounds: int,
+    watcher: Watcher,
+    forms: Mapping[str, tuple[Host, Sequence[int]]] | None = None,
+) -> Steps:
     """Time steps of `counts` rows behind `context` tokens, by the host and by Hugging Face's forward, interleaved.
 
     Args:
@@ -46,19 +54,26 @@ def time_rows(model: Any, host: Host, counts: Sequence[int], context: int, round
         context: tokens before the rows.
         rounds: how often each is timed.
         watcher: hears how far it is.
+        forms: hosts in other forms by their names in `inflate_measure.FORM_LABELS`, and rows to time them with, 1 among
+            them.
     """
     device = model.device
     generator = torch.Generator().manual_seed(0)
     vocabulary = min(1000, int(model.config.vocab_size))
     tokens = torch.randint(0, vocabulary, (1, max(context, *counts)), generator=generator).to(device)
     steps = {HF: _hf_steps(model, tokens, context), LOOP: _host_steps(host, tokens, context)}
+    rows = dict.fromkeys(steps, counts)
+    for name, (other, some) in (forms or {}).items():
+        steps[name], rows[name] = _host_steps(other, tokens, context), some
     clock, memory = _clock(device), Bandwidth(device)
-    times: dict[tuple[str, int], list[float]] = {(name, n): [] for name in steps for n in counts}
+    times: dict[tuple[str, int], list[float]] = {(name, n): [] for name in steps for n in rows[name]}
     watcher.stage("steps", rounds * len(times))
     for number in range(rounds):
         memory.sample()
         for n in counts:
             for name in list(steps) if number % 2 else list(steps)[::-1]:
+                if n not in rows[name]:
+                    continue
                 settle(partial(steps[name], n), clock)
                 _wait(device)
                 start = clock()
