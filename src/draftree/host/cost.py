@@ -32,7 +32,6 @@ FEWEST = 3  # row counts that are always tried
 FORMAT = 2  # of the file on disk
 PACE = 0.1  # weight of one real step against the curve as it stands; single steps are noisy
 SHARED = 0.3  # part of a step's news that concerns all row counts alike
-SHARED_BATCH = 0.6  # the same of a batch's curve, which begins as that of one request and is to be scaled first
 TABLE = 256  # row counts in the planning table
 TABLE_EVERY = 32  # steps between two renewals of it, each of which takes as long as a few rows
 FAR_OFF = 1.5  # sum of the steps' logarithms of real over expected time that has it renewed before
@@ -70,7 +69,7 @@ class StepCost:
 
     def for_batches(self) -> StepCost:
         """The curve for rows of several requests, to be scaled by their steps: attention costs more there."""
-        return StepCost(self.rows, self.seconds, shared=SHARED_BATCH)
+        return StepCost(self.rows, self.seconds, shared=1.0)
 
     @property
     def seconds(self) -> np.ndarray:
@@ -143,7 +142,7 @@ def measure_cost(
 
 
 def _measure(host: Host, seconds: float, counts: Sequence[int], wanted: int) -> StepCost:
-    device = host.plan_device
+    device = host.target.device
     limit = host.target.max_positions or wanted + counts[-1]
     context = max(1, min(wanted, limit - counts[-1]))
     rows = [n for n in counts if context + n <= limit]
@@ -151,7 +150,7 @@ def _measure(host: Host, seconds: float, counts: Sequence[int], wanted: int) -> 
     encoder = None
     if host.target.encoder_decoder:
         encoder = EncoderState(host.target, 1)
-        encoder.admit(0, torch.zeros(context, dtype=torch.long, device=host.target.device))
+        encoder.admit(0, torch.zeros(context, dtype=torch.long, device=device))
 
     def run(count: int) -> float:
         start = cache.lengths[0]

@@ -234,8 +234,6 @@ class DynamicTree(Shape):
     def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
         """See `Shape.clock`."""
         if self._steady is not None:
-            if self._own_cost is None:
-                self.planner.cost(len(self._steady)).observe(rows, seconds)
             return
         carried, self._carried = self._carried, 0  # a pass that was not planned here carries nothing
         asked, self._asking = self._asking, False
