@@ -20,10 +20,10 @@ def trie(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Time every call of the Lookahead trie on made text, and weigh its nodes."""
-    from rich.console import Console
     from rich.table import Table
 
     from draftree.bench.trie import measure_trie
+    from draftree.cli.screen import wide_console
 
     figures = measure_trie(
         prompts=prompts,
@@ -49,7 +49,7 @@ def trie(
         ("end_us", "drop a prompt"),
     ):
         table.add_row(call, *(f"{figures[key][column]:.1f}" for column in ("median", "p99", "max")))
-    console = Console(highlight=False)
+    console = wide_console()
     console.print(table)
     console.print(
         f"{figures['drafted']:.1f} nodes a draft; {figures['nodes']:,} nodes of {figures['bytes_per_node']:.1f} bytes; "
