@@ -199,7 +199,7 @@ class LoopHost(Host):
         """See `Host.run_ahead`."""
         reach = max(cache.lengths[first : first + plan.batch]) + plan.steps
         runner = self._stack_without(plan.skip).runner
-        if runner is None or any(limits(kind, reach) for kind in self.target.kinds):
+        if runner is None or any(limits(kind, reach) for kind in self._kinds):
             return None
         table = self._tables[None]
         table.reach(max(plan.positions) + plan.steps, self.target.dtype, self.target.device)
