@@ -328,6 +328,7 @@ def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
         (["--method", "medussa"], "Did you mean 'medusa'?"),
         (["--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
         (["--temperature", "0", "--top-k", "5"], "--top-k and --top-p shape draws"),
+        (["--plane", "0", "--plane-guesses", "4"], "leave --plane-guesses out as well"),
         (["--against", "nowhere.json"], "nowhere.json is no result of bench compare"),
         (["--batch", "0"], "--batch"),
         (["--model", "./no-such-folder"], "no model folder './no-such-folder'"),

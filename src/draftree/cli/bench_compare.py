@@ -46,7 +46,9 @@ def compare(
     drafter_warm: DrafterWarm = 23,
     compiled: Compiled = True,
     plane: Annotated[int, typer.Option(min=0, help="Prompts of every set for the plane; 0 leaves it out.")] = 1,
-    plane_guesses: Annotated[int, typer.Option(min=1, help="Guesses of every step there.")] = 8,
+    plane_guesses: Annotated[
+        int | None, typer.Option(min=1, help="Guesses of every step there.", show_default="8")
+    ] = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Begin anew where an unfinished run lies in --out.")
     ] = False,
@@ -73,13 +75,15 @@ def compare(
         raise ValueError(
             "--top-k and --top-p shape draws, and every --temperature is 0: give one over 0, or leave them."
         )
+    if not plane and plane_guesses is not None:
+        raise ValueError("--plane 0 leaves the plane out: leave --plane-guesses out as well.")
     other = None if against is None else read_result(against)
     found, out = measuring.begin(), measuring.out
     if restart:
         shutil.rmtree(out / JOURNAL, ignore_errors=True)
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
     samplings = tuple(Sampling(heat, top_k, top_p, seed) if heat else None for heat in dict.fromkeys(heats))
-    plan = Plan(settings, names, tuple(dict.fromkeys(batch or (1, 4))), samplings, plane, plane_guesses)
+    plan = Plan(settings, names, tuple(dict.fromkeys(batch or (1, 4))), samplings, plane, plane_guesses or 8)
     console = wide_console()
     models: list[str | None] = [*dict.fromkeys(model)] if model else [None]
     kept = f"what was measured is kept in {out}, and the same command goes on from there"

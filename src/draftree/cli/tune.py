@@ -22,13 +22,14 @@ def tune(
             show_default="none; for the embedded model medusa and hidden-transfer",
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Time for all of it.")] = 5.0,
+    minutes: Annotated[float | None, typer.Option(help="Time for all of it.", show_default="5.0")] = None,
     max_new_tokens: MaxNewTokens = 96,
     per_set: Annotated[int, typer.Option(min=1, help="Most prompts of every set.")] = 40,
     threads: Threads = None,
-    out: Annotated[Path, typer.Option(help="File for the choice; its trie goes beside it.")] = Path(
-        "draftree_tune.json"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the choice; its trie goes beside it.", show_default="draftree_tune.json"),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only compare what replay predicts with real runs; writes nothing.")
     ] = False,
@@ -40,9 +41,12 @@ def tune(
     from draftree.bench.tune import tune as find
     from draftree.bench.tune_check import check_replay
     from draftree.bench.tune_report import check_table, render, write_choice
-    from draftree.cli.drafters import make_drafter
     from draftree.cli.screen import StageBar, tell_written, wide_console
 
+    for name, given in (("--minutes", minutes), ("--out", out)):
+        if check and given is not None:
+            raise ValueError(f"--check answers all prompts and writes nothing: leave {name} out.")
+    out = out or Path("draftree_tune.json")
     if out.suffix != ".json":
         raise ValueError(f"--out is {str(out)!r}: name a .json file.")
     if prompts is None and column != "prompt":
@@ -53,12 +57,10 @@ def tune(
     found = embedded_prompts() if prompts is None else read_prompts(prompts, column)
     named = drafters if drafters is not None else ["medusa", "hidden-transfer"] if model is None else []
     specs = tuple(_spec(name) for name in dict.fromkeys(named))
-    wishes = Wishes(minutes, max_new_tokens, per_set, specs)
+    wishes = Wishes(5.0 if minutes is None else minutes, max_new_tokens, per_set, specs)
     use_threads(threads)
     console = wide_console()
     loaded, tokenizer = load_model(model)
-    for spec in specs:
-        make_drafter(spec.name, tokenizer, loaded)  # what does not fit is told before the minutes begin
     if check:
         with StageBar(console) as bar:
             rows = check_replay(loaded, tokenizer, found, wishes, bar)
