@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 COSTS = ("measured", "line")
 ACCEPTANCES = ("calibrated", "by-rank", "product")
 IDLE_EVERY = 16  # steps of a rest between two that are learned from: they must stay as cheap as plain ones
-RECENT = 0.98  # how fast the largest tree of late fades, per step
+RECENT = 0.85  # how fast the largest tree of late fades, per planned step
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 
 
@@ -68,7 +68,7 @@ class DynamicTree(Shape):
         self._own_cost = None if isinstance(cost, str) else cost
         self._line = cost == "line"
         self.planner = Planner(max_nodes, self._own_cost)
-        self._recent = float(max_nodes)  # most guesses verified of late, fading
+        self._recent = float(min(max_nodes, AHEAD))  # most guesses verified of late, fading
         self._idle = 0  # steps
         self._batch = 1  # requests of the coming step
         self._asking = False  # whether the drafter is asked in the coming step

@@ -3,10 +3,11 @@
  * Twin of the Python code in structure.py and acceptance/greedy.py, called through ctypes. Trees that a trie finds have a new
  * shape nearly every step, and a dozen array operations on them take longer than rows of a small model. */
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#define ABI 1
+#define ABI 2
 
 int32_t tree_abi(void) { return ABI; }
 
@@ -29,6 +30,18 @@ int64_t tree_structure(const int64_t *parents, int64_t batch, int64_t width, int
             height = depth[i] > height ? depth[i] : height;
         }
     return height;
+}
+
+/* The first sizes[b] nodes of each tree, padded to `width`: from `parts` of tokens, parents, sources [batch, stride] and best
+ * alike, to ids [3, batch, width] and kept [batch, width]. */
+void tree_first(const int64_t *const *parts, const float *best, int64_t stride, const int64_t *sizes, int64_t batch, int64_t width,
+                int64_t *ids, float *kept) {
+    static const int64_t padding[3] = {0, -1, 0};
+    for (int64_t part = 0; part < 3; part++)
+        for (int64_t b = 0; b < batch; b++)
+            for (int64_t i = 0; i < width; i++) *ids++ = i < sizes[b] ? parts[part][b * stride + i] : padding[part];
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t i = 0; i < width; i++) *kept++ = i < sizes[b] ? best[b * stride + i] : -INFINITY;
 }
 
 /* Walks from the roots along the model's choices best [batch, stride] by node. Writes of each tree the nodes [width + 1] walked

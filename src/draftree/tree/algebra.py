@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.tree import compiled
 from draftree.tree.builders import NOTHING, Fields, per_request
 from draftree.tree.structure import any_above, moved, on_device, structure_of
 
@@ -133,6 +134,8 @@ def first(tree: TokenTree, n: Sequence[int]) -> Fields:
 def _beginning(tree: TokenTree, sizes: tuple[int, ...]) -> Fields:
     """The first nodes of each tree: connected, since parents come before their children."""
     width = max(sizes, default=1)
+    if min(sizes, default=1) < width and (cut := compiled.first(tree, sizes)) is not None:
+        return (*cut, sizes, None)
     tokens, parents = tree.tokens.narrow(1, 0, width), tree.parents.narrow(1, 0, width)
     logp, source = tree.logp.narrow(1, 0, width), tree.source.narrow(1, 0, width)
     if min(sizes, default=1) < width:

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from draftree.tree.token_tree import TokenTree
+
 LIBRARY = Path(__file__).with_name("_tree.so")
-ABI = 1
+ABI = 2
 
 
 @lru_cache(maxsize=1)
@@ -27,7 +31,8 @@ def library() -> ctypes.CDLL | None:
     except (OSError, AttributeError):
         return None
     pointers: list[Any] = [c_void_p] * 3
-    found.tree_structure.restype, found.tree_walk.restype = c_int64, c_int32
+    found.tree_structure.restype, found.tree_walk.restype, found.tree_first.restype = c_int64, c_int32, None
+    found.tree_first.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     found.tree_structure.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     found.tree_walk.argtypes = [*pointers, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
     return found
@@ -43,6 +48,24 @@ def structure(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray, int] | None:
     depth, seen = np.empty((batch, width), np.int64), np.empty((batch, width, width), bool)
     height = found.tree_structure(parents.ctypes.data, batch, width, depth.ctypes.data, seen.ctypes.data)
     return depth, seen, height
+
+
+def first(tree: TokenTree, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Tokens, parents, log-probabilities and sources of the first sizes[b] nodes of each tree, padded to the largest.
+
+    None without the library, and for trees that do not lie on the host one row behind the other.
+    """
+    found = library()
+    parts = (tree.tokens, tree.parents, tree.source, tree.logp)
+    if found is None or not (tree.tokens.is_cpu and all(part.is_contiguous() for part in parts)):
+        return None
+    batch, width = len(sizes), max(sizes)
+    ids, logp = torch.empty(3, batch, width, dtype=torch.long), torch.empty(batch, width)
+    at = [part.data_ptr() for part in parts]
+    many, three = c_int64 * batch, c_void_p * 3
+    found.tree_first(three(*at[:3]), at[3], tree.width, many(*sizes), batch, width, ids.data_ptr(), logp.data_ptr())
+    tokens, parents, source = ids.unbind()
+    return tokens, parents, logp, source
 
 
 def walks(parents: Tensor, tokens: Tensor, sizes: Sequence[int], best: Tensor) -> list[list[int]] | None:
