@@ -132,6 +132,8 @@ def test_a_second_call_of_generate_records_nothing_anew() -> None:
     recorded = passes(host).recorded
     same(generate(model, ids, host=host, max_new_tokens=NEW).sequences, first)
     assert passes(host).recorded == recorded > 0
+    assert host.captured_bytes["kept stores"] > 0
+    assert LoopHost(host.target, "tensors").captured_bytes == {}
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")

@@ -141,6 +141,11 @@ class LoopHost(Host):
         """See `Host.plan_device`."""
         return self.target.device if self._captured is None else torch.device("cpu")
 
+    @property
+    def captured_bytes(self) -> dict[str, int]:
+        """Bytes on the device that captured passes hold, by what for; nothing in other forms."""
+        return {} if self._captured is None else self._captured.nbytes
+
     def new_cache(
         self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None
     ) -> SlotCache:
