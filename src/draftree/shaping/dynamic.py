@@ -68,7 +68,7 @@ class DynamicTree(Shape):
         self._own_cost = None if isinstance(cost, str) else cost
         self._line = cost == "line"
         self.planner = Planner(max_nodes, self._own_cost)
-        self._recent = float(min(max_nodes, AHEAD))  # most guesses verified of late, fading
+        self._recent = 0.0  # most guesses verified of late, fading
         self._idle = 0  # steps
         self._batch = 1  # requests of the coming step
         self._asking = False  # whether the drafter is asked in the coming step
@@ -115,6 +115,8 @@ class DynamicTree(Shape):
         if self._steady is not None:
             return [min(size, most, self.max_nodes) for size in self._steady]
         self._batch = len(requests)
+        if not self._recent:  # a look-up takes longer for more guesses, and rows of a large batch are dear
+            self._recent = min(self.max_nodes, AHEAD) / self._batch
         self._by = self.governor
         self._asked = self.governor.open(requests)
         resting = self.planner.attaching is None or all(request.resting for request in requests)
