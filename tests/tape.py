@@ -20,6 +20,8 @@ from draftree.host.captured import CapturedPasses
 
 aten = torch.ops.aten
 ASKING = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.is_nonzero, aten._unique2, aten.equal}
+# A number that becomes a tensor is copied from the CPU's memory, which a capture does not allow.
+COPYING = {aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, aten.scalar_tensor.default}
 
 
 class _Noting(TorchDispatchMode):
@@ -35,6 +37,8 @@ class _Noting(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.overloadpacket in ASKING:
             raise RuntimeError(f"{func} waits for the device")
+        if func in COPYING:
+            raise RuntimeError(f"{func} copies a number to the device")
         numbered = tree_map_only(Tensor, self._number, (args, kwargs))
         out = func(*args, **kwargs)
         made = []

@@ -151,7 +151,7 @@ class FixedRows:
             place = self._columns - told.begins[:, None]  # [B, K], the place in `visible` that speaks of a column
             index = place.clamp(0, frame.told - 1)[:, None].expand(-1, frame.rows, -1)
             spoken = told.visible.gather(2, index) & (place < frame.told)[:, None]
-            seen = torch.where((place < 0)[:, None], True, spoken)
+            seen = (place < 0)[:, None] | spoken
             if frame.prefix:
                 seen = torch.where(self._columns < frame.prefix, told.on_prefix[..., None], seen)
             self._seen = seen
