@@ -20,6 +20,7 @@ import draftree
 from draftree.acceptance import LossyBiLD
 from draftree.drafting import BiLD, DraftModel
 from draftree.engine import Engine, Rules, generate
+from draftree.host.ahead import AheadPlan, Course
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 
@@ -150,6 +151,33 @@ def test_lossless_is_the_large_models_text(name: str, options: dict[str, Any]) -
 
 
 @pytest.mark.filterwarnings("ignore:The small model is no smaller")
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_the_small_model_stops_where_it_falls_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads what is new and writes its chain, and the word that it is not sure of; nothing behind that."""
+    drafter = BiLD(noisy(name), 0.24, None, lossless=True, num_draft_tokens=10)
+    host, runs = drafter._small.host, []
+    run_ahead = host.run_ahead
+
+    def watched(plan: AheadPlan, *others: Any) -> Course | None:
+        course = run_ahead(plan, *others)
+        assert course is not None
+        runs.append((plan, course))
+        return course
+
+    monkeypatch.setattr(host, "run_ahead", watched)
+    generate(build(name), torch.tensor(prompts((9,))), drafter=drafter, max_new_tokens=40, eos_token_id=[])
+    early = written = 0
+    for plan, course in runs:
+        given = len(plan.given[0])
+        logp = [best[0] for best in course.logp[0]][given - 1 :]
+        unsure = next((i for i, value in enumerate(logp) if value < plan.each), len(logp) - 1)
+        assert unsure == len(logp) - 1
+        early += len(course.tokens[0]) < plan.steps
+        written += unsure
+    assert early > 0
+    assert written > 0
+
+
 def test_hugging_faces_door() -> None:
     """The whole batch through `model.generate`, whose custom loops see an encoder's output and not its source."""
     for name in ("llama", "t5"):

@@ -2,8 +2,8 @@
  *
  * The weights lie in panels of LANES outputs, [panels, in, LANES], so that one pass over a panel feeds every row: a
  * dozen rows cost little more than one while the matrix comes from memory. What comes next is asked for ahead, as the
- * processor's own foresight ends with each page: with one tile of rows a page ahead, with several the panels behind these,
- * so that memory works while the later tiles only compute. Every output is summed in the order of the
+ * processor's own foresight ends with each page: with one tile of rows a page or half of one ahead, with several, or where
+ * panels are short, the panels behind these, so that memory works while tiles compute. Every output is summed in the order of the
  * inputs whatever the number of rows and threads, so a row's result does not depend on the rows beside it. */
 #include <stdint.h>
 #include <string.h>
