@@ -13,6 +13,7 @@ from draftree.bench.analysis_setup import Findings
 
 E = TypeVar("E")
 
+FEW = 12  # experiments that a sentence can name
 LETTERS = 15  # an inch, in the heading of a picture
 
 
@@ -22,12 +23,15 @@ def experiment_named(experiments: Mapping[str, E], name: str | None, listed: str
     Raises:
         ValueError: no such experiment, or no name.
     """
+    few = len(experiments) <= FEW
     if name is None:
-        raise ValueError(f"Name an experiment: {', '.join(experiments)} ({listed} tells what each is).")
+        names = f": {', '.join(experiments)}" if few else ""
+        raise ValueError(f"Name an experiment{names} ({listed} tells what each is).")
     if name not in experiments:
         near = difflib.get_close_matches(name, experiments, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"There is no experiment {name!r}: choose {', '.join(experiments)}.{hint}")
+        choice = f"choose {', '.join(experiments)}" if few else f"{listed} tells them all"
+        raise ValueError(f"There is no experiment {name!r}: {choice}.{hint}")
     return experiments[name]
 
 

@@ -93,8 +93,8 @@ def _propd(item: str, says: str, experiment: str, claim: Claim, drafters: tuple[
     return Entry("ProPD", item, says, f"bench propd {experiment}", claim, run)
 
 
-def _bild(item: str, says: str, claim: Claim, **settings: bool) -> Entry:
-    return Entry("BiLD", item, says, "bench bild", claim, by_bild(**settings))
+def _bild(item: str, says: str, claim: Claim, needs: str = "", **settings: bool) -> Entry:
+    return Entry("BiLD", item, says, "bench bild", claim, by_bild(**settings), needs)
 
 
 def _lengths(place: int) -> Entry:
@@ -164,7 +164,7 @@ EXPERIMENTS: dict[str, Entry] = {
     "bild-figure5": _bild("Figure 5", "without rollback, without fallback (LOSSY)", bild_says.ABLATIONS,
                           ablations=True),
     "bild-figure6": _bild("Figure 6", "a model and its first layers: early exit (LOSSY)", bild_says.EARLY_EXIT,
-                          early_exit=True),
+                          "for a trained exit --drafter", early_exit=True),
     "bild-figure8": _bild("Figure 8", "operations and arithmetic intensity (LOSSY)", bild_says.OPERATIONS),
     "bild-figure9": _bild("Figure 9", "a curve for each rollback threshold (LOSSY)", bild_says.LEVELS),
 }  # fmt: skip
