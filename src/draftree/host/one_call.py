@@ -18,7 +18,7 @@ from draftree.host.cache import SlotCache
 from draftree.host.compiled import LANES, WORTH_THREADS, CompiledHead, CompiledStack, _Pass
 from draftree.host.plan import Plan
 
-MOST = 64  # rows; more take their time in the layers, and memory that is kept for the next pass
+MOST = 256  # rows; more take their time in the layers, and memory that is kept for the next pass
 
 
 class _Whole(Structure):

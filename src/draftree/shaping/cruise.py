@@ -17,8 +17,6 @@ from draftree.shaping.counts import Average, Sizes
 BETWEEN = 15  # steps between two plans
 HABIT = 0.9  # weight of the past in what a request's guesses bring
 USUAL = 0.8  # weight of earlier requests in what those of a new one are taken for
-SHARE = 0.4  # of the time that a planned step takes beside its rows, what one between takes
-AVERAGE = (1 + BETWEEN * SHARE) / (1 + BETWEEN)  # the same over all steps
 
 
 class Cruise:

@@ -24,7 +24,7 @@ from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
 from draftree.shaping.counts import AHEAD
-from draftree.shaping.cruise import AVERAGE, SHARE, Cruise
+from draftree.shaping.cruise import BETWEEN, Cruise
 from draftree.shaping.governor import REST_LAST, REST_PREPARED, Governor
 from draftree.shaping.planner import Choice, Planner
 from draftree.tree import TokenTree
@@ -173,7 +173,7 @@ class DynamicTree(Shape):
         seconds = planner.cost(batch).from_one(batch * (max(trees.width, AHEAD) + 1))
         asked = self._asked or [True] * batch
         averages = self._cruise.averages(requests, asked)
-        aside = SHARE * planner.aside
+        aside = planner.aside_between
         plans = calibration.plan(requests, trees, averages, seconds, aside, packed=packed)
         if plans is None:
             return None
@@ -182,7 +182,8 @@ class DynamicTree(Shape):
         rows = batch + sum(now.sizes) if packed else batch * (1 + max(now.sizes))
         # Where drafting pays, the steps between two plans take less; so it must pay with them to be worth resuming.
         choice = Choice(now.sizes, now.gains, float(seconds[rows - 1]))
-        self._book(requests, choice, float(seconds[batch - 1]), attached=False, share=AVERAGE)
+        usual = (planner.aside + BETWEEN * aside) / (1 + BETWEEN)
+        self._book(requests, choice, float(seconds[batch - 1]), usual, attached=False)
         wins = [part and self.governor.wins(request) for part, request in zip(asked, requests, strict=True)]
         if any(wins):
             self._cruise.follow(requests, later, wins, seconds, aside, packed=packed)
@@ -199,7 +200,8 @@ class DynamicTree(Shape):
         planner = self.planner
         attached = planner.attaching is not None and self._by is self.governor
         choice = planner.best(worth, attached=attached)
-        self._book(requests, choice, planner.plain(len(requests)), attached=attached)
+        aside = planner.aside if self._by is self.governor else planner.aside_unprepared
+        self._book(requests, choice, planner.plain(len(requests)), aside, attached=attached)
         if self._by is self._beside:
             _keep_resting(requests)
         elif planner.spawns:
@@ -209,14 +211,11 @@ class DynamicTree(Shape):
             choice = planner.best(worth, attached=False)
         return choice.sizes
 
-    def _book(
-        self, requests: Sequence[Context], choice: Choice, plain: float, *, attached: bool, share: float = 1.0
-    ) -> None:
-        """Each request pays for its rows; those that were asked, for a `share` of the drafter's work in equal parts."""
+    def _book(self, requests: Sequence[Context], choice: Choice, plain: float, aside: float, *, attached: bool) -> None:
+        """Each request pays for its rows; those that were asked, for the drafter's work `aside` in equal parts."""
         batch = len(requests)
         every = self._asked or [True] * batch
-        aside = self.planner.aside if self._by is self.governor else self.planner.aside_unprepared
-        aside = 0.0 if attached else share * aside / max(sum(every), 1)  # or it is in the time of the rows
+        aside = 0.0 if attached else aside / max(sum(every), 1)  # or it is in the time of the rows
         rows = choice.seconds - plain
         parts = [size + attached for size in choice.sizes]
         each = rows / max(sum(parts), 1)
@@ -236,6 +235,8 @@ class DynamicTree(Shape):
     def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
         """See `Shape.clock`."""
         if self._steady is not None:
+            if self._own_cost is None:
+                self.planner.between(rows, len(self._steady), whole)
             return
         carried, self._carried = self._carried, 0  # a pass that was not planned here carries nothing
         asked, self._asking = self._asking, False

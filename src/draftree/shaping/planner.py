@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from draftree.pruning.early import EarlyPruning
 
 HABIT = 0.9  # weight of the past in what steps were found to take
+SHARE = 0.4  # of the time that a planned step takes beside its rows, what one that is not takes, before it is known
 DEAREST = 4.0  # times the expected, as a single step counts
 WORTH = 0.95  # weight of the past in how many nodes have rows, and in what guesses are found to be worth
 GROUPS_FIRST, PRIZE_FIRST = 1.0, 0.5  # nodes of a tree with rows, and what guesses are worth, before it is known
@@ -67,6 +68,7 @@ class Planner:
         self.spawns = False
         # Seconds of a step beside the time of its rows: with the drafter's work, and without.
         self._own = self._plain = 0.0
+        self._between, self._between_steps = 0.0, 0  # the first of steps that are not planned, and how many there were
         # The same of steps in which a drafter that prepares its guesses is asked for such as need no preparing.
         self._own_unprepared = self._plain_unprepared = 0.0
         self._dearer = 1.0  # a pass with its rows, against a plain one of as many
@@ -111,6 +113,13 @@ class Planner:
     def aside(self) -> float:
         """Seconds that a step takes longer for the drafter's work, the time of rows left out."""
         return max(self._own - self._plain, 0.0)
+
+    @property
+    def aside_between(self) -> float:
+        """The same of a step that is not planned, where only the shape's work is saved, and not the drafter's own."""
+        if not self._between_steps:
+            return SHARE * self.aside
+        return max(self._between - self._plain, 0.0)
 
     @property
     def aside_unprepared(self) -> float:
@@ -243,6 +252,13 @@ class Planner:
             self._own += (1 - HABIT) * (beside - self._own)
         else:
             self._own_unprepared += (1 - HABIT) * (beside - self._own_unprepared)
+
+    def between(self, rows: int, batch: int, whole: float) -> None:
+        """A step of `rows` rows that was not planned took `whole` seconds in all."""
+        expected = float(self.cost(batch).from_one(rows)[rows - 1])
+        self._between_steps += 1
+        share = max(1 - HABIT, 1 / self._between_steps)
+        self._between += share * (min(whole, DEAREST * expected) - expected - self._between)
 
     def attached(self, rows: int, batch: int, spawned: int | None, seconds: float, aside: float) -> None:
         """A pass over trees of `rows` nodes with the drafter's rows took `seconds`, the rest of the step `aside`."""
