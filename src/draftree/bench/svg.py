@@ -221,10 +221,10 @@ def _free(
 
 
 def _box(x: float, y: float, anchor: str, text: str) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of a text."""
+    """Left, top, right and bottom of a text, and of some air beside it."""
     width = LETTER * len(text)
     first = x - {"start": 0.0, "end": width, "middle": width / 2}[anchor]
-    return first, y - 10, first + width, y + 2
+    return first - 3, y - 10, first + width + 3, y + 2
 
 
 def _covers(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> float:

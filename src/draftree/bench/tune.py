@@ -156,7 +156,8 @@ class Choice:
 def _over(one: Judged) -> str:
     estimate = one.row.over[PLAIN.name]
     interval = "" if estimate.low is None else f" [{estimate.low:.2f}, {estimate.high:.2f}]"
-    return f"{estimate.value:.2f}{interval} of plain speed on {one.prompts} prompts"
+    prompts = "1 prompt, too few for an interval" if one.prompts == 1 else f"{one.prompts} prompts"
+    return f"{estimate.value:.2f}{interval} of plain speed on {prompts}"
 
 
 def _options(spec: Spec) -> str:
