@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 # An activated environment must not leak into the one made here.
 export PYTHONPATH :=
 # Reinstall when the metadata, the build hook or a C source changes.
-INSTALL_INPUTS := pyproject.toml $(wildcard hatch_build.py src/draftree/drafting/lookahead/*.[ch] src/draftree/host/*.[ch] src/draftree/shaping/*.c)
+INSTALL_INPUTS := pyproject.toml $(wildcard hatch_build.py src/draftree/drafting/lookahead/*.[ch] src/draftree/host/*.[ch] src/draftree/shaping/*.c src/draftree/tree/*.c)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint format bench docs clean
