@@ -35,9 +35,9 @@ from draftree.host import Host, open_host
 from draftree.shaping import DynamicTree
 
 TENSORS, CAPTURED, COMPILE = FORM_LABELS  # plain decoding by the loop host in one form or another
-NODES = 16  # most guesses of the trees whose overhead is told
+NODES = 16  # most rows of the trees whose overhead is told: the root, and guesses
 LIMITED = "lookahead_16"
-LIMITED_LABEL = f"Lookahead, warm trie, up to {NODES} guesses"
+LIMITED_LABEL = f"Lookahead, warm trie, up to {NODES - 1} guesses"
 PROMPT_LOOKUP, ASSISTED = "hf_prompt_lookup", "hf_assisted"
 DRAFTING = (SMALL, WARM, f"{WARM}+{SMALL}", LIMITED)
 METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED, PLAIN, *DRAFTING)
@@ -45,7 +45,7 @@ OUTSIDE = ("draft", "accept", "commit")  # stages of a step that are no pass; th
 
 OVER_HF, OVER_COMPILED = "plain decoding / HF generate", "plain decoding / HF static + compile"
 STEP_FLOOR, TOKEN_FLOOR = "memory floor / plain step", "memory floor / plain token"
-EFFICIENCY = f"overhead efficiency, trees of up to {NODES}"
+EFFICIENCY = f"overhead efficiency, trees of up to {NODES} nodes"
 EFFICIENCY_BEHIND = "the same, without prompts' passes"
 SHARE = "draft + shape + accept + commit, share of a step"
 BEST = "best drafter / HF generate"
@@ -63,7 +63,7 @@ WANTED: dict[str, dict[str, tuple[str, float]]] = {
 
 
 class SpeedKit(Kit):
-    """`Kit` with one method more, a warm trie with at most `NODES` guesses a step.
+    """`Kit` with one method more, a warm trie with trees of at most `NODES` nodes.
 
     All tries here keep what the warmed one knows of how often its guesses hold, and begin with a governor that has seen
     nothing: one trie is warmed for models of several sizes, whose steps it knows nothing of.
@@ -77,7 +77,7 @@ class SpeedKit(Kit):
             host = host_in(self.model, name)
             return Draftree(name, named(name), self.model, self.max_new_tokens, host=host)
         if name == LIMITED:
-            return Draftree(LIMITED, LIMITED_LABEL, self.model, self.max_new_tokens, self._trie(NODES))
+            return Draftree(LIMITED, LIMITED_LABEL, self.model, self.max_new_tokens, self._trie(NODES - 1))
         return super().method(name)
 
     def maker(self, name: str) -> Any:
