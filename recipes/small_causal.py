@@ -7,6 +7,9 @@ large model's tokenizer, and starts from the main directions of its embedding. O
     draftree train data questions.jsonl --out answers
     python recipes/small_causal.py --data answers --out small
 
+`--unaligned` trains on the text alone, to tell what the probabilities bring. With `--steps` two runs have the same
+texts in the same order.
+
 Nothing here needs draftree but the embedded model and its name; another pair needs another
 `Auto...from_pretrained`.
 """
@@ -40,8 +43,8 @@ class Text(NamedTuple):
     Attributes:
         ids: LongTensor [n].
         answer: index of the answer's first token.
-        tokens: int16 [n, BEST], the large model's best next tokens.
-        logp: float16 [n, BEST], their log-probabilities.
+        tokens: int16 [n, BEST], the large model's best next tokens; [n, 1] where it was not asked: the text's own.
+        logp: float16 [n, BEST] or [n, 1], their log-probabilities.
     """
 
     ids: Tensor
@@ -89,6 +92,12 @@ def ask(large: LlamaForCausalLM, texts: list[tuple[Tensor, int]]) -> list[Text]:
     return [asked[i] for i in range(len(texts))]
 
 
+def unasked(texts: list[tuple[Tensor, int]]) -> list[Text]:
+    """The text as its own teacher, sure of each next token: all that is learned is plain cross entropy."""
+    # What the last token is followed by is never learned, so any token may stand there.
+    return [Text(ids, at, ids.roll(-1)[:, None].short(), torch.zeros(len(ids), 1).half()) for ids, at in texts]
+
+
 def start(large: LlamaForCausalLM, options: argparse.Namespace) -> LlamaForCausalLM:
     """An untrained small model; its embedding is the large one's in its main directions."""
     torch.manual_seed(options.seed)
@@ -134,14 +143,17 @@ def loss_of(small: LlamaForCausalLM, group: list[Text], options: argparse.Namesp
 
 @torch.no_grad()
 def agreement(small: LlamaForCausalLM, dev: list[Text]) -> dict[str, float]:
-    """How often the answer's next token is the small model's first, or among its best few."""
-    hits, count = torch.zeros(8), 0
+    """How often the answer's next token is the small model's first, or among its best few; perplexity of answers."""
+    hits, count, surprise = torch.zeros(8), 0, 0.0
     for text in dev:
-        best = small(text.ids[None]).logits[0, text.answer - 1 : -1].topk(8, -1).indices
-        hits += (best == text.ids[text.answer :, None]).float().sum(0)
-        count += len(best)
+        logq = small(text.ids[None]).logits[0, text.answer - 1 : -1].log_softmax(-1)
+        next_tokens = text.ids[text.answer :]
+        hits += (logq.topk(8, -1).indices == next_tokens[:, None]).float().sum(0)
+        surprise -= logq.gather(-1, next_tokens[:, None]).sum().item()
+        count += len(next_tokens)
     share = (hits.cumsum(0) / count).tolist()
-    return {f"top {k}": round(share[k - 1], 4) for k in (1, 2, 4, 8)}
+    told = {f"top {k}": round(share[k - 1], 4) for k in (1, 2, 4, 8)}
+    return told | {"perplexity": round(math.exp(surprise / count), 2)}
 
 
 def main() -> None:
@@ -150,6 +162,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder that `draftree train data` wrote")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--minutes", type=float, default=20.0, help="of training, what the large model takes aside")
+    parser.add_argument("--steps", type=int, help="of training, instead of minutes")
+    parser.add_argument("--unaligned", action="store_true", help="learn the text alone, without probabilities")
     parser.add_argument("--hidden", type=int, default=96)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=2)
@@ -160,20 +174,25 @@ def main() -> None:
     parser.add_argument("--prompt-weight", type=float, default=0.25, help="of prompts against answers")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.steps is not None and options.steps < 1:
+        parser.error("--steps must be 1 or more")
     torch.set_num_threads(1)
     large, _ = draftree.demo_model()
-    texts = ask(large, read(options.data / "rows.jsonl"))
+    rows = read(options.data / "rows.jsonl")
+    texts = unasked(rows) if options.unaligned else ask(large, rows)
     dev, train = texts[DEV_EVERY - 1 :: DEV_EVERY], [t for i, t in enumerate(texts) if i % DEV_EVERY != DEV_EVERY - 1]
     small = start(large, options)
     shuffle = random.Random(options.seed)
     lengths = [len(t.ids) for t in train]
 
-    # How many steps fit into the time is found out by the first ones, whose work is then thrown away.
-    trial = batches(lengths, options.tokens, shuffle)[:8]
-    begin = time.thread_time()
-    for group in trial:
-        loss_of(small, [train[i] for i in group], options).backward()
-    steps = max(1, int(60 * options.minutes / ((time.thread_time() - begin) / len(trial))))
+    steps = options.steps
+    if steps is None:
+        # How many fit into the time is found out by the first ones, whose work is then thrown away.
+        trial = batches(lengths, options.tokens, random.Random(options.seed))[:8]
+        begin = time.thread_time()
+        for group in trial:
+            loss_of(small, [train[i] for i in group], options).backward()
+        steps = max(1, int(60 * options.minutes / ((time.thread_time() - begin) / len(trial))))
     optimizer = torch.optim.AdamW(small.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = get_cosine_schedule_with_warmup(optimizer, steps // 30, steps)
     queue: list[list[int]] = []

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, LlamaForCausalLM
 
 from draftree.bench.models import encode_prompt
 from draftree.drafting import DraftModel
@@ -21,7 +22,10 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 
 
 @pytest.mark.slow
-def test_a_small_causal_model(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "given", [["--minutes", "0.05"], ["--steps", "20", "--unaligned"]], ids=["aligned", "unaligned"]
+)
+def test_a_small_causal_model(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
     lines = (Path(__file__).parent.parent / "src/draftree/data/prompts.jsonl").read_text().splitlines()[:41]
     with (tmp_path / "rows.jsonl").open("w") as file:
         for line in lines:
@@ -29,17 +33,47 @@ def test_a_small_causal_model(demo: Any, tmp_path: Path, monkeypatch: pytest.Mon
             answer = generate(demo.model, torch.tensor([ids]), max_new_tokens=12).sequences[0, len(ids) :].tolist()
             file.write(json.dumps({"prompt_ids": ids, "answer_ids": answer}) + "\n")
     out = tmp_path / "small"
-    options = ["--data", str(tmp_path), "--out", str(out), "--minutes", "0.05", "--tokens", "1024", "--hidden", "32"]
+    options = ["--data", str(tmp_path), "--out", str(out), *given, "--tokens", "1024", "--hidden", "32"]
     monkeypatch.setattr(sys, "argv", ["small_causal.py", *options, "--mlp", "48"])
-    runpy.run_path(str(RECIPES / "small_causal.py"), run_name="__main__")
+    recipe = runpy.run_path(str(RECIPES / "small_causal.py"))["main"]
+    if "--unaligned" in given:
+        del recipe.__globals__["ask"]  # it must do without the large model's probabilities
+    recipe()
     report = json.loads((out / "recipe.json").read_text())
     assert (report["texts"], report["held_out"]["texts"]) == (40, 1)
+    assert report["options"]["unaligned"] == ("--unaligned" in given)
+    assert report["steps"] == (report["options"]["steps"] or report["steps"]) > 0
+    assert report["held_out"]["perplexity"] > 1
     small = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     assert sum(p.numel() for p in small.parameters()) == report["parameters"] < 200_000
     prompt = torch.tensor([ids])
     drafted = generate(demo.model, prompt, drafter=DraftModel(small), shape=Fixed(4), max_new_tokens=12)
     assert drafted.sequences[0, len(ids) :].tolist() == answer
     assert drafted.stats.total.drafted > 0
+
+
+def test_unaligned_learns_by_plain_cross_entropy() -> None:
+    recipe = runpy.run_path(str(RECIPES / "small_causal.py"))
+    torch.manual_seed(0)
+    small = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=40,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=24,
+            pad_token_id=0,
+        )
+    )
+    rows = [(torch.randint(40, (9,)), 4), (torch.randint(40, (6,)), 2)]
+    prompts, answers = [], []
+    for ids, answer in rows:
+        each = torch.nn.functional.cross_entropy(small(ids[None]).logits[0, :-1], ids[1:], reduction="none")
+        prompts.append(each[: answer - 1])
+        answers.append(each[answer - 1 :])
+    options = Namespace(hard=0.3, prompt_weight=0.25)
+    loss = recipe["loss_of"](small, recipe["unasked"](rows), options)
+    torch.testing.assert_close(loss, torch.cat(answers).mean() + 0.25 * torch.cat(prompts).mean())
 
 
 @pytest.mark.slow
