@@ -388,3 +388,27 @@ def test_a_curve_from_disk_that_no_longer_holds_is_measured_again(
         assert len(measured) == calls
         assert found.seconds.tolist() == (slow if held is slow else truth).seconds.tolist()
     monkeypatch.setattr(host, "costs", {})
+
+
+def test_a_curve_that_makes_no_sense_is_measured_again_and_not_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that wait for a busy process: two rows took a thousand times one. All guesses would be dear for good."""
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
+    nonsense, truth = StepCost((1, 2, 16), (0.0003, 0.3, 0.4)), StepCost((1, 2, 16), (0.0003, 0.0004, 0.001))
+    host = open_host(build("llama"))
+    path = tmp_path / f"{cost_module._key(host)}.json"
+    for found, expected in (([truth], truth), ([nonsense, truth], truth), ([nonsense] * 3, None)):
+        path.write_text(json.dumps({"rows": nonsense.rows.tolist(), "seconds": nonsense.seconds.tolist()}))
+        left = list(found)
+        monkeypatch.setattr(cost_module, "measure_cost", lambda *_, left=left, **__: left.pop(0))
+        monkeypatch.setattr(host, "costs", {})
+        cost = cached_cost(host)
+        assert not left
+        if expected is not None:
+            assert cost.seconds.tolist() == expected.seconds.tolist()
+            assert json.loads(path.read_text())["seconds"] == expected.seconds.tolist()
+        else:  # no more than a pass for each row
+            assert cost.seconds.tolist() == pytest.approx([0.0003, 0.0006, 0.0048])
+            assert json.loads(path.read_text())["seconds"] == nonsense.seconds.tolist()  # as it was
+    monkeypatch.setattr(host, "costs", {})

@@ -36,6 +36,7 @@ TABLE = 256  # row counts in the planning table
 TABLE_EVERY = 32  # steps between two renewals of it, each of which takes as long as a few rows
 FAR_OFF = 2.0  # sum of the steps' logarithms of real over expected time that has it renewed before
 MOST_FACTOR = 2.0  # a step counts as no more than this much slower or faster than expected
+TRIES = 3  # measurements, as long as they make no sense
 CHECKED = (1, 16)  # rows of the steps that a curve from disk is checked by
 CHECK_MOST = 0.1  # seconds of a step up to which that is done: it has to be cheap
 AGREES = 1.3  # how far the two may grow apart before the curve is measured again
@@ -201,6 +202,12 @@ def _from_disk(host: Host, band: int) -> StepCost:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # none yet, or a damaged one: measured again and written over
     cost = measure_cost(host, context=band)
+    for _ in range(TRIES - 1):
+        if _plausible(cost):
+            break
+        cost = measure_cost(host, context=band)
+    if not _plausible(cost):  # good enough for this process, and nothing to hand on to others
+        return StepCost(cost.rows, np.minimum(cost.seconds, cost.rows * cost.seconds[0]))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
@@ -213,11 +220,22 @@ def _from_disk(host: Host, band: int) -> StepCost:
 
 def _still_true(host: Host, cost: StepCost, band: int) -> bool:
     """Whether a few steps agree with the curve's shape: it may have been measured beside a busy process."""
+    if not _plausible(cost):
+        return False
     if cost.of(CHECKED[-1]) > CHECK_MOST or cost.rows[-1] < CHECKED[-1]:
         return True
     now = measure_cost(host, 4 * float(cost.of(CHECKED[-1])), CHECKED, band)
     few, many = now.of(CHECKED) / cost.of(CHECKED)
     return bool(1 / AGREES < few / many < AGREES)
+
+
+def _plausible(cost: StepCost) -> bool:
+    """Whether rows together take less than twice what each takes alone.
+
+    Where several threads share a pass of many rows and another process is busy, they wait for each other: a thousand
+    times as long as a row that one thread passes. Such a curve would forbid all guesses for good.
+    """
+    return bool((cost.seconds <= 2 * cost.rows * cost.seconds[0]).all())
 
 
 def _cache_folder() -> Path:
