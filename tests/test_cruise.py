@@ -9,7 +9,7 @@ from draftree.drafting import Context
 from draftree.host.cost import StepCost
 from draftree.shaping import DynamicTree
 from draftree.shaping.counts import AHEAD, Average, Sizes
-from draftree.shaping.cruise import BETWEEN, Cruise
+from draftree.shaping.cruise import BETWEEN, LOOK_EVERY, Cruise
 from draftree.tree import TokenTree
 
 CHEAP, DEAR = np.linspace(1.0, 2.0, 100), np.arange(1.0, 101.0)
@@ -30,8 +30,15 @@ def test_steps_between_plans_are_of_the_sizes_found() -> None:
     cruise, one, two = Cruise(), request_of(1), request_of(2)
     full(cruise, one, two)
     cruise.follow([one], Sizes([4], [3.5]), [True], CHEAP, 0.0, packed=True)
-    sizes = [cruise.due([one]) for _ in range(BETWEEN + 1)]
+    sizes = []
+    for _ in range(BETWEEN + 1):
+        sizes.append(cruise.due([one]))
+        one.tokens += [7, 7, 7]
     assert sizes == [[5]] * BETWEEN + [None]  # an even number of rows; then the next plan is due
+    (course,) = cruise.over([one])
+    assert course.gain == pytest.approx(3 * (BETWEEN + 1) / BETWEEN)
+    assert course.spent == pytest.approx(CHEAP[5])
+    assert cruise.over([one]) == []  # told once
     for seconds, aside in ((DEAR, 0.0), (CHEAP, 100.0)):  # what drafting itself takes counts
         cruise.follow([one], Sizes([4], [3.5]), [True], seconds, aside, packed=True)
         assert cruise.due([one]) is None
@@ -41,6 +48,20 @@ def test_steps_between_plans_are_of_the_sizes_found() -> None:
     cruise.follow([one, two], Sizes([4, 2], [3.5, 1.5]), [True, True], CHEAP, 0.0, packed=True)
     cruise.end(2)
     assert cruise.due([one, two]) is None
+
+
+def test_steps_that_do_not_pay_are_given_up_soon() -> None:
+    """They bring a token each and take 1.05 of a plain step: a little patience, and a plan when it is at an end."""
+    for came, steps in ((1, LOOK_EVERY), (2, BETWEEN)):
+        cruise, one = Cruise(), request_of(1)
+        full(cruise, one)
+        cruise.follow([one], Sizes([5], [3.5]), [True], 1 + 0.05 * DEAR, 0.0, packed=True)
+        taken = 0
+        while cruise.due([one]) is not None:
+            one.tokens += [7] * came
+            taken += 1
+        assert taken == steps
+        assert [course.gain for course in cruise.over([one])] == [came]
 
 
 def test_padding_costs_where_rows_are_not_packed() -> None:

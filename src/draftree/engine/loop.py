@@ -171,7 +171,7 @@ class Loop:
         row_by_row = self.tolerance is not None and not any(trunks)  # prompts pass as the plain engine's
         limit = self.target.max_positions
         turn = tree_pass(trunks, trees, starts, attachment, floors, limit, row_by_row=row_by_row)
-        if self.reject_drafts:  # their -1 needs an embedding all the same
+        if self.reject_drafts and trees.width > 1:  # their -1 needs an embedding all the same
             turn.plan.tokens = turn.plan.tokens.clamp(min=0)
         if self.pruner is not None and turn.offset == 0 and trees.width > 1:
             turn.plan = self.pruner.enter(self.host, turn.plan, trees)
@@ -282,7 +282,7 @@ class Loop:
     def _observe(
         self, requests: list[Request], turn: TreePass, result: PassResult, walks: list[Walk], *, own_rows: bool
     ) -> None:
-        if self.drafter is None:
+        if self.drafter is None or (self._idle and not self._observed):
             return
         contexts = [r.context for r in requests]
         if self.shape is not None and not self._idle:

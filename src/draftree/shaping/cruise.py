@@ -8,6 +8,7 @@ nothing (ProPD plans again when things have shifted, section 4.2.3).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,17 @@ from draftree.shaping.counts import Average, Sizes
 
 BETWEEN = 15  # steps between two plans
 HABIT = 0.9  # weight of the past in what a request's guesses bring
+LOOK_EVERY = 4  # of them, after which it is looked whether they pay
+PATIENCE = 0.9  # of the time they took, what they must have brought
 USUAL = 0.8  # weight of earlier requests in what those of a new one are taken for
+
+
+class Course(NamedTuple):
+    """What steps between two plans were for a request: tokens a step, and time of a step in plain ones."""
+
+    request: Context
+    gain: float
+    spent: float
 
 
 class Cruise:
@@ -28,16 +39,50 @@ class Cruise:
         self._ids: list[int] = []  # of the batch that was planned for
         self._sizes: list[int] = []
         self._left = 0  # steps to go
+        self._taken = 0  # steps so far
+        self._lengths: list[int] = []  # of the texts, at the first of them
+        self._spent = 0.0  # time of such a step in plain ones, of a request with guesses
+
+    @property
+    def running(self) -> bool:
+        """Whether there are steps to go, or steps that nobody has been told of."""
+        return self._left > 0 or self._taken > 0
 
     def due(self, requests: Sequence[Context]) -> list[int] | None:
         """Guesses of a step that is not planned, which is one of those to go; None for a step to be planned."""
         if not self._left:
             return None
         if len(requests) != len(self._ids) or any(r.id != known for r, known in zip(requests, self._ids, strict=True)):
+            self._left = self._taken = 0
+            return None
+        if not self._taken:
+            self._lengths = [len(request.tokens) for request in requests]
+        elif self._taken % LOOK_EVERY == 0 and not self._pays(requests):
             self._left = 0
             return None
         self._left -= 1
+        self._taken += 1
         return self._sizes
+
+    def _pays(self, requests: Sequence[Context]) -> bool:
+        """Whether the steps so far have brought what they took, but for some bad luck."""
+        came = spent = 0.0
+        for request, length, size in zip(requests, self._lengths, self._sizes, strict=True):
+            if size:
+                came += len(request.tokens) - length
+                spent += self._taken * self._spent
+        return came > PATIENCE * spent
+
+    def over(self, requests: Sequence[Context]) -> list[Course]:
+        """What the steps since the last plan were, once, for each request that had guesses in them."""
+        steps, self._taken = self._taken, 0
+        if not steps or len(requests) != len(self._ids):
+            return []
+        return [
+            Course(request, (len(request.tokens) - length) / steps, self._spent)
+            for request, length, size in zip(requests, self._lengths, self._sizes, strict=True)
+            if size
+        ]
 
     def averages(self, requests: Sequence[Context], takes: Sequence[bool]) -> list[Average | None]:
         """What the guesses of the requests that take part were worth of late, to learn of a plan."""
@@ -80,8 +125,11 @@ class Cruise:
         gain = sum(more if part else 1.0 for more, part in zip(later.gains, takes, strict=True))
         whole = int(rows)
         time = seconds[whole - 1] + (rows - whole) * (seconds[whole] - seconds[whole - 1]) + aside
-        pays = any(sizes) and gain / time > batch / seconds[batch - 1]
-        self._left = BETWEEN if pays else 0
+        plain = seconds[batch - 1]
+        pays = any(sizes) and gain / time > batch / plain
+        self._left, self._taken = (BETWEEN if pays else 0), 0
+        guessing = sum(size > 0 for size in sizes)
+        self._spent = 1.0 + (time / plain - 1.0) * batch / guessing if guessing else 1.0
         self._ids, self._sizes = [request.id for request in requests], sizes
 
     def end(self, request: int) -> None:
@@ -90,4 +138,4 @@ class Cruise:
         if ended is not None:
             self._usual.mix(ended.values, self._usual.next())
         if request in self._ids:
-            self._left = 0
+            self._left = self._taken = 0

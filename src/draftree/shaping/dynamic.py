@@ -100,10 +100,14 @@ class DynamicTree(Shape):
 
     def rests(self, requests: Sequence[Context]) -> bool:
         """See `Shape.rests`: most steps of a rest; now and then one is looked at, for what plain steps take."""
-        self._steady = self._cruise.due(requests) if self._simple else None
-        if self._steady is not None:
-            self.governor.elapse(requests)
-            return False
+        self._steady = None
+        if self._cruise.running:
+            self._steady = self._cruise.due(requests)
+            if self._steady is not None:
+                self.governor.elapse(requests)
+                return False
+            for request, gain, spent in self._cruise.over(requests):
+                self.governor.book(request, gain, spent)
         self._idle += 1
         if self._idle % IDLE_EVERY == 0 or self._unprepared or self.calibration.waiting:
             return False
