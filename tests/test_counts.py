@@ -40,7 +40,13 @@ def test_the_compiled_counts_are_the_plain_ones() -> None:
     assert taken > 50
     unsorted = TokenTree.from_arrays([1, 2], [-1, -1], [-2.0, -1.0], root=0)
     for one in (plain, compiled):
-        assert one.plan(unsorted, [1.0], [None], np.ones(40), 0.0, packed=True) is None
+        average = counts.Average(0.9)
+        assert one.plan(unsorted, [1.0], [average], np.ones(40), 0.0, packed=True) is None
+        assert average.past == 0.0  # it was not counted
+    many = TokenTree.stack([tree.first([3])] * 200)  # too many for the compiled form
+    averages = [counts.Average(0.9) for _ in range(200)]
+    assert compiled.plan(many, [1.0] * 200, averages, np.linspace(1, 9, 5200), 0.0, packed=True) is not None
+    assert {average.past for average in averages} == {0.5}
 
 
 def check_plans(

@@ -23,7 +23,7 @@ def full(cruise: Cruise, *requests: Context) -> None:
     """Their trees have always had all guesses."""
     for average in cruise.averages(requests, [True] * len(requests)):
         assert average is not None
-        average.mix(np.ones((2, AHEAD)), 0.0)
+        average.values[:] = 1.0
 
 
 def test_steps_between_plans_are_of_the_sizes_found() -> None:
@@ -79,7 +79,7 @@ def test_guesses_that_are_seldom_there_cost_little() -> None:
         cruise, one = Cruise(), request_of(1)
         (average,) = cruise.averages([one], [True])
         assert average is not None
-        average.mix(np.stack([np.full(AHEAD, 0.1), np.full(AHEAD, there)]), 0.0)
+        average.values[:] = np.stack([np.full(AHEAD, 0.1), np.full(AHEAD, there)])
         cruise.follow([one], Sizes([5], [1.45]), [True], 1 + 0.1 * DEAR, 0.0, packed=True)
         assert (cruise.due([one]) is not None) == (there < 1)
 
@@ -98,15 +98,15 @@ def test_averages_are_the_requests_own() -> None:
 def test_an_average_learns_from_trees() -> None:
     average = Average(0.6)
     for worth in ([0.8, 0.4], [0.6], [0.1, 0.1, 0.1]):
-        average.add(np.array(worth), average.next())
+        average.add(np.array(worth))
     after_two = np.array([0.7, 0.2, 0.0])
     np.testing.assert_allclose(average.values[0, :3], 0.6 * after_two + 0.04)
     np.testing.assert_allclose(average.values[1, :4], [1.0, 0.7, 0.4, 0.0])
     assert average.rows(2) == pytest.approx(1.7)
     fresh = Average(0.6, average)
     np.testing.assert_allclose(fresh.values, average.values)
-    assert fresh.next() == 0.5  # the others count as much as a tree
-    assert Average(0.6, Average(0.6)).next() == 0.0  # if anything is known of them
+    assert fresh.past == 0.5  # the others count as much as a tree
+    assert Average(0.6, Average(0.6)).past == 0.0  # if anything is known of them
 
 
 def test_only_every_sixteenth_step_is_planned_where_drafting_pays() -> None:

@@ -66,24 +66,30 @@ class Average:
         self.values: np.ndarray = np.zeros((2, AHEAD)) if usual is None else usual.values.copy()
         self.at = self.values.ctypes.data  # takes longer to ask for than to plan a step
 
-    def next(self) -> float:
-        """What the past weighs against the next tree, which is counted."""
-        self._trees += 1
-        return min(self._habit, 1 - 1 / self._trees)
+    @property
+    def past(self) -> float:
+        """What the past weighs against the next tree."""
+        return min(self._habit, self._trees / (self._trees + 1))
 
-    def add(self, worth: np.ndarray, habit: float) -> None:
-        """A tree's guesses are worth [n], falling; `habit` is what `next` said."""
+    def count(self) -> None:
+        """A tree was added where the values lie."""
+        self._trees += 1
+
+    def add(self, worth: np.ndarray) -> None:
+        """A tree's guesses are worth [n], falling."""
         found = np.zeros((2, AHEAD))
         found[:, : len(worth)] = worth[:AHEAD], np.ones(min(len(worth), AHEAD))
-        self.mix(found, habit)
+        self.mix(found)
 
     def rows(self, size: int) -> float:
         """Guesses that a tree has on the average where `size` are asked for."""
         return sum(self.values[1, :size].tolist())
 
-    def mix(self, values: np.ndarray, habit: float) -> None:
-        """Values [2, AHEAD] add to these."""
-        self.values[:] = habit * self.values + (1 - habit) * values
+    def mix(self, values: np.ndarray) -> None:
+        """Values [2, AHEAD] add to these as a tree's."""
+        past = self.past
+        self.values[:] = past * self.values + (1 - past) * values
+        self.count()
 
 
 class Lesson(NamedTuple):
@@ -150,7 +156,7 @@ class Counts:
         now = _choose(worth, [np.ones(len(of)) for of in worth], seconds, packed=packed)
         for average, found in zip(averages, worth, strict=True):
             if average is not None:
-                average.add(found, average.next())
+                average.add(found)
         ahead = [np.zeros((2, 0)) if average is None else average.values for average in averages]
         ahead = [of[:, : int((of[1] > RARE).argmin()) if (of[1] <= RARE).any() else AHEAD] for of in ahead]
         later = _choose([of[0] for of in ahead], [of[1] for of in ahead], seconds + aside, packed=packed)
@@ -227,14 +233,19 @@ class CompiledCounts(Counts):
         whole, real = c_int64 * batch, c_double * batch
         now, later, now_gains, later_gains = whole(), whole(), real(), real()
         at = (c_void_p * batch)(*[None if average is None else average.at for average in averages])
-        habits = real(*[0.0 if average is None else average.next() for average in averages])
+        habits = real(*[0.0 if average is None else average.past for average in averages])
         told = self._plan(
             *(logp.data_ptr(), logp.shape[1], batch, whole(*trees.sizes), self._of_rates, real(*trust), at),
             *(habits, self._at, aside, packed, now, now_gains, later, later_gains),
         )
         if told == -2:
             return super().plan(trees, trust, averages, seconds, aside, packed=packed)
-        return None if told else (Sizes(now[:], now_gains[:]), Sizes(later[:], later_gains[:]))
+        if told:
+            return None
+        for average in averages:
+            if average is not None:
+                average.count()
+        return Sizes(now[:], now_gains[:]), Sizes(later[:], later_gains[:])
 
     def learn(self, drafted: Drafted, text: list[int], *, ended: bool = False) -> Lesson | None:
         """See `Counts.learn`."""

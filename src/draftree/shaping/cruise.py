@@ -136,6 +136,6 @@ class Cruise:
         """The request is over."""
         ended = self._averages.pop(request, None)
         if ended is not None:
-            self._usual.mix(ended.values, self._usual.next())
+            self._usual.mix(ended.values)
         if request in self._ids:
             self._left = self._taken = 0
