@@ -71,19 +71,24 @@ def test_hits_of_heads_are_those_of_stock_passes(demo):
 
 
 @torch.no_grad()
-def test_hits_of_an_early_head_are_about_the_next_token(demo):
-    head = EarlyHead.fresh(demo.model, layer=6)
+def test_hits_of_an_early_head_begin_with_the_next_token(demo):
+    head = randomised(EarlyHead.fresh(demo.model, layer=6, places=3), 0.02)
     setup = setup_of(demo, [("head", head)])
     found = hits_of(setup, head, [task.ids for task in setup.tasks])
-    assert found.places == (1,)
-    right = np.zeros(RANKS, np.int64)
+    assert found.places == (1, 2, 3)
+    right = np.zeros((3, RANKS), np.int64)
     for prompt, text in answers(demo, setup):
         states = demo.model(torch.tensor([text]), output_hidden_states=True).hidden_states[6][0]
-        logits = head.weights(states, demo.model.get_output_embeddings())
-        for newest in range(len(prompt) - 1, len(text) - 1):
-            right += ranks_by_hand(logits[newest], text[newest + 1])
-    assert (found.right.sum((0, 1)) == right).all()
-    assert right[0] > 0
+        for d, logits in enumerate(head.weights.ahead(states, demo.model.get_output_embeddings())):
+            for newest in range(len(prompt) - 1, len(text) - 1 - d):
+                right[d] += ranks_by_hand(logits[newest], text[newest + 1 + d])
+    assert (found.right.sum(0) == right).all()
+    assert right[0, 0] > 0
+    table = EXPERIMENTS["draft-accuracy"].run(setup)
+    assert [(row["place"], row["top"]) for row in table.rows] == [(n, k) for n in (1, 2, 3) for k in range(1, 11)]
+    tops = right.cumsum(1) / found.cases.sum(0)[:, None]
+    assert [row["accuracy"]["value"] for row in table.rows] == pytest.approx(tops.reshape(-1).tolist())
+    assert table.tables[0].row_count == 3
 
 
 @torch.no_grad()

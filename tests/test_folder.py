@@ -68,7 +68,7 @@ def test_early_heads_are_no_drafters(tmp_path):
     head = EarlyHead.fresh(model, layer=2, rank=4)
     head.base = base_of(model)
     head.save_pretrained(tmp_path)
-    assert EarlyHead.from_pretrained(tmp_path, model).settings == {"layer": 2, "rank": 4}
+    assert EarlyHead.from_pretrained(tmp_path, model).settings == {"layer": 2, "rank": 4, "places": 1}
     with pytest.raises(ValueError, match="prunes and does not draft"):
         load_drafter(tmp_path, model)
     with pytest.raises(ValueError, match="holds early-head, not bita"):
@@ -77,6 +77,34 @@ def test_early_heads_are_no_drafters(tmp_path):
         EarlyHead.fresh(model, layer=4)
     with pytest.raises(ValueError, match="rank is -1"):
         EarlyHead.fresh(model, layer=2, rank=-1)
+    with pytest.raises(ValueError, match="places is 0: give 1 for the next token alone, or more"):
+        EarlyHead.fresh(model, layer=2, places=0)
+
+
+def test_early_heads_keep_their_further_places(tmp_path):
+    model = build("llama")
+    head = EarlyHead.fresh(model, layer=2, rank=4, places=3)
+    with torch.no_grad():
+        for p in head.weights.parameters():
+            p.normal_()
+    head.base = base_of(model)
+    head.save_pretrained(tmp_path)
+    states = torch.randn(2, 64)
+    loaded = EarlyHead.from_pretrained(tmp_path, model)
+    wanted, found = (torch.stack(h.weights.ahead(states, model.lm_head)) for h in (head, loaded))
+    assert torch.equal(wanted, found)
+    assert torch.equal(loaded.weights(states, model.lm_head), wanted[0]), "pruning reads the first place"
+    # A folder with one place has the tensors of folders from before there were more, whose settings name none.
+    tensors = load_file(tmp_path / WEIGHTS)
+    save_file({name: t for name, t in tensors.items() if not name.startswith("further")}, tmp_path / WEIGHTS)
+    with pytest.raises(ValueError, match=r"has no tensor 'further\.0\.norm'"):
+        EarlyHead.from_pretrained(tmp_path, model)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    del config["settings"]["places"]
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    old = EarlyHead.from_pretrained(tmp_path, model)
+    assert old.settings["places"] == 1
+    assert torch.equal(old.weights(states, model.lm_head), wanted[0])
 
 
 def test_nothing_is_saved_without_a_base(tmp_path):

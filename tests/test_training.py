@@ -28,7 +28,7 @@ METHODS = {
     "bita": {"prompts": 4, "masks": 2},
     "hidden-transfer": {"transfer_layers": [1, 2]},
     "medusa": {"heads": 2},
-    "early-head": {"layer": 2},
+    "early-head": {"layer": 2, "places": 3},
 }
 
 
@@ -112,27 +112,36 @@ def test_a_run_learns_and_says_what_it_did(zoo_data, tmp_path, method):
     assert held.recipe["steps"] == 30
 
 
-def test_dev_accuracy_is_that_of_slow_counting(zoo_data):
-    """Top-k shares against a loop over cases, ties and padded splits included."""
+@pytest.mark.parametrize(
+    ("method", "settings", "places"),
+    [("medusa", {"heads": 2}, (2, 3)), ("early-head", {"layer": 2, "places": 3}, (1, 2, 3))],
+)
+def test_dev_accuracy_is_that_of_slow_counting(zoo_data, method, settings, places):
+    """Top-k shares and the loss against a loop over cases, ties and padded splits included."""
     model, _ = zoo_data
-    _, objective = prepare("medusa", model, {"heads": 2}, {})
+    _, objective = prepare(method, model, settings, {})
     rows = [Row(tuple(range(5, 18)), 4), Row(tuple(range(20, 27)), 3)]
     inputs = collate([(row, None) for row in rows], None)
     with torch.no_grad():
         out = objective.eval()(**inputs)
         _, logits = objective.measure(Batch(**inputs))
-    for depth, place in enumerate((2, 3)):
-        hits, seen = [0] * len(RANKS), 0
+    total = 0.0
+    for depth, place in enumerate(places):
+        hits, seen, loss = [0] * len(RANKS), 0, 0.0
         for b, row in enumerate(rows):
             for s, split in enumerate(range(row.start - 1, len(row) - 2)):
                 if split + place >= len(row):
                     continue
                 seen += 1
                 case = logits[depth][b, s]
+                loss -= float(case.log_softmax(-1)[row.tokens[split + place]])
                 better = int((case > case[row.tokens[split + place]]).sum())
                 hits = [h + (better < k) for h, k in zip(hits, RANKS, strict=True)]
         assert out["hits"][depth].tolist() == hits
         assert int(out["seen"][depth]) == seen
+        total += loss / seen
+    assert len(logits) == len(places)
+    assert float(out["loss"]) == pytest.approx(total, rel=1e-4)
 
 
 # -------------------------------------------------------------------- going on
@@ -308,6 +317,7 @@ def test_bad_options_are_one_sentence(zoo_data, tmp_path):
     refused("give layers from 1 to 3", "hidden-transfer", settings={"transfer_layers": [2, 4]})
     refused("heads is 0", settings={"heads": 0})
     refused("layer is 9: the model has 4", "early-head", settings={"layer": 9})
+    refused("places is 0: give 1", "early-head", settings={"layer": 2, "places": 0})
     refused("decay is 0", training={"decay": 0})
     refused("no option 'prefix_dropuot'", "bita", TypeError, training={"prefix_dropuot": 0.1})
     refused("no method 'medussa'.*Did you mean 'medusa'", "medussa")

@@ -160,16 +160,19 @@ def test_hidden_transfer_alone_replaces_one_state_of_the_stock_model(family):
 @pytest.mark.parametrize("rank", [0, 3])
 def test_early_head_reads_the_states_after_its_layer(rank):
     model = build("qwen3")
-    head, objective = prepare("early-head", model, {"layer": 2, "rank": rank}, {})
+    head, objective = prepare("early-head", model, {"layer": 2, "rank": rank, "places": 2}, {})
     randomise(head.weights)
     row = rows_for(model, 1)[0]
     batch, guesses = packed(objective, [row])
     with torch.no_grad():
         states = model(input_ids=torch.tensor([row.tokens]), output_hidden_states=True, use_cache=False).hidden_states
-        x = states[2][0, batch.splits[0]]
-        x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * head.weights.norm
-        moved = x + x @ (head.weights.up @ head.weights.down).T if rank else x @ head.weights.projection.T
-        torch.testing.assert_close(guesses[0, :, 0], model.lm_head(moved), atol=1e-4, rtol=1e-4)
+        state = states[2][0, batch.splits[0]]
+        for depth, weights in enumerate([head.weights, *head.weights.further]):
+            x = state / (state.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights.norm
+            moved = x + x @ (weights.up @ weights.down).T if rank else x @ weights.projection.T
+            torch.testing.assert_close(guesses[0, :, depth], model.lm_head(moved), atol=1e-4, rtol=1e-4)
+        assert guesses.shape[2] == 2
+        assert not torch.allclose(guesses[0, :, 0], guesses[0, :, 1]), "each place has weights of its own"
 
 
 def test_an_untrained_hidden_transfer_is_a_plain_repetition_of_states():
@@ -182,7 +185,7 @@ def test_an_untrained_hidden_transfer_is_a_plain_repetition_of_states():
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mpt", "t5"])
 def test_gradients_reach_every_weight_and_no_weight_of_the_model(family, method):
     model = build(family)
-    settings = {"layer": 2} if method == "early-head" else {}
+    settings = {"layer": 2, "places": 2} if method == "early-head" else {}
     trained, objective = prepare(method, model, settings, {})
     for p in model.parameters():
         p.requires_grad_(False)

@@ -35,11 +35,7 @@ def draft_accuracy(setup: Setup) -> Findings:
         for k, score in enumerate(by_rank, 1)
     ]
     places = sorted({place for _, place in scores})
-    remarks = []
-    if 1 in places:
-        remarks.append(
-            "Early heads are trained to guess the token that the model itself says next, so theirs is N = 1."
-        )
+    remarks = ["N = 1 is what the model itself says next, which an early head guesses too."] if 1 in places else []
     return Findings(
         rows,
         [_table(scores, cases)],

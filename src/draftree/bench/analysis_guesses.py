@@ -177,7 +177,6 @@ def _reader(setup: Setup, trained: Trained) -> tuple[Callable[[Step], Tensor | N
 
     def read_early(step: Step) -> Tensor | None:
         states = step.result.hidden[head.layer][:, step.offset]
-        logits: Tensor = weights(states, anatomy.head)
-        return logits[:, None]
+        return torch.stack(weights.ahead(states, anatomy.head), 1)
 
-    return read_early, (1,), (head.layer,)
+    return read_early, tuple(range(1, head.settings["places"] + 1)), (head.layer,)

@@ -78,10 +78,11 @@ def early_head(
     model: Model = None,
     layer: Annotated[int, typer.Option(help="n, layers that have run.")] = 4,
     rank: Annotated[int, typer.Option(help="Of the projection; 0 for a full one.")] = 0,
+    places: Annotated[int, typer.Option(help="Tokens guessed, the next one first; pruning needs that alone.")] = 1,
     run: MethodRun,
 ) -> None:
     """A head after an early layer, for pruning (ProPD)."""
-    _train("early-head", data, out, model, run, {"layer": layer, "rank": rank}, {})
+    _train("early-head", data, out, model, run, {"layer": layer, "rank": rank, "places": places}, {})
 
 
 def _train(

@@ -1,7 +1,8 @@
 """An early head: what the model is about to say, read off the states after its first layers (ProPD, section 4.1).
 
 A norm and a projection bring the states after layer n to where the model's own head can read them. Both start as the
-identity, so an untrained head is the plain early exit.
+identity, so an untrained head is the plain early exit. Further ones can guess the tokens behind that one: they are the
+early exits that drafters are compared with (Hidden Transfer, Figure 3), and pruning has no use for them.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ class EarlyHeadWeights(nn.Module):
     Args:
         hidden_size: d.
         rank: of the low-rank projection; 0 for a full one.
+        places: how many tokens are guessed; 1 for the next one alone.
 
     Attributes:
         norm: [d], gains of a root-mean-square norm.
         down, up: V [rank, d] and U [d, rank] of the low-rank projection, U starting at 0.
         projection: P [d, d] of the full one, starting at the identity.
+        further: the same once more for each place after the first.
     """
 
-    def __init__(self, hidden_size: int, rank: int = 0) -> None:
+    def __init__(self, hidden_size: int, rank: int = 0, places: int = 1) -> None:
         super().__init__()
         self.rank = rank
         self.norm = nn.Parameter(torch.ones(hidden_size))
@@ -41,12 +44,17 @@ class EarlyHeadWeights(nn.Module):
             self.up = nn.Parameter(torch.zeros(hidden_size, rank))
         else:
             self.projection = nn.Parameter(torch.eye(hidden_size))
+        self.further = nn.ModuleList(EarlyHeadWeights(hidden_size, rank) for _ in range(places - 1))
 
     def forward(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
         """Logits [.., V] of the next token from states [.., d], through the model's own `head`."""
         x = nn.functional.rms_norm(hidden.to(self.norm.dtype), self.norm.shape, self.norm, EPSILON)
         x = x + x @ self.down.T @ self.up.T if self.rank else x @ self.projection.T
         return head(x.to(hidden.dtype))
+
+    def ahead(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Logits [.., V] of the next token, of the one after it, and so on, one for each place; see `forward`."""
+        return [self(hidden, head), *(place(hidden, head) for place in self.further)]
 
 
 class EarlyHead(Trained):
@@ -56,28 +64,32 @@ class EarlyHead(Trained):
         shapes: hidden_size, layers and vocab_size of the model.
         layer: n, how many layers have run (1 .. layers - 1).
         rank: of the low-rank projection; 0 for a full one.
+        places: how many tokens are guessed, each by a norm and projection of its own; pruning asks for the first alone.
 
     Raises:
-        ValueError: a layer outside the model, or a rank below 0 or above the hidden size.
+        ValueError: a layer outside the model, a rank below 0 or above the hidden size, or no place.
     """
 
     method: ClassVar[str] = "early-head"
+    weights: EarlyHeadWeights
 
-    def __init__(self, shapes: Mapping[str, int], layer: int = 4, rank: int = 0) -> None:
+    def __init__(self, shapes: Mapping[str, int], layer: int = 4, rank: int = 0, places: int = 1) -> None:
         if not 1 <= layer < shapes["layers"]:
             raise ValueError(
                 f"layer is {layer}: the model has {shapes['layers']}, so give 1 to {shapes['layers'] - 1}."
             )
         if not 0 <= rank <= shapes["hidden_size"]:
             raise ValueError(f"rank is {rank}: give 0 for a full projection, or 1 to {shapes['hidden_size']}.")
+        if places < 1:
+            raise ValueError(f"places is {places}: give 1 for the next token alone, or more.")
         self._shapes = dict(shapes)
         self.layer = layer
-        self.settings: dict[str, Any] = {"layer": layer, "rank": rank}
-        self.weights = EarlyHeadWeights(shapes["hidden_size"], rank)
+        self.settings: dict[str, Any] = {"layer": layer, "rank": rank, "places": places}
+        self.weights = EarlyHeadWeights(shapes["hidden_size"], rank, places)
 
     @classmethod
     def fresh(cls, model: Any, **settings: Any) -> Self:
-        """An untrained head for `model`; settings `layer` and `rank`."""
+        """An untrained head for `model`; settings `layer`, `rank` and `places`."""
         target = inspect_model(model)
         sizes = {"hidden_size": target.hidden_size, "layers": len(target.layers), "vocab_size": target.vocab_size}
         return cls(sizes, **settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from draftree.drafting.folder import Trained
@@ -31,25 +32,30 @@ class MedusaObjective(Objective):
         """See `Objective.measure`."""
         states = self.anatomy.close(self.tap(batch, len(self.target.layers)))
         logits = list(self.weights(states, self.anatomy.head))
-        losses = [cross_entropy(guess, *batch.truth(place)) for guess, place in zip(logits, self.places, strict=True)]
+        losses = _losses(self, batch, logits)
         return sum((self.decay**i * loss for i, loss in enumerate(losses)), losses[0] * 0), logits
 
 
 class EarlyHeadObjective(Objective):
-    """Cross entropy of the early head against the model's own next token, as in its greedy answers.
+    """Cross entropy of guess i against the token i places after the split point, summed; the first is the next token.
 
     Args:
         trained: an `EarlyHead`.
         model: the frozen model.
     """
 
-    places = (1,)
-
     def __init__(self, trained: Trained, model: Any) -> None:
         super().__init__(trained, model)
         self.layer = int(trained.settings["layer"])
+        self.places = tuple(range(1, int(trained.settings["places"]) + 1))
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """See `Objective.measure`."""
-        logits = self.weights(self.tap(batch, self.layer), self.anatomy.head)
-        return cross_entropy(logits, *batch.truth(1)), [logits]
+        logits = self.weights.ahead(self.tap(batch, self.layer), self.anatomy.head)
+        return torch.stack(_losses(self, batch, logits)).sum(), logits
+
+
+def _losses(objective: Objective, batch: Batch, logits: list[Tensor]) -> list[Tensor]:
+    """The cross entropy of each depth's guesses."""
+    pairs = zip(logits, objective.places, strict=True)
+    return [cross_entropy(guess, *batch.truth(place)) for guess, place in pairs]
