@@ -1,5 +1,7 @@
 """A training pass says what inference says: rows packed for many split points against rows of decoding steps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from zoo import MEMBERS, build
@@ -105,21 +107,11 @@ def test_a_wrong_packing_would_be_seen():
     _, guesses = packed(objective, rows)
     later = Batch(**collate([(rows[0], None)], None))
     plan = objective.packed(later)
-    width = later.tokens.shape[1]
     visible = plan.visible.clone()
-    visible[:, width:, : rows[0].start + 1] = True  # the first group sees the answer's first token
+    visible[:, :, : rows[0].start + 1] = True  # the first group sees the answer's first token
     with torch.no_grad():
         wrong = objective.host.run_with_gradients(
-            objective.plan(
-                later,
-                tokens=plan.tokens,
-                positions=plan.positions,
-                visible=visible,
-                embeddings=plan.embeddings,
-                prefix_rows=plan.prefix_rows,
-                first_logit_row=width,
-            ),
-            objective.prefix(1),
+            replace(plan, visible=visible), objective.prefix(1), context=objective.context(later)
         ).logits.unflatten(1, (-1, 3))
     assert (wrong[0, 0] - guesses[0, 0]).abs().max() > 0.01
 

@@ -97,14 +97,19 @@ class HookedHost(Host):
         return probe(self.target)
 
     def run_with_gradients(
-        self, plan: Plan, prefix: Sequence[tuple[Tensor, Tensor]] | None = None, encoder: Any = None
+        self,
+        plan: Plan,
+        prefix: Sequence[tuple[Tensor, Tensor]] | None = None,
+        encoder: Any = None,
+        context: SlotCache | None = None,
     ) -> PassResult:
-        """Pass whole sequences through the model, differentiable in the plan's embeddings, prefix and surgeries.
+        """Pass rows through the model, differentiable in the plan's embeddings, prefix and surgeries.
 
-        There is no context before the rows and nothing to commit afterwards. `prefix` is the deep prefix, per layer
-        (keys, values), each [kv heads, P, head dim] or [B, ..]; `encoder` as of `run`.
+        There is nothing to commit afterwards. `prefix` is the deep prefix, per layer (keys, values), each [kv heads, P,
+        head dim] or [B, ..]; `encoder` as of `run`; `context` has been filled by `run`, with equally many columns in
+        every slot, and None stands for whole sequences.
         """
-        return self._run(plan, GradientCache(len(self.target.layers), plan.batch, prefix), 0, encoder)
+        return self._run(plan, GradientCache(len(self.target.layers), plan.batch, prefix, context), 0, encoder)
 
     def _run(self, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> PassResult:
         if self.target.model.training:
