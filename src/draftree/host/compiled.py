@@ -27,6 +27,7 @@ from draftree.host.parts import Norm, Parts
 from draftree.host.plan import Segment
 from draftree.host.rotary import Rotation
 from draftree.host.skip import Omitted
+from draftree.host.threads import Pace
 
 LIBRARY = Path(__file__).with_name("_layer.so")
 ABI = 10
@@ -144,17 +145,21 @@ class CompiledStack:
         self._described = (c_void_p * len(layers))(*(ctypes.addressof(layer._described) for layer in layers))
         self.scratch = max(layer.scratch for layer in layers)
         self.dim = max(layer.parts.heads.dim for layer in layers)
-        self._weights = sum(p.described.inputs * p.described.outputs for layer in layers for p in layer._packed)
+        by_layer = [sum(p.described.inputs * p.described.outputs for p in layer._packed) for layer in layers]
+        self.weights, self._by_layer, self._pace = sum(by_layer), by_layer, Pace()  # in a row's products
 
     def threads(self, rows: int) -> int:
         """Threads for a pass of so many rows."""
-        return torch.get_num_threads() if rows * self._weights > WORTH_THREADS else 1
+        return self._pace.threads(rows * self.weights, WORTH_THREADS)
 
     def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles) -> None:
         """Its layers [first, last) on x [B, n, d], in place; the rows of the pass see all of the context."""
         keys, values = self.stores(angles.cache, x, first, last)
         layers = ctypes.byref(self._described, first * ctypes.sizeof(c_void_p))
+        began = self._pace.clock()
         self._run(layers, last - first, angles.described, x.data_ptr(), keys, values)
+        work = x.shape[0] * x.shape[1] * sum(self._by_layer[first:last])
+        self._pace.took(work, angles.described.threads, began)
 
     def stores(self, cache: SlotCache, like: Tensor, first: int = 0, last: int | None = None) -> tuple[Any, Any]:
         """Where a cache has the keys and the values of layers [first, last), by default of all: arrays of addresses."""
@@ -198,7 +203,12 @@ class CompiledHead:
     def __init__(self, library: ctypes.CDLL, norm: Norm, head: Any, cap: float | None = None) -> None:
         self._library = library
         self._norm, self._cap = norm, cap
-        self._packed = Packed([head])
+        self._packed, self._pace = Packed([head]), Pace()
+
+    def threads(self, rows: int) -> int:
+        """Threads for the logits of so many rows."""
+        matrix = self._packed.described
+        return self._pace.threads(rows * matrix.inputs * matrix.outputs, WORTH_THREADS // 4)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `layer.TensorHead`."""
@@ -209,6 +219,7 @@ class CompiledHead:
         self._library.layer_norm(x.data_ptr(), weight.data_ptr(), epsilon, rows, width, normed.data_ptr())
         matrix = self._packed.described
         logits = x.new_empty(*x.shape[:2], matrix.outputs)
-        threads = torch.get_num_threads() if rows * width * matrix.outputs > WORTH_THREADS // 4 else 1
+        threads, began = self.threads(rows), self._pace.clock()
         self._library.layer_product(matrix, normed.data_ptr(), rows, threads, 0, logits.data_ptr())
+        self._pace.took(rows * width * matrix.outputs, threads, began)
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)

@@ -27,6 +27,7 @@ from draftree.host.probe import probe
 from draftree.host.product import may_copy
 from draftree.host.source import SourceReader, all_plain, bias_by_distance, dense_linears, plain, plain_linears
 from draftree.host.target import Target
+from draftree.host.threads import Pace
 
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
 ACTIVATIONS = (("relu", False), ("gelu_new", True))  # with a gate or without
@@ -108,7 +109,7 @@ class _Decoder:
     """The decoder's weights in panels, and the calls."""
 
     def __init__(self, library: Any, target: Target) -> None:
-        self._library, self._scratch = prepared(library), Scratch()
+        self._library, self._scratch, self._pace = prepared(library), Scratch(), Pace()
         library.layer_crossed.restype = c_int64
         library.layer_crossed.argtypes = [
             *(POINTER(_Cross), POINTER(_Pass), *[c_void_p] * 3),
@@ -147,12 +148,17 @@ class _Decoder:
         call.p.visible, call.p.back = visible.data_ptr(), visible.shape[2] - width
         logits = torch.empty(batch, end - begin, head.outputs)
         wanted = batch * (end - begin)
-        threads = torch.get_num_threads() if wanted * head.inputs * head.outputs > WORTH_THREADS // 4 else 1
+        at_head = wanted * head.inputs * head.outputs
+        threads = self._pace.threads(at_head, WORTH_THREADS // 4)
+        began = self._pace.clock()
         done = self._library.layer_crossed(
             *(call.cross, call.p, tokens.data_ptr(), call.keys, call.values, begin, end, threads),
             *(call.work, call.work + 4 * floats, logits.data_ptr()),
         )
-        return logits if done else None
+        if not done:
+            return None
+        self._pace.took(batch * width * self._weights + at_head, max(call.p.threads, threads), began)
+        return logits
 
     def run_ahead(self, plan: AheadPlan, cache: SlotCache, encoder: EncoderState) -> Course:
         """See `Host.run_ahead`; `cache` is open for requests and steps."""
@@ -165,7 +171,11 @@ class _Decoder:
             epsilon=self._epsilon,
             cross=ctypes.addressof(call.cross),
         )
-        return go(self._library, ahead, call.p, plan, call.work)
+        began = self._pace.clock()
+        course = go(self._library, ahead, call.p, plan, call.work)
+        work = batch * (self._weights + head.inputs * head.outputs)
+        self._pace.took(len(course.tokens[0]) * work, call.p.threads, began)
+        return course
 
     def call(self, cache: SlotCache, encoder: EncoderState, batch: int, rows: int, ahead: int, work: int) -> _Call:
         """What C reads in a call, good until the next one over the same cache, which is open.
@@ -214,7 +224,7 @@ class _Call:
         batch = len(lengths)
         starts, total = cache.starts, batch * rows
         longest = max(max(starts) + ahead, self._columns)
-        threads = torch.get_num_threads() if total * decoder._weights > WORTH_THREADS else 1
+        threads = decoder._pace.threads(total * decoder._weights, WORTH_THREADS)
         scratch = total * (decoder._hidden + max(4 * decoder._heads * decoder._dim, 2 * decoder._inner))
         at = decoder._scratch.floats(scratch + threads * longest + total * longest + work)
         cross = self.cross

@@ -17,6 +17,7 @@ from draftree.host.ahead import Scratch
 from draftree.host.compiled import WORTH_THREADS
 from draftree.host.panels import Matrix, Packed, PackedLinear
 from draftree.host.target import Target
+from draftree.host.threads import Pace
 
 PLAIN = ("torch.nn.", "transformers.", "draftree.host.panels")  # modules whose classes nobody has changed
 
@@ -46,7 +47,7 @@ class SourceReader:
     """
 
     def __init__(self, library: Any, target: Target) -> None:
-        self._call, self._scratch = library.layer_source, Scratch()
+        self._call, self._scratch, self._pace = library.layer_source, Scratch(), Pace()
         self._call.restype = c_int64
         self._call.argtypes = [POINTER(_Source), c_void_p, c_void_p, *[c_int64] * 4, *[c_void_p] * 6]
         self._encoder: Any = target.model.get_encoder()
@@ -100,7 +101,8 @@ class SourceReader:
         if states is None and not self.compiled:
             assert source is not None
             states = self._encoder(input_ids=source[None], attention_mask=seen[None].long())[0][0]
-        threads = torch.get_num_threads() if length * self._weights > WORTH_THREADS else 1
+        work = length * self._weights
+        threads = self._pace.threads(work, WORTH_THREADS)
         states = None if states is None else states.contiguous()
         tokens = source.contiguous() if states is None and source is not None else None
         seen = seen.contiguous()
@@ -109,6 +111,7 @@ class SourceReader:
         scratch = at + 4 * length * width
         scores = scratch + 4 * length * self._wide
         count = c_void_p * len(keys)
+        began = self._pace.clock()
         done = self._call(
             *(self._described, None if tokens is None else tokens.data_ptr(), seen.data_ptr(), length, threads),
             *(slot, keys[0].shape[2], x, scratch, scores, scores + 4 * length * threads),
@@ -118,6 +121,7 @@ class SourceReader:
             raise IndexError(
                 f"The source holds a token id outside the encoder's {self._described.vocabulary} embeddings."
             )
+        self._pace.took(work, threads, began)
 
 
 def plain(module: torch.nn.Module) -> bool:
