@@ -18,10 +18,11 @@ from torch import Tensor
 from draftree.bench.analysis_setup import RANKS, Setup
 from draftree.drafting.base import Attachment, Context, Drafter, Step
 from draftree.drafting.folder import Trained
-from draftree.drafting.in_model import InModelDrafter, best_on_host
+from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.request import Rules
+from draftree.host.likeliest import best_on_host
 from draftree.host.probe import probe
 from draftree.host.target import Target
 from draftree.pruning.early_head import EarlyHead

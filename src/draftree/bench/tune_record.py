@@ -20,11 +20,12 @@ from draftree.bench.analysis_guesses import Onlooker, OnlyRoots
 from draftree.bench.harness import Task
 from draftree.drafting import Drafter
 from draftree.drafting.base import Context, Step
-from draftree.drafting.in_model import InModelDrafter, best_on_host
+from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine, Rules
 from draftree.engine.limits import eos_token_ids
 from draftree.host import open_host
 from draftree.host.cost import StepCost, cached_cost
+from draftree.host.likeliest import best_on_host
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 

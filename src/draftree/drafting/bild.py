@@ -19,9 +19,9 @@ from torch import Tensor
 
 from draftree.acceptance.bild import DISTANCES, LossyBiLD
 from draftree.drafting.base import Context
-from draftree.drafting.in_model import best_on_host
 from draftree.drafting.second_model import SecondModel
 from draftree.host import Target
+from draftree.host.likeliest import best_on_host
 from draftree.tree import TokenTree
 from draftree.tree.structure import Structure, structure_of
 

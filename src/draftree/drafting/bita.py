@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -152,6 +153,14 @@ class BiTA(InModelDrafter):
             surgeries=self.weights.surgeries(),
             taps=(self._shapes["layers"],),
         )
+
+    def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `InModelDrafter.likeliest`."""
+        hidden, host = step.result.hidden.get(self._shapes["layers"]), step.result.host
+        rows = self._groups.rows_ahead(step, self.depth, 1, self.depth)
+        if rows is None or hidden is None or host is None:
+            return super().likeliest(step)
+        return host.best(hidden, rows, self.candidates)
 
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`: mask i of a node spoke of the place i + 1 behind it."""

@@ -20,11 +20,11 @@ import torch
 from draftree.demo_model import embedded
 from draftree.drafting.base import Context, Step
 from draftree.drafting.folder import model_hash
-from draftree.drafting.in_model import best_on_host
 from draftree.drafting.second_model import SecondModel
 from draftree.drafting.small_model import Path
 from draftree.drafting.times import smoothed
 from draftree.host import inspect_model
+from draftree.host.likeliest import best_on_host
 from draftree.tree import TokenTree
 
 PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one, before both were timed

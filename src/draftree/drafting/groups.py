@@ -120,6 +120,36 @@ class Groups:
         group = (above * torch.arange(1, above.shape[1] + 1, device=nodes.device)).argmax(1, keepdim=True)
         return group, trees.depth.gather(1, nodes[:, None]) - spawners.depth.gather(1, group)
 
+    def rows_ahead(self, step: Step, by_group: int, by_step: int | None, depth: int) -> list[list[int]] | None:
+        """Rows of the pass [B][depth] that look ahead of the nodes accepted last, -1 where none does so far.
+
+        None where rows have left in mid-stack or lie on another device, for which there are tensors (`find`), and
+        where the drafter's rows were not in the pass.
+
+        Args:
+            step: what a pass brought.
+            by_group: rows from the first of one spawning node's to the next one's.
+            by_step: rows from one of a node's to the next; None for as many as there are spawning nodes.
+            depth: how many of them a node has.
+        """
+        trees, result = step.trees, step.result
+        if not step.own_rows or result.rows is not None or not trees.tokens.is_cpu:
+            return None
+        spawners = self.spawners(step.requests, trees)
+        nodes = None if spawners.nodes is None else spawners.nodes.tolist()
+        by_step = by_step or spawners.depth.shape[1]
+        found = []
+        for b, walked in enumerate(step.accepted):
+            path = walked or [0]
+            group, passed = path[-1], 0
+            if nodes is not None:  # the deepest on the way; the root always is among them
+                group, node = max((i, node) for i, node in enumerate(nodes[b]) if node in path)
+                passed = len(path) - 1 - path.index(node)
+            first = step.offset + trees.width + by_group * group
+            rows = [first + by_step * i for i in range(passed, depth)]
+            found.append(rows + [-1] * (depth - len(rows)))
+        return found
+
 
 def likeliest_ends(trees: TokenTree, count: int) -> Tensor:
     """The root and the `count` - 1 nodes likeliest to be accepted last, ascending: LongTensor [B, count].

@@ -8,17 +8,17 @@ rows, and predicts the token i + 1 places after the node. Its keys and values ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, Context, Step
 from draftree.drafting.groups import Groups, Spawners, own_logits
 from draftree.drafting.in_model import InModelDrafter, checked_shapes
-from draftree.host.plan import Surgery
+from draftree.host.plan import Projection, Surgery
 from draftree.host.target import Target
 from draftree.tree import TokenTree
 
@@ -129,10 +129,6 @@ class HiddenTransfer(InModelDrafter):
         same = torch.eye(count, dtype=torch.bool, device=depth.device).expand(batch, -1, -1)
         never = torch.zeros_like(same)
 
-        def transferred(layer: int, hidden: Tensor) -> Tensor:
-            made = hidden[:, :count] @ self._matrices[layer]  # of all rows the nodes come first
-            return made.unflatten(2, (-1, hidden.shape[2])).transpose(1, 2).flatten(1, 2)
-
         surgeries = []
         for layer, steps in self._joining():
             seen = [
@@ -141,7 +137,7 @@ class HiddenTransfer(InModelDrafter):
             surgeries.append(
                 Surgery(
                     layer,
-                    append=partial(transferred, layer),
+                    append=Projection(self._matrices[layer], count),  # of all rows the nodes come first
                     positions=torch.cat([depth + i + 1 for i in steps], 1),
                     visible=torch.cat([torch.cat([ancestors, *blocks], 2) for blocks in seen], 1),
                     source=nodes,
@@ -153,6 +149,14 @@ class HiddenTransfer(InModelDrafter):
         """Layers with transfers, and the steps (from 0) that join after each."""
         steps = groupby(range(self.depth), key=self.transfer_layers.__getitem__)
         return [(layer, list(group)) for layer, group in steps]
+
+    def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `InModelDrafter.likeliest`."""
+        hidden, host = step.result.hidden.get(self._shapes["layers"]), step.result.host
+        rows = self._groups.rows_ahead(step, 1, None, self.depth)
+        if rows is None or hidden is None or host is None:
+            return super().likeliest(step)
+        return host.best(hidden, rows, self.candidates)
 
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`: step i of a node spoke of the place i + 1 behind it."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from draftree.drafting.base import Attachment, Context, Drafter, Step
 from draftree.drafting.folder import Trained
+from draftree.host.likeliest import best_on_host
 from draftree.host.probe import probe
 from draftree.host.target import Target, inspect_model
 from draftree.shaping.best_first import OffPath, best_first
@@ -168,18 +169,24 @@ class InModelDrafter(Trained, Drafter):
         None where the pass did not hold what `attach` asked for (strict mode leaves rows out).
         """
 
+    def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
+        """The best tokens behind the node accepted last and their log-probabilities, each [B, depth, candidates].
+
+        None where the pass did not hold what `attach` asked for.
+        """
+        last = [walked[-1] if walked else 0 for walked in step.accepted]
+        logits = self.guesses(step, torch.tensor(last, device=step.trees.device))
+        return None if logits is None else best_on_host(logits, self.candidates)
+
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: keep the candidates of the node accepted last."""
         live = [b for b, emitted in enumerate(step.emitted) if emitted]
         if not live or self._shapes["layers"] not in step.result.hidden:
             return
-        last = [walked[-1] if walked else 0 for walked in step.accepted]
-        logits = self.guesses(step, torch.tensor(last, device=step.trees.device))
-        if logits is None:
+        found = self.likeliest(step)
+        if found is None:
             return
-        tokens, logp = best_on_host(logits, self.candidates)
-        if tokens.shape[1] < self.depth:  # what guesses are left of rows that speak for an ancestor
-            tokens, logp = _deepened(tokens, self.depth, 0), _deepened(logp, self.depth, -np.inf)
+        tokens, logp = found
         for b in live:
             request = step.requests[b]
             before = self._held.get(request.id)
@@ -242,25 +249,3 @@ def shapes_of(target: Target) -> dict[str, int]:
         "head_dim": anatomy.head_dim,
         "value_dim": anatomy.value_dim,
     }
-
-
-def _deepened(part: np.ndarray, depth: int, fill: float) -> np.ndarray:
-    """[B, D, K] as [B, depth, K], with `fill` at the depths that are missing; np.pad takes several times as long."""
-    whole = np.full((len(part), depth, part.shape[2]), fill, part.dtype)
-    whole[:, : part.shape[1]] = part
-    return whole
-
-
-def best_on_host(logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The best `count` tokens of logits [B, D, V] and their log-probabilities, each [B, D, count], on the host.
-
-    One copy brings both.
-    """
-    top = logits.float().log_softmax(-1).topk(count, -1)
-    if logits.is_cpu:
-        tokens, logp = top.indices.numpy(), top.values.numpy()
-    else:
-        packed = torch.stack([top.indices.int(), top.values.contiguous().view(torch.int32)]).numpy(force=True)
-        tokens, logp = packed[0].astype(np.int64), packed[1].view(np.float32)
-    # Where a depth has no guess at all, its logits are all -inf, and NaN comes of them.
-    return tokens, np.where(np.isnan(logp), np.float32(-np.inf), logp)

@@ -18,10 +18,10 @@ from torch import nn
 
 from draftree.drafting.base import Context, Drafter, Seat, Step
 from draftree.drafting.folder import Trained
-from draftree.drafting.in_model import best_on_host
 from draftree.drafting.times import smoothed
 from draftree.host.ahead import AheadPlan, Course
 from draftree.host.bypass import omitted_modules
+from draftree.host.likeliest import best_on_host
 from draftree.host.plan import Plan
 from draftree.host.skip import Skip
 from draftree.host.target import Target, inspect_model

@@ -117,7 +117,7 @@ def tree_pass(
     plan.rope_floor = tuple(floors)
     plan.row_by_row = row_by_row
     if attachment is not None:
-        plan = _attach(plan, attachment, trees, begin, trunk)
+        _attach(plan, attachment, trees, begin, trunk)
     if limit is not None and max(s + t for s, t in zip(starts, trunk, strict=True)) + REACH >= limit:
         plan = _clamp(plan, limit - 1)
     return TreePass(plan, trees, trunk, offset)
@@ -171,7 +171,8 @@ def _beside(visible: Tensor, more: Tensor) -> Tensor:
     return torch.cat([torch.nn.functional.pad(visible, (0, more.shape[1])), more], 1)
 
 
-def _attach(plan: Plan, attachment: Attachment, trees: TokenTree, begin: Tensor, trunk: list[int]) -> Plan:
+def _attach(plan: Plan, attachment: Attachment, trees: TokenTree, begin: Tensor, trunk: list[int]) -> None:
+    """Put a drafter's rows into a plan that was just made."""
     laid: _Laid | None = attachment.laid
     if laid is None or laid.ancestors is not trees.ancestors:
         laid = attachment.laid = _lay(attachment, trees)
@@ -180,9 +181,7 @@ def _attach(plan: Plan, attachment: Attachment, trees: TokenTree, begin: Tensor,
         tokens = torch.nn.functional.pad(tokens, (0, attachment.embeddings.shape[1]))
     offset = max(trunk)
     if offset == 0:
-        surgeries = tuple(
-            s if s.positions is None else replace(s, positions=begin + s.positions) for s in laid.surgeries
-        )
+        surgeries = tuple(s.behind(begin) for s in laid.surgeries)
     else:
         real = torch.tensor(trunk, device=begin.device)
         positions = torch.cat([plan.positions[:, :offset], positions], 1)
@@ -194,17 +193,9 @@ def _attach(plan: Plan, attachment: Attachment, trees: TokenTree, begin: Tensor,
         if prefix_rows is not None:
             prefix_rows = torch.nn.functional.pad(prefix_rows, (offset, 0))
         surgeries = tuple(_shift(s, begin, offset, real) for s in attachment.surgeries)
-    return replace(
-        plan,
-        tokens=tokens,
-        positions=positions,
-        visible=visible,
-        embeddings=attachment.embeddings,
-        prefix_rows=prefix_rows,
-        surgeries=surgeries,
-        taps=attachment.taps,
-        sizes=None,
-    )
+    plan.tokens, plan.positions, plan.visible = tokens, positions, visible
+    plan.embeddings, plan.prefix_rows = attachment.embeddings, prefix_rows
+    plan.surgeries, plan.taps, plan.sizes = surgeries, attachment.taps, None
 
 
 def _see_trunk(visible: Tensor, offset: int, trunk: Tensor) -> Tensor:

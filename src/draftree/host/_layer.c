@@ -5,7 +5,7 @@
 
 #include "_attention.h"
 
-#define ABI 10 /* raised when a signature changes; compiled.py refuses a library of another number */
+#define ABI 11 /* raised when a signature changes; compiled.py refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define NO_ATTENTION 1 /* of what a layer skips */
 #define NO_MLP 2
@@ -354,3 +354,5 @@ void layer_run(const Layer *const *layers, int64_t count, const Pass *p, float *
 
 #include "_ahead.h"
 #include "_one_call.h"
+
+#include "_after.h"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from draftree.host.cache import BLOCK, SlotCache
 from draftree.host.encoder import EncoderState
+from draftree.host.likeliest import best_on_host
 from draftree.host.plan import PassResult, Plan
 from draftree.host.target import Target
 
@@ -68,6 +71,26 @@ class Host(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [B, n, V] of the last layer's output [B, n, d], as a pass gives them."""
+
+    def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The likeliest tokens behind some rows, on the host.
+
+        Args:
+            hidden: [B, n, d], the last layer's output.
+            rows: [B][D], rows of each request, -1 where there is none.
+            count: K, tokens of each row.
+
+        Returns:
+            tokens int64 [B, D, K], best first, and their log-probabilities float32; 0 and -inf where there is no row.
+        """
+        wanted = torch.tensor(rows, device=hidden.device)
+        picked = hidden.gather(1, wanted.clamp(min=0)[:, :, None].expand(-1, -1, hidden.shape[2]))
+        tokens, logp = best_on_host(self.logits(picked), count)
+        missing = np.asarray(rows) < 0
+        if missing.any():
+            tokens, logp = tokens.copy(), logp.copy()
+            tokens[missing], logp[missing] = 0, -np.inf
+        return tokens, logp
 
     def run_ahead(self, plan: AheadPlan, cache: SlotCache, first: int = 0, encoder: Any = None) -> Course | None:
         """Let texts go on by their best tokens, a row a request and step, in less time than passes take.

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from draftree.host.plan import Segment
+from draftree.host.stores import Stores, stores_of
 
 BLOCK = 256  # columns; growing by blocks keeps reallocations rare and memory close to what is used
 
@@ -198,6 +199,10 @@ class SlotCache(Cache):
         if done == len(local):
             return
         base = self.prefix_length + self.lengths[slot]
+        stores = self._addresses(start, stop)
+        if stores is not None:  # two dozen tensor operations take longer than a step of a small model
+            stores.keep(slot, base, done, local[done:])
+            return
         begin, end = base + done, base + len(local)
         index: Tensor | None = None
         for layer in range(start, stop):
@@ -208,6 +213,15 @@ class SlotCache(Cache):
                 if index is None or index.device != held.device:
                     index = torch.tensor([base + i for i in local[done:]], device=held.device)
                 held[slot, :, begin:end] = held[slot].index_select(1, index)
+
+    def _addresses(self, start: int, stop: int) -> Stores | None:
+        """Where layers [start, stop) keep their rows, for moves in one call; None where that cannot be."""
+        key = ("stores", start, stop)
+        if key not in self.notes:
+            held = [s for store in (self._keys, self._values) for s in store[start:stop] if s is not None]
+            self.notes[key] = stores_of(held)
+        found: Stores | None = self.notes[key]
+        return found
 
     def keep(self, slot: int, length: int, tail: list[int]) -> None:
         """Of a slot's context keep the first `length` columns and, in this order, of those behind them `tail`.

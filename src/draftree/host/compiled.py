@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from draftree.host.skip import Omitted
 from draftree.host.threads import Pace
 
 LIBRARY = Path(__file__).with_name("_layer.so")
-ABI = 10
+ABI = 11
 WORTH_THREADS = 6_000_000  # multiplications of a pass under which waking other threads costs more than it saves
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -75,7 +76,9 @@ def load_library() -> ctypes.CDLL | None:
     library.layer_enter.argtypes = [POINTER(_Layer), POINTER(_Pass), *[c_void_p] * 4]
     library.layer_leave.argtypes = [POINTER(_Layer), POINTER(_Pass), c_void_p, c_int64, c_int64, c_int64, c_void_p]
     library.layer_run.argtypes = [c_void_p, c_int64, POINTER(_Pass), c_void_p, c_void_p, c_void_p]
-    for name in ("norm", "product", "enter", "leave", "run"):
+    library.layer_keep.argtypes = [c_void_p, *[c_int64] * 7, c_void_p, c_int64]
+    library.layer_best.argtypes = [POINTER(Matrix), c_void_p, c_float, *[c_void_p] * 2, *[c_int64] * 3, *[c_void_p] * 3]
+    for name in ("norm", "product", "enter", "leave", "run", "keep", "best"):
         getattr(library, f"layer_{name}").restype = None
     return library
 
@@ -223,3 +226,21 @@ class CompiledHead:
         self._library.layer_product(matrix, normed.data_ptr(), rows, threads, 0, logits.data_ptr())
         self._pace.took(rows * width * matrix.outputs, threads, began)
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
+
+    def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `Host.best`; None where logits are capped. hidden: contiguous."""
+        if self._cap is not None:
+            return None
+        batch, depth = len(rows), len(rows[0])
+        matrix, (weight, epsilon) = self._packed.described, self._norm
+        # Rows of a request lie behind those of the requests before it.
+        places = [row + b * hidden.shape[1] if row >= 0 else -1 for b, of in enumerate(rows) for row in of]
+        tokens, logp = np.empty((batch, depth, count), np.int64), np.empty((batch, depth, count), np.float32)
+        work = torch.empty(len(places) * (matrix.inputs + matrix.outputs))
+        products = len(places) * matrix.inputs * matrix.outputs
+        threads = torch.get_num_threads() if products > WORTH_THREADS // 4 else 1
+        self._library.layer_best(
+            *(matrix, weight.data_ptr(), epsilon, hidden.data_ptr(), (c_int64 * len(places))(*places), len(places)),
+            *(threads, count, work.data_ptr(), tokens.ctypes.data, logp.ctypes.data),
+        )
+        return tokens, logp

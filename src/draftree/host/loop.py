@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -85,6 +86,8 @@ class LoopHost(Host):
                 "use host='hooked' or host='auto'."
             )
         super().__init__(target)
+        # Asked every pass, and a look at the model's parameters takes a while; a model that is cast gets a new host.
+        self._dtype, self._device = target.dtype, target.device
         library = _library_for(target, form)
         packed = any(isinstance(module, PackedLinear) for module in target.model.modules())
         quick = library is not None or (form in ("auto", CAPTURED) and may_pack(target.dtype, target.device))
@@ -163,7 +166,7 @@ class LoopHost(Host):
                 return result
         if self._captured is not None and self._captured.takes(plan):
             return self._captured.run(plan, cache, first)
-        plan = plan.to(self.target.device)
+        plan = plan.to(self._device)
         appended = sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
         cache.open(first, plan.batch, plan.width + appended)
         surgeries = {s.layer: s for s in plan.surgeries}
@@ -189,16 +192,18 @@ class LoopHost(Host):
 
     def _run_at_once(self, at_once: OneCall, plan: Plan, cache: SlotCache, first: int) -> PassResult | None:
         """The same in one call; None where a window cuts something off, or ids or positions are out of range."""
-        reach = max(cache.lengths[first : first + plan.batch]) + plan.width
+        rows = at_once.rows(plan)
+        reach = max(cache.lengths[first : first + plan.batch]) + rows
         if any(limits(kind, reach) for kind in self._kinds):
             return None
         table = self._tables[None]
-        table.reach(reach, self.target.dtype, self.target.device)
-        cache.open(first, plan.batch, plan.width)
-        logits = at_once.run(plan, cache, (table.cosines, table.sines))
-        if logits is None:
+        table.reach(reach, self._dtype, self._device)
+        cache.open(first, plan.batch, rows)
+        brought = at_once.run(plan, cache, (table.cosines, table.sines))
+        if brought is None:
             return None
-        return PassResult(logits, [Segment(0, None, plan.positions, plan.visible)], {}, self)
+        hidden = {} if brought.hidden is None else {len(self._layers): brought.hidden}
+        return PassResult(brought.logits, brought.segments, hidden, self)
 
     def run_ahead(self, plan: AheadPlan, cache: SlotCache, first: int = 0, encoder: Any = None) -> Course | None:
         """See `Host.run_ahead`."""
@@ -207,7 +212,7 @@ class LoopHost(Host):
         if runner is None or any(limits(kind, reach) for kind in self._kinds):
             return None
         table = self._tables[None]
-        table.reach(max(plan.positions) + plan.steps, self.target.dtype, self.target.device)
+        table.reach(max(plan.positions) + plan.steps, self._dtype, self._device)
         cache.open(first, plan.batch, plan.steps)
         return runner.run(plan, cache, (table.cosines, table.sines))
 
@@ -228,6 +233,15 @@ class LoopHost(Host):
         """See `Host.logits`."""
         logits: Tensor = self._head(hidden)
         return logits
+
+    @torch.inference_mode()
+    def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `Host.best`."""
+        if isinstance(self._head, CompiledHead) and hidden.is_contiguous():
+            found = self._head.best(hidden, rows, count)
+            if found is not None:
+                return found
+        return super().best(hidden, rows, count)
 
     def _form_of(self, form: str) -> str:
         """What layers in tensor operations are run in, for one form or for "auto".

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from draftree.tree import TokenTree
+from draftree.tree import TokenTree, compiled
 
 FIRST, WEIGHT = 0.5, 20.0  # the factor at first, and how many cases that counts for
 FORGET = 0.99  # weight of the past, per case
@@ -81,6 +81,14 @@ def best_first(
         source: bit of the drafter.
         off_path: factor on a guess's probability for each step below a candidate that was not the best of its depth.
     """
+    made = compiled.best_first(roots, tokens, logp, budgets, source, off_path)
+    return TokenTree(*made) if made is not None else _best_first(roots, tokens, logp, budgets, source, off_path)
+
+
+def _best_first(
+    roots: Sequence[int], tokens: np.ndarray, logp: np.ndarray, budgets: Sequence[int], source: int, off_path: float
+) -> TokenTree:
+    """The same in array operations: all nodes that may be among the best are scored and sorted."""
     batch, depth, k = logp.shape
     most = max(budgets, default=0)
     held = _superset(depth, k, 1 << max(most - 1, 0).bit_length())

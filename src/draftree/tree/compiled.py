@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
-from ctypes import c_int32, c_int64, c_void_p
+from ctypes import c_double, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from draftree.tree.token_tree import TokenTree
 
 LIBRARY = Path(__file__).with_name("_tree.so")
-ABI = 2
+ABI = 3
 
 
 @lru_cache(maxsize=1)
@@ -35,6 +36,12 @@ def library() -> ctypes.CDLL | None:
     found.tree_first.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     found.tree_structure.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     found.tree_walk.argtypes = [*pointers, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
+    pointers = [c_void_p] * 3
+    found.tree_best_first.restype = None
+    found.tree_best_first.argtypes = [
+        *(*pointers, c_int64, c_int64, c_void_p, c_int64, c_int64, c_double, c_int64),
+        *pointers,
+    ]
     return found
 
 
@@ -92,3 +99,36 @@ def walks(parents: Tensor, tokens: Tensor, sizes: Sequence[int], best: Tensor) -
     ):
         return None
     return [nodes[b * width : b * width + count] for b, count in enumerate(counts)]
+
+
+def best_first(
+    roots: Sequence[int],
+    tokens: np.ndarray,
+    logp: np.ndarray,
+    budgets: Sequence[int],
+    source: int,
+    off_path: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[int, ...]] | None:
+    """Tokens, parents, log-probabilities, sources and sizes of the most probable trees of candidates.
+
+    None without the library, and without memory. See `draftree.shaping.best_first` for the arguments; tokens int64 and
+    logp float32.
+    """
+    found = library()
+    if found is None:
+        return None
+    batch, depth, count = tokens.shape
+    width = 1 + max(*budgets, 0)
+    many = c_int64 * batch
+    ids, kept, counts = torch.empty(3, batch, width, dtype=torch.long), torch.empty(batch, width), many()
+    tokens, logp = np.ascontiguousarray(tokens), np.ascontiguousarray(logp)
+    found.tree_best_first(
+        *(many(*roots), tokens.ctypes.data, logp.ctypes.data, depth, count, many(*budgets), batch, width),
+        *(math.log(off_path), source, ids.data_ptr(), kept.data_ptr(), counts),
+    )
+    if counts[0] < 0:
+        return None
+    sizes = tuple(1 + made for made in counts)
+    if max(sizes) < width:
+        ids, kept = ids[:, :, : max(sizes)].contiguous(), kept[:, : max(sizes)].contiguous()
+    return ids[0], ids[1], kept, ids[2], sizes
