@@ -9,10 +9,14 @@ from draftree.drafting import Context
 from draftree.host.cost import StepCost
 from draftree.shaping import DynamicTree
 from draftree.shaping.counts import AHEAD, Average, Sizes
-from draftree.shaping.cruise import BETWEEN, LOOK_EVERY, Cruise
+from draftree.shaping.cruise import BETWEEN, LOOK_EVERY, Cruise, Pace
 from draftree.tree import TokenTree
 
 CHEAP, DEAR = np.linspace(1.0, 2.0, 100), np.arange(1.0, 101.0)
+
+
+def pace(seconds: np.ndarray, aside: float = 0.0, batch: int = 1) -> Pace:
+    return Pace(seconds, aside, float(seconds[batch - 1]))
 
 
 def request_of(number: int) -> Context:
@@ -29,23 +33,23 @@ def full(cruise: Cruise, *requests: Context) -> None:
 def test_steps_between_plans_are_of_the_sizes_found() -> None:
     cruise, one, two = Cruise(), request_of(1), request_of(2)
     full(cruise, one, two)
-    cruise.follow([one], Sizes([4], [3.5]), [True], CHEAP, 0.0, packed=True)
+    cruise.follow([one], Sizes([5], [3.5]), [True], pace(CHEAP), packed=True)
     sizes = []
     for _ in range(BETWEEN + 1):
         sizes.append(cruise.due([one]))
         one.tokens += [7, 7, 7]
-    assert sizes == [[5]] * BETWEEN + [None]  # an even number of rows; then the next plan is due
+    assert sizes == [[5]] * BETWEEN + [None]  # then the next plan is due
     (course,) = cruise.over([one])
     assert course.gain == pytest.approx(3 * (BETWEEN + 1) / BETWEEN)
     assert course.spent == pytest.approx(CHEAP[5])
     assert cruise.over([one]) == []  # told once
     for seconds, aside in ((DEAR, 0.0), (CHEAP, 100.0)):  # what drafting itself takes counts
-        cruise.follow([one], Sizes([4], [3.5]), [True], seconds, aside, packed=True)
+        cruise.follow([one], Sizes([5], [3.5]), [True], pace(seconds, aside), packed=True)
         assert cruise.due([one]) is None
-    cruise.follow([one, two], Sizes([4, 2], [3.5, 1.5]), [True, False], CHEAP, 0.0, packed=True)
+    cruise.follow([one, two], Sizes([4, 2], [3.5, 1.5]), [True, False], pace(CHEAP, batch=2), packed=True)
     assert cruise.due([one, two]) == [4, 0]  # nothing for a request that drafting does not pay for
     assert cruise.due([one]) is None  # another batch is planned for anew
-    cruise.follow([one, two], Sizes([4, 2], [3.5, 1.5]), [True, True], CHEAP, 0.0, packed=True)
+    cruise.follow([one, two], Sizes([4, 2], [3.5, 1.5]), [True, True], pace(CHEAP, batch=2), packed=True)
     cruise.end(2)
     assert cruise.due([one, two]) is None
 
@@ -55,7 +59,7 @@ def test_steps_that_do_not_pay_are_given_up_soon() -> None:
     for came, steps in ((1, LOOK_EVERY), (2, BETWEEN)):
         cruise, one = Cruise(), request_of(1)
         full(cruise, one)
-        cruise.follow([one], Sizes([5], [3.5]), [True], 1 + 0.05 * DEAR, 0.0, packed=True)
+        cruise.follow([one], Sizes([5], [3.5]), [True], pace(1 + 0.05 * DEAR), packed=True)
         taken = 0
         while cruise.due([one]) is not None:
             one.tokens += [7] * came
@@ -69,7 +73,9 @@ def test_padding_costs_where_rows_are_not_packed() -> None:
     for packed in (True, False):
         cruise = Cruise()
         full(cruise, one, two)
-        cruise.follow([one, two], Sizes([10, 0], [3.0, 1.0]), [True, True], 1 + 0.1 * DEAR, 0.0, packed=packed)
+        cruise.follow(
+            [one, two], Sizes([10, 0], [3.0, 1.0]), [True, True], pace(1 + 0.1 * DEAR, batch=2), packed=packed
+        )
         assert (cruise.due([one, two]) is not None) == packed
 
 
@@ -80,7 +86,7 @@ def test_guesses_that_are_seldom_there_cost_little() -> None:
         (average,) = cruise.averages([one], [True])
         assert average is not None
         average.values[:] = np.stack([np.full(AHEAD, 0.1), np.full(AHEAD, there)])
-        cruise.follow([one], Sizes([5], [1.45]), [True], 1 + 0.1 * DEAR, 0.0, packed=True)
+        cruise.follow([one], Sizes([5], [1.45]), [True], pace(1 + 0.1 * DEAR), packed=True)
         assert (cruise.due([one]) is not None) == (there < 1)
 
 

@@ -30,6 +30,20 @@ class Course(NamedTuple):
     spent: float
 
 
+class Pace(NamedTuple):
+    """What steps that are not planned take.
+
+    Attributes:
+        seconds: of steps with one node, two, and so on.
+        aside: seconds to be added to each.
+        plain: seconds of a step without guesses.
+    """
+
+    seconds: np.ndarray
+    aside: float
+    plain: float
+
+
 class Cruise:
     """How many guesses the requests of a batch have until the next plan."""
 
@@ -99,8 +113,7 @@ class Cruise:
         requests: Sequence[Context],
         later: Sizes,
         takes: Sequence[bool],
-        seconds: np.ndarray,
-        aside: float,
+        pace: Pace,
         *,
         packed: bool,
     ) -> None:
@@ -110,22 +123,18 @@ class Cruise:
             requests: of the step.
             later: sizes and gains on the average.
             takes: which requests drafting pays for; the others have no guesses until the next plan.
-            seconds: of steps with one row, two, and so on.
-            aside: seconds that such steps take beside their rows.
+            pace: what such steps take.
             packed: whether only real rows cost.
         """
         batch = len(requests)
         sizes = [size if part else 0 for size, part in zip(later.sizes, takes, strict=True)]
-        if batch == 1:
-            sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
         if packed:
             rows = batch + sum(self._averages[r.id].rows(n) for r, n in zip(requests, sizes, strict=True) if n)
         else:
             rows = batch * (1 + max(sizes))
         gain = sum(more if part else 1.0 for more, part in zip(later.gains, takes, strict=True))
-        whole = int(rows)
+        whole, (seconds, aside, plain) = int(rows), pace
         time = seconds[whole - 1] + (rows - whole) * (seconds[whole] - seconds[whole - 1]) + aside
-        plain = seconds[batch - 1]
         pays = any(sizes) and gain / time > batch / plain
         self._left, self._taken = (BETWEEN if pays else 0), 0
         guessing = sum(size > 0 for size in sizes)

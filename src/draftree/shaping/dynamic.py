@@ -24,7 +24,7 @@ from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
 from draftree.shaping.counts import AHEAD
-from draftree.shaping.cruise import BETWEEN, Cruise
+from draftree.shaping.cruise import BETWEEN, Cruise, Pace
 from draftree.shaping.governor import REST_LAST, REST_PREPARED, Governor
 from draftree.shaping.planner import Choice, Planner
 from draftree.tree import TokenTree
@@ -76,7 +76,7 @@ class DynamicTree(Shape):
         self._booked: dict[int, tuple[Governor, float]] = {}  # by request: by whom, its length after the step, as hoped
         self._spawned: int | None = None  # nodes of the coming step that have rows attached; None for all
         self._carried = 0  # requests of the coming step, if the drafter prepares the next one in it
-        self._simple = False  # whether a step's time goes by the rows of its trees alone
+        self._simple = False  # whether a step's time goes by the nodes of its trees alone
         self._cruise = Cruise()
         self._steady: list[int] | None = None  # guesses of the coming step, where it is not planned
 
@@ -93,10 +93,10 @@ class DynamicTree(Shape):
             held = self.planner.known  # what was learned lasts from one engine to the next
             cost = held if isinstance(held, CostLine) else CostLine(cost)
         self.planner.bind(self._own_cost or cost, drafter, pruner, packed=packed)
-        self._simple = self.planner.attaching is None and pruner is None
         # To prepare guesses after a rest costs a pass with rows, not only a look at what is known.
         self.governor.longest = REST_LAST if self.planner.attaching is None else REST_PREPARED
         self._unprepared = self.planner.attaching is not None and drafter is not None and drafter.unprepared
+        self._simple = pruner is None and not self._unprepared
 
     def rests(self, requests: Sequence[Context]) -> bool:
         """See `Shape.rests`: most steps of a rest; now and then one is looked at, for what plain steps take."""
@@ -105,6 +105,7 @@ class DynamicTree(Shape):
             self._steady = self._cruise.due(requests)
             if self._steady is not None:
                 self.governor.elapse(requests)
+                self._carried = len(requests) if self.planner.attaching is not None else 0
                 return False
             for request, gain, spent in self._cruise.over(requests):
                 self.governor.book(request, gain, spent)
@@ -161,23 +162,30 @@ class DynamicTree(Shape):
         self._recent = max(max(sizes), RECENT * self._recent)
         if any(n < size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
             trees, worth = trees.best(sizes), None
-        if self.planner.spawns and self._carried:
-            if worth is None and trees.width > 1:
-                worth = self.calibration.worth(trees, requests)
-            count = self.planner.spawning(trees, worth, self.governor.pace)
-            self._spawned = trees.batch * count
-            for request in requests:
-                request.spawn = count
+        self._spread(requests, trees, worth)
         return trees
 
+    def _spread(self, requests: Sequence[Context], trees: TokenTree, worth: np.ndarray | None = None) -> None:
+        """Decide how many nodes of each tree have rows attached, if any are."""
+        if not (self.planner.spawns and self._carried):
+            return
+        if worth is None and trees.width > 1:
+            worth = self.calibration.worth(trees, requests)
+        count = self.planner.spawning(trees, worth, self.governor.pace)
+        self._spawned = trees.batch * count
+        for request in requests:
+            request.spawn = count
+
     def _trim_simple(self, calibration: Calibration, requests: Sequence[Context], trees: TokenTree) -> TokenTree | None:
-        """The same for a drafter beside the model, whose steps take little; None where its trees are unsorted."""
+        """The same in one call, where nothing leaves in the pass; None where trees are unsorted."""
         planner, batch = self.planner, trees.batch
-        packed = planner.packed or batch == 1
-        seconds = planner.cost(batch).from_one(batch * (max(trees.width, AHEAD) + 1))
+        packed, attached = planner.packed or batch == 1, planner.attaching is not None
+        nodes = batch * (max(trees.width, AHEAD) + 1)
+        seconds = planner.by_nodes(batch, nodes, attached=attached, planned=False)
+        plain = planner.plain(batch) if attached else float(seconds[batch - 1])
         asked = self._asked or [True] * batch
         averages = self._cruise.averages(requests, asked)
-        aside = planner.aside_between
+        aside = 0.0 if attached else planner.aside_between  # what is done aside is in the time of attached rows
         plans = calibration.plan(requests, trees, averages, seconds, aside, packed=packed)
         if plans is None:
             return None
@@ -185,19 +193,29 @@ class DynamicTree(Shape):
         calibration.remember(requests, trees, always=batch == 1 or self.governor.losing)
         rows = batch + sum(now.sizes) if packed else batch * (1 + max(now.sizes))
         # Where drafting pays, the steps between two plans take less; so it must pay with them to be worth resuming.
-        choice = Choice(now.sizes, now.gains, float(seconds[rows - 1]))
         usual = (planner.aside + BETWEEN * aside) / (1 + BETWEEN)
-        self._book(requests, choice, float(seconds[batch - 1]), usual, attached=False)
+        taken = float(seconds[rows - 1])
+        if attached:
+            taken += (float(planner.by_nodes(batch, nodes, attached=True)[rows - 1]) - taken) / (1 + BETWEEN)
+        choice = Choice(now.sizes, now.gains, taken)
+        self._book(requests, choice, plain, usual, attached=attached)
+        if batch == 1 and not attached:  # with its root an even number of rows, which costs no more than one less
+            for sizes in (now.sizes, later.sizes):
+                sizes[0] |= sizes[0] > 0
         wins = [part and self.governor.wins(request) for part, request in zip(asked, requests, strict=True)]
         if any(wins):
-            self._cruise.follow(requests, later, wins, seconds, aside, packed=packed)
+            self._cruise.follow(requests, later, wins, Pace(seconds, aside, plain), packed=packed)
         sizes = now.sizes
-        if batch == 1:
-            sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
+        if planner.spawns:
+            planner.prized(choice, self.governor.pace)
+        if attached and self._carried and all(request.resting for request in requests):
+            self._carried = 0
+            sizes = planner.best(calibration.worth(trees, requests), attached=False).sizes
         self._recent = max(max(sizes), RECENT * self._recent)
-        if all(n >= size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
-            return trees
-        return trees.first(sizes)
+        if any(n < size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
+            trees = trees.first(sizes)
+        self._spread(requests, trees)
+        return trees
 
     def _weigh(self, requests: Sequence[Context], worth: np.ndarray) -> list[int]:
         """Sizes of the trees; some requests may go to rest by it."""
@@ -238,17 +256,18 @@ class DynamicTree(Shape):
 
     def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
         """See `Shape.clock`."""
-        if self._steady is not None:
+        carried, self._carried = self._carried, 0  # a pass that was not planned here carries nothing
+        if self._steady is not None and not carried:
             if self._own_cost is None:
                 self.planner.between(rows, len(self._steady), whole)
             return
-        carried, self._carried = self._carried, 0  # a pass that was not planned here carries nothing
         asked, self._asking = self._asking, False
         if self._own_cost is not None:
             return
         planner = self.planner
         if carried:
-            planner.attached(rows, carried, self._spawned if planner.spawns else None, seconds, whole - seconds)
+            spawned = self._spawned if planner.spawns else None
+            planner.attached(rows, carried, spawned, seconds, whole - seconds, planned=self._steady is None)
             return
         if not plain:
             return

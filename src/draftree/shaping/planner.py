@@ -71,12 +71,12 @@ class Planner:
         self._between, self._between_steps = 0.0, 0  # the first of steps that are not planned, and how many there were
         # The same of steps in which a drafter that prepares its guesses is asked for such as need no preparing.
         self._own_unprepared = self._plain_unprepared = 0.0
-        self._dearer = 1.0  # a pass with its rows, against a plain one of as many
+        self._dearer = self._warm = 1.0  # a pass with its rows, against a plain one of as many; in steps not planned
         self._usual = 1.0  # a plain pass, against what the curve says of it; that learns more slowly
         self._timed = 0  # steps that these two are learned from
         self._groups = GROUPS_FIRST  # nodes of a tree that have rows attached, of late
         self._prize = PRIZE_FIRST  # tokens that guesses add to a step, less what those would cost otherwise
-        # By batch, spawning nodes of a tree and padding: rows of passes over `batch` nodes and more.
+        # By batch, spawning nodes of a tree and whether there are any: rows of passes over one node, two, and so on.
         self._numbers: dict[tuple[int, int, bool], np.ndarray] = {}
 
     def bind(self, cost: StepCost, drafter: Drafter | None, pruner: EarlyPruning | None, *, packed: bool) -> None:
@@ -187,22 +187,41 @@ class Planner:
 
         A guess more in all where rows are packed, in every tree where they are padded.
         """
+        more = 1 if self.packed else batch
+        return self.by_nodes(batch, batch + (count - 1) * more, attached=attached)[batch - 1 :: more][:count]
+
+    def by_nodes(self, batch: int, count: int, *, attached: bool, planned: bool = True) -> np.ndarray:
+        """Seconds of steps over `batch` trees with one node in all, two, and so on to `count`.
+
+        Args:
+            batch: less nodes than these are no step.
+            count: how many numbers at least.
+            attached: whether the drafter's own rows are in the pass.
+            planned: whether these are steps that are planned, out of cold caches.
+        """
         attaching = self.attaching if attached else None
-        if attaching is None and self.pruner is None and (self.packed or batch == 1):
-            return self.cost(batch).table(batch, batch + count)
+        if attaching is None and self.pruner is None:
+            return self.cost(batch).from_one(count)
         groups = max(1, round(self._groups))
         key = (batch, groups, attached)
         numbers = self._numbers.get(key)
         if numbers is None or len(numbers) < count:
-            more = max(count, self.max_nodes + 1)
-            nodes = np.arange(batch, batch + batch * more) if self.packed else batch * np.arange(1, 1 + more)
+            nodes = np.arange(1, 1 + max(count, batch * (self.max_nodes + 1)))
             rows = nodes if attaching is None else attaching.rows(nodes, batch, batch * groups)
             numbers = self._numbers[key] = np.rint(rows).astype(np.int64)
         numbers = numbers[:count]
         if self.pruner is not None:
             numbers = np.rint(self.pruner.rows(numbers)).astype(np.int64)
         seconds = self.cost(batch).table(0, int(numbers.max()) + 1)[numbers]
-        return seconds if attaching is None else (self._dearer * seconds + self.aside) / self._usual
+        if attaching is None:
+            return seconds
+        dearer, aside = (self._dearer, self.aside) if planned else (self._dearer_between, self.aside_between)
+        return (dearer * seconds + aside) / self._usual
+
+    @property
+    def _dearer_between(self) -> float:
+        """What a pass with a drafter's rows takes against a plain one of as many, in steps that are not planned."""
+        return self._warm if self._between_steps else 1.0 + SHARE * (self._dearer - 1.0)
 
     # ---------------------------------------------------------------- rows that nodes spawn
 
@@ -256,11 +275,18 @@ class Planner:
     def between(self, rows: int, batch: int, whole: float) -> None:
         """A step of `rows` rows that was not planned took `whole` seconds in all."""
         expected = float(self.cost(batch).from_one(rows)[rows - 1])
+        self._add_between(min(whole, DEAREST * expected) - expected)
+
+    def _add_between(self, beside: float) -> float:
+        """Learn what a step that was not planned took beside its pass; what it weighs against those before."""
         self._between_steps += 1
         share = max(1 - HABIT, 1 / self._between_steps)
-        self._between += share * (min(whole, DEAREST * expected) - expected - self._between)
+        self._between += share * (beside - self._between)
+        return share
 
-    def attached(self, rows: int, batch: int, spawned: int | None, seconds: float, aside: float) -> None:
+    def attached(
+        self, rows: int, batch: int, spawned: int | None, seconds: float, aside: float, *, planned: bool = True
+    ) -> None:
         """A pass over trees of `rows` nodes with the drafter's rows took `seconds`, the rest of the step `aside`."""
         assert self.attaching is not None
         all_rows = self.attaching.rows(rows, batch, spawned)
@@ -268,10 +294,15 @@ class Planner:
             all_rows = self.pruner.rows(all_rows)
         # The shared curve is of plain rows; what differs here is the drafter's own.
         expected = float(self.cost(batch).of(all_rows))
+        dearer, aside = min(seconds / expected, DEAREST), min(aside, DEAREST * expected)
+        if not planned:
+            share = self._add_between(aside)
+            self._warm += share * (dearer - self._warm)
+            return
         self._timed += 1
         share = max(1 - HABIT, 1 / (1 + self._timed))  # the first ones weigh more, as what they correct is a guess
-        self._dearer += share * (min(seconds / expected, DEAREST) - self._dearer)
-        self._own += share * (min(aside, DEAREST * expected) - self._own)
+        self._dearer += share * (dearer - self._dearer)
+        self._own += share * (aside - self._own)
 
     def bare(self, rows: int, batch: int, seconds: float, whole: float) -> None:
         """A step of `rows` rows took `whole` seconds without a drafter, its pass `seconds`."""

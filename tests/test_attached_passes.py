@@ -1,0 +1,170 @@
+"""What drafters inside the model cost is paid in compiled calls; each against the same in tensor operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from generate_driver import left_pad, prompts
+from in_model_driver import MAKERS, make
+from zoo import build
+
+from draftree import DynamicTree, generate
+from draftree.drafting.in_model import InModelDrafter
+from draftree.host import open_host
+from draftree.host.base import Host
+from draftree.host.cache import SlotCache
+from draftree.host.compiled import load_library
+from draftree.host.cost import StepCost
+from draftree.host.loop import LoopHost
+from draftree.host.one_call import OneCall
+from draftree.host.plan import PassResult, Plan, Segment
+from draftree.shaping import Fixed
+from draftree.shaping.best_first import _best_first, best_first
+from draftree.tree import compiled as compiled_trees
+
+pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
+IN_ONE_CALL = [name for name in MAKERS if "shallow" not in name]  # prompts that end in mid-stack go the other way
+CHEAP = StepCost((1, 64), (1.0, 1.2))
+
+
+@pytest.fixture
+def model() -> Any:
+    return build("llama")
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, PassResult, PassResult]]:
+    """Every pass in one call that holds more than a tree, and what tensor operations make of it."""
+    found: list[tuple[Plan, PassResult, PassResult]] = []
+    in_one = LoopHost._run_at_once
+
+    def both(self: LoopHost, at_once: OneCall, plan: Plan, cache: SlotCache, first: int) -> PassResult | None:
+        brought = in_one(self, at_once, plan, cache, first)
+        if brought is not None and not plan.plain:
+            self._at_once = None
+            found.append((plan, brought, self.run(plan, cache, first)))  # writes the same columns again
+            self._at_once = at_once
+        return brought
+
+    monkeypatch.setattr(LoopHost, "_run_at_once", both)
+    return found
+
+
+@pytest.mark.parametrize("name", IN_ONE_CALL)
+@pytest.mark.parametrize("sized", ["fixed", "by cost"])
+def test_a_pass_in_one_call_is_the_pass(
+    name: str, sized: str, model: Any, runs: list[tuple[Plan, PassResult, PassResult]]
+) -> None:
+    """Ragged batches; the trees' logits to the last bit, and of attached rows what products in another order leave."""
+    drafter = make(name, model)
+    shape = Fixed(6) if sized == "fixed" else DynamicTree(cost=CHEAP)
+    ids, mask = left_pad(prompts())
+    generate(model, ids, mask, drafter=drafter, shape=shape, max_new_tokens=12)
+    assert len(runs) > 3
+    for plan, brought, slow in runs:
+        assert torch.equal(brought.logits, slow.logits)
+        assert brought.hidden.keys() == slow.hidden.keys()
+        for layer, hidden in brought.hidden.items():
+            torch.testing.assert_close(hidden, slow.hidden[layer], rtol=1e-4, atol=1e-4)
+        assert len(brought.segments) == len(slow.segments) == 1 + len(plan.surgeries)
+        for one, other in zip(brought.segments, slow.segments, strict=True):
+            assert one.start == other.start
+            assert one.rows is None
+            assert other.rows is None
+            assert torch.equal(one.positions, other.positions)
+            assert torch.equal(one.visible, other.visible)
+
+
+def test_prompts_that_end_in_mid_stack_go_the_other_way(
+    model: Any, runs: list[tuple[Plan, PassResult, PassResult]]
+) -> None:
+    generate(model, torch.tensor(prompts((9,))), drafter=make("bita-shallow-full", model), max_new_tokens=6)
+    assert not runs
+
+
+def test_the_likeliest_tokens_of_rows(model: Any) -> None:
+    host = open_host(model)
+    torch.manual_seed(0)
+    hidden = torch.randn(2, 5, model.config.hidden_size)
+    rows = [[4, 0, -1], [1, -1, 3]]
+    tokens, logp = host.best(hidden, rows, 4)
+    expected = Host.best(host, hidden, rows, 4)
+    assert np.array_equal(tokens, expected[0])
+    assert np.allclose(logp, expected[1], atol=1e-4)
+    truth = host.logits(hidden).log_softmax(-1)
+    assert tokens[1, 2, 0] == int(truth[1, 3].argmax())
+    assert np.isneginf(logp[0, 2]).all()
+    assert tokens[0, 2].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_kept_rows_go_where_tensor_operations_put_them(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    def filled() -> SlotCache:
+        torch.manual_seed(0)
+        cache = SlotCache(3, 2, 32)
+        for layer in range(3):
+            cache.open(0, 2, 8)
+            cache.update(torch.randn(2, 2, 8, 4, dtype=dtype), torch.randn(2, 2, 8, 4, dtype=dtype), layer)
+        return cache
+
+    positions = torch.zeros(2, 8, dtype=torch.long)
+    segments = [Segment(0, None, positions, torch.ones(2, 8, 8, dtype=torch.bool))]
+    seen = []
+    for _ in range(2):
+        cache = filled()
+        cache.commit([[0, 1, 4, 7], [2, 3]], segments)
+        cache.open(0, 2, 8)
+        seen.append([cache.views(layer, 4) for layer in range(3)])
+        monkeypatch.setattr(SlotCache, "_addresses", lambda self, start, stop: None)
+    for in_one, one_by_one in zip(*seen, strict=True):
+        for ours, theirs in zip(in_one, one_by_one, strict=True):
+            assert torch.equal(ours[0, :, :4], theirs[0, :, :4])
+            assert torch.equal(ours[1, :, :2], theirs[1, :, :2])
+
+
+def test_best_first_trees_are_the_same_compiled() -> None:
+    """Ties included, which the order of the array form decides."""
+    assert compiled_trees.library() is not None
+    random = np.random.default_rng(0)
+    for i in range(400):
+        batch, depth, count = (int(n) for n in random.integers(1, (4, 5, 7)))
+        logp = np.sort(random.normal(-2, 2, (batch, depth, count)).clip(max=0), 2)[:, :, ::-1].astype(np.float32)
+        if i % 3 == 0:
+            logp = np.round(logp)
+        if i % 5 == 0:
+            logp[0, int(random.integers(depth)) :] = -np.inf
+        tokens = random.permuted(np.tile(np.arange(50), (batch, depth, 1)), axis=2)[:, :, :count]
+        budgets = random.integers(0, 20, batch).tolist()
+        given = [5] * batch, tokens, logp, budgets, 3, float(random.choice([1.0, 0.5, 0.02]))
+        ours, plain = best_first(*given), _best_first(*given)
+        assert ours.sizes == plain.sizes
+        for part in ("tokens", "parents", "source", "logp"):
+            assert torch.equal(getattr(ours, part), getattr(plain, part)), part
+
+
+@pytest.mark.parametrize("name", ["hidden-transfer", "bita", "medusa"])
+def test_steps_between_two_plans_are_drafted_too(name: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where guesses pay, most steps are not planned; rows go on being attached in them, and the text is the same."""
+    ids = torch.tensor(prompts((9,)))
+    plain = generate(model, ids, max_new_tokens=60).sequences
+    drafter: InModelDrafter = make(name, model)
+
+    def knowing(step: Any) -> Any:  # the guesses are right, so that it pays
+        length = len(step.requests[0].tokens)
+        rest = plain[0, length:].tolist()[: drafter.depth]
+        rest += [0] * (drafter.depth - len(rest))
+        tokens = np.array([[[token, *(t for t in range(20) if t != token)][:8] for token in rest]])
+        return tokens, np.tile(np.log(np.array([0.9] + [0.01] * 7, np.float32)), (1, drafter.depth, 1))
+
+    monkeypatch.setattr(drafter, "likeliest", knowing)
+    shape = DynamicTree(cost=CHEAP)
+    steady = []
+    asked = shape.budgets
+    monkeypatch.setattr(shape, "budgets", lambda r, most: steady.append(shape._steady is not None) or asked(r, most))
+    out = generate(model, ids, drafter=drafter, shape=shape, max_new_tokens=60)
+    assert torch.equal(out.sequences, plain)
+    assert out.stats.acceptance_length > 1.5
+    assert sum(steady) > len(steady) / 2
