@@ -237,10 +237,10 @@ class CompiledHead:
         places = [row + b * hidden.shape[1] if row >= 0 else -1 for b, of in enumerate(rows) for row in of]
         tokens, logp = np.empty((batch, depth, count), np.int64), np.empty((batch, depth, count), np.float32)
         work = torch.empty(len(places) * (matrix.inputs + matrix.outputs))
-        products = len(places) * matrix.inputs * matrix.outputs
-        threads = torch.get_num_threads() if products > WORTH_THREADS // 4 else 1
+        threads, began = self.threads(len(places)), self._pace.clock()
         self._library.layer_best(
             *(matrix, weight.data_ptr(), epsilon, hidden.data_ptr(), (c_int64 * len(places))(*places), len(places)),
             *(threads, count, work.data_ptr(), tokens.ctypes.data, logp.ctypes.data),
         )
+        self._pace.took(len(places) * matrix.inputs * matrix.outputs, threads, began)
         return tokens, logp
