@@ -32,7 +32,7 @@ from draftree.host.threads import Pace
 
 LIBRARY = Path(__file__).with_name("_layer.so")
 ABI = 11
-WORTH_THREADS = 6_000_000  # multiplications of a pass under which waking other threads costs more than it saves
+WORTH_THREADS = 2_500_000  # multiplications of a pass under which waking other threads costs more than it saves
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 

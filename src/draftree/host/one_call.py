@@ -18,9 +18,10 @@ from torch import Tensor
 
 from draftree.host.ahead import Runner, Scratch
 from draftree.host.cache import SlotCache
-from draftree.host.compiled import LANES, WORTH_THREADS, CompiledHead, CompiledStack, _Pass
+from draftree.host.compiled import LANES, CompiledHead, CompiledStack, _Pass
 from draftree.host.panels import Matrix, to_panels
 from draftree.host.plan import Plan, Projection, Segment, Surgery
+from draftree.host.threads import Pace
 
 MOST = 256  # rows; more take their time in the layers, and memory that is kept for the next pass
 KEPT = 16  # matrices of projections that are remembered in panels
@@ -75,7 +76,7 @@ class OneCall:
         self._call.restype = c_int64
         self._call.argtypes = [POINTER(_Whole), POINTER(_Pass), POINTER(_Entry), *[c_void_p] * 5]
         self._stack, self._head, self._embedding, self._scratch = stack, head, embedding, Scratch()
-        self._hidden = embedding.shape[1]
+        self._hidden, self._pace = embedding.shape[1], Pace()
         self._matrices: dict[int, tuple[Tensor, Tensor, Matrix]] = {}  # by id: of a projection, and in panels
 
     @classmethod
@@ -127,7 +128,7 @@ class OneCall:
         if plan.sizes is not None and min(plan.sizes) < n:
             counts, offsets = (c_int64 * batch)(*plan.sizes), (c_int64 * (batch + 1))(0, *accumulate(plan.sizes))
             rows = offsets[batch]
-        threads = self._stack.threads(rows)
+        threads, at_head = self._stack.threads(rows), self._head.threads(rows)
         tokens, positions, visible = plan.tokens.contiguous(), positions.contiguous(), plan.visible.contiguous()
         prefix_rows = None if plan.prefix_rows is None else plan.prefix_rows.contiguous()
         if embeddings is not None:
@@ -152,14 +153,19 @@ class OneCall:
         entry = _Entry(
             *(tokens.data_ptr(), positions.data_ptr(), _address(embeddings)),
             *(0 if embeddings is None else embeddings.shape[1], last, wanted, len(surgeries)),
-            torch.get_num_threads() if rows * matrix.inputs * matrix.outputs > WORTH_THREADS // 4 else 1,
+            at_head,
             None if joins is None else ctypes.addressof(joins),
         )
         whole = self._whole(cache, tables)
         states = x if hidden is None else hidden.data_ptr()
+        began = self._pace.clock()
         done = self._call(whole, p, entry, states, normed, spared, spared + 4 * spare, logits.data_ptr())
         del kept  # what C read of the joins lived until here
-        return Brought(logits, hidden, segments) if done else None
+        if not done:
+            return None
+        work = rows * (self._stack.weights + matrix.inputs * matrix.outputs)
+        self._pace.took(work, max(threads, at_head), began)
+        return Brought(logits, hidden, segments)
 
     def _joins(self, surgeries: Sequence[Surgery], batch: int) -> tuple[ctypes.Array[_Join] | None, list[Tensor], int]:
         """What C reads of the rows that join, tensors that it points to, and the floats that making the rows takes."""
