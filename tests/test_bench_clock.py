@@ -7,9 +7,10 @@ import torch
 from test_bench_accuracy import NEW, setup_of
 
 import draftree
-from draftree.bench.accuracy import EXPERIMENTS
+from draftree.bench.accuracy import EXPERIMENTS, inflated
 from draftree.bench.analysis_acceptance import WithTree
 from draftree.bench.analysis_clock import HF, SIZED
+from draftree.bench.analysis_setup import Subject
 from draftree.shaping import Fixed, Shape
 
 SMALL = (1, 2)
@@ -88,3 +89,16 @@ def test_a_drafter_that_rests_attaches_no_rows(demo):
     drafter.shape = Resting()
     answer = WithTree("x", demo.model, NEW, lambda: drafter).answer([1, 5, 9, 300])
     assert answer.rows == answer.passes > 0
+
+
+def test_inflated_drafters_are_walked_as_far_as_those_of_the_small_model(demo):
+    small = draftree.demo_drafter("hidden-transfer", demo.model)
+    large, (subject,) = inflated(demo.model, [Subject("ht", small)], "20M")
+    assert subject.name == "ht"
+    ids = torch.tensor([demo.tokenizer("The", add_special_tokens=False).input_ids])
+    runs = [
+        draftree.generate(model, ids, drafter=drafter, shape=Fixed(2), max_new_tokens=24)
+        for model, drafter in ((demo.model, small), (large, subject.trained))
+    ]
+    assert torch.equal(runs[0].sequences, runs[1].sequences)
+    assert runs[0].stats.total.steps == runs[1].stats.total.steps < 24

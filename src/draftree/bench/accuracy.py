@@ -22,6 +22,8 @@ from draftree.bench.analysis_trees import checked_kinds, with_depth
 from draftree.bench.compare_case import Settings, split_prompts
 from draftree.bench.findings_files import experiment_named
 from draftree.bench.harness import Task, Watcher
+from draftree.bench.inflate import inflate
+from draftree.bench.inflate_drafter import inflate_drafter
 from draftree.bench.machine import describe, now
 from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import Prompt
@@ -167,6 +169,16 @@ def load_subjects(folders: dict[str, str], experiment: str, model: Any, depth: i
             trained = with_depth(trained, depth)
         subjects.append(Subject(name, trained))
     return subjects
+
+
+def inflated(model: Any, subjects: Sequence[Subject], params: str) -> tuple[Any, list[Subject]]:
+    """The model inflated to about so many parameters, as "100M", and drafters that guess the same for it.
+
+    Raises:
+        ValueError: a model that cannot be inflated, or to so many.
+    """
+    large = inflate(model, params)
+    return large, [Subject(s.name, inflate_drafter(s.trained, large)) for s in subjects]
 
 
 def run_experiment(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from draftree.cli.measuring import Measuring
-from draftree.cli.options import Experiment, MaxNewTokens, Model, PerSet, ShowList, grouped
+from draftree.cli.options import Experiment, Inflate, MaxNewTokens, Model, PerSet, ShowList, grouped
 
 
 @grouped
@@ -36,6 +36,7 @@ def accuracy(
     depth: Annotated[
         int | None, typer.Option(min=1, help="Guess at most so many tokens ahead.", show_default="all they can")
     ] = None,
+    params: Inflate = None,
     search_per_set: Annotated[
         int, typer.Option(min=1, help="Other prompts of every set, on which choice lists are searched.")
     ] = 4,
@@ -48,6 +49,7 @@ def accuracy(
     from draftree.bench.accuracy import (
         EXPERIMENTS,
         find_experiment,
+        inflated,
         load_subjects,
         named_folders,
         run_experiment,
@@ -71,6 +73,9 @@ def accuracy(
     found = measuring.begin()
     loaded, tokenizer = load_model(model)
     subjects = load_subjects(folders, experiment, loaded, depth)
+    if params is not None:
+        loaded, subjects = inflated(loaded, subjects, params)
+        model = f"{model or 'the embedded model'} inflated to {params}"
     with StageBar(console) as bar:
         findings, about = run_experiment(
             experiment, loaded, tokenizer, subjects, found, settings, name=model, watcher=bar
