@@ -1,12 +1,16 @@
 /* Decoder layers on a CPU: several of them in one call, or one in two calls, before and after an attention of torch's. What
  * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; layer.py says the same in
  * tensor operations, and tests compare them. All tensors are contiguous float32 unless strides are given. */
+#include <time.h>
+
 #include "_thin.h"
 
 #include "_attention.h"
 
 #define ABI 11 /* raised when a signature changes; compiled.py refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
+#define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
+#define A_PASS 64 /* shares, about */
 #define NO_ATTENTION 1 /* of what a layer skips */
 #define NO_MLP 2
 
@@ -49,6 +53,7 @@ typedef int (*Number)(void);
 static Parallel parallel;
 static Number own_number, team_size;
 static __thread int in_team; /* whether this thread works on a share among several */
+static __thread int alone; /* how many shares this thread does by itself, since others have kept it waiting */
 
 /* ---------------------------------------------------------------- rows, compiled once per instruction set */
 
@@ -264,13 +269,23 @@ static void spread_body(void *data) {
     in_team = 0;
 }
 
+static int64_t nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
 static void spread(Share share, const void *task, int64_t items, int64_t threads, int64_t multiplications) {
-    if (!parallel || threads < 2 || multiplications < WORTH_A_THREAD) {
+    if (!parallel || threads < 2 || multiplications < WORTH_A_THREAD || alone) {
+        alone -= alone > 0;
         share(task, 0, items);
         return;
     }
     Spread s = {share, task, items};
+    int64_t begin = nanoseconds();
     parallel(spread_body, &s, (unsigned)threads, 0);
+    /* Where another process has a core, every one of a pass's shares would wait for a time slice. */
+    if (nanoseconds() - begin > HELD_UP + multiplications / 10) alone = A_PASS;
 }
 
 static int64_t panels_of(const Matrix *m) { return (m->outputs + LANES - 1) / LANES; }

@@ -383,5 +383,5 @@ class _CompiledHead(CompiledHead):
         matrix = self._packed.described
         logits = read.new_empty(*read.shape[:2], matrix.outputs)
         rows = read.shape[0] * read.shape[1]
-        self._library.layer_product(matrix, read.data_ptr(), rows, torch.get_num_threads(), 0, logits.data_ptr())
+        self._library.layer_product(matrix, read.data_ptr(), rows, self.threads(rows), 0, logits.data_ptr())
         return logits
