@@ -158,7 +158,7 @@ def test_a_drafter_that_does_not_pay_rests_without_rows(kind: str) -> None:
     options = {"max_new_tokens": 120, "eos_token_id": None}
     out = generate(model, ids, drafter=drafter, shape=DynamicTree(cost=STEEP), **options)
     assert torch.equal(out.sequences, generate(model, ids, **options).sequences)
-    assert attached[:3] == [True] * 3
+    assert attached[:2] == [True] * 2
     assert 1 <= sum(attached[30:]) <= len(attached[30:]) // 4
 
 

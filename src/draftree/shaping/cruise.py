@@ -1,7 +1,7 @@
 """Steps between two plans: trees of the sizes that have been best of late, verified as they come.
 
 To weigh trees and to learn from them takes as long as some rows of a small model. Where drafting pays, only every
-sixteenth step does so; those between ask for the sizes that are best on the average of the last plans, and look at
+thirty-second step does so; those between ask for the sizes that are best on the average of the last plans, and look at
 nothing (ProPD plans again when things have shifted, section 4.2.3).
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from draftree.drafting.base import Context
 from draftree.shaping.counts import Average, Sizes
 
-BETWEEN = 15  # steps between two plans
+BETWEEN = 31  # steps between two plans
 HABIT = 0.9  # weight of the past in what a request's guesses bring
 LOOK_EVERY = 4  # of them, after which it is looked whether they pay
 PATIENCE = 0.9  # of the time they took, what they must have brought

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from draftree.drafting.base import Context
 
-FRUITLESS = 4  # steps in a row with a negative balance after which the drafter rests
-REST_FIRST, REST_LAST = 4, 48  # steps of rest, doubling from the first to the last: what is copied comes in bursts
+FRUITLESS = 2  # steps in a row with a negative balance after which the drafter rests
+REST_FIRST, REST_LAST = 8, 48  # steps of rest, doubling from the first to the last: what is copied comes in bursts
 REST_PREPARED = 256  # the last, where guesses have to be prepared by a pass with rows
 BALANCE = 0.85  # weight of the past in the balance
 LEAST = 0.01  # of the time spent, what has to be gained: an old success fades, but never quite
