@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from generate_driver import left_pad, prompts
-from in_model_driver import MAKERS, make
+from in_model_driver import MAKERS, make, randomised
 from zoo import build
 
 from draftree import DynamicTree, generate
+from draftree.drafting.hidden_transfer import HiddenTransfer
 from draftree.drafting.in_model import InModelDrafter
-from draftree.host import open_host
+from draftree.host import one_call, open_host
 from draftree.host.base import Host
 from draftree.host.cache import SlotCache
 from draftree.host.compiled import load_library
 from draftree.host.cost import StepCost
 from draftree.host.loop import LoopHost
 from draftree.host.one_call import OneCall
-from draftree.host.plan import PassResult, Plan, Segment
+from draftree.host.plan import PassResult, Plan, Projection, Segment, Surgery
 from draftree.shaping import Fixed
 from draftree.shaping.best_first import _best_first, best_first
 from draftree.tree import compiled as compiled_trees
@@ -116,6 +118,7 @@ def test_kept_rows_go_where_tensor_operations_put_them(dtype: torch.dtype, monke
     for _ in range(2):
         cache = filled()
         cache.commit([[0, 1, 4, 7], [2, 3]], segments)
+        assert (cache._addresses(0, 3) is None) == bool(seen)
         cache.open(0, 2, 8)
         seen.append([cache.views(layer, 4) for layer in range(3)])
         monkeypatch.setattr(SlotCache, "_addresses", lambda self, start, stop: None)
@@ -168,3 +171,44 @@ def test_steps_between_two_plans_are_drafted_too(name: str, model: Any, monkeypa
     assert torch.equal(out.sequences, plain)
     assert out.stats.acceptance_length > 1.5
     assert sum(steady) > len(steady) / 2
+
+
+def test_matrices_live_until_their_pass_is_over(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many drafters have met the host, and wherever among a pass's joins room is made for more."""
+    monkeypatch.setattr(one_call, "KEPT", 2)
+    ids = torch.tensor(prompts((9,)))
+    plain = generate(model, ids, max_new_tokens=12).sequences
+    for seed in range(6):
+        drafter = randomised(HiddenTransfer.fresh(model, transfer_layers=[1, 2, 3]), seed=seed)
+        out = generate(model, ids, drafter=drafter, shape=Fixed(6), max_new_tokens=12)
+        assert torch.equal(out.sequences, plain)
+
+
+def test_embeddings_of_another_type_are_those_numbers(model: Any) -> None:
+    host = open_host(model)
+    torch.manual_seed(0)
+    embeddings = torch.randn(1, 1, model.config.hidden_size, dtype=torch.float64)
+
+    def logits(given: torch.Tensor) -> torch.Tensor:
+        seen = torch.ones(2, 2, dtype=torch.bool).tril()[None]
+        plan = Plan(torch.tensor([[5, 0]]), torch.tensor([[0, 1]]), seen, embeddings=given)
+        return host.run(plan, host.new_cache(1)).logits
+
+    assert torch.equal(logits(embeddings), logits(embeddings.float()))
+
+
+def test_passes_that_one_call_cannot_hold_go_the_other_way(model: Any) -> None:
+    at_once = open_host(model)._at_once
+    seen = torch.ones(3, 3, dtype=torch.bool).tril()[None]
+    joined = torch.ones(4, 4, dtype=torch.bool).tril()[None]
+    matrix = torch.eye(model.config.hidden_size)
+
+    def plan(given: int, sources: int, sizes: tuple[int, ...] | None = None) -> Plan:
+        source = torch.zeros(1, sources, dtype=torch.long)
+        surgery = Surgery(1, append=Projection(matrix, given), positions=torch.tensor([[3]]), source=source)
+        surgery = replace(surgery, visible=joined[:, 3:], joined=joined)
+        return Plan(torch.tensor([[5, 6, 7]]), torch.arange(3)[None], seen, surgeries=(surgery,), sizes=sizes)
+
+    assert at_once.takes(plan(1, 1))
+    assert not at_once.takes(plan(1, 2)), "more sources than are used"
+    assert not at_once.takes(plan(1, 1, (2,))), "padding beside rows that join"

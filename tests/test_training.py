@@ -380,20 +380,15 @@ def test_two_processes_train_as_one(zoo_data, tmp_path):
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": tests, "CUDA_VISIBLE_DEVICES": ""}
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    options = {"env": env, "capture_output": True, "text": True, "timeout": 280}
     two = subprocess.run(
         [*launch, str(script), str(data), str(tmp_path / "two"), "2", "2"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=280,
+        **options,
     )
     assert two.returncode == 0, two.stderr[-3000:]
     one = subprocess.run(
         [sys.executable, str(script), str(data), str(tmp_path / "one"), "4", "1"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=280,
+        **options,
     )
     assert one.returncode == 0, one.stderr[-3000:]
     for name, tensor in weights_of(tmp_path / "one").items():

@@ -33,6 +33,7 @@ class Clocked(DynamicTree):
         self._own: StepCost | None = None
         self._first: StepCost | None = None
         self._steps: list[tuple[float, float]] = []
+        self._rested: list[float] = []
 
     def bind(
         self,
@@ -47,16 +48,21 @@ class Clocked(DynamicTree):
             self._own, self._first = (StepCost(cost.rows, cost.seconds) for _ in range(2))
         super().bind(self._own, drafter, pruner, packed=packed)
 
-    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
+    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
         """See `Shape.clock`."""
         self._steps.append((seconds, whole))
-        super().clock(rows, seconds, whole, plain=plain)
+        super().clock(rows, seconds, whole, plain=plain, attached=attached)
+
+    def rested(self, batch: int, whole: float) -> None:
+        """See `Shape.rested`."""
+        self._rested.append(whole)
+        super().rested(batch, whole)
 
     @property
     def times(self) -> Times:
         """What was kept."""
         assert self._first is not None
-        return Times(self._first, self._steps)
+        return Times(self._first, self._steps, self._rested)
 
 
 @dataclass(frozen=True, slots=True)

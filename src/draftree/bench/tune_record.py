@@ -93,7 +93,7 @@ class Timed(Fixed):
         super().__init__(node_budget)
         self.steps: list[tuple[int, float, float]] = []
 
-    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
+    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
         """See `Shape.clock`."""
         self.steps.append((rows, seconds, whole))
 
@@ -104,7 +104,7 @@ class TimedRoots(OnlyRoots):
     def __init__(self) -> None:
         self.steps: list[float] = []
 
-    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
+    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
         """See `Shape.clock`."""
         self.steps.append(whole)
 

@@ -123,10 +123,12 @@ class Times:
     Attributes:
         curve: of a step by its rows, as it was before the first step.
         steps: seconds of the pass and of the whole step, in order, of the steps that the shape was told of.
+        rested: seconds of the whole step, in order, of those of which it wanted to hear nothing more.
     """
 
     curve: StepCost
     steps: list[tuple[float, float]]
+    rested: list[float] = field(default_factory=list)
 
 
 def replay(
@@ -158,7 +160,7 @@ def replay(
         drafter.bind(None, eos_token_ids=tuple(eos_token_ids))  # type: ignore[arg-type]
         # A curve of its own, which the shape bends: what steps take must not depend on what it thinks of them.
         shape.bind(pace.cost() if times is None else StepCost(times.curve.rows, times.curve.seconds), drafter)
-    told = iter(() if times is None else times.steps)
+    told = (iter(()), iter(())) if times is None else (iter(times.steps), iter(times.rested))
     heads = _heads_of(drafter)
     own = sum(pace.own[head.name] for head in heads)
     for text in texts:
@@ -185,7 +187,7 @@ def _answer(
     new: int,
     own: float,
     work: float | None,
-    told: Iterator[tuple[float, float]],
+    told: tuple[Iterator[tuple[float, float]], Iterator[float]],
 ) -> tuple[RequestStats, float]:
     request = Context(next(_ids), list(text.task.ids), len(text.task.ids), new)
     stats, spent = RequestStats(), pace.prompt
@@ -229,8 +231,11 @@ def _answer(
         seconds = float(cost.of(passed))
         if not first:  # the prompt's pass is told apart
             spent += seconds + aside
-            if shape is not None and not idle:
-                shape.clock(rows, *next(told, (seconds, seconds + aside)), plain=passed == rows)
+            if shape is not None and idle:
+                shape.rested(1, next(told[1], seconds + aside))
+            elif shape is not None:
+                taken = next(told[0], (seconds, seconds + aside))
+                shape.clock(rows, *taken, plain=passed == rows, attached=attached)
     if shape is not None:
         shape.end(request)
     if drafter is not None:

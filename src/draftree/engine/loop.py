@@ -105,12 +105,18 @@ class Loop:
         if self.track is not None:
             left = None if result.rows is None else (result.rows, turn.offset, result.logits.shape[1])
             self.track.step(requests, trees, left, walks, marks)
-        if self.shape is not None and turn.offset == 0 and not self._idle:
+        if self.shape is None or turn.offset:
+            return
+        if self._idle:
+            self.shape.rested(len(requests), time.perf_counter() - marks[0])
+        else:
             # Reading the choices waits for the device, so it counts as part of the pass.
             plain = turn.plan.width == trees.width and not turn.plan.surgeries
             packed = plain and self.host.packs and turn.plan.sizes is not None
             rows = sum(trees.sizes) if packed else trees.batch * trees.width
-            self.shape.clock(rows, marks[3] - marks[1], time.perf_counter() - marks[0], plain=plain)
+            attached = bool(turn.plan.taps or turn.plan.surgeries or turn.plan.embeddings is not None)
+            whole = time.perf_counter() - marks[0]
+            self.shape.clock(rows, marks[3] - marks[1], whole, plain=plain, attached=attached)
 
     def _draft(self, requests: list[Request], alone: bool) -> TokenTree:
         drafter, shape = self.drafter, self.shape

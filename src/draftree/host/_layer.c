@@ -285,7 +285,7 @@ static void spread(Share share, const void *task, int64_t items, int64_t threads
     int64_t begin = nanoseconds();
     parallel(spread_body, &s, (unsigned)threads, 0);
     /* Where another process has a core, every one of a pass's shares would wait for a time slice. */
-    if (nanoseconds() - begin > HELD_UP + multiplications / 10) alone = A_PASS;
+    if (nanoseconds() - begin > HELD_UP + multiplications / 2) alone = A_PASS;
 }
 
 static int64_t panels_of(const Matrix *m) { return (m->outputs + LANES - 1) / LANES; }

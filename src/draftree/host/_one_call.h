@@ -67,7 +67,8 @@ static void join_rows(Pass *p, const Join *j, int64_t hidden, float *x, float *f
  * and sine are buffers of `dim` a row that are filled here, x and normed of `hidden`, spare of `outputs` (read only where
  * requests have fewer rows). `work` holds the sources of joins and what is made of them. Returns 0 where a token or a position
  * is none; nothing is done then. */
-int64_t layer_pass(const Whole *w, const Pass *given, const Entry *e, float *x, float *normed, float *spare, float *work, float *logits) {
+int64_t layer_pass(const Whole *w, const Pass *given, const Entry *e, float *x, float *normed, float *spare, float *work,
+                   float *logits) {
     Pass p = *given;
     int64_t hidden = w->head->inputs, outputs = w->head->outputs, done = 0;
     for (int64_t b = 0; b < p.batch; b++) {

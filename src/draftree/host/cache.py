@@ -176,7 +176,7 @@ class SlotCache(Cache):
     # ---------------------------------------------------------------- after a pass
 
     def commit(self, rows: list[list[int]], segments: list[Segment]) -> None:
-        """Keep, per request of the current pass, the original rows `rows[b]` (in sequence order) as context.
+        """Keep, per request of the current pass, the original rows `rows[b]` (ascending) as context.
 
         Every layer takes them from where its segment holds them. Rows already in place are not moved.
         """

@@ -137,10 +137,17 @@ class CompiledLayer:
 
 
 class CompiledStack:
-    """Layers of a model, to be run in stretches: all of them, or those with the given `numbers`."""
+    """Layers of a model, to be run in stretches: all of them, or those with the given `numbers`.
+
+    Stacks of one model share the `pace` that knows what its passes take.
+    """
 
     def __init__(
-        self, library: ctypes.CDLL, layers: Sequence[CompiledLayer], numbers: Sequence[int] | None = None
+        self,
+        library: ctypes.CDLL,
+        layers: Sequence[CompiledLayer],
+        numbers: Sequence[int] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._run = library.layer_run
         self._layers = layers
@@ -149,20 +156,21 @@ class CompiledStack:
         self.scratch = max(layer.scratch for layer in layers)
         self.dim = max(layer.parts.heads.dim for layer in layers)
         by_layer = [sum(p.described.inputs * p.described.outputs for p in layer._packed) for layer in layers]
-        self.weights, self._by_layer, self._pace = sum(by_layer), by_layer, Pace()  # in a row's products
+        self.weights, self._by_layer = sum(by_layer), by_layer  # in a row's products
+        self.pace = pace or Pace()
 
     def threads(self, rows: int) -> int:
         """Threads for a pass of so many rows."""
-        return self._pace.threads(rows * self.weights, WORTH_THREADS)
+        return self.pace.threads(rows * self.weights, WORTH_THREADS)
 
     def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles) -> None:
         """Its layers [first, last) on x [B, n, d], in place; the rows of the pass see all of the context."""
         keys, values = self.stores(angles.cache, x, first, last)
         layers = ctypes.byref(self._described, first * ctypes.sizeof(c_void_p))
-        began = self._pace.clock()
+        began = self.pace.clock()
         self._run(layers, last - first, angles.described, x.data_ptr(), keys, values)
         work = x.shape[0] * x.shape[1] * sum(self._by_layer[first:last])
-        self._pace.took(work, angles.described.threads, began)
+        self.pace.took(work, angles.described.threads, began)
 
     def stores(self, cache: SlotCache, like: Tensor, first: int = 0, last: int | None = None) -> tuple[Any, Any]:
         """Where a cache has the keys and the values of layers [first, last), by default of all: arrays of addresses."""
@@ -228,8 +236,8 @@ class CompiledHead:
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
     def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `Host.best`; None where logits are capped. hidden: contiguous."""
-        if self._cap is not None:
+        """See `Host.best`; None where logits are capped, or states of another type. hidden: contiguous."""
+        if self._cap is not None or hidden.dtype != torch.float32:
             return None
         batch, depth = len(rows), len(rows[0])
         matrix, (weight, epsilon) = self._packed.described, self._norm

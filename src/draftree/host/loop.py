@@ -282,7 +282,7 @@ class LoopHost(Host):
         compiled = runner = None
         if self._compiled is not None:
             assert self._library is not None
-            compiled = CompiledStack(self._library, layers, numbers)
+            compiled = CompiledStack(self._library, layers, numbers, self._compiled.pace)
             if not self._per_row and self._cap is None and None in self._tables:
                 runner = runner_of(self._library, compiled, self._head, self._embedding)
         return _Stack(numbers, layers, compiled, runner)

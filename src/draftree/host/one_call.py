@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from draftree.host.cache import SlotCache
 from draftree.host.compiled import LANES, CompiledHead, CompiledStack, _Pass
 from draftree.host.panels import Matrix, to_panels
 from draftree.host.plan import Plan, Projection, Segment, Surgery
-from draftree.host.threads import Pace
 
 MOST = 256  # rows; more take their time in the layers, and memory that is kept for the next pass
 KEPT = 16  # matrices of projections that are remembered in panels
@@ -76,7 +75,7 @@ class OneCall:
         self._call.restype = c_int64
         self._call.argtypes = [POINTER(_Whole), POINTER(_Pass), POINTER(_Entry), *[c_void_p] * 5]
         self._stack, self._head, self._embedding, self._scratch = stack, head, embedding, Scratch()
-        self._hidden, self._pace = embedding.shape[1], Pace()
+        self._hidden = embedding.shape[1]
         self._matrices: dict[int, tuple[Tensor, Tensor, Matrix]] = {}  # by id: of a projection, and in panels
 
     @classmethod
@@ -89,8 +88,10 @@ class OneCall:
         if plan.first_logit_row or plan.row_by_row or plan.skip is not None or plan.leaves is not None:
             return False
         n = plan.width
+        if plan.sizes is not None and not plan.plain:
+            return False
         if plan.surgeries:
-            if plan.prefix_rows is not None or not all(map(_simple, plan.surgeries)):
+            if plan.prefix_rows is not None or plan.visible.shape[2] > n or not all(map(_simple, plan.surgeries)):
                 return False
             n += sum(_count(s) for s in plan.surgeries)
         elif plan.embeddings is None and (plan.last_logit_row or n) != n:
@@ -132,14 +133,14 @@ class OneCall:
         tokens, positions, visible = plan.tokens.contiguous(), positions.contiguous(), plan.visible.contiguous()
         prefix_rows = None if plan.prefix_rows is None else plan.prefix_rows.contiguous()
         if embeddings is not None:
-            embeddings = embeddings.contiguous()
+            embeddings = embeddings.to(self._embedding.dtype).contiguous()
         matrix = self._head._packed.described
         logits = torch.empty(batch, wanted, matrix.outputs)
         hidden = torch.empty(batch, last, self._hidden) if plan.taps else None
-        joins, kept, work = self._joins(surgeries, batch)
+        joins, kept, made = self._joins(surgeries, batch)
         scratch, scores = rows * self._stack.scratch, threads * (2 * dim + max(starts) + last) * LANES
         spare = 0 if counts is None else rows * matrix.outputs
-        at = self._scratch.floats(rows * (2 * dim + 2 * self._hidden) + scratch + scores + spare + work)
+        at = self._scratch.floats(rows * (2 * dim + 2 * self._hidden) + scratch + scores + spare + made)
         cosine, sine, x = at, at + 4 * rows * dim, at + 8 * rows * dim
         normed = x + 4 * rows * self._hidden
         more = normed + 4 * rows * self._hidden
@@ -158,43 +159,44 @@ class OneCall:
         )
         whole = self._whole(cache, tables)
         states = x if hidden is None else hidden.data_ptr()
-        began = self._pace.clock()
+        began = self._stack.pace.clock()
         done = self._call(whole, p, entry, states, normed, spared, spared + 4 * spare, logits.data_ptr())
         del kept  # what C read of the joins lived until here
         if not done:
             return None
-        work = rows * (self._stack.weights + matrix.inputs * matrix.outputs)
-        self._pace.took(work, max(threads, at_head), began)
+        self._stack.pace.took(rows * self._stack.weights, max(threads, at_head), began)
         return Brought(logits, hidden, segments)
 
-    def _joins(self, surgeries: Sequence[Surgery], batch: int) -> tuple[ctypes.Array[_Join] | None, list[Tensor], int]:
-        """What C reads of the rows that join, tensors that it points to, and the floats that making the rows takes."""
+    def _joins(self, surgeries: Sequence[Surgery], batch: int) -> tuple[ctypes.Array[_Join] | None, list[Any], int]:
+        """What C reads of the rows that join, what else it points to, and the floats that making the rows takes."""
         if not surgeries:
             return None, [], 0
-        joins, kept, work = (_Join * len(surgeries))(), [], 0
+        joins, kept, made = (_Join * len(surgeries))(), [], 0
         for join, s in zip(joins, surgeries, strict=True):
             assert isinstance(s.append, Projection)
             assert s.joined is not None
-            matrix = self._in_panels(s.append.matrix)
+            found = self._in_panels(s.append.matrix)
+            matrix = found[2]
             given, steps = s.append.given, matrix.outputs // self._hidden
             source = None if s.source is None else s.source.contiguous()
             visible = s.joined.contiguous()
-            kept += [visible] if source is None else [visible, source]
+            kept += [visible, source, found]
             join.layer, join.matrix, join.steps, join.sources = s.layer, ctypes.addressof(matrix), steps, given
             join.source, join.visible = _address(source), visible.data_ptr()
-            work = max(work, batch * given * (1 + steps) * self._hidden)
-        return joins, kept, work
+            made = max(made, batch * given * (1 + steps) * self._hidden)
+        return joins, kept, made
 
-    def _in_panels(self, matrix: Tensor) -> Matrix:
+    def _in_panels(self, matrix: Tensor) -> tuple[Tensor, Tensor, Matrix]:
+        """The matrix, its panels and what C reads of them, all to be kept as long as C may read."""
         found = self._matrices.get(id(matrix))
         if found is None:
             if len(self._matrices) >= KEPT:
                 self._matrices.clear()
-            panels = to_panels(matrix.T)
+            panels = to_panels(matrix.T.to(self._embedding.dtype))
             described = Matrix(panels.data_ptr(), None, *matrix.shape)
             # The matrix is kept along, so that its id is not given to another one.
             found = self._matrices[id(matrix)] = matrix, panels, described
-        return found[2]
+        return found
 
     def _whole(self, cache: SlotCache, tables: tuple[Tensor, Tensor]) -> _Whole:
         """What passes over the same cache share."""
@@ -217,8 +219,10 @@ class OneCall:
 
 def _simple(surgery: Surgery) -> bool:
     """Whether all that it does is to let rows join that a matrix makes of others."""
+    source = surgery.source
     return (
         isinstance(surgery.append, Projection)
+        and (source is None or source.shape[1] == surgery.append.given)
         and surgery.joined is not None
         and surgery.keep is None
         and surgery.resolve is None

@@ -49,7 +49,7 @@ class Shape(ABC):
         """The trees to verify: the best part of each drafted tree."""
         return trees
 
-    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
+    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
         """A step is over.
 
         Args:
@@ -57,7 +57,11 @@ class Shape(ABC):
             seconds: for the pass and reading its choices.
             whole: for all of the step, guessing and learning included.
             plain: whether the trees' rows passed all layers alone.
+            attached: whether the drafter had rows or looks of its own in the pass, if it is one that has any.
         """
+
+    def rested(self, batch: int, whole: float) -> None:
+        """A step of so many requests, of which the shape wanted to hear nothing (`rests`), took `whole` seconds."""
 
     def learn(self, requests: Sequence[Context]) -> None:
         """The requests' tokens have grown; what was drafted for them can be compared with what came."""

@@ -37,11 +37,14 @@ class Pace(NamedTuple):
         seconds: of steps with one node, two, and so on.
         aside: seconds to be added to each.
         plain: seconds of a step without guesses.
+        whole: the same with all that is done beside its pass, for steps that are judged by the time they took; 0 where
+            the time expected of them is taken for it.
     """
 
     seconds: np.ndarray
     aside: float
     plain: float
+    whole: float = 0.0
 
 
 class Cruise:
@@ -56,6 +59,7 @@ class Cruise:
         self._taken = 0  # steps so far
         self._lengths: list[int] = []  # of the texts, at the first of them
         self._spent = 0.0  # time of such a step in plain ones, of a request with guesses
+        self._took = self._whole = 0.0  # seconds of the steps so far, and of a plain one
 
     @property
     def running(self) -> bool:
@@ -70,6 +74,7 @@ class Cruise:
             self._left = self._taken = 0
             return None
         if not self._taken:
+            self._took = 0.0
             self._lengths = [len(request.tokens) for request in requests]
         elif self._taken % LOOK_EVERY == 0 and not self._pays(requests):
             self._left = 0
@@ -77,6 +82,13 @@ class Cruise:
         self._left -= 1
         self._taken += 1
         return self._sizes
+
+    def took(self, whole: float) -> None:
+        """A step that was not planned took `whole` seconds."""
+        self._took += whole
+        guessing = sum(size > 0 for size in self._sizes)
+        if self._whole and guessing:
+            self._spent = 1.0 + (self._took / self._taken / self._whole - 1.0) * len(self._ids) / guessing
 
     def _pays(self, requests: Sequence[Context]) -> bool:
         """Whether the steps so far have brought what they took, but for some bad luck."""
@@ -133,7 +145,7 @@ class Cruise:
         else:
             rows = batch * (1 + max(sizes))
         gain = sum(more if part else 1.0 for more, part in zip(later.gains, takes, strict=True))
-        whole, (seconds, aside, plain) = int(rows), pace
+        whole, (seconds, aside, plain, self._whole) = int(rows), pace
         time = seconds[whole - 1] + (rows - whole) * (seconds[whole] - seconds[whole - 1]) + aside
         pays = any(sizes) and gain / time > batch / plain
         self._left, self._taken = (BETWEEN if pays else 0), 0

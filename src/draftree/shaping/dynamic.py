@@ -36,6 +36,7 @@ COSTS = ("measured", "line")
 ACCEPTANCES = ("calibrated", "by-rank", "product")
 IDLE_EVERY = 16  # steps of a rest between two that are learned from: they must stay as cheap as plain ones
 RECENT = 0.85  # how fast the largest tree of late fades, per planned step
+PAUSE = 4  # plain steps in a row, where it has to be known again what they take
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 
 
@@ -69,7 +70,7 @@ class DynamicTree(Shape):
         self._line = cost == "line"
         self.planner = Planner(max_nodes, self._own_cost)
         self._recent = 0.0  # most guesses verified of late, fading
-        self._idle = 0  # steps
+        self._idle = self._in_row = 0  # steps; in a row without a look at anything
         self._batch = 1  # requests of the coming step
         self._asking = False  # whether the drafter is asked in the coming step
         self._asked: list[bool] = []  # of the coming step's requests; empty for all
@@ -203,8 +204,14 @@ class DynamicTree(Shape):
             for sizes in (now.sizes, later.sizes):
                 sizes[0] |= sizes[0] > 0
         wins = [part and self.governor.wins(request) for part, request in zip(asked, requests, strict=True)]
-        if any(wins):
-            self._cruise.follow(requests, later, wins, Pace(seconds, aside, plain), packed=packed)
+        if any(wins) and not self._looks_at_plain_steps(requests):
+            self._cruise.follow(
+                requests,
+                later,
+                wins,
+                Pace(seconds, aside, plain, planner.plain_whole(batch) if attached else 0.0),
+                packed=packed,
+            )
         sizes = now.sizes
         if planner.spawns:
             planner.prized(choice, self.governor.pace)
@@ -216,6 +223,14 @@ class DynamicTree(Shape):
             trees = trees.first(sizes)
         self._spread(requests, trees)
         return trees
+
+    def _looks_at_plain_steps(self, requests: Sequence[Context]) -> bool:
+        """Whether all rest for a moment, since too little is known of what drafting is weighed against."""
+        if not self.planner.unsure or self._own_cost is not None:
+            return False
+        self.governor.pause(requests, 1 + PAUSE)
+        self._idle = 0
+        return True
 
     def _weigh(self, requests: Sequence[Context], worth: np.ndarray) -> list[int]:
         """Sizes of the trees; some requests may go to rest by it."""
@@ -254,20 +269,24 @@ class DynamicTree(Shape):
         """
         return self.planner.best(worth, attached=self.planner.attaching is not None).sizes
 
-    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True) -> None:
+    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
         """See `Shape.clock`."""
-        carried, self._carried = self._carried, 0  # a pass that was not planned here carries nothing
-        if self._steady is not None and not carried:
-            if self._own_cost is None:
-                self.planner.between(rows, len(self._steady), whole)
-            return
+        self._in_row = 0
+        carried, self._carried = self._carried if attached else 0, 0  # a pass not planned here carries nothing
+        steady, self._steady = self._steady, None
         asked, self._asking = self._asking, False
         if self._own_cost is not None:
             return
         planner = self.planner
         if carried:
+            if steady is not None:
+                self._cruise.took(whole)
             spawned = self._spawned if planner.spawns else None
-            planner.attached(rows, carried, spawned, seconds, whole - seconds, planned=self._steady is None)
+            planner.attached(rows, carried, spawned, seconds, whole - seconds, planned=steady is None)
+            return
+        if steady is not None:
+            if planner.attaching is None:
+                planner.between(rows, len(steady), whole)
             return
         if not plain:
             return
@@ -276,6 +295,12 @@ class DynamicTree(Shape):
         else:
             planner.bare(rows, self._batch, seconds, whole)
         planner.cost(self._batch).observe(rows, seconds)
+
+    def rested(self, batch: int, whole: float) -> None:
+        """See `Shape.rested`."""
+        self._in_row += 1
+        if self.planner.attaching is not None and self._own_cost is None and self._in_row > 1:  # the first is cold
+            self.planner.rested(batch, whole)
 
     def learn(self, requests: Sequence[Context]) -> None:
         """See `Shape.learn`."""

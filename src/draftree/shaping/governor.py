@@ -98,6 +98,13 @@ class Governor:
                 account.rest = max(account.rest - 1, 0)
         return True
 
+    def pause(self, requests: Sequence[Context], steps: int) -> None:
+        """All rest for so many steps, whatever their balance."""
+        for request in requests:
+            account = self._of.setdefault(request.id, _Account())
+            account.rest = max(account.rest, steps)
+            request.resting = True
+
     def elapse(self, requests: Sequence[Context]) -> None:
         """A step passed in which nobody was asked anew: rests are over sooner."""
         self._steps += 1

@@ -26,6 +26,7 @@ HABIT = 0.9  # weight of the past in what steps were found to take
 SHARE = 0.4  # of the time that a planned step takes beside its rows, what one that is not takes, before it is known
 DEAREST = 4.0  # times the expected, as a single step counts
 WORTH = 0.95  # weight of the past in how many nodes have rows, and in what guesses are found to be worth
+BARE_EVERY = 256  # most steps with a drafter's rows from one plain step to the next
 GROUPS_FIRST, PRIZE_FIRST = 1.0, 0.5  # nodes of a tree with rows, and what guesses are worth, before it is known
 LEFT = 0.5  # of that worth, what the rows of a node further up still bring
 
@@ -73,7 +74,9 @@ class Planner:
         self._own_unprepared = self._plain_unprepared = 0.0
         self._dearer = self._warm = 1.0  # a pass with its rows, against a plain one of as many; in steps not planned
         self._usual = 1.0  # a plain pass, against what the curve says of it; that learns more slowly
-        self._timed = 0  # steps that these two are learned from
+        self._timed = self._bare = 0  # steps that these two are learned from
+        self._rested: dict[int, float] = {}  # seconds of a step of so many resting requests, where rows are attached
+        self._since_bare = 0  # steps with a drafter's rows since a plain one
         self._groups = GROUPS_FIRST  # nodes of a tree that have rows attached, of late
         self._prize = PRIZE_FIRST  # tokens that guesses add to a step, less what those would cost otherwise
         # By batch, spawning nodes of a tree and whether there are any: rows of passes over one node, two, and so on.
@@ -83,6 +86,8 @@ class Planner:
         """Meet the machine and what shares the pass."""
         if cost is not self._cost:
             self._of_batches.clear()
+            self._bare = 0
+            self._rested.clear()
         self._cost, self.pruner = cost, pruner
         self.attaching = drafter if drafter is not None and drafter.prepares else None
         self.packed = packed and self.attaching is None and pruner is None  # what is done inside the pass is padded
@@ -108,6 +113,25 @@ class Planner:
     def plain(self, batch: int) -> float:
         """Seconds of a step without guesses."""
         return float(self.cost(batch).from_one(batch)[batch - 1])
+
+    @property
+    def unsure(self) -> bool:
+        """Whether too little is known of what plain steps take, for a drafter whose rows are in all others.
+
+        Their curve may have been measured in a bad moment; and if all steps carry rows, nothing corrects it.
+        """
+        return self.attaching is not None and (not self._rested or self._since_bare > BARE_EVERY)
+
+    def plain_whole(self, batch: int) -> float:
+        """Seconds of a step without guesses, with all that is done beside its pass, where a drafter attaches rows."""
+        known = self._rested.get(batch)
+        return self.plain(batch) * self._usual + self._plain if known is None else known
+
+    def rested(self, batch: int, whole: float) -> None:
+        """A step in which nobody looked at anything took `whole` seconds: what plain decoding takes."""
+        known = self._rested.setdefault(batch, whole)
+        self._rested[batch] += (1 - WORTH) * (min(whole, DEAREST * known) - known)
+        self._since_bare = 0
 
     @property
     def aside(self) -> float:
@@ -215,8 +239,13 @@ class Planner:
         seconds = self.cost(batch).table(0, int(numbers.max()) + 1)[numbers]
         if attaching is None:
             return seconds
-        dearer, aside = (self._dearer, self.aside) if planned else (self._dearer_between, self.aside_between)
-        return (dearer * seconds + aside) / self._usual
+        dearer, aside = (self._dearer, self._own) if planned else (self._dearer_between, self._own_between)
+        # In units of the curve, which says what a plain pass takes, and not what is done beside it.
+        return (dearer * seconds + aside) * (self.plain(batch) / self.plain_whole(batch))
+
+    @property
+    def _own_between(self) -> float:
+        return self._between if self._between_steps else SHARE * self._own
 
     @property
     def _dearer_between(self) -> float:
@@ -244,7 +273,12 @@ class Planner:
         ends[:, 1:] = -np.sort(-ends[:, 1:].clip(min=0), axis=1)
         covered = ends.sum(0).cumsum()  # by groups of a tree, from 1
         rows = np.rint(self.attaching.rows(batch * width, batch, batch * np.arange(1, width + 1))).astype(np.int64)
-        seconds = self._dearer / self._usual * self.cost(batch).table(0, int(rows[-1]) + 1)[rows]
+        seconds = (
+            self._dearer
+            * self.plain(batch)
+            / self.plain_whole(batch)
+            * self.cost(batch).table(0, int(rows[-1]) + 1)[rows]
+        )
         price = batch * pace / self.plain(batch)  # what the time is worth in tokens
         return self._noted(1 + int((covered * (1 - LEFT) * self._prize - price * seconds).argmax()))
 
@@ -289,6 +323,7 @@ class Planner:
     ) -> None:
         """A pass over trees of `rows` nodes with the drafter's rows took `seconds`, the rest of the step `aside`."""
         assert self.attaching is not None
+        self._since_bare += 1
         all_rows = self.attaching.rows(rows, batch, spawned)
         if self.pruner is not None:
             all_rows = self.pruner.rows(all_rows)
@@ -309,8 +344,10 @@ class Planner:
         expected = float(self.cost(batch).from_one(rows)[rows - 1])
         most = DEAREST * expected
         if self.attaching is not None:
-            self._usual += (1 - HABIT) * (min(seconds / expected, DEAREST) - self._usual)
-            self._plain += (1 - HABIT) * (min(whole - seconds, most) - self._plain)
+            self._bare, self._since_bare = self._bare + 1, 0
+            share = max(1 - HABIT, 1 / (1 + self._bare))
+            self._usual += share * (min(seconds / expected, DEAREST) - self._usual)
+            self._plain += share * (min(whole - seconds, most) - self._plain)
             self._plain_unprepared += (1 - HABIT) * (min(whole, most) - expected - self._plain_unprepared)
         else:
             self._plain += (1 - HABIT) * (min(whole, most) - expected - self._plain)

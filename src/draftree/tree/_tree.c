@@ -1,7 +1,7 @@
 /* Trees of a few nodes on the host: who sees whom, and which way the model's own choices lead.
  *
- * Twin of the Python code in structure.py, acceptance/greedy.py and shaping/best_first.py, called through ctypes. Trees that a trie finds have a new
- * shape nearly every step, and a dozen array operations on them take longer than rows of a small model. */
+ * Twin of the Python code in structure.py, acceptance/greedy.py and shaping/best_first.py, called through ctypes. Trees that a
+ * trie finds have a new shape nearly every step, and a dozen array operations on them take longer than rows of a small model. */
 
 #include <math.h>
 #include <stdint.h>
@@ -110,7 +110,8 @@ void tree_best_first(const int64_t *roots, const int64_t *tokens, const float *l
                      const int64_t *budgets, int64_t batch, int64_t width, double off_path, int64_t source, int64_t *ids,
                      float *kept, int64_t *counts) {
     Guess *heap = malloc((2 * width + 2) * sizeof *heap), *made = malloc(width * sizeof *made);
-    int64_t *ranks = malloc((width * depth + depth) * sizeof *ranks), *parents = ids + batch * width, *sources = parents + batch * width;
+    int64_t *ranks = malloc((width * depth + depth) * sizeof *ranks);
+    int64_t *parents = ids + batch * width, *sources = parents + batch * width;
     for (int64_t b = 0; heap && made && ranks && b < batch; b++, tokens += depth * count, logp += depth * count) {
         int64_t held = 0, n = 0, at = b * width;
         ids[at] = roots[b], parents[at] = -1, sources[at] = 0, kept[at] = 0;
