@@ -205,13 +205,8 @@ class DynamicTree(Shape):
                 sizes[0] |= sizes[0] > 0
         wins = [part and self.governor.wins(request) for part, request in zip(asked, requests, strict=True)]
         if any(wins) and not self._looks_at_plain_steps(requests):
-            self._cruise.follow(
-                requests,
-                later,
-                wins,
-                Pace(seconds, aside, plain, planner.plain_whole(batch) if attached else 0.0),
-                packed=packed,
-            )
+            whole = planner.plain_whole(batch) if attached else planner.plain_rested(batch)
+            self._cruise.follow(requests, later, wins, Pace(seconds, aside, plain, whole), packed=packed)
         sizes = now.sizes
         if planner.spawns:
             planner.prized(choice, self.governor.pace)
@@ -278,9 +273,9 @@ class DynamicTree(Shape):
         if self._own_cost is not None:
             return
         planner = self.planner
+        if steady is not None and (carried or planner.attaching is None):
+            self._cruise.took(whole)
         if carried:
-            if steady is not None:
-                self._cruise.took(whole)
             spawned = self._spawned if planner.spawns else None
             planner.attached(rows, carried, spawned, seconds, whole - seconds, planned=steady is None)
             return
@@ -299,7 +294,7 @@ class DynamicTree(Shape):
     def rested(self, batch: int, whole: float) -> None:
         """See `Shape.rested`."""
         self._in_row += 1
-        if self.planner.attaching is not None and self._own_cost is None and self._in_row > 1:  # the first is cold
+        if self._own_cost is None and self._in_row > 1:  # the first is cold
             self.planner.rested(batch, whole)
 
     def learn(self, requests: Sequence[Context]) -> None:

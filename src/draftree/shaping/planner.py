@@ -75,7 +75,7 @@ class Planner:
         self._dearer = self._warm = 1.0  # a pass with its rows, against a plain one of as many; in steps not planned
         self._usual = 1.0  # a plain pass, against what the curve says of it; that learns more slowly
         self._timed = self._bare = 0  # steps that these two are learned from
-        self._rested: dict[int, float] = {}  # seconds of a step of so many resting requests, where rows are attached
+        self._rested: dict[int, float] = {}  # seconds of a step of so many resting requests
         self._since_bare = 0  # steps with a drafter's rows since a plain one
         self._groups = GROUPS_FIRST  # nodes of a tree that have rows attached, of late
         self._prize = PRIZE_FIRST  # tokens that guesses add to a step, less what those would cost otherwise
@@ -124,8 +124,11 @@ class Planner:
 
     def plain_whole(self, batch: int) -> float:
         """Seconds of a step without guesses, with all that is done beside its pass, where a drafter attaches rows."""
-        known = self._rested.get(batch)
-        return self.plain(batch) * self._usual + self._plain if known is None else known
+        return self.plain_rested(batch) or self.plain(batch) * self._usual + self._plain
+
+    def plain_rested(self, batch: int) -> float:
+        """The same as steps took in which all rested; 0 where there were none."""
+        return self._rested.get(batch, 0.0)
 
     def rested(self, batch: int, whole: float) -> None:
         """A step in which nobody looked at anything took `whole` seconds: what plain decoding takes."""
