@@ -224,12 +224,14 @@ def test_what_its_steps_take_is_found_out() -> None:
 def test_as_many_nodes_have_rows_as_are_worth_it(kind: str) -> None:
     """All where rows are free, the root alone where they are dear, the likely ends of walks in between."""
     drafter = make(kind, build("llama"))
+    drafter.bind(inspect_model(build("llama")))
     tree = TokenTree.from_paths(5, [[6, 7, 8], [9], [10]], [[-0.1, -0.7, -1.0], [-3.0], [-4.0]])
     counts = []
     for slope in (0.0, 0.002, 1.0):
         shape = DynamicTree()
         cost = StepCost((1, 64), (1.0, 1.0 + 63 * slope))
         shape.bind(cost, drafter)
+        shape.planner.rested(1, 1.0)  # what plain steps take is known; else they are looked at first
         request = Context(1, [4, 5], 2, 99)
         shape.budgets([request], 8)
         found = shape.trim([request], tree)
