@@ -1,4 +1,4 @@
-"""What drafters inside the model cost is paid in compiled calls; each against the same in tensor operations."""
+"""What drafters inside the model cost is paid in single compiled calls; each against the way it goes without them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model() -> Any:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, PassResult, PassResult]]:
-    """Every pass in one call that holds more than a tree, and what tensor operations make of it."""
+    """Every pass in one call that holds more than a tree, and what the several calls of the other way make of it."""
     found: list[tuple[Plan, PassResult, PassResult]] = []
     in_one = LoopHost._run_at_once
 
