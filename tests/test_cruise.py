@@ -1,6 +1,8 @@
-"""Steps between two plans: the size that is best on the average, and none where drafting does not pay."""
+"""Steps between two plans: sizes that have been best of late, and none where drafting does not pay."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
@@ -8,8 +10,10 @@ import pytest
 from draftree.drafting import Context
 from draftree.host.cost import StepCost
 from draftree.shaping import DynamicTree
-from draftree.shaping.counts import AHEAD, Average, Sizes
-from draftree.shaping.cruise import BETWEEN, LOOK_EVERY, Cruise, Pace
+from draftree.shaping.average import OTHERS, Average, CompiledAverage, new_average
+from draftree.shaping.counts import AHEAD, Sizes
+from draftree.shaping.cruise import FIRST, LOOK_EVERY, Cruise, Kind, Pace
+from draftree.shaping.dynamic import PAUSE
 from draftree.tree import TokenTree
 
 CHEAP, DEAR = np.linspace(1.0, 2.0, 100), np.arange(1.0, 101.0)
@@ -23,71 +27,112 @@ def request_of(number: int) -> Context:
     return Context(number, [1, 2, 3], 3, 1000)
 
 
-def full(cruise: Cruise, *requests: Context) -> None:
-    """Their trees have always had all guesses."""
-    for average in cruise.averages(requests, [True] * len(requests)):
+def ids(*requests: Context) -> list[int]:
+    return [request.id for request in requests]
+
+
+def take(cruise: Cruise, *requests: Context, walked: int = 2, there: int = 99) -> list[list[int]]:
+    """Go through a course in which so many guesses hold in each step; the sizes of its steps."""
+    found = []
+    while (sizes := cruise.due(ids(*requests), requests)) is not None:
+        found.append(sizes)
+        held = [min(walked, size, there) for size in sizes]
+        for request, count in zip(requests, held, strict=True):
+            request.tokens += [7] * (1 + count)
+        cruise.learn([list(range(1 + count)) for count in held], [1 + min(size, there) for size in sizes])
+    return found
+
+
+def known(*requests: Context, walked: int = 2) -> Cruise:
+    """Of a first course in which so many guesses held."""
+    cruise = Cruise()
+    cruise.explore(requests, [True] * len(requests), pace(CHEAP, batch=len(requests)), packed=True)
+    take(cruise, *requests, walked=walked)
+    cruise.over(requests)
+    return cruise
+
+
+def test_a_first_course_finds_out_what_guesses_bring() -> None:
+    one, two, cruise = request_of(1), request_of(2), Cruise()
+    assert not cruise.known
+    cruise.explore([one, two], [True, False], pace(CHEAP, batch=2), packed=True)
+    assert take(cruise, one, two, walked=2) == [[FIRST, 0]] * (Kind.FIRST.value // 2)
+    (course,) = cruise.over([one, two])
+    assert (course.request, course.gain, course.steps) == (one, 3.0, Kind.FIRST.value // 2)
+    assert cruise.over([one, two]) == []  # told once
+    assert cruise.known
+    for request in (one, two):  # the other one is taken for such as have been
+        (average,) = cruise.averages([request], [True])
         assert average is not None
-        average.values[:] = 1.0
+        np.testing.assert_allclose(average.values[:2, :FIRST], [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+    fruitless = Cruise()
+    fruitless.explore([one], [True], pace(CHEAP), packed=True)
+    assert len(take(fruitless, one, walked=0)) == LOOK_EVERY  # nothing comes of it
+    assert fruitless.over([one])[0].gain == 1.0
+    assert fruitless.known
 
 
-def test_steps_between_plans_are_of_the_sizes_found() -> None:
-    cruise, one, two = Cruise(), request_of(1), request_of(2)
-    full(cruise, one, two)
-    cruise.follow([one], Sizes([5], [3.5]), [True], pace(CHEAP), packed=True)
-    sizes = []
-    for _ in range(BETWEEN + 1):
-        sizes.append(cruise.due([one]))
-        one.tokens += [7, 7, 7]
-    assert sizes == [[5]] * BETWEEN + [None]  # then the next plan is due
-    (course,) = cruise.over([one])
-    assert course.gain == pytest.approx(3 * (BETWEEN + 1) / BETWEEN)
-    assert course.spent == pytest.approx(CHEAP[5])
-    assert cruise.over([one]) == []  # told once
-    for seconds, aside in ((DEAR, 0.0), (CHEAP, 100.0)):  # what drafting itself takes counts
-        cruise.follow([one], Sizes([5], [3.5]), [True], pace(seconds, aside), packed=True)
-        assert cruise.due([one]) is None
-    cruise.follow([one, two], Sizes([4, 2], [3.5, 1.5]), [True, False], pace(CHEAP, batch=2), packed=True)
-    assert cruise.due([one, two]) == [4, 0]  # nothing for a request that drafting does not pay for
-    assert cruise.due([one]) is None  # another batch is planned for anew
-    cruise.follow([one, two], Sizes([4, 2], [3.5, 1.5]), [True, True], pace(CHEAP, batch=2), packed=True)
-    cruise.end(2)
-    assert cruise.due([one, two]) is None
+def test_courses_that_pay_grow_longer_and_end_in_a_plan() -> None:
+    one = request_of(1)
+    cruise = known(one)
+    cruise.set_out([one], Sizes([3], [3.0]), [True], pace(CHEAP), packed=True)
+    assert len(take(cruise, one)) == Kind.CRUISE.value  # the first one was a trial
+    assert cruise.plan_due
+    cruise.over([one])
+    cruise.set_out([one], Sizes([3], [3.0]), [True], pace(CHEAP), packed=True)
+    assert not cruise.plan_due
+    fresh = known(one, walked=0)
+    fresh.set_out([one], Sizes([3], [3.0]), [True], pace(CHEAP), packed=True)
+    assert len(take(fresh, one)) == Kind.TRIAL.value  # what was tried before did not pay
 
 
 def test_steps_that_do_not_pay_are_given_up_soon() -> None:
-    """They bring a token each and take 1.05 of a plain step: a little patience, and a plan when it is at an end."""
-    for came, steps in ((1, LOOK_EVERY), (2, BETWEEN)):
-        cruise, one = Cruise(), request_of(1)
-        full(cruise, one)
-        cruise.follow([one], Sizes([5], [3.5]), [True], pace(1 + 0.05 * DEAR), packed=True)
-        taken = 0
-        while cruise.due([one]) is not None:
-            one.tokens += [7] * came
-            taken += 1
-        assert taken == steps
-        assert [course.gain for course in cruise.over([one])] == [came]
+    """They bring a token each and take 1.5 of a plain step: a little patience, and the course is over."""
+    for walked, steps in ((0, LOOK_EVERY), (1, Kind.CRUISE.value)):
+        one = request_of(1)
+        cruise = known(one)
+        cruise.set_out([one], Sizes([5], [3.5]), [True], pace(1 + 0.1 * DEAR), packed=True)
+        assert len(take(cruise, one, walked=walked)) == steps
+        assert [course.gain for course in cruise.over([one])] == [1 + walked]
+        assert cruise.plan_due == bool(walked)
 
 
-def test_padding_costs_where_rows_are_not_packed() -> None:
+def test_many_requests_need_less_patience_than_one() -> None:
+    """No guess is right, and a step takes a tenth longer than a plain one: one request may owe that to luck."""
+    for count in (1, 16):
+        requests = [request_of(i) for i in range(count)]
+        cruise = known(*requests, walked=0)
+        seconds = np.concatenate([np.ones(count), np.full(count * AHEAD, 1.1)])
+        sizes = Sizes([1] * count, [1.5] * count)
+        cruise.set_out(requests, sizes, [True] * count, pace(seconds, batch=count), packed=True)
+        assert len(take(cruise, *requests, walked=0)) == (Kind.TRIAL.value if count == 1 else LOOK_EVERY)
+
+
+def test_another_batch_ends_a_course() -> None:
     one, two = request_of(1), request_of(2)
-    for packed in (True, False):
+    for change in ("leave", "end"):
+        cruise = known(one, two)
+        cruise.set_out([one, two], Sizes([4, 2], [3.5, 1.5]), [True, False], pace(CHEAP, batch=2), packed=True)
+        assert cruise.due(ids(one, two), [one, two]) == [4, 0]  # nothing for a request that drafting does not pay for
+        if change == "leave":
+            assert cruise.due([1], [one]) is None
+        else:
+            cruise.end(2)
+        assert not cruise.running
+        assert cruise.due(ids(one, two), [one, two]) is None
+
+
+def test_what_is_promised_counts_padding_and_guesses_that_are_seldom_there() -> None:
+    one, two = request_of(1), request_of(2)
+    promised = []
+    for packed, there in ((True, 99), (False, 99), (True, 0)):
         cruise = Cruise()
-        full(cruise, one, two)
-        cruise.follow(
-            [one, two], Sizes([10, 0], [3.0, 1.0]), [True, True], pace(1 + 0.1 * DEAR, batch=2), packed=packed
-        )
-        assert (cruise.due([one, two]) is not None) == packed
-
-
-def test_guesses_that_are_seldom_there_cost_little() -> None:
-    """A tree of five that is there in one step of five adds a row to the average step, not five."""
-    for there in (1.0, 0.2):
-        cruise, one = Cruise(), request_of(1)
-        (average,) = cruise.averages([one], [True])
-        assert average is not None
-        average.values[:] = np.stack([np.full(AHEAD, 0.1), np.full(AHEAD, there)])
-        cruise.follow([one], Sizes([5], [1.45]), [True], pace(1 + 0.1 * DEAR), packed=True)
-        assert (cruise.due([one]) is not None) == (there < 1)
+        cruise.explore([one, two], [True, True], pace(CHEAP, batch=2), packed=True)
+        take(cruise, one, two, there=there)
+        cruise.over([one, two])
+        seconds = pace(1 + 0.1 * DEAR, batch=2)
+        promised.append(cruise.set_out([one, two], Sizes([3, 0], [2.0, 1.0]), [True, False], seconds, packed=packed))
+    assert promised == pytest.approx([3 / (1.5 / 1.2) / 2, 3 / (1.8 / 1.2) / 2, 3 / 2])
 
 
 def test_averages_are_the_requests_own() -> None:
@@ -95,7 +140,7 @@ def test_averages_are_the_requests_own() -> None:
     first, none = cruise.averages([request_of(1), request_of(2)], [True, False])
     assert none is None
     assert first is not None
-    assert first.values.tolist() == [[0.0] * AHEAD] * 2
+    assert first.values.tolist() == [[0.0] * AHEAD] * 3
     assert cruise.averages([request_of(1)], [True]) == [first]
     cruise.end(1)
     assert cruise.averages([request_of(1)], [True]) != [first]
@@ -109,49 +154,108 @@ def test_an_average_learns_from_trees() -> None:
     np.testing.assert_allclose(average.values[0, :3], 0.6 * after_two + 0.04)
     np.testing.assert_allclose(average.values[1, :4], [1.0, 0.7, 0.4, 0.0])
     assert average.rows(2) == pytest.approx(1.7)
-    fresh = Average(0.6, average)
-    np.testing.assert_allclose(fresh.values, average.values)
-    assert fresh.past == 0.5  # the others count as much as a tree
+    average.add(np.array([0.5]))
+    average.add(np.array([0.5]))
+    fresh = Average(0.95, average)
+    np.testing.assert_allclose(fresh.values[:2], average.values[:2])
+    assert fresh.past == OTHERS / (OTHERS + 1)  # the others count as much as a few trees
     assert Average(0.6, Average(0.6)).past == 0.0  # if anything is known of them
 
 
+def test_an_average_learns_from_walks() -> None:
+    """In 16 steps with up to three guesses, then in 8 with up to five; what was not tried goes on as it fell."""
+    average = Average(0.9)
+    average.learn([16, 8, 5, 2], [2, 1, 1, 12])
+    np.testing.assert_allclose(average.values[0, :4], np.array([8, 5, 2, 1]) / 16)
+    np.testing.assert_allclose(average.values[1, :4], np.array([14, 13, 12, 12]) / 16)
+    np.testing.assert_allclose(average.values[2, :4], [16, 16, 16, 0])
+    average.learn([8, 8, 8, 8, 4, 0], [0, 0, 0, 0, 0, 8])
+    assert average.values[0, 0] > 0.65
+    assert 0.0 < average.values[0, 4] < average.values[0, 3] < 0.5
+    assert (np.diff(average.values[0, 5:]) < 0).all()
+    assert average.known
+
+
+def test_the_compiled_average_is_the_plain_one() -> None:
+    if not isinstance(new_average(0.9), CompiledAverage):
+        pytest.skip("draftree was built without a C compiler")
+    random = np.random.default_rng(5)
+    plain, compiled = Average(0.9), CompiledAverage(0.9)
+    for _ in range(200):
+        if random.random() < 0.05:
+            plain, compiled = Average(0.9), CompiledAverage(0.9, Average(0.9))
+        size, steps = int(random.integers(1, AHEAD + 2)), int(random.integers(1, 32))
+        sizes = random.integers(0, size + 1, steps)
+        walks = [int(random.integers(0, of + 1)) * (random.random() < 0.7) for of in sizes]
+        right = [sum(walk >= node for walk in walks) for node in range(size + 1)]
+        trees = [int((sizes == of).sum()) for of in range(size + 1)]
+        weight = float(random.choice([1.0, 0.25]))
+        for average in (plain, compiled):
+            average.learn(right, trees, weight)
+        np.testing.assert_allclose(compiled.values, plain.values)
+        assert (plain.values[:2] >= 0).all()
+        assert (plain.values[:2] <= 1).all()
+
+
+def decode(shape: DynamicTree, request: Context, steps: int, seconds: list[float], right: int) -> list[tuple[str, int]]:
+    """Steps in which so many guesses are right; what each was, and its guesses."""
+    found = []
+    for _ in range(steps):
+        plan = shape.calibration._offered
+        if shape.rests([request]):
+            found.append(("rest", 0))
+            request.tokens.append(9)
+            shape.rested(1, seconds[0], seconds[0])
+            continue
+        (budget,) = shape.budgets([request], 64)
+        assert 0 < budget <= shape.max_nodes
+        drafted = TokenTree.from_paths(request.tokens[-1], [[5] * budget], [[-0.05] * budget])
+        tree = shape.trim([request], drafted)
+        held = min(right, tree.sizes[0] - 1)
+        request.tokens += [5] * held + [9]
+        shape.learn([request], [list(range(held + 1))], tree.sizes)
+        shape.clock(tree.sizes[0], seconds[tree.sizes[0] - 1], seconds[tree.sizes[0] - 1])
+        found.append(("plan" if shape.calibration._offered > plan else "steady", tree.sizes[0] - 1))
+    return found
+
+
 def test_most_steps_are_not_planned_where_drafting_pays() -> None:
-    request = Context(7, [1, 2, 3], 3, 1000)
-    for steep, planned in ((False, 2), (True, 40)):
-        shape = DynamicTree(cost=StepCost((1, 64), (1.0, 64.0 if steep else 1.001)))
-        shape.bind(StepCost((1, 2), (1.0, 2.0)))
-        weighed = 0
-        for _ in range(40):
-            tree = TokenTree.from_paths(request.tokens[-1], [[5, 6, 7]], [[-0.05] * 3])
-            if shape.rests([request]):
-                continue
-            (budget,) = shape.budgets([request], 64)
-            if budget:
-                before = shape.calibration._offered
-                trimmed = shape.trim([request], tree if budget >= 3 else tree.first([budget]))
-                weighed += shape.calibration._offered - before
-                assert steep or trimmed.sizes == (4,)
-            request.tokens += [5, 6, 7, 8] if not steep else [9]
-            shape.learn([request])
-            shape.clock(4, 1.0, 1.0)
-        assert weighed <= planned
-        assert steep or weighed >= planned
-        shape.end(request)
+    request = request_of(7)
+    shape = DynamicTree(cost=StepCost((1, 64), (1.0, 1.5)))
+    shape.bind(StepCost((1, 2), (1.0, 2.0)))
+    steps = decode(shape, request, 200, [1.0] * 100, right=3)
+    assert [kind for kind, _ in steps].count("plan") == 5
+    assert [kind for kind, _ in steps].count("steady") == 195
+    assert {size for kind, size in steps[-31:] if kind == "steady"} <= {3, 5}
+
+
+def test_sizes_grow_as_far_as_guesses_hold() -> None:
+    request = request_of(7)
+    shape = DynamicTree(cost=StepCost((1, 64), (1.0, 1.001)))
+    shape.bind(StepCost((1, 2), (1.0, 2.0)))
+    steps = decode(shape, request, 200, [1.0] * 100, right=20)
+    assert steps[0] == ("steady", FIRST)
+    assert steps[-1][1] >= 20
+
+
+def test_a_drafter_that_is_never_right_is_asked_in_few_steps() -> None:
+    """What steps take is measured: plain ones first, then a course, then trials further and further apart."""
+    request = request_of(7)
+    shape = DynamicTree()
+    seconds = [1e-3 * (1 + 0.1 * n) for n in range(100)]
+    shape.bind(StepCost((1, 2, 4, 8, 100), [seconds[rows - 1] for rows in (1, 2, 4, 8, 100)]))
+    steps = decode(shape, request, 1000, seconds, right=0)
+    assert all(kind == "rest" for kind, _ in steps[: PAUSE + 1])
+    assert steps[PAUSE + 1][1] == FIRST
+    asked = [i for i, (kind, _) in enumerate(steps) if kind != "rest"]
+    assert 10 < len(asked) < 200  # where a step with guesses takes a tenth longer, and they might be right again
+    first, *_, before, last = (i for i, j in itertools.pairwise(asked) if j > i + 1)
+    assert last - before > 40 > first
 
 
 def test_no_step_asks_for_more_than_was_allowed() -> None:
-    request = Context(7, [1, 2, 3], 3, 1000)
+    request = request_of(7)
     shape = DynamicTree(max_nodes=4, cost=StepCost((1, 64), (1.0, 1.001)))
     shape.bind(StepCost((1, 2), (1.0, 2.0)))
-    steady = 0
-    for _ in range(20):
-        assert not shape.rests([request])
-        steady += shape._steady is not None
-        (budget,) = shape.budgets([request], 64)
-        assert 0 < budget <= 4
-        path = [5, 6, 7, 8][:budget]
-        shape.trim([request], TokenTree.from_paths(request.tokens[-1], [path], [[-0.05] * budget]))
-        request.tokens += [*path, 9]
-        shape.learn([request])
-        shape.clock(1 + budget, 1.0, 1.0)
-    assert steady > 10
+    steps = decode(shape, request, 100, [1.0] * 100, right=9)
+    assert max(size for _, size in steps) == 4

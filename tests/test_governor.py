@@ -120,18 +120,18 @@ def test_with_padding_the_choice_is_the_best_of_all(guesses: list[list[float]], 
 
 
 def test_batches_have_curves_of_their_own() -> None:
-    """Sixteen requests' rows cost four times what sixteen rows of one do; one request's curve stays."""
+    """Sixteen requests' contexts take six times as long to read as one's, whatever guesses follow; one's curve stays."""
     cost = StepCost((1, 16, 32, 64), (1.0, 2.0, 3.0, 6.0))
     shape = DynamicTree()
     shape.bind(cost, packed=False)
     requests = [context(i) for i in range(16)]
     for _ in range(60):
         shape.budgets(requests, 8)
-        shape.learn(requests)
+        shape.learn(requests, [[0]] * 16, [1] * 16)
         shape.clock(16, 8.0, 8.0)
     assert cost.seconds.tolist() == [1.0, 2.0, 3.0, 6.0]
     assert shape.planner.plain(16) == pytest.approx(8.0, rel=0.02)
-    assert shape.planner.seconds(16, 2, attached=False)[1] == pytest.approx(12.0, rel=0.02)
+    assert shape.planner.seconds(16, 2, attached=False)[1] == pytest.approx(9.0, rel=0.02)
     assert shape.planner.plain(2) < 2.0
 
 
@@ -199,20 +199,56 @@ def test_trees_that_were_cut_stay_the_requests_own() -> None:
 def test_most_steps_of_a_rest_are_not_looked_at(ahead: int) -> None:
     """They count as rest all the same, and a request that has just come, or is asked next, is never passed over."""
     governor, request = Governor(), context(1)
-    assert not governor.rests([request], ahead=ahead)  # nothing is known of it
+    assert not governor.quiet([request], ahead=ahead)  # nothing is known of it
     for _ in range(FRUITLESS):
         assert governor.open([request]) == [True]
         governor.book(request, 1.0, 2.0)
-    passed_over = 0
-    while governor.rests([request], ahead=ahead):
-        passed_over += 1
-        assert request.resting
-    assert passed_over == REST_FIRST - ahead
+    assert request.resting
+    quiet = governor.quiet([request], ahead=ahead)
+    assert quiet == REST_FIRST - ahead
+    governor.elapse([1], quiet)
+    assert not governor.quiet([request], ahead=ahead)
     if ahead:
         assert governor.open([request]) == [False]  # the last step of the rest prepares the next one
         assert not request.resting
     assert governor.open([request]) == [True]
-    assert not governor.rests([request, context(2)], ahead=ahead)
+    assert not governor.quiet([request, context(2)], ahead=ahead)
+
+
+def test_a_course_weighs_as_much_as_its_steps() -> None:
+    """Little luck in a few steps is borne with, the same in many is not; and a rest follows at once."""
+    for steps, rests in ((4, False), (31, True)):
+        governor, request = Governor(), context(1)
+        governor.awake([request], ahead=0, hopeful=lambda: False)
+        governor.settle(request, 1.0, 1.2, steps)
+        assert request.resting == rests
+        assert governor.quiet([request], ahead=0) == (REST_FIRST if rests else 0)
+        governor.settle(request, 2.0, 1.2, 31)
+        assert governor.wins(request)
+
+
+def test_new_requests_are_tried_where_others_were_worth_it() -> None:
+    governor = Governor()
+    for _ in range(4):
+        governor.settle(context(1), 1.0, 1.5, 16)
+    for number, hopeful in ((2, True), (3, False)):
+        assert governor.awake([context(number)], ahead=0, hopeful=lambda hopeful=hopeful: hopeful) == [hopeful]
+
+
+def test_what_promises_little_is_tried_once_behind_each_longest_rest() -> None:
+    governor, request, tries, rests = Governor(), context(1), [], []
+    governor.awake([request], ahead=0, hopeful=lambda: True)
+    step = 0
+    while step < 1000:
+        if governor.declines([request], [True]):
+            rests.append(governor.quiet([request], ahead=0))
+            governor.elapse([1], rests[-1])
+            step += rests[-1]
+        else:
+            tries.append(step)
+            step += 1
+    assert rests[:4] == [REST_FIRST, 2 * REST_FIRST, 4 * REST_FIRST, REST_LAST]
+    assert np.diff(tries).tolist() == [REST_LAST + 1] * (len(tries) - 1)
 
 
 def test_rests_of_a_batch_end_together() -> None:
@@ -220,7 +256,8 @@ def test_rests_of_a_batch_end_together() -> None:
     governor, requests = Governor(), [context(i) for i in range(3)]
     asked_in = []
     for step in range(240):
-        if governor.rests(requests, ahead=0):
+        if governor.quiet(requests, ahead=0):
+            governor.elapse([request.id for request in requests])
             continue
         asked = governor.open(requests)
         if step > 80 and any(asked):
@@ -237,7 +274,5 @@ def test_rests_go_on_in_steps_that_are_not_planned() -> None:
     for _ in range(FRUITLESS):
         governor.open([request])
         governor.book(request, 1.0, 2.0)
-    for _ in range(REST_FIRST):
-        assert governor.rests([request], ahead=REST_FIRST) is False
-        governor.elapse([request])
+    governor.elapse([1], REST_FIRST)
     assert governor.open([request]) == [True]

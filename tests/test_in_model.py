@@ -207,7 +207,7 @@ def test_what_its_steps_take_is_found_out() -> None:
     shape._spawned = 4  # each of the four nodes has its three rows
     for _ in range(60):
         shape.budgets([request], 8)
-        shape.learn([request])
+        shape.learn([request], [[0]], [1])
         shape.clock(4, 3 * float(cost.of(16)), 3 * float(cost.of(16)))
     assert shape.planner.seconds(1, 5, attached=True) == pytest.approx(3 * before, rel=0.01)
     assert shape.planner.seconds(1, 5, attached=False) == pytest.approx(cost.of(range(1, 6)))
@@ -231,7 +231,6 @@ def test_as_many_nodes_have_rows_as_are_worth_it(kind: str) -> None:
         shape = DynamicTree()
         cost = StepCost((1, 64), (1.0, 1.0 + 63 * slope))
         shape.bind(cost, drafter)
-        shape.planner.rested(1, 1.0)  # what plain steps take is known; else they are looked at first
         request = Context(1, [4, 5], 2, 99)
         shape.budgets([request], 8)
         found = shape.trim([request], tree)

@@ -33,7 +33,7 @@ class Clocked(DynamicTree):
         self._own: StepCost | None = None
         self._first: StepCost | None = None
         self._steps: list[tuple[float, float]] = []
-        self._rested: list[float] = []
+        self._rested: list[tuple[float, float]] = []
 
     def bind(
         self,
@@ -53,10 +53,10 @@ class Clocked(DynamicTree):
         self._steps.append((seconds, whole))
         super().clock(rows, seconds, whole, plain=plain, attached=attached)
 
-    def rested(self, batch: int, whole: float) -> None:
+    def rested(self, batch: int, seconds: float, whole: float) -> None:
         """See `Shape.rested`."""
-        self._rested.append(whole)
-        super().rested(batch, whole)
+        self._rested.append((seconds, whole))
+        super().rested(batch, seconds, whole)
 
     @property
     def times(self) -> Times:

@@ -123,12 +123,12 @@ class Times:
     Attributes:
         curve: of a step by its rows, as it was before the first step.
         steps: seconds of the pass and of the whole step, in order, of the steps that the shape was told of.
-        rested: seconds of the whole step, in order, of those of which it wanted to hear nothing more.
+        rested: the same of those of which it wanted to hear nothing more.
     """
 
     curve: StepCost
     steps: list[tuple[float, float]]
-    rested: list[float] = field(default_factory=list)
+    rested: list[tuple[float, float]] = field(default_factory=list)
 
 
 def replay(
@@ -187,7 +187,7 @@ def _answer(
     new: int,
     own: float,
     work: float | None,
-    told: tuple[Iterator[tuple[float, float]], Iterator[float]],
+    told: tuple[Iterator[tuple[float, float]], Iterator[tuple[float, float]]],
 ) -> tuple[RequestStats, float]:
     request = Context(next(_ids), list(text.task.ids), len(text.task.ids), new)
     stats, spent = RequestStats(), pace.prompt
@@ -216,7 +216,7 @@ def _answer(
         stats.count(guesses, trees.sizes[0] - 1)
         if drafter is not None and shape is not None:
             if not idle:
-                shape.learn([request])
+                shape.learn([request], [nodes[: len(said)]], trees.sizes)
             if type(drafter).observe is not Drafter.observe:
                 step: Any = Step([request], trees, None, [0], 0, [nodes[: len(said)]], [said])  # type: ignore[arg-type]
                 drafter.observe(step)
@@ -232,7 +232,7 @@ def _answer(
         if not first:  # the prompt's pass is told apart
             spent += seconds + aside
             if shape is not None and idle:
-                shape.rested(1, next(told[1], seconds + aside))
+                shape.rested(1, *next(told[1], (seconds, seconds + aside)))
             elif shape is not None:
                 taken = next(told[0], (seconds, seconds + aside))
                 shape.clock(rows, *taken, plain=passed == rows, attached=attached)

@@ -108,7 +108,7 @@ class Loop:
         if self.shape is None or turn.offset:
             return
         if self._idle:
-            self.shape.rested(len(requests), time.perf_counter() - marks[0])
+            self.shape.rested(len(requests), marks[3] - marks[1], time.perf_counter() - marks[0])
         else:
             # Reading the choices waits for the device, so it counts as part of the pass.
             plain = turn.plan.width == trees.width and not turn.plan.surgeries
@@ -292,7 +292,7 @@ class Loop:
             return
         contexts = [r.context for r in requests]
         if self.shape is not None and not self._idle:
-            self.shape.learn(contexts)
+            self.shape.learn(contexts, [walk.nodes for walk in walks], turn.trees.sizes)
         if not self._observed:
             return
         emitted = [walk.tokens for walk in walks]

@@ -33,8 +33,9 @@ FORMAT = 2  # of the file on disk
 PACE = 0.1  # weight of one real step against the curve as it stands; single steps are noisy
 SHARED = 0.3  # part of a step's news that concerns all row counts alike
 TABLE = 256  # row counts in the planning table
-TABLE_EVERY = 32  # steps between two renewals of it, each of which takes as long as a few rows
+TABLE_EVERY = 128  # steps between two renewals of it, each of which takes as long as a few rows
 FAR_OFF = 2.0  # sum of the steps' logarithms of real over expected time that has it renewed before
+DEAREST = 8.0  # times what is expected, as the first step of a batch counts
 MOST_FACTOR = 2.0  # a step counts as no more than this much slower or faster than expected
 TRIES = 3  # measurements, as long as they make no sense
 CHECKED = (1, 16)  # rows of the steps that a curve from disk is checked by
@@ -50,10 +51,11 @@ class StepCost:
     Args:
         rows: ascending row counts.
         seconds: time of a step with that many rows; read as non-decreasing.
-        shared: part of a step's news that concerns all row counts alike.
+        offset: whether the curve is of other steps than those to come, off by a time that is the same for all row
+            counts and that the first ones tell.
     """
 
-    def __init__(self, rows: Any, seconds: Any, shared: float = SHARED) -> None:
+    def __init__(self, rows: Any, seconds: Any, *, offset: bool = False) -> None:
         self.rows = np.asarray(rows, dtype=float)
         self._points = np.array(seconds, dtype=float)
         if len(self.rows) < 2 or len(self.rows) != len(self._points) or (np.diff(self.rows) <= 0).any():
@@ -63,14 +65,14 @@ class StepCost:
         self._from_one = self._points  # the table without steps of no rows; the same object as long as the table is
         self._observed, self._off = 0, 0.0  # steps since the table was made, and the sum of how much they were off
         self._news: dict[int, tuple[float, int]] = {}  # by rows: sum and count of log-seconds to fold in
-        self._shared = shared
+        self._unset = offset  # whether the offset is still to be told
         self._weights: dict[int, np.ndarray] = {}  # by rows: how much a step of so many concerns each point
         if not (np.isfinite(self._points) & (self._points > 0)).all():
             raise ValueError("A step-cost curve needs a finite time over 0 for each row count.")
 
     def for_batches(self) -> StepCost:
-        """The curve for rows of several requests, to be scaled by their steps: attention costs more there."""
-        return StepCost(self.rows, self.seconds, shared=1.0)
+        """The curve for steps of several requests: each one's context has to be read, however many rows look at it."""
+        return StepCost(self.rows, self.seconds, offset=True)
 
     @property
     def seconds(self) -> np.ndarray:
@@ -113,24 +115,28 @@ class StepCost:
             weights = self._weights.get(rows)
             if weights is None:
                 octaves = np.abs(self._octaves - math.log2(rows))
-                weights = self._weights[rows] = self._shared + (1 - self._shared) * np.exp(-octaves)
+                weights = self._weights[rows] = SHARED + (1 - SHARED) * np.exp(-octaves)
             # As if each step had been told at once: what the others have told already is not told again.
             known = float(np.log(self._at(rows)))
             self._points *= np.exp((1 - (1 - PACE) ** count) * (news / count - known) * weights)
         self._news.clear()
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """A real step had `rows` rows and took `seconds`: bend the curve there, and shift the rest a little.
+    def observe(self, rows: int, seconds: float, steps: int = 1) -> None:
+        """So many real steps had `rows` rows and took `seconds`: bend the curve there, and shift the rest a little.
 
         A factor, not a sum, is averaged over time, so that one stalled step weighs no more than a slow one.
         """
         expected = float(self.from_one(rows)[rows - 1])
+        if self._unset:
+            self._points += max(min(seconds, DEAREST * expected) - expected, -0.5 * float(self._points[0]))
+            self._unset, self._table = False, None
+            return
         news, count = self._news.get(rows, (0.0, 0))
         told = min(max(seconds, expected / MOST_FACTOR), expected * MOST_FACTOR)
-        self._news[rows] = news + math.log(told), count + 1
-        self._off += math.log(told / expected)
-        self._observed += 1
-        if self._observed == TABLE_EVERY or abs(self._off) > FAR_OFF:
+        self._news[rows] = news + steps * math.log(told), count + steps
+        self._off += steps * math.log(told / expected)
+        self._observed += steps
+        if self._observed >= TABLE_EVERY or abs(self._off) > FAR_OFF:
             self._table = None
 
 

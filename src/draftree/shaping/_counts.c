@@ -3,10 +3,11 @@
  * Twin of the numpy code in counts.py, called through ctypes. Behind a pass of the model all of Python's own memory is out
  * of the processor's caches, where a dozen operations on small arrays take longer than the rows they decide about. */
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#define ABI 3
+#define ABI 4
 #define BINS 24
 #define KINDS 3
 #define AHEAD 24 /* guesses of a tree in a step that is not planned */
@@ -17,6 +18,10 @@
 static const float PER_FACTOR = 4.0f;
 static const float KIND_LEAST[KINDS - 1] = {-0.5f, -1.2f};
 static const double FORGET = 0.99, SUREST = 0.999;
+/* Factor by which steps raise what guesses are worth that were not tried in them; what a guess is worth against the one before, where
+ * that is not known. */
+static const double MOST_MORE = 2, LEAST_FALL = 0.5, MOST_FALL = 0.9;
+static const double HELD = 4; /* trees that a guess's worth counts for beside those that it was seen in, once there is one */
 
 int64_t counts_abi(void) { return ABI * 1000000 + AHEAD * 10000 + BINS * 100 + KINDS; }
 
@@ -83,6 +88,29 @@ static void choose(const double *worth, const double *rows, int64_t stride, cons
     }
 }
 
+/* Sizes for the steps to come, where each request's trees are taken for its average ones: average as in `counts_plan`. */
+static void ahead(double *const *average, int64_t batch, int64_t width, const double *seconds, double aside, int packed,
+                  int64_t *sizes, double *gains) {
+    double worth[MOST], rows[MOST];
+    int64_t counts[MOST], head[MOST];
+    for (int64_t b = 0; b < batch; b++) {
+        const double *of = average[b];
+        for (counts[b] = 0; of && counts[b] < AHEAD && of[AHEAD + counts[b]] > RARE; counts[b]++) {
+            worth[b * width + counts[b]] = of[counts[b]];
+            rows[b * width + counts[b]] = of[AHEAD + counts[b]];
+        }
+    }
+    choose(worth, rows, width, counts, batch, seconds, aside, packed, sizes, gains, head);
+}
+
+/* The same for steps that no plan goes before. Returns 0; -2 where there are too many nodes. */
+int64_t counts_ahead(double *const *average, int64_t batch, const double *seconds, double aside, int packed, int64_t *sizes,
+                     double *gains) {
+    if (batch * AHEAD > MOST) return -2;
+    ahead(average, batch, AHEAD, seconds, aside, packed, sizes, gains);
+    return 0;
+}
+
 /* Sizes for this step's trees, and for the steps after it on the average of such trees.
  *
  * logp [batch, stride] of trees with sizes[b] nodes, the root first; rates [KINDS, BINS]; trust [batch] multiplies them.
@@ -94,7 +122,7 @@ static void choose(const double *worth, const double *rows, int64_t stride, cons
 int64_t counts_plan(const float *logp, int64_t stride, int64_t batch, const int64_t *sizes, const double *rates, const double *trust,
                     double *const *average, const double *habit, const double *seconds, double aside, int packed, int64_t *now,
                     double *now_gains, int64_t *later, double *later_gains) {
-    double worth[MOST], rows[MOST];
+    double worth[MOST];
     int64_t counts[MOST], head[MOST];
     int64_t width = stride - 1 > AHEAD ? stride - 1 : AHEAD;
     if (batch * width > MOST) return -2;
@@ -117,15 +145,42 @@ int64_t counts_plan(const float *logp, int64_t stride, int64_t batch, const int6
             there[i] = habit[b] * there[i] + (1 - habit[b]) * (i < counts[b]);
         }
     }
-    for (int64_t b = 0; b < batch; b++) {
-        const double *of = average[b];
-        for (counts[b] = 0; of && counts[b] < AHEAD && of[AHEAD + counts[b]] > RARE; counts[b]++) {
-            worth[b * width + counts[b]] = of[counts[b]];
-            rows[b * width + counts[b]] = of[AHEAD + counts[b]];
-        }
-    }
-    choose(worth, rows, width, counts, batch, seconds, aside, packed, later, later_gains, head);
+    ahead(average, batch, AHEAD, seconds, aside, packed, later, later_gains);
     return 0;
+}
+
+/* Steps with some guesses each were taken: right [n + 1], in how many of them node i of the tree was walked, of which the root's is
+ * not read, and trees [n + 1], how many had i guesses. average [3, AHEAD]: what guesses were worth, how often they were there, and
+ * in how many trees, which counts for no more than `most`; each of the steps adds as `weight` of a tree. */
+void counts_walked(double *average, double most, const int64_t *right, const int64_t *trees, int64_t n, double weight) {
+    double *there = average + AHEAD, *met = there + AHEAD, before = 0, after = 0, steps = 0, left;
+    int64_t tried = 0;
+    for (int64_t i = 0; i <= n; i++) steps += trees[i];
+    left = steps - trees[0];
+    if (n > AHEAD) n = AHEAD;
+    double held = average[0] > 0 ? HELD : 0;
+    for (int64_t i = 0; i < n; left -= trees[++i]) {
+        double share = weight * steps / ((met[i] < most ? met[i] : most) + held + weight * steps);
+        before += average[i];
+        average[i] += share * (right[i + 1] / steps - average[i]);
+        there[i] += share * (left / steps - there[i]);
+        after += average[i];
+        met[i] += weight * steps;
+    }
+    double more = before > 0 ? after / before : 1;
+    if (more > MOST_MORE) more = MOST_MORE;
+    for (int64_t i = n; i < AHEAD; i++) {
+        average[i] *= more;
+        if (average[i] > SUREST * there[i]) average[i] = SUREST * there[i];
+    }
+    while (tried < AHEAD && met[tried] > 0) tried++;
+    if (!tried || tried == AHEAD) return;
+    double fall = average[0] > 0 ? pow(average[tried - 1] / average[0], 1.0 / (tried > 1 ? tried - 1 : 1)) : LEAST_FALL;
+    fall = fall < LEAST_FALL ? LEAST_FALL : fall > MOST_FALL ? MOST_FALL : fall;
+    for (int64_t i = tried; i < AHEAD; i++) {
+        average[i] = fall * average[i - 1];
+        there[i] = there[tried - 1];
+    }
 }
 
 /* Count which guesses the text confirms: text [came] is what followed the root. Returns how many it does, with those that the

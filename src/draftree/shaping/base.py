@@ -60,11 +60,23 @@ class Shape(ABC):
             attached: whether the drafter had rows or looks of its own in the pass, if it is one that has any.
         """
 
-    def rested(self, batch: int, whole: float) -> None:
-        """A step of so many requests, of which the shape wanted to hear nothing (`rests`), took `whole` seconds."""
+    def rested(self, batch: int, seconds: float, whole: float) -> None:
+        """A step is over of which the shape wanted to hear nothing (`rests`).
 
-    def learn(self, requests: Sequence[Context]) -> None:
-        """The requests' tokens have grown; what was drafted for them can be compared with what came."""
+        Args:
+            batch: requests in it.
+            seconds: for the pass and reading its choices.
+            whole: for all of the step.
+        """
+
+    def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
+        """The requests' tokens have grown; what was drafted for them can be compared with what came.
+
+        Args:
+            requests: of the step.
+            walks: nodes of each tree that were walked, the root first.
+            sizes: nodes of each tree.
+        """
 
     def end(self, request: Context) -> None:
         """The request is over."""

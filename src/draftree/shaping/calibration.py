@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from draftree.drafting.base import Context
-from draftree.shaping.counts import Average, Drafted, Sizes, new_counts
+from draftree.shaping.average import Average
+from draftree.shaping.counts import Drafted, Sizes, new_counts
 from draftree.tree import TokenTree
 
 RECENT = 0.9  # weight of the past in judging the last few trees of a request
@@ -87,6 +88,10 @@ class Calibration:
         """Sizes for this step and for those after it; see `Counts.plan`."""
         trust = [self.trust(request) for request in requests]
         return self._counts.plan(trees, trust, averages, seconds, aside, packed=packed)
+
+    def ahead(self, averages: Sequence[Average | None], seconds: np.ndarray, aside: float, *, packed: bool) -> Sizes:
+        """Sizes for steps that no plan goes before; see `Counts.ahead`."""
+        return self._counts.ahead(averages, seconds, aside, packed=packed)
 
     def remember(self, requests: Sequence[Context], trees: TokenTree, *, always: bool = True) -> None:
         """Keep each request's tree until its text has come; once much is known, not every step's unless `always`."""

@@ -71,8 +71,8 @@ class CostLine(StepCost):
         b0, b1 = self._line
         return np.maximum(b0 + b1 * np.asarray(rows, dtype=float), self._floor)
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """A real step had `rows` rows and took `seconds`.
+    def observe(self, rows: int, seconds: float, steps: int = 1) -> None:
+        """So many real steps had `rows` rows and took `seconds`; they count as one.
 
         A stalled step counts as no more than twice its size's average, which starts on the line once there is one.
         """

@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from ctypes import byref, c_double, c_int, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from draftree.tree import TokenTree
 
+if TYPE_CHECKING:
+    from draftree.shaping.average import Average
+
 LIBRARY = Path(__file__).with_name("_counts.so")
-ABI = 3
+ABI = 4
 AHEAD = 24  # most guesses of a tree in a step that is not planned
 RARE = 1e-3  # of the trees: guesses beyond those that are there so often are not asked for
 BINS = 24
@@ -43,53 +46,6 @@ class Sizes(NamedTuple):
 
     sizes: list[int]
     gains: list[float]
-
-
-class Average:
-    """What a request's guesses were worth of late, the first of a tree first, and how often they were there at all.
-
-    Args:
-        habit: most that the past weighs; less as long as there is little of it.
-        usual: of other requests, which counts as much as a tree; None for nothing.
-
-    Attributes:
-        values: float64 [2, AHEAD]: worth, nothing where a tree had no such guess, and share of trees that had; 0
-            before the first tree.
-        at: where they lie.
-    """
-
-    __slots__ = ("_habit", "_trees", "at", "values")
-
-    def __init__(self, habit: float, usual: Average | None = None) -> None:
-        self._habit = habit
-        self._trees: int = 0 if usual is None or not usual._trees else 1
-        self.values: np.ndarray = np.zeros((2, AHEAD)) if usual is None else usual.values.copy()
-        self.at = self.values.ctypes.data  # takes longer to ask for than to plan a step
-
-    @property
-    def past(self) -> float:
-        """What the past weighs against the next tree."""
-        return min(self._habit, self._trees / (self._trees + 1))
-
-    def count(self) -> None:
-        """A tree was added where the values lie."""
-        self._trees += 1
-
-    def add(self, worth: np.ndarray) -> None:
-        """A tree's guesses are worth [n], falling."""
-        found = np.zeros((2, AHEAD))
-        found[:, : len(worth)] = worth[:AHEAD], np.ones(min(len(worth), AHEAD))
-        self.mix(found)
-
-    def rows(self, size: int) -> float:
-        """Guesses that a tree has on the average where `size` are asked for."""
-        return sum(self.values[1, :size].tolist())
-
-    def mix(self, values: np.ndarray) -> None:
-        """Values [2, AHEAD] add to these as a tree's."""
-        past = self.past
-        self.values[:] = past * self.values + (1 - past) * values
-        self.count()
 
 
 class Lesson(NamedTuple):
@@ -157,10 +113,13 @@ class Counts:
         for average, found in zip(averages, worth, strict=True):
             if average is not None:
                 average.add(found)
+        return now, self.ahead(averages, seconds, aside, packed=packed)
+
+    def ahead(self, averages: Sequence[Average | None], seconds: np.ndarray, aside: float, *, packed: bool) -> Sizes:
+        """Sizes for steps whose trees are taken for average ones; arguments as in `plan`."""
         ahead = [np.zeros((2, 0)) if average is None else average.values for average in averages]
         ahead = [of[:, : int((of[1] > RARE).argmin()) if (of[1] <= RARE).any() else AHEAD] for of in ahead]
-        later = _choose([of[0] for of in ahead], [of[1] for of in ahead], seconds + aside, packed=packed)
-        return now, later
+        return _choose([of[0] for of in ahead], [of[1] for of in ahead], seconds + aside, packed=packed)
 
     def learn(self, drafted: Drafted, text: list[int], *, ended: bool = False) -> Lesson | None:
         """Count a tree's guesses; None where more text may confirm more.
@@ -201,7 +160,8 @@ class CompiledCounts(Counts):
 
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__()
-        self._plan, self._learn, self._read = library.counts_plan, library.counts_learn, library.counts_read
+        self._plan, self._ahead = library.counts_plan, library.counts_ahead
+        self._learn, self._read = library.counts_learn, library.counts_read
         self._of_rates, self._of_right, self._of_seen = (a.ctypes.data for a in (self.rates, self.right, self.seen))
         self._table: np.ndarray | None = None  # met last, and where it is
         self._at = 0
@@ -228,15 +188,13 @@ class CompiledCounts(Counts):
         logp, batch = trees.logp, len(trees.sizes)
         if not logp.is_cpu or not logp.is_contiguous():
             return super().plan(trees, trust, averages, seconds, aside, packed=packed)
-        if seconds is not self._table:  # its address takes longer to ask for than all the rest
-            self._table, self._at = seconds, seconds.ctypes.data
         whole, real = c_int64 * batch, c_double * batch
         now, later, now_gains, later_gains = whole(), whole(), real(), real()
         at = (c_void_p * batch)(*[None if average is None else average.at for average in averages])
         habits = real(*[0.0 if average is None else average.past for average in averages])
         told = self._plan(
             *(logp.data_ptr(), logp.shape[1], batch, whole(*trees.sizes), self._of_rates, real(*trust), at),
-            *(habits, self._at, aside, packed, now, now_gains, later, later_gains),
+            *(habits, self._address(seconds), aside, packed, now, now_gains, later, later_gains),
         )
         if told == -2:
             return super().plan(trees, trust, averages, seconds, aside, packed=packed)
@@ -246,6 +204,20 @@ class CompiledCounts(Counts):
             if average is not None:
                 average.count()
         return Sizes(now[:], now_gains[:]), Sizes(later[:], later_gains[:])
+
+    def ahead(self, averages: Sequence[Average | None], seconds: np.ndarray, aside: float, *, packed: bool) -> Sizes:
+        """See `Counts.ahead`."""
+        batch = len(averages)
+        sizes, gains = (c_int64 * batch)(), (c_double * batch)()
+        at = (c_void_p * batch)(*[None if average is None else average.at for average in averages])
+        if self._ahead(at, batch, self._address(seconds), aside, packed, sizes, gains):
+            return super().ahead(averages, seconds, aside, packed=packed)
+        return Sizes(sizes[:], gains[:])
+
+    def _address(self, seconds: np.ndarray) -> int:
+        if seconds is not self._table:  # its address takes longer to ask for than a plan
+            self._table, self._at = seconds, seconds.ctypes.data
+        return self._at
 
     def learn(self, drafted: Drafted, text: list[int], *, ended: bool = False) -> Lesson | None:
         """See `Counts.learn`."""
@@ -268,7 +240,7 @@ class CompiledCounts(Counts):
 
 
 @lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL | None:
+def library() -> ctypes.CDLL | None:
     """The compiled twin, ready for calls; None when it was not built, is stale or does not load."""
     try:
         library = ctypes.CDLL(str(LIBRARY))
@@ -277,21 +249,24 @@ def _library() -> ctypes.CDLL | None:
             return None
     except (OSError, AttributeError):
         return None
-    library.counts_plan.restype = library.counts_learn.restype = c_int64
+    library.counts_plan.restype = library.counts_ahead.restype = library.counts_learn.restype = c_int64
+    library.counts_walked.restype = None
+    library.counts_walked.argtypes = [c_void_p, c_double, c_void_p, c_void_p, c_int64, c_double]
     library.counts_read.restype, library.counts_read.argtypes = None, [c_void_p] * 3
     pointers: list[Any] = [c_void_p] * 4
     library.counts_plan.argtypes = [
         *(c_void_p, c_int64, c_int64, *pointers),
         *(c_void_p, c_void_p, c_double, c_int, *pointers),
     ]
+    library.counts_ahead.argtypes = [c_void_p, c_int64, c_void_p, c_double, c_int, c_void_p, c_void_p]
     library.counts_learn.argtypes = [*[c_void_p] * 3, c_int64, c_void_p, c_int64, c_int, *[c_void_p] * 4]
     return library
 
 
 def new_counts() -> Counts:
     """Empty ones, compiled where that can be."""
-    library = _library()
-    return Counts() if library is None else CompiledCounts(library)
+    compiled = library()
+    return Counts() if compiled is None else CompiledCounts(compiled)
 
 
 def _restored(right: np.ndarray, seen: np.ndarray, rates: np.ndarray) -> Counts:
@@ -324,11 +299,14 @@ def _choose(worth: Sequence[np.ndarray], rows: Sequence[np.ndarray], seconds: np
             if pace > best:
                 best, sizes = pace, list(heads)
     else:
-        widest = max(counts)
-        padded = np.zeros((batch, widest + 1))
+        padded = np.zeros((batch, max(counts)))
         for b, of in enumerate(worth):
-            padded[b, 1 : 1 + len(of)] = of
-        width = int(((batch + padded.sum(0).cumsum()) / seconds[batch * np.arange(1, widest + 2) - 1]).argmax())
+            padded[b, : len(of)] = of
+        width = 0
+        for w, gain in enumerate(batch + padded.sum(0).cumsum(), start=1):
+            pace = gain / seconds[batch * (w + 1) - 1]
+            if pace > best:
+                best, width = pace, w
         sizes = [min(count, width) for count in counts]
     return Sizes(sizes, [1.0 + float(of[:size].sum()) for of, size in zip(worth, sizes, strict=True)])
 

@@ -1,33 +1,50 @@
 """Steps between two plans: trees of the sizes that have been best of late, verified as they come.
 
-To weigh trees and to learn from them takes as long as some rows of a small model. Where drafting pays, only every
-thirty-second step does so; those between ask for the sizes that are best on the average of the last plans, and look at
-nothing (ProPD plans again when things have shifted, section 4.2.3).
+To weigh trees and to learn from them takes as long as some rows of a small model. So hardly any step does it: steps
+come in courses, in which every request has as many guesses as would have been best of late, and all that is looked at
+is which guesses were walked. A first course finds out what guesses bring at all; a trial, whether they pay for these
+texts now; a cruise goes on where they do, and only behind it trees are weighed again (ProPD plans again when things
+have shifted, section 4.2.3). A course that does not pay ends early.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
 
 from draftree.drafting.base import Context
-from draftree.shaping.counts import Average, Sizes
+from draftree.shaping.average import Average, new_average
+from draftree.shaping.counts import Sizes
 
-BETWEEN = 31  # steps between two plans
 HABIT = 0.9  # weight of the past in what a request's guesses bring
-LOOK_EVERY = 4  # of them, after which it is looked whether they pay
-PATIENCE = 0.9  # of the time they took, what they must have brought
-USUAL = 0.8  # weight of earlier requests in what those of a new one are taken for
+LOOK_EVERY = 4  # steps of a course after which it is looked whether they pay
+LUCK = 0.5  # tokens by which a single step of a request differs from the average: many together differ less
+FIRST = 3  # guesses of each request where nothing is known
+FIRST_LEAST = 1.05  # tokens a step that these have to bring to be gone on with
+USUAL = 0.997  # weight of the past in what guesses of a new request are taken for
+UNSURE = 0.12  # by which what is expected may fall short of plain speed if nothing was tried yet
+TRIED = (1, 2, 4)  # guesses of each request that are looked at to see whether drafting may pay at all
+
+
+class Kind(Enum):
+    """Of a course; the value is how many steps it has, the first one's those of all requests together."""
+
+    FIRST = 16
+    TRIAL = 8
+    CRUISE = 31
 
 
 class Course(NamedTuple):
-    """What steps between two plans were for a request: tokens a step, and time of a step in plain ones."""
+    """What steps between two plans were for a request: tokens a step, time of a step in plain ones, and how many."""
 
     request: Context
     gain: float
     spent: float
+    steps: int
 
 
 class Pace(NamedTuple):
@@ -37,126 +54,203 @@ class Pace(NamedTuple):
         seconds: of steps with one node, two, and so on.
         aside: seconds to be added to each.
         plain: seconds of a step without guesses.
-        whole: the same with all that is done beside its pass, for steps that are judged by the time they took; 0 where
-            the time expected of them is taken for it.
+        beside: seconds that any step takes besides.
     """
 
     seconds: np.ndarray
     aside: float
     plain: float
-    whole: float = 0.0
+    beside: float = 0.0
+
+    def of(self, rows: float) -> float:
+        """Seconds of a step of so many nodes, between two whole numbers too."""
+        whole = int(rows)
+        seconds = float(self.seconds[whole - 1])
+        if rows > whole:
+            seconds += (rows - whole) * (float(self.seconds[whole]) - seconds)
+        return seconds + self.aside
+
+    def longer(self, rows: float) -> float:
+        """The same in plain steps, all that is done in either counted."""
+        return (self.of(rows) + self.beside) / (self.plain + self.beside)
+
+
+def least_of(averages: Sequence[Average | None]) -> float:
+    """Tokens a second, over those of plain decoding, that drafting has to promise to be tried.
+
+    Args:
+        averages: that the promise comes from. What many promise together is surer, and so is what was tried for long.
+    """
+    tried = sum(1.0 + average.tried / Kind.TRIAL.value for average in averages if average is not None)
+    return 1.0 - UNSURE / math.sqrt(tried)
 
 
 class Cruise:
-    """How many guesses the requests of a batch have until the next plan."""
+    """How many guesses the requests of a batch have in steps that are not planned."""
 
     def __init__(self) -> None:
         self._averages: dict[int, Average] = {}  # by request
-        self._usual = Average(USUAL)  # what a new request is taken for
-        self._ids: list[int] = []  # of the batch that was planned for
+        self._usual = new_average(USUAL)  # what a new request is taken for
+        self._ids: list[int] = []  # of the course's batch
         self._sizes: list[int] = []
+        self._kind = Kind.FIRST
+        self._paid: Kind | None = None  # the course before, if it paid to its end
         self._left = 0  # steps to go
         self._taken = 0  # steps so far
         self._lengths: list[int] = []  # of the texts, at the first of them
+        self._right: list[list[int]] = []  # of each request: steps in which node n was walked
+        self._counts: list[list[int]] = []  # and such that had n guesses
         self._spent = 0.0  # time of such a step in plain ones, of a request with guesses
-        self._took = self._whole = 0.0  # seconds of the steps so far, and of a plain one
+
+    # ---------------------------------------------------------------- a course
 
     @property
     def running(self) -> bool:
         """Whether there are steps to go, or steps that nobody has been told of."""
         return self._left > 0 or self._taken > 0
 
-    def due(self, requests: Sequence[Context]) -> list[int] | None:
-        """Guesses of a step that is not planned, which is one of those to go; None for a step to be planned."""
-        if not self._left:
-            return None
-        if len(requests) != len(self._ids) or any(r.id != known for r, known in zip(requests, self._ids, strict=True)):
-            self._left = self._taken = 0
+    @property
+    def plan_due(self) -> bool:
+        """Whether a cruise has come to its end, and paid."""
+        return self._paid is Kind.CRUISE
+
+    @property
+    def begun(self) -> bool:
+        """Whether the step is not the first of its course, which comes out of cold caches."""
+        return self._taken > 1
+
+    def due(self, ids: list[int], requests: Sequence[Context]) -> list[int] | None:
+        """Guesses of the coming step of `requests`, with these ids, if it is one of a course."""
+        if self._ids != ids:
+            self.stop()
             return None
         if not self._taken:
-            self._took = 0.0
             self._lengths = [len(request.tokens) for request in requests]
-        elif self._taken % LOOK_EVERY == 0 and not self._pays(requests):
+            self._right = [[0] * (size + 1) for size in self._sizes]
+            self._counts = [[0] * (size + 1) for size in self._sizes]
+        elif (self._taken % LOOK_EVERY == 0 or not self._left) and not self._pays(requests):
             self._left = 0
+            return None
+        if not self._left:
+            self._paid = self._kind
             return None
         self._left -= 1
         self._taken += 1
         return self._sizes
 
-    def took(self, whole: float) -> None:
-        """A step that was not planned took `whole` seconds."""
-        self._took += whole
-        guessing = sum(size > 0 for size in self._sizes)
-        if self._whole and guessing:
-            self._spent = 1.0 + (self._took / self._taken / self._whole - 1.0) * len(self._ids) / guessing
+    def learn(self, walks: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
+        """A step of the course is over: the nodes walked in each tree, and the tree's size."""
+        for right, counts, walk, size in zip(self._right, self._counts, walks, sizes, strict=True):
+            counts[size - 1] += 1
+            for node in walk:
+                right[node] += 1
 
     def _pays(self, requests: Sequence[Context]) -> bool:
         """Whether the steps so far have brought what they took, but for some bad luck."""
-        came = spent = 0.0
+        came = steps = 0
         for request, length, size in zip(requests, self._lengths, self._sizes, strict=True):
             if size:
                 came += len(request.tokens) - length
-                spent += self._taken * self._spent
-        return came > PATIENCE * spent
+                steps += self._taken
+        if self._kind is Kind.FIRST:
+            return came > FIRST_LEAST * steps
+        return came > steps * self._spent - LUCK * math.sqrt(steps)
 
     def over(self, requests: Sequence[Context]) -> list[Course]:
-        """What the steps since the last plan were, once, for each request that had guesses in them."""
+        """What the course was, once, for each request that had guesses in it."""
         steps, self._taken = self._taken, 0
         if not steps or len(requests) != len(self._ids):
             return []
-        return [
-            Course(request, (len(request.tokens) - length) / steps, self._spent)
-            for request, length, size in zip(requests, self._lengths, self._sizes, strict=True)
-            if size
-        ]
+        courses = []
+        parts = zip(requests, self._lengths, self._sizes, self._right, self._counts, strict=True)
+        for request, length, size, right, counts in parts:
+            if size:
+                self._average(request.id).learn(right, counts)
+                # Long courses are of texts that are easier than most.
+                self._usual.learn(right, counts, min(1.0, Kind.TRIAL.value / steps))
+                courses.append(Course(request, (len(request.tokens) - length) / steps, self._spent, steps))
+        return courses
+
+    def stop(self) -> None:
+        """No more steps, and nobody is told of those taken."""
+        self._left = self._taken = 0
+
+    # ---------------------------------------------------------------- what is known
+
+    @property
+    def known(self) -> bool:
+        """Whether enough is known of what guesses bring to choose sizes."""
+        return self._usual.known
 
     def averages(self, requests: Sequence[Context], takes: Sequence[bool]) -> list[Average | None]:
-        """What the guesses of the requests that take part were worth of late, to learn of a plan."""
+        """What the guesses of the requests that take part were worth of late."""
         return [self._average(r.id) if part else None for r, part in zip(requests, takes, strict=True)]
 
     def _average(self, request: int) -> Average:
         found = self._averages.get(request)
-        if found is None:
-            found = self._averages[request] = Average(HABIT, self._usual)
+        if found is None or (self._usual.known and not found.known):
+            found = self._averages[request] = new_average(HABIT, self._usual)
         return found
 
-    def follow(
-        self,
-        requests: Sequence[Context],
-        later: Sizes,
-        takes: Sequence[bool],
-        pace: Pace,
-        *,
-        packed: bool,
-    ) -> None:
-        """A step was planned; steps of the sizes `later` follow if they pay.
+    def promises(self, batch: int, pace: Pace) -> bool:
+        """Whether drafting for a batch of requests such as have been is worth a trial."""
+        least = 1.0 - UNSURE if self.known else 0.0
+        for size in TRIED:
+            worth, rows = self._usual.values[:2, :size].sum(1).tolist()
+            if 1 + worth > least * pace.longer(batch * (1 + rows)):
+                return True
+        return False
+
+    # ---------------------------------------------------------------- setting out
+
+    def explore(self, requests: Sequence[Context], takes: Sequence[bool], pace: Pace, *, packed: bool) -> None:
+        """Nothing is known: a course with a few guesses for each finds out what they bring."""
+        self._begin(Kind.FIRST, requests, [FIRST * part for part in takes], pace, packed=packed)
+
+    def set_out(
+        self, requests: Sequence[Context], best: Sizes, takes: Sequence[bool], pace: Pace, *, packed: bool
+    ) -> float:
+        """Begin a course: a trial, or a cruise behind a course that paid.
 
         Args:
-            requests: of the step.
-            later: sizes and gains on the average.
-            takes: which requests drafting pays for; the others have no guesses until the next plan.
+            requests: of the coming step.
+            best: sizes that are best by what is known, and the tokens expected with them.
+            takes: which requests have guesses: one at least.
             pace: what such steps take.
             packed: whether only real rows cost.
+
+        Returns:
+            Tokens a second that are expected, over those of plain decoding.
         """
+        sizes = [max(size, 1) * part for size, part in zip(best.sizes, takes, strict=True)]
+        kind = Kind.TRIAL if self._paid is None else Kind.CRUISE
+        longer = self._begin(kind, requests, sizes, pace, packed=packed)
+        gain = 0.0
+        for request, size, found in zip(requests, sizes, best.gains, strict=True):
+            gain += max(found, 1 + float(self._average(request.id).values[0, 0])) if size else 1.0
+        return gain / longer / len(requests)
+
+    def _begin(self, kind: Kind, requests: Sequence[Context], sizes: list[int], pace: Pace, *, packed: bool) -> float:
+        """Steps of these sizes are to come; what one is expected to take against a plain one."""
         batch = len(requests)
-        sizes = [size if part else 0 for size, part in zip(later.sizes, takes, strict=True)]
         if packed:
-            rows = batch + sum(self._averages[r.id].rows(n) for r, n in zip(requests, sizes, strict=True) if n)
+            rows = batch + sum(self._average(r.id).rows(n) for r, n in zip(requests, sizes, strict=True) if n)
         else:
             rows = batch * (1 + max(sizes))
-        gain = sum(more if part else 1.0 for more, part in zip(later.gains, takes, strict=True))
-        whole, (seconds, aside, plain, self._whole) = int(rows), pace
-        time = seconds[whole - 1] + (rows - whole) * (seconds[whole] - seconds[whole - 1]) + aside
-        pays = any(sizes) and gain / time > batch / plain
-        self._left, self._taken = (BETWEEN if pays else 0), 0
-        guessing = sum(size > 0 for size in sizes)
-        self._spent = 1.0 + (time / plain - 1.0) * batch / guessing if guessing else 1.0
+        longer = pace.longer(rows)
+        self._paid, self._kind = None, kind
+        self._left = max(kind.value // batch, LOOK_EVERY) if kind is Kind.FIRST else kind.value
+        self._taken = 0
         self._ids, self._sizes = [request.id for request in requests], sizes
+        self._spent = self._share(longer)
+        return longer
+
+    def _share(self, longer: float) -> float:
+        """Time of a step in plain ones for a request with guesses, which together pay for what it takes longer."""
+        return 1.0 + (longer - 1.0) * len(self._ids) / max(sum(size > 0 for size in self._sizes), 1)
 
     def end(self, request: int) -> None:
         """The request is over."""
-        ended = self._averages.pop(request, None)
-        if ended is not None:
-            self._usual.mix(ended.values)
+        self._averages.pop(request, None)
         if request in self._ids:
-            self._left = self._taken = 0
+            self.stop()

@@ -23,8 +23,9 @@ from draftree.shaping.base import Shape
 from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
-from draftree.shaping.counts import AHEAD
-from draftree.shaping.cruise import BETWEEN, Cruise, Pace
+from draftree.shaping.counts import AHEAD, Sizes
+from draftree.shaping.cruise import Cruise, Pace, least_of
+from draftree.shaping.gathered import Gathered
 from draftree.shaping.governor import REST_LAST, REST_PREPARED, Governor
 from draftree.shaping.planner import Choice, Planner
 from draftree.tree import TokenTree
@@ -36,7 +37,8 @@ COSTS = ("measured", "line")
 ACCEPTANCES = ("calibrated", "by-rank", "product")
 IDLE_EVERY = 16  # steps of a rest between two that are learned from: they must stay as cheap as plain ones
 RECENT = 0.85  # how fast the largest tree of late fades, per planned step
-PAUSE = 4  # plain steps in a row, where it has to be known again what they take
+LEARN_EVERY = 8  # steps that are not planned, resting or not, whose times are learned from together
+PAUSE = 9  # plain steps in a row, where it has to be known again what they take
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 
 
@@ -71,6 +73,12 @@ class DynamicTree(Shape):
         self.planner = Planner(max_nodes, self._own_cost)
         self._recent = 0.0  # most guesses verified of late, fading
         self._idle = self._in_row = 0  # steps; in a row without a look at anything
+        self._ids: list[int] = []  # of the coming step's requests
+        self._quiet = self._passed = 0  # steps to come in which all of them rest, and such that nobody was told of
+        self._plain, self._cruised = (
+            Gathered(LEARN_EVERY),
+            Gathered(LEARN_EVERY),
+        )  # steps that nobody was told of: of rests, and of courses
         self._batch = 1  # requests of the coming step
         self._asking = False  # whether the drafter is asked in the coming step
         self._asked: list[bool] = []  # of the coming step's requests; empty for all
@@ -79,6 +87,7 @@ class DynamicTree(Shape):
         self._carried = 0  # requests of the coming step, if the drafter prepares the next one in it
         self._simple = False  # whether a step's time goes by the nodes of its trees alone
         self._cruise = Cruise()
+        self._planned = False  # whether the coming step is planned although its requests are drafted for anyway
         self._steady: list[int] | None = None  # guesses of the coming step, where it is not planned
 
     def bind(
@@ -97,24 +106,88 @@ class DynamicTree(Shape):
         # To prepare guesses after a rest costs a pass with rows, not only a look at what is known.
         self.governor.longest = REST_LAST if self.planner.attaching is None else REST_PREPARED
         self._unprepared = self.planner.attaching is not None and drafter is not None and drafter.unprepared
-        self._simple = pruner is None and not self._unprepared
+        self._simple = pruner is None and not self._unprepared and isinstance(self.calibration, Calibration)
 
     def rests(self, requests: Sequence[Context]) -> bool:
         """See `Shape.rests`: most steps of a rest; now and then one is looked at, for what plain steps take."""
-        self._steady = None
+        self._steady, self._planned = None, False
+        ids = [request.id for request in requests]
+        if self._quiet and ids == self._ids:
+            self._quiet -= 1
+            self._passed += 1
+            return True
+        if self._passed:
+            self.governor.elapse(self._ids, self._passed)
+            self._quiet = self._passed = 0
+        self._ids = ids
         if self._cruise.running:
-            self._steady = self._cruise.due(requests)
+            self._steady = self._cruise.due(ids, requests)
             if self._steady is not None:
-                self.governor.elapse(requests)
-                self._carried = len(requests) if self.planner.attaching is not None else 0
+                return self._cruises()
+            for course in self._cruise.over(requests):
+                self.governor.settle(course.request, course.gain, course.spent, course.steps)
+        ahead = int(self.planner.attaching is not None)  # where guesses are prepared, the last step of a rest does that
+        quiet = self.governor.quiet(requests, ahead=ahead)
+        if self._simple:
+            if not quiet and self._goes_on(requests, ahead):
                 return False
-            for request, gain, spent in self._cruise.over(requests):
-                self.governor.book(request, gain, spent)
+            self._quiet = max(quiet or self.governor.quiet(requests, ahead=ahead), 1) - 1
+            self._passed = 1
+            return True
         self._idle += 1
-        if self._idle % IDLE_EVERY == 0 or self._unprepared or self.calibration.waiting:
+        if not quiet or self._idle % IDLE_EVERY == 0 or self._unprepared or self.calibration.waiting:
             return False
-        # Where guesses are prepared, the last step of a rest does that.
-        return self.governor.rests(requests, ahead=int(self.planner.attaching is not None))
+        self._passed = 1
+        return True
+
+    def _cruises(self) -> bool:
+        """The coming step is not planned, and has guesses: no rest."""
+        self.governor.elapse(self._ids)
+        self._carried = len(self._ids) if self.planner.attaching is not None else 0
+        return False
+
+    def _goes_on(self, requests: Sequence[Context], ahead: int) -> bool:
+        """A rest or a course is over: whether the coming step has guesses, planned or the first of a course."""
+        assert isinstance(self.calibration, Calibration)
+        planner, cruise, batch = self.planner, self._cruise, len(requests)
+        packed = planner.packed or batch == 1
+        pace = self._pace(batch, batch * (AHEAD + 1))
+        takes = self.governor.awake(requests, ahead=ahead, hopeful=lambda: cruise.promises(batch, pace))
+        if not any(takes) or self._looks_at_plain_steps(requests):
+            return False
+        if cruise.plan_due:
+            self._planned, self._asked = True, takes
+            return True
+        if not cruise.known:
+            cruise.explore(requests, takes, pace, packed=packed)
+        else:
+            averages = cruise.averages(requests, takes)
+            best = self._even(self.calibration.ahead(averages, pace.seconds, pace.aside, packed=packed))
+            promise = cruise.set_out(requests, best, takes, pace, packed=packed)
+            if promise < least_of(averages) and self.governor.declines(requests, takes):
+                cruise.stop()
+                return False
+        if planner.spawns:
+            self._spawned = batch * planner.groups
+            for request in requests:
+                request.spawn = planner.groups
+        self._steady = cruise.due(self._ids, requests)
+        return not self._cruises()
+
+    def _even(self, found: Sizes) -> Sizes:
+        """With its root a tree has an even number of rows: for a single request these cost no more than one less."""
+        if len(found.sizes) == 1 and self.planner.attaching is None:
+            found.sizes[0] |= found.sizes[0] > 0
+        return found
+
+    def _pace(self, batch: int, nodes: int) -> Pace:
+        """What steps take that are not planned."""
+        planner = self.planner
+        attached = planner.attaching is not None
+        seconds = planner.by_nodes(batch, nodes, attached=attached, planned=False)
+        aside = 0.0 if attached else planner.aside_between  # what is done aside is in the time of attached rows
+        plain = planner.plain(batch) if attached else float(seconds[batch - 1])
+        return Pace(seconds, aside, plain, 0.0 if attached else planner.beside)
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
@@ -124,7 +197,10 @@ class DynamicTree(Shape):
         if not self._recent:  # a look-up takes longer for more guesses, and rows of a large batch are dear
             self._recent = min(self.max_nodes, AHEAD) / self._batch
         self._by = self.governor
-        self._asked = self.governor.open(requests)
+        if self._planned:
+            self.governor.elapse(self._ids)
+        else:
+            self._asked = self.governor.open(requests)
         resting = self.planner.attaching is None or all(request.resting for request in requests)
         self._carried = 0 if resting else len(requests)
         if self._unprepared and resting and not any(self._asked):
@@ -140,7 +216,7 @@ class DynamicTree(Shape):
         """See `Shape.trim`."""
         if self._steady is not None:
             return trees
-        if self._simple and trees.width > 1 and isinstance(self.calibration, Calibration):
+        if self._planned and trees.width > 1 and isinstance(self.calibration, Calibration):
             trimmed = self._trim_simple(self.calibration, requests, trees)
             if trimmed is not None:
                 return trimmed
@@ -154,7 +230,7 @@ class DynamicTree(Shape):
             sizes = self._weigh(requests, worth)
             if trees.batch == 1 and self.planner.attaching is None:
                 sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
-        elif self._by is self._beside or self.planner.attaching is None:
+        elif not self._planned and (self._by is self._beside or self.planner.attaching is None):
             for request, asked in zip(requests, self._asked, strict=True):
                 if asked:
                     self._by.book(request, 1.0, 1.0, known=False)
@@ -180,39 +256,20 @@ class DynamicTree(Shape):
     def _trim_simple(self, calibration: Calibration, requests: Sequence[Context], trees: TokenTree) -> TokenTree | None:
         """The same in one call, where nothing leaves in the pass; None where trees are unsorted."""
         planner, batch = self.planner, trees.batch
-        packed, attached = planner.packed or batch == 1, planner.attaching is not None
-        nodes = batch * (max(trees.width, AHEAD) + 1)
-        seconds = planner.by_nodes(batch, nodes, attached=attached, planned=False)
-        plain = planner.plain(batch) if attached else float(seconds[batch - 1])
-        asked = self._asked or [True] * batch
-        averages = self._cruise.averages(requests, asked)
-        aside = 0.0 if attached else planner.aside_between  # what is done aside is in the time of attached rows
-        plans = calibration.plan(requests, trees, averages, seconds, aside, packed=packed)
+        packed = planner.packed or batch == 1
+        pace = self._pace(batch, batch * (max(trees.width, AHEAD) + 1))
+        averages = self._cruise.averages(requests, self._asked)
+        plans = calibration.plan(requests, trees, averages, pace.seconds, pace.aside, packed=packed)
         if plans is None:
             return None
         now, later = plans
         calibration.remember(requests, trees, always=batch == 1 or self.governor.losing)
         rows = batch + sum(now.sizes) if packed else batch * (1 + max(now.sizes))
-        # Where drafting pays, the steps between two plans take less; so it must pay with them to be worth resuming.
-        usual = (planner.aside + BETWEEN * aside) / (1 + BETWEEN)
-        taken = float(seconds[rows - 1])
-        if attached:
-            taken += (float(planner.by_nodes(batch, nodes, attached=True)[rows - 1]) - taken) / (1 + BETWEEN)
-        choice = Choice(now.sizes, now.gains, taken)
-        self._book(requests, choice, plain, usual, attached=attached)
-        if batch == 1 and not attached:  # with its root an even number of rows, which costs no more than one less
-            for sizes in (now.sizes, later.sizes):
-                sizes[0] |= sizes[0] > 0
-        wins = [part and self.governor.wins(request) for part, request in zip(asked, requests, strict=True)]
-        if any(wins) and not self._looks_at_plain_steps(requests):
-            whole = planner.plain_whole(batch) if attached else planner.plain_rested(batch)
-            self._cruise.follow(requests, later, wins, Pace(seconds, aside, plain, whole), packed=packed)
-        sizes = now.sizes
+        choice = Choice(now.sizes, now.gains, float(pace.seconds[rows - 1]))
+        self._cruise.set_out(requests, self._even(later), self._asked, pace, packed=packed)
         if planner.spawns:
             planner.prized(choice, self.governor.pace)
-        if attached and self._carried and all(request.resting for request in requests):
-            self._carried = 0
-            sizes = planner.best(calibration.worth(trees, requests), attached=False).sizes
+        sizes = self._even(now).sizes
         self._recent = max(max(sizes), RECENT * self._recent)
         if any(n < size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
             trees = trees.first(sizes)
@@ -221,7 +278,7 @@ class DynamicTree(Shape):
 
     def _looks_at_plain_steps(self, requests: Sequence[Context]) -> bool:
         """Whether all rest for a moment, since too little is known of what drafting is weighed against."""
-        if not self.planner.unsure or self._own_cost is not None:
+        if self._own_cost is not None or not self.planner.unsure(len(requests)):
             return False
         self.governor.pause(requests, 1 + PAUSE)
         self._idle = 0
@@ -273,15 +330,16 @@ class DynamicTree(Shape):
         if self._own_cost is not None:
             return
         planner = self.planner
-        if steady is not None and (carried or planner.attaching is None):
-            self._cruise.took(whole)
         if carried:
             spawned = self._spawned if planner.spawns else None
             planner.attached(rows, carried, spawned, seconds, whole - seconds, planned=steady is None)
             return
         if steady is not None:
-            if planner.attaching is None:
-                planner.between(rows, len(steady), whole)
+            if planner.attaching is None and plain and self._cruise.begun:
+                told = self._cruised.add(rows, seconds, whole)
+                if told is not None:
+                    planner.between(told.whole - told.seconds, LEARN_EVERY)
+                    planner.cost(len(steady)).observe(round(told.rows), told.seconds, LEARN_EVERY)
             return
         if not plain:
             return
@@ -291,15 +349,21 @@ class DynamicTree(Shape):
             planner.bare(rows, self._batch, seconds, whole)
         planner.cost(self._batch).observe(rows, seconds)
 
-    def rested(self, batch: int, whole: float) -> None:
+    def rested(self, batch: int, seconds: float, whole: float) -> None:
         """See `Shape.rested`."""
         self._in_row += 1
-        if self._own_cost is None and self._in_row > 1:  # the first is cold
-            self.planner.rested(batch, whole)
+        if self._own_cost is not None or self._in_row < 3:  # the first ones are cold
+            self._plain.clear()
+            return
+        told = self._plain.add(batch, seconds, whole)
+        if told is not None:
+            self.planner.cost(batch).observe(batch, told.seconds, LEARN_EVERY)
+            self.planner.bare(batch, batch, told.seconds, told.whole, LEARN_EVERY)
 
-    def learn(self, requests: Sequence[Context]) -> None:
+    def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
         """See `Shape.learn`."""
         if self._steady is not None:
+            self._cruise.learn(walks, sizes)
             return
         for request in requests:
             booked = self._booked.pop(request.id, None)

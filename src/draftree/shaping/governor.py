@@ -9,7 +9,7 @@ middle of a rest where they rest, since it is too short to find out everything a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from draftree.drafting.base import Context
@@ -18,9 +18,11 @@ FRUITLESS = 2  # steps in a row with a negative balance after which the drafter 
 REST_FIRST, REST_LAST = 8, 48  # steps of rest, doubling from the first to the last: what is copied comes in bursts
 REST_PREPARED = 256  # the last, where guesses have to be prepared by a pass with rows
 BALANCE = 0.85  # weight of the past in the balance
+COURSES = 0.95  # the same at each step of a course
 LEAST = 0.01  # of the time spent, what has to be gained: an old success fades, but never quite
 HOPELESS = 0.9  # tokens for the time of a plain step under which a right guess changes nothing
 LUCK = 0.3  # part of what a step brought, against what it was expected to, that counts
+DOUBT = 0.5  # tokens
 START = 0.3  # weight of what all have earned, when a request begins
 
 
@@ -33,6 +35,8 @@ class _Account:
         fruitless: steps in a row with a negative balance.
         rest: steps still to go without asking the drafter.
         next_rest: how long the next rest will be.
+        weight: of the steps in the balance.
+        long: whether the rest of late was of the longest.
     """
 
     hoped: float = 0.0
@@ -40,14 +44,32 @@ class _Account:
     fruitless: int = 0
     rest: int = 0
     next_rest: int = REST_FIRST
+    weight: float = 0.0
+    long: bool = False
 
     @property
     def losing(self) -> bool:
         return self.hoped <= (1 + LEAST) * self.spent
 
+    def settle(self, gain: float, spent: float, steps: int, longest: int) -> None:
+        past = COURSES**steps
+        weight = (1 - past) / (1 - COURSES)
+        self.hoped = past * self.hoped + weight * gain
+        self.spent = past * self.spent + weight * spent
+        self.weight = past * self.weight + weight
+        if not self.losing:
+            self.next_rest = REST_FIRST
+        elif self.hoped < self.spent - DOUBT * self.weight**0.5:
+            self.go_to_rest(longest)
+
+    def go_to_rest(self, longest: int) -> None:
+        self.rest, self.long = self.next_rest, self.next_rest >= longest
+        self.next_rest = min(2 * self.next_rest, longest)
+
     def book(self, gain: float, spent: float, longest: int, *, known: bool) -> None:
         self.hoped = BALANCE * self.hoped + gain
         self.spent = BALANCE * self.spent + spent
+        self.weight = BALANCE * self.weight + 1.0
         if not self.losing:
             self.fruitless, self.next_rest = 0, REST_FIRST
             return
@@ -87,15 +109,42 @@ class Governor:
             request.resting = account.rest > 0
         return asked
 
-    def rests(self, requests: Sequence[Context], *, ahead: int) -> bool:
-        """Whether all rest in this step and `ahead` more; then it is counted as one of rest."""
+    def quiet(self, requests: Sequence[Context], *, ahead: int) -> int:
+        """In how many steps, from the coming one on, all rest, and in the `ahead` steps behind each of them too."""
         accounts = [self._of.get(request.id) for request in requests]
-        if not all(account is not None and account.rest > ahead for account in accounts):
+        return max(min(0 if account is None else account.rest - ahead for account in accounts), 0)
+
+    def awake(self, requests: Sequence[Context], *, ahead: int, hopeful: Callable[[], bool]) -> list[bool]:
+        """Which requests' rests are over, or will be in `ahead` steps.
+
+        Args:
+            requests: of the coming step.
+            ahead: how soon.
+            hopeful: whether requests that have just come are to be drafted for, although the others rest.
+        """
+        awake = []
+        self._batch = len(requests)
+        for request in requests:
+            account = self._of.get(request.id)
+            if account is None:
+                account = self._of[request.id] = self._begin()
+                if account.rest and hopeful():
+                    account.rest = 0
+            awake.append(account.rest <= ahead)
+            request.resting = not awake[-1]
+        return awake
+
+    def declines(self, requests: Sequence[Context], takes: Sequence[bool]) -> bool:
+        """Guesses promise little: the requests that they are for rest on, unless they have just done so for long."""
+        held = [request for request, part in zip(requests, takes, strict=True) if part]
+        accounts = [self._of[request.id] for request in held]
+        if any(account.long for account in accounts):
+            for account in accounts:
+                account.long = False
             return False
-        self._steps += 1
-        for account in (self._all, *accounts):
-            if account is not None:
-                account.rest = max(account.rest - 1, 0)
+        for request, account in zip(held, accounts, strict=True):
+            account.go_to_rest(self.longest)
+            self._align(request, account)
         return True
 
     def pause(self, requests: Sequence[Context], steps: int) -> None:
@@ -105,17 +154,16 @@ class Governor:
             account.rest = max(account.rest, steps)
             request.resting = True
 
-    def elapse(self, requests: Sequence[Context]) -> None:
-        """A step passed in which nobody was asked anew: rests are over sooner."""
-        self._steps += 1
-        for request in requests:
-            account = self._of.get(request.id)
-            if account is not None and account.rest:
-                account.rest -= 1
+    def elapse(self, ids: Iterable[int], steps: int = 1) -> None:
+        """Steps passed in which none of these requests was asked anew: rests are over sooner."""
+        self._steps += steps
+        for account in (self._all, *map(self._of.get, ids)):
+            if account is not None:
+                account.rest = max(account.rest - steps, 0)
 
     def _begin(self) -> _Account:
         start = self._all
-        return replace(start, hoped=START * start.hoped, spent=START * start.spent)
+        return replace(start, hoped=START * start.hoped, spent=START * start.spent, weight=START * start.weight)
 
     def book(self, request: Context, gain: float, spent: float, *, known: bool = True) -> None:
         """A step of `request` brings `gain` tokens for the time of `spent` plain steps; its drafter may rest by that.
@@ -124,11 +172,20 @@ class Governor:
         """
         account = self._of.setdefault(request.id, _Account())
         account.book(gain, spent, self.longest, known=known)
-        if self._batch > 1 and account.rest:
-            # The rests of a batch end together, at multiples of (nearly) their length: to ask one request costs a batch
-            # nearly as much as to ask all.
-            account.rest += -(self._steps + account.rest) % (1 << account.rest.bit_length() - 1)
         self._all.book(gain, spent, self.longest, known=known)
+        self._align(request, account)
+
+    def settle(self, request: Context, gain: float, spent: float, steps: int) -> None:
+        """Steps of `request` brought `gain` tokens each for the time of `spent` plain ones: it may rest by that."""
+        account = self._of.setdefault(request.id, _Account())
+        account.settle(gain, spent, steps, self.longest)
+        self._all.settle(gain, spent, steps, self.longest)
+        self._align(request, account)
+
+    def _align(self, request: Context, account: _Account) -> None:
+        """The rests of a batch end together, at multiples of (nearly) their length: one costs nearly as much as all."""
+        if self._batch > 1 and account.rest:
+            account.rest += -(self._steps + account.rest) % (1 << account.rest.bit_length() - 1)
         request.resting = account.rest > 0
 
     def correct(self, request: Context, more: float) -> None:

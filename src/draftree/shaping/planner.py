@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from draftree.pruning.early import EarlyPruning
 
 HABIT = 0.9  # weight of the past in what steps were found to take
+SLOW_HABIT = 0.97  # the same of such as there are many of
 SHARE = 0.4  # of the time that a planned step takes beside its rows, what one that is not takes, before it is known
 DEAREST = 4.0  # times the expected, as a single step counts
 WORTH = 0.95  # weight of the past in how many nodes have rows, and in what guesses are found to be worth
-BARE_EVERY = 256  # most steps with a drafter's rows from one plain step to the next
+BARE_EVERY = 512  # most steps with a drafter's rows from one plain step to the next
 GROUPS_FIRST, PRIZE_FIRST = 1.0, 0.5  # nodes of a tree with rows, and what guesses are worth, before it is known
 LEFT = 0.5  # of that worth, what the rows of a node further up still bring
 
@@ -75,7 +76,7 @@ class Planner:
         self._dearer = self._warm = 1.0  # a pass with its rows, against a plain one of as many; in steps not planned
         self._usual = 1.0  # a plain pass, against what the curve says of it; that learns more slowly
         self._timed = self._bare = 0  # steps that these two are learned from
-        self._rested: dict[int, float] = {}  # seconds of a step of so many resting requests
+        self._met: set[int] = set()  # numbers of requests of which plain steps were seen
         self._since_bare = 0  # steps with a drafter's rows since a plain one
         self._groups = GROUPS_FIRST  # nodes of a tree that have rows attached, of late
         self._prize = PRIZE_FIRST  # tokens that guesses add to a step, less what those would cost otherwise
@@ -87,7 +88,7 @@ class Planner:
         if cost is not self._cost:
             self._of_batches.clear()
             self._bare = 0
-            self._rested.clear()
+            self._met.clear()
         self._cost, self.pruner = cost, pruner
         self.attaching = drafter if drafter is not None and drafter.prepares else None
         self.packed = packed and self.attaching is None and pruner is None  # what is done inside the pass is padded
@@ -114,27 +115,21 @@ class Planner:
         """Seconds of a step without guesses."""
         return float(self.cost(batch).from_one(batch)[batch - 1])
 
-    @property
-    def unsure(self) -> bool:
-        """Whether too little is known of what plain steps take, for a drafter whose rows are in all others.
+    def unsure(self, batch: int) -> bool:
+        """Whether too little is known of what plain steps take, which all others are weighed against.
 
-        Their curve may have been measured in a bad moment; and if all steps carry rows, nothing corrects it.
+        Their curve may have been measured in a bad moment; and if all steps carry guesses, nothing corrects it.
         """
-        return self.attaching is not None and (not self._rested or self._since_bare > BARE_EVERY)
+        return batch not in self._met or self._since_bare > BARE_EVERY
 
     def plain_whole(self, batch: int) -> float:
         """Seconds of a step without guesses, with all that is done beside its pass, where a drafter attaches rows."""
-        return self.plain_rested(batch) or self.plain(batch) * self._usual + self._plain
+        return self.plain(batch) * self._usual + self._plain
 
-    def plain_rested(self, batch: int) -> float:
-        """The same as steps took in which all rested; 0 where there were none."""
-        return self._rested.get(batch, 0.0)
-
-    def rested(self, batch: int, whole: float) -> None:
-        """A step in which nobody looked at anything took `whole` seconds: what plain decoding takes."""
-        known = self._rested.setdefault(batch, whole)
-        self._rested[batch] += (1 - WORTH) * (min(whole, DEAREST * known) - known)
-        self._since_bare = 0
+    @property
+    def beside(self) -> float:
+        """Seconds that a plain step takes beside its pass."""
+        return max(self._plain, 0.0)
 
     @property
     def aside(self) -> float:
@@ -229,7 +224,7 @@ class Planner:
         attaching = self.attaching if attached else None
         if attaching is None and self.pruner is None:
             return self.cost(batch).from_one(count)
-        groups = max(1, round(self._groups))
+        groups = self.groups
         key = (batch, groups, attached)
         numbers = self._numbers.get(key)
         if numbers is None or len(numbers) < count:
@@ -285,6 +280,11 @@ class Planner:
         price = batch * pace / self.plain(batch)  # what the time is worth in tokens
         return self._noted(1 + int((covered * (1 - LEFT) * self._prize - price * seconds).argmax()))
 
+    @property
+    def groups(self) -> int:
+        """Nodes of a tree that have rows attached, of late."""
+        return max(1, round(self._groups))
+
     def _noted(self, count: int) -> int:
         self._groups += (1 - WORTH) * (count - self._groups)
         return count
@@ -309,15 +309,15 @@ class Planner:
         else:
             self._own_unprepared += (1 - HABIT) * (beside - self._own_unprepared)
 
-    def between(self, rows: int, batch: int, whole: float) -> None:
-        """A step of `rows` rows that was not planned took `whole` seconds in all."""
-        expected = float(self.cost(batch).from_one(rows)[rows - 1])
-        self._add_between(min(whole, DEAREST * expected) - expected)
+    def between(self, beside: float, steps: int) -> None:
+        """So many steps that were not planned took `beside` seconds each beside their passes."""
+        self._since_bare += steps
+        self._add_between(beside, steps)
 
-    def _add_between(self, beside: float) -> float:
-        """Learn what a step that was not planned took beside its pass; what it weighs against those before."""
-        self._between_steps += 1
-        share = max(1 - HABIT, 1 / self._between_steps)
+    def _add_between(self, beside: float, steps: int = 1) -> float:
+        """Learn what steps that were not planned took beside their passes; what they weigh against those before."""
+        self._between_steps += steps
+        share = max(1 - SLOW_HABIT**steps, steps / self._between_steps)
         self._between += share * (beside - self._between)
         return share
 
@@ -342,15 +342,15 @@ class Planner:
         self._dearer += share * (dearer - self._dearer)
         self._own += share * (aside - self._own)
 
-    def bare(self, rows: int, batch: int, seconds: float, whole: float) -> None:
-        """A step of `rows` rows took `whole` seconds without a drafter, its pass `seconds`."""
+    def bare(self, rows: int, batch: int, seconds: float, whole: float, steps: int = 1) -> None:
+        """So many steps of `rows` rows took `whole` seconds each without a drafter, their passes `seconds`."""
         expected = float(self.cost(batch).from_one(rows)[rows - 1])
-        most = DEAREST * expected
+        beside = min(whole - seconds, DEAREST * expected)
+        self._met.add(batch)
+        self._bare, self._since_bare = self._bare + steps, 0
+        share = max(1 - HABIT**steps, steps / (1 + self._bare))
+        self._plain += share * (beside - self._plain)
         if self.attaching is not None:
-            self._bare, self._since_bare = self._bare + 1, 0
-            share = max(1 - HABIT, 1 / (1 + self._bare))
             self._usual += share * (min(seconds / expected, DEAREST) - self._usual)
-            self._plain += share * (min(whole - seconds, most) - self._plain)
-            self._plain_unprepared += (1 - HABIT) * (min(whole, most) - expected - self._plain_unprepared)
-        else:
-            self._plain += (1 - HABIT) * (min(whole, most) - expected - self._plain)
+            own = min(whole, DEAREST * expected) - expected
+            self._plain_unprepared += (1 - HABIT) * (own - self._plain_unprepared)
