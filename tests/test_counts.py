@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from draftree.shaping import counts
+from draftree.shaping.average import Average
 from draftree.tree import TokenTree
 
 
 def test_the_compiled_counts_are_the_plain_ones() -> None:
-    library = counts._library()
+    library = counts.library()
     if library is None:
         pytest.skip("draftree was built without a C compiler")
     plain, compiled = counts.Counts(), counts.CompiledCounts(library)
@@ -40,11 +41,11 @@ def test_the_compiled_counts_are_the_plain_ones() -> None:
     assert taken > 50
     unsorted = TokenTree.from_arrays([1, 2], [-1, -1], [-2.0, -1.0], root=0)
     for one in (plain, compiled):
-        average = counts.Average(0.9)
+        average = Average(0.9)
         assert one.plan(unsorted, [1.0], [average], np.ones(40), 0.0, packed=True) is None
         assert average.past == 0.0  # it was not counted
     many = TokenTree.stack([tree.first([3])] * 200)  # too many for the compiled form
-    averages = [counts.Average(0.9) for _ in range(200)]
+    averages = [Average(0.9) for _ in range(200)]
     assert compiled.plan(many, [1.0] * 200, averages, np.linspace(1, 9, 5200), 0.0, packed=True) is not None
     assert {average.past for average in averages} == {0.5}
 
@@ -53,16 +54,17 @@ def check_plans(
     plain: counts.Counts, compiled: counts.CompiledCounts, tree: TokenTree, random: np.random.Generator
 ) -> None:
     """Of the tree alone, and of a batch with a smaller one and one that takes no part later."""
+    both = plain, compiled
     for trees in (tree, TokenTree.stack([tree, tree.first([3]), TokenTree.from_arrays([], [], root=0)])):
         batch = trees.batch
         seconds = np.linspace(1.0, 1.0 + batch * 40 * random.random(), batch * 80)
         trust = random.uniform(0.3, 2.5, batch).tolist()
-        pair = [[None if b == 2 else counts.Average(0.9) for b in range(batch)] for _ in range(2)]
+        pair = [[None if b == 2 else Average(0.9) for b in range(batch)] for _ in range(2)]
         for packed in (True, False):
             for _ in range(2):  # the first tree, and one that is averaged with it
                 expected, found = (
                     one.plan(trees, trust, averages, seconds, 0.2, packed=packed)
-                    for one, averages in zip((plain, compiled), pair, strict=True)
+                    for one, averages in zip(both, pair, strict=True)
                 )
                 assert expected is not None
                 assert found is not None
@@ -73,6 +75,12 @@ def check_plans(
                     assert (ours is None) == (theirs is None)
                     if ours is not None and theirs is not None:
                         np.testing.assert_allclose(ours.values, theirs.values)
+                ahead = [
+                    one.ahead(averages, seconds, 0.2, packed=packed) for one, averages in zip(both, pair, strict=True)
+                ]
+                for ours in ahead:  # the same without a tree
+                    assert ours.sizes == expected[1].sizes
+                    assert ours.gains == pytest.approx(expected[1].gains)
 
 
 def test_a_plan_is_the_best_of_all_sizes() -> None:

@@ -120,7 +120,7 @@ def test_with_padding_the_choice_is_the_best_of_all(guesses: list[list[float]], 
 
 
 def test_batches_have_curves_of_their_own() -> None:
-    """Sixteen requests' contexts take six times as long to read as one's, whatever guesses follow; one's curve stays."""
+    """Sixteen requests' contexts take six times as long to read as one's, whatever guesses follow; its curve stays."""
     cost = StepCost((1, 16, 32, 64), (1.0, 2.0, 3.0, 6.0))
     shape = DynamicTree()
     shape.bind(cost, packed=False)

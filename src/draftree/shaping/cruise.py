@@ -203,9 +203,16 @@ class Cruise:
 
     # ---------------------------------------------------------------- setting out
 
-    def explore(self, requests: Sequence[Context], takes: Sequence[bool], pace: Pace, *, packed: bool) -> None:
-        """Nothing is known: a course with a few guesses for each finds out what they bring."""
+    def explore(self, requests: Sequence[Context], takes: Sequence[bool], pace: Pace, *, packed: bool) -> bool:
+        """Nothing is known: a course with a few guesses for each finds out what they bring.
+
+        False, and no course, where they would not pay if all of them held.
+        """
+        batch = len(requests)
+        if pace.longer(batch * (1 + FIRST)) >= 1 + FIRST:
+            return False
         self._begin(Kind.FIRST, requests, [FIRST * part for part in takes], pace, packed=packed)
+        return True
 
     def set_out(
         self, requests: Sequence[Context], best: Sizes, takes: Sequence[bool], pace: Pace, *, packed: bool

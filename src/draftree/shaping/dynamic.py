@@ -159,7 +159,9 @@ class DynamicTree(Shape):
             self._planned, self._asked = True, takes
             return True
         if not cruise.known:
-            cruise.explore(requests, takes, pace, packed=packed)
+            if not cruise.explore(requests, takes, pace, packed=packed):
+                self.governor.pause(requests, REST_LAST)
+                return False
         else:
             averages = cruise.averages(requests, takes)
             best = self._even(self.calibration.ahead(averages, pace.seconds, pace.aside, packed=packed))

@@ -36,7 +36,7 @@ class _Account:
         rest: steps still to go without asking the drafter.
         next_rest: how long the next rest will be.
         weight: of the steps in the balance.
-        long: whether the rest of late was of the longest.
+        long: whether the rest of late was as long as to be followed by a trial, whatever is expected of it.
     """
 
     hoped: float = 0.0
@@ -63,7 +63,7 @@ class _Account:
             self.go_to_rest(longest)
 
     def go_to_rest(self, longest: int) -> None:
-        self.rest, self.long = self.next_rest, self.next_rest >= longest
+        self.rest, self.long = self.next_rest, self.next_rest >= REST_LAST
         self.next_rest = min(2 * self.next_rest, longest)
 
     def book(self, gain: float, spent: float, longest: int, *, known: bool) -> None:
