@@ -139,9 +139,10 @@ class Governor:
         held = [request for request, part in zip(requests, takes, strict=True) if part]
         accounts = [self._of[request.id] for request in held]
         if any(account.long for account in accounts):
-            for account in accounts:
+            for account in (self._all, *accounts):
                 account.long = False
             return False
+        self._all.go_to_rest(self.longest)
         for request, account in zip(held, accounts, strict=True):
             account.go_to_rest(self.longest)
             self._align(request, account)
