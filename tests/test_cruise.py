@@ -109,17 +109,36 @@ def test_many_requests_need_less_patience_than_one() -> None:
 
 
 def test_another_batch_ends_a_course() -> None:
-    one, two = request_of(1), request_of(2)
-    for change in ("leave", "end"):
-        cruise = known(one, two)
-        cruise.set_out([one, two], Sizes([4, 2], [3.5, 1.5]), [True, False], pace(CHEAP, batch=2), packed=True)
-        assert cruise.due(ids(one, two), [one, two]) == [4, 0]  # nothing for a request that drafting does not pay for
-        if change == "leave":
-            assert cruise.due([1], [one]) is None
-        else:
-            cruise.end(2)
-        assert not cruise.running
-        assert cruise.due(ids(one, two), [one, two]) is None
+    one, two, three = request_of(1), request_of(2), request_of(3)
+    cruise = known(one, two)
+    cruise.set_out([one, two], Sizes([4, 2], [3.5, 1.5]), [True, False], pace(CHEAP, batch=2), packed=True)
+    assert cruise.due(ids(one, two), [one, two]) == [4, 0]  # nothing for a request that drafting does not pay for
+    one.tokens += [7, 7]
+    cruise.learn([[0, 1], [0]], [5, 1])
+    cruise.end(2)
+    assert cruise.due(ids(one, three), [one, three]) is None
+    (course,) = cruise.over([three, one])  # those who are still there are told of what was
+    assert (course.request, course.gain, course.steps) == (one, 2.0, 1)
+    assert not cruise.running
+    cruise.set_out([one], Sizes([4], [3.5]), [True], pace(CHEAP), packed=True)
+    cruise.due(ids(one), [one])
+    cruise.end(1)
+    assert not cruise.running  # nobody is left
+
+
+def test_newcomers_do_not_end_a_course() -> None:
+    """Their prompts are read in a pass of their own, in which nothing is guessed; then they join."""
+    old, new = request_of(1), request_of(2)
+    shape = DynamicTree(cost=StepCost((1, 64), (1.0, 1.5)))
+    shape.bind(StepCost((1, 2), (1.0, 2.0)))
+    decode(shape, old, 20, [1.0] * 100, right=3)
+    before = shape._cruise._taken
+    assert before
+    assert shape.rests([new])
+    assert shape._cruise._taken == before
+    assert not shape.rests([old, new])
+    assert shape._steady is not None
+    assert min(shape._steady) > 0
 
 
 def test_what_is_promised_counts_padding_and_guesses_that_are_seldom_there() -> None:

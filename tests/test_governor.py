@@ -224,7 +224,7 @@ def test_a_course_weighs_as_much_as_its_steps() -> None:
         assert request.resting == rests
         assert governor.quiet([request], ahead=0) == (REST_FIRST if rests else 0)
         governor.settle(request, 2.0, 1.2, 31)
-        assert governor.wins(request)
+        assert not governor.losing
 
 
 def test_new_requests_are_tried_where_others_were_worth_it() -> None:

@@ -92,6 +92,7 @@ class Cruise:
         self._averages: dict[int, Average] = {}  # by request
         self._usual = new_average(USUAL)  # what a new request is taken for
         self._ids: list[int] = []  # of the course's batch
+        self._alive: set[int] = set()  # those of them that are not over
         self._sizes: list[int] = []
         self._kind = Kind.FIRST
         self._paid: Kind | None = None  # the course before, if it paid to its end
@@ -122,7 +123,7 @@ class Cruise:
     def due(self, ids: list[int], requests: Sequence[Context]) -> list[int] | None:
         """Guesses of the coming step of `requests`, with these ids, if it is one of a course."""
         if self._ids != ids:
-            self.stop()
+            self._left = 0
             return None
         if not self._taken:
             self._lengths = [len(request.tokens) for request in requests]
@@ -157,14 +158,16 @@ class Cruise:
         return came > steps * self._spent - LUCK * math.sqrt(steps)
 
     def over(self, requests: Sequence[Context]) -> list[Course]:
-        """What the course was, once, for each request that had guesses in it."""
+        """What the course was, once, for each of these requests that had guesses in it."""
         steps, self._taken = self._taken, 0
-        if not steps or len(requests) != len(self._ids):
+        if not steps:
             return []
         courses = []
-        parts = zip(requests, self._lengths, self._sizes, self._right, self._counts, strict=True)
-        for request, length, size, right, counts in parts:
-            if size:
+        there = {request.id: request for request in requests}
+        parts = zip(self._ids, self._lengths, self._sizes, self._right, self._counts, strict=True)
+        for number, length, size, right, counts in parts:
+            request = there.get(number)
+            if size and request is not None:
                 self._average(request.id).learn(right, counts)
                 # Long courses are of texts that are easier than most.
                 self._usual.learn(right, counts, min(1.0, Kind.TRIAL.value / steps))
@@ -249,6 +252,7 @@ class Cruise:
         self._left = max(kind.value // batch, LOOK_EVERY) if kind is Kind.FIRST else kind.value
         self._taken = 0
         self._ids, self._sizes = [request.id for request in requests], sizes
+        self._alive = set(self._ids)
         self._spent = self._share(longer)
         return longer
 
@@ -259,5 +263,6 @@ class Cruise:
     def end(self, request: int) -> None:
         """The request is over."""
         self._averages.pop(request, None)
-        if request in self._ids:
+        self._alive.discard(request)
+        if not self._alive:
             self.stop()

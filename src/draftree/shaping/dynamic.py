@@ -1,8 +1,9 @@
 """Trees sized by what they bring and what they cost, and no trees at all where drafting does not pay.
 
-Every step's guesses are weighed: their drafter's own probabilities are over-confident, so they are calibrated
-(`Calibration`), and the `Planner` sets them against the measured time of rows. Where no guess of a step pays, its tree
-is the root alone. Whether the drafter is asked at all is the `Governor`'s to say, for each request by itself.
+Most steps have as many guesses as brought most of late (`Cruise`). In planned ones, guesses are weighed: their drafter's
+own probabilities are over-confident, so they are calibrated (`Calibration`), and the `Planner` sets them against the
+measured time of rows. Where no guess of a step pays, its tree is the root alone. Whether the drafter is asked at all is
+the `Governor`'s to say, for each request by itself.
 
 A drafter inside the model pays for its guesses one step ahead: with rows that it attaches to nodes of the tree, and
 with the time it takes to read and arrange what they say. Both count in the time of its steps. The step that goes to
@@ -112,6 +113,8 @@ class DynamicTree(Shape):
         """See `Shape.rests`: most steps of a rest; now and then one is looked at, for what plain steps take."""
         self._steady, self._planned = None, False
         ids = [request.id for request in requests]
+        if self._cruise.running and not self.governor.knows(ids):
+            return True  # their prompts are read apart; they join those on the way
         if self._quiet and ids == self._ids:
             self._quiet -= 1
             self._passed += 1

@@ -109,6 +109,10 @@ class Governor:
             request.resting = account.rest > 0
         return asked
 
+    def knows(self, ids: Iterable[int]) -> bool:
+        """Whether any of these requests was seen before."""
+        return any(number in self._of for number in ids)
+
     def quiet(self, requests: Sequence[Context], *, ahead: int) -> int:
         """In how many steps, from the coming one on, all rest, and in the `ahead` steps behind each of them too."""
         accounts = [self._of.get(request.id) for request in requests]
@@ -197,11 +201,6 @@ class Governor:
         for account in (self._of.get(request.id), self._all):
             if account is not None:
                 account.hoped += LUCK * more
-
-    def wins(self, request: Context) -> bool:
-        """Whether drafting pays for this request at present."""
-        account = self._of.get(request.id)
-        return account is not None and not account.losing
 
     @property
     def pace(self) -> float:

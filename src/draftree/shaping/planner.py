@@ -63,7 +63,7 @@ class Planner:
     def __init__(self, max_nodes: int, cost: StepCost | None) -> None:
         self.max_nodes = max_nodes
         self._cost = cost
-        self._of_batches: dict[int, StepCost] = {}  # by binary places of the batch less one
+        self._of_batches: dict[int, StepCost] = {}  # by number of requests
         self.attaching: Drafter | None = None
         self.pruner: EarlyPruning | None = None
         self.packed = True
@@ -88,7 +88,7 @@ class Planner:
         if cost is not self._cost:
             self._of_batches.clear()
             self._bare = 0
-            self._met.clear()
+            self._met &= {1}  # whose curve is measured
         self._cost, self.pruner = cost, pruner
         self.attaching = drafter if drafter is not None and drafter.prepares else None
         self.packed = packed and self.attaching is None and pruner is None  # what is done inside the pass is padded
@@ -105,10 +105,9 @@ class Planner:
         assert self._cost is not None
         if batch == 1:
             return self._cost
-        key = (batch - 1).bit_length()
-        found = self._of_batches.get(key)
+        found = self._of_batches.get(batch)
         if found is None:
-            found = self._of_batches[key] = self._cost.for_batches()
+            found = self._of_batches[batch] = self._cost.for_batches()
         return found
 
     def plain(self, batch: int) -> float:
