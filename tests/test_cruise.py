@@ -56,15 +56,16 @@ def test_a_first_course_finds_out_what_guesses_bring() -> None:
     one, two, cruise = request_of(1), request_of(2), Cruise()
     assert not cruise.known
     cruise.explore([one, two], [True, False], pace(CHEAP, batch=2), packed=True)
-    assert take(cruise, one, two, walked=2) == [[FIRST, 0]] * (Kind.FIRST.value // 2)
+    size = -(-FIRST // 2)  # of each of two
+    assert take(cruise, one, two, walked=1) == [[size, 0]] * (Kind.FIRST.value // 2)
     (course,) = cruise.over([one, two])
-    assert (course.request, course.gain, course.steps) == (one, 3.0, Kind.FIRST.value // 2)
+    assert (course.request, course.gain, course.steps) == (one, 2.0, Kind.FIRST.value // 2)
     assert cruise.over([one, two]) == []  # told once
     assert cruise.known
     for request in (one, two):  # the other one is taken for such as have been
         (average,) = cruise.averages([request], [True])
         assert average is not None
-        np.testing.assert_allclose(average.values[:2, :FIRST], [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+        np.testing.assert_allclose(average.values[:2, :size], [[1.0, 0.0], [1.0, 1.0]])
     fruitless = Cruise()
     fruitless.explore([one], [True], pace(CHEAP), packed=True)
     assert len(take(fruitless, one, walked=0)) == LOOK_EVERY  # nothing comes of it
@@ -124,6 +125,21 @@ def test_another_batch_ends_a_course() -> None:
     cruise.due(ids(one), [one])
     cruise.end(1)
     assert not cruise.running  # nobody is left
+
+
+def test_answers_shorter_than_a_course_tell_of_guesses_too() -> None:
+    cruise = Cruise()
+    for number in range(3):
+        request = request_of(number)
+        assert cruise.known == (number > 1)
+        cruise.explore([request], [True], pace(CHEAP), packed=True)
+        for _ in range(3):
+            cruise.due(ids(request), [request])
+            cruise.learn([[0, 1]], [1 + FIRST])
+        cruise.end(number)
+    (average,) = cruise.averages([request_of(9)], [True])
+    assert average is not None
+    np.testing.assert_allclose(average.values[0, :FIRST], [1.0, 0.0, 0.0])
 
 
 def test_newcomers_do_not_end_a_course() -> None:
@@ -258,14 +274,14 @@ def test_sizes_grow_as_far_as_guesses_hold() -> None:
 
 
 def test_a_drafter_that_is_never_right_is_asked_in_few_steps() -> None:
-    """What steps take is measured: plain ones first, then a course, then trials further and further apart."""
+    """A first course, plain steps, so that it is known what they take, and trials further and further apart."""
     request = request_of(7)
     shape = DynamicTree()
     seconds = [1e-3 * (1 + 0.1 * n) for n in range(100)]
     shape.bind(StepCost((1, 2, 4, 8, 100), [seconds[rows - 1] for rows in (1, 2, 4, 8, 100)]))
     steps = decode(shape, request, 1000, seconds, right=0)
-    assert all(kind == "rest" for kind, _ in steps[: PAUSE + 1])
-    assert steps[PAUSE + 1][1] == FIRST
+    assert [size for _, size in steps[: LOOK_EVERY + 1]] == [FIRST] * LOOK_EVERY + [0]
+    assert all(kind == "rest" for kind, _ in steps[LOOK_EVERY : LOOK_EVERY + PAUSE])
     asked = [i for i, (kind, _) in enumerate(steps) if kind != "rest"]
     assert 10 < len(asked) < 200  # where a step with guesses takes a tenth longer, and they might be right again
     first, *_, before, last = (i for i, j in itertools.pairwise(asked) if j > i + 1)

@@ -47,13 +47,14 @@ class Run:
     """What one way did, a number per batch of prompts.
 
     Attributes:
-        seconds: of its steps behind the prompt passes.
+        seconds: of its steps behind the prompt passes; where answers do not end early, as long as the batch is full.
         drafting: seconds of them that the draft stage took.
         tokens: emitted in them.
         steps: of them, each request's counted.
         accepted, drafted, pruned: guesses.
         sizes: guesses per request of every step, in order.
         paces: seconds of every step, in order.
+        left, left_tokens: seconds from then until the last answer was complete, and tokens emitted in them.
         answers: token ids of every prompt.
     """
 
@@ -66,12 +67,19 @@ class Run:
     pruned: list[int] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)
+    left: list[float] = field(default_factory=list)
+    left_tokens: list[int] = field(default_factory=list)
     answers: list[list[int]] = field(default_factory=list)
 
     @property
     def per_token(self) -> Sampled:
         """Seconds a token."""
         return Sampled.share(np.array(self.seconds), np.array(self.tokens))
+
+    @property
+    def per_token_to_the_last(self) -> Sampled:
+        """Seconds a token, until the last answer of a batch was complete."""
+        return Sampled.share(np.array(self.seconds) + self.left, np.array(self.tokens) + self.left_tokens)
 
     @property
     def length(self) -> Sampled:
@@ -109,7 +117,8 @@ def run_all(
         batch: prompts together.
         new: most tokens of an answer.
         watcher: hears of every batch of every way.
-        stop: end at EOS; else every answer has `new` tokens, so that batches stay full.
+        stop: end at EOS; else every answer has `new` tokens, and the clock stops when the first of a batch is complete,
+            so that batches are full.
         after_step: called with the way and its engine behind every clocked step.
     """
     ends = eos_token_ids(model) if stop else ()
@@ -154,7 +163,7 @@ def answer(
     before = _counts(requests)
     spent = 0.0
     drafted, steps = before.drafted, before.steps
-    while engine.busy:
+    while len(engine.running) == len(group) or (engine.busy and rules.eos_token_ids):
         mark = time.perf_counter()
         engine.step()
         pace = time.perf_counter() - mark
@@ -173,6 +182,10 @@ def answer(
     run.accepted.append(total.accepted - before.accepted)
     run.drafted.append(total.drafted - before.drafted)
     run.pruned.append(total.pruned - before.pruned)
+    began = time.perf_counter()
+    engine.run()  # what is left of answers of equal length, in a batch that is no longer full
+    run.left.append(time.perf_counter() - began)
+    run.left_tokens.append(_counts(requests).emitted - total.emitted)
     run.answers += [request.tokens for request in requests]
 
 

@@ -23,7 +23,7 @@ from draftree.shaping.counts import Sizes
 HABIT = 0.9  # weight of the past in what a request's guesses bring
 LOOK_EVERY = 4  # steps of a course after which it is looked whether they pay
 LUCK = 0.5  # tokens by which a single step of a request differs from the average: many together differ less
-FIRST = 3  # guesses of each request where nothing is known
+FIRST = 3  # guesses of a single request where nothing is known
 FIRST_LEAST = 1.05  # tokens a step that these have to bring to be gone on with
 USUAL = 0.997  # weight of the past in what guesses of a new request are taken for
 UNSURE = 0.12  # by which what is expected may fall short of plain speed if nothing was tried yet
@@ -169,10 +169,15 @@ class Cruise:
             request = there.get(number)
             if size and request is not None:
                 self._average(request.id).learn(right, counts)
-                # Long courses are of texts that are easier than most.
-                self._usual.learn(right, counts, min(1.0, Kind.TRIAL.value / steps))
+                self._tell_others(right, counts)
                 courses.append(Course(request, (len(request.tokens) - length) / steps, self._spent, steps))
         return courses
+
+    def _tell_others(self, right: Sequence[int], counts: Sequence[int]) -> None:
+        """What was found goes for new requests too; long courses are of texts that are easier than most."""
+        steps = sum(counts)
+        if steps:
+            self._usual.learn(right, counts, min(1.0, Kind.TRIAL.value / steps))
 
     def stop(self) -> None:
         """No more steps, and nobody is told of those taken."""
@@ -212,9 +217,10 @@ class Cruise:
         False, and no course, where they would not pay if all of them held.
         """
         batch = len(requests)
-        if pace.longer(batch * (1 + FIRST)) >= 1 + FIRST:
+        size = math.ceil(FIRST / batch)  # many tell of the first guess soon enough, and rows of many are dear
+        if pace.longer(batch * (1 + size)) >= 1 + size:
             return False
-        self._begin(Kind.FIRST, requests, [FIRST * part for part in takes], pace, packed=packed)
+        self._begin(Kind.FIRST, requests, [size * part for part in takes], pace, packed=packed)
         return True
 
     def set_out(
@@ -263,6 +269,10 @@ class Cruise:
     def end(self, request: int) -> None:
         """The request is over."""
         self._averages.pop(request, None)
+        if self._taken and request in self._alive:
+            place = self._ids.index(request)
+            if self._sizes[place]:
+                self._tell_others(self._right[place], self._counts[place])
         self._alive.discard(request)
         if not self._alive:
             self.stop()
