@@ -27,14 +27,10 @@ def request_of(number: int) -> Context:
     return Context(number, [1, 2, 3], 3, 1000)
 
 
-def ids(*requests: Context) -> list[int]:
-    return [request.id for request in requests]
-
-
 def take(cruise: Cruise, *requests: Context, walked: int = 2, there: int = 99) -> list[list[int]]:
     """Go through a course in which so many guesses hold in each step; the sizes of its steps."""
     found = []
-    while (sizes := cruise.due(ids(*requests), requests)) is not None:
+    while (sizes := cruise.due(requests)) is not None:
         found.append(sizes)
         held = [min(walked, size, there) for size in sizes]
         for request, count in zip(requests, held, strict=True):
@@ -113,16 +109,15 @@ def test_another_batch_ends_a_course() -> None:
     one, two, three = request_of(1), request_of(2), request_of(3)
     cruise = known(one, two)
     cruise.set_out([one, two], Sizes([4, 2], [3.5, 1.5]), [True, False], pace(CHEAP, batch=2), packed=True)
-    assert cruise.due(ids(one, two), [one, two]) == [4, 0]  # nothing for a request that drafting does not pay for
+    assert cruise.due([one, two]) == [4, 0]  # nothing for a request that drafting does not pay for
     one.tokens += [7, 7]
     cruise.learn([[0, 1], [0]], [5, 1])
     cruise.end(2)
-    assert cruise.due(ids(one, three), [one, three]) is None
     (course,) = cruise.over([three, one])  # those who are still there are told of what was
     assert (course.request, course.gain, course.steps) == (one, 2.0, 1)
     assert not cruise.running
     cruise.set_out([one], Sizes([4], [3.5]), [True], pace(CHEAP), packed=True)
-    cruise.due(ids(one), [one])
+    cruise.due([one])
     cruise.end(1)
     assert not cruise.running  # nobody is left
 
@@ -134,7 +129,7 @@ def test_answers_shorter_than_a_course_tell_of_guesses_too() -> None:
         assert cruise.known == (number > 1)
         cruise.explore([request], [True], pace(CHEAP), packed=True)
         for _ in range(3):
-            cruise.due(ids(request), [request])
+            cruise.due([request])
             cruise.learn([[0, 1]], [1 + FIRST])
         cruise.end(number)
     (average,) = cruise.averages([request_of(9)], [True])

@@ -120,11 +120,8 @@ class Cruise:
         """Whether the step is not the first of its course, which comes out of cold caches."""
         return self._taken > 1
 
-    def due(self, ids: list[int], requests: Sequence[Context]) -> list[int] | None:
-        """Guesses of the coming step of `requests`, with these ids, if it is one of a course."""
-        if self._ids != ids:
-            self._left = 0
-            return None
+    def due(self, requests: Sequence[Context]) -> list[int] | None:
+        """Guesses of the coming step of `requests`, those of the course, if it has one more."""
         if not self._taken:
             self._lengths = [len(request.tokens) for request in requests]
             self._right = [[0] * (size + 1) for size in self._sizes]
@@ -159,7 +156,7 @@ class Cruise:
 
     def over(self, requests: Sequence[Context]) -> list[Course]:
         """What the course was, once, for each of these requests that had guesses in it."""
-        steps, self._taken = self._taken, 0
+        steps, self._taken, self._left = self._taken, 0, 0
         if not steps:
             return []
         courses = []

@@ -75,7 +75,9 @@ class DynamicTree(Shape):
         self._recent = 0.0  # most guesses verified of late, fading
         self._idle = self._in_row = 0  # steps; in a row without a look at anything
         self._ids: list[int] = []  # of the coming step's requests
-        self._quiet = self._passed = 0  # steps to come in which all of them rest, and such that nobody was told of
+        self._quiet = self._passed = (
+            0  # steps to come in which all of them rest; steps that the governor was not told of
+        )
         self._plain, self._cruised = (
             Gathered(LEARN_EVERY),
             Gathered(LEARN_EVERY),
@@ -113,22 +115,23 @@ class DynamicTree(Shape):
         """See `Shape.rests`: most steps of a rest; now and then one is looked at, for what plain steps take."""
         self._steady, self._planned = None, False
         ids = [request.id for request in requests]
-        if self._cruise.running and not self.governor.knows(ids):
-            return True  # their prompts are read apart; they join those on the way
-        if self._quiet and ids == self._ids:
+        same, cruise = ids == self._ids, self._cruise
+        if self._quiet and same:
             self._quiet -= 1
             self._passed += 1
             return True
+        if cruise.running and same:
+            self._steady = cruise.due(requests)
+            if self._steady is not None:
+                return self._cruises()
+        elif cruise.running and not self.governor.knows(ids):
+            return True  # their prompts are read apart; they join those on the way
         if self._passed:
             self.governor.elapse(self._ids, self._passed)
             self._quiet = self._passed = 0
         self._ids = ids
-        if self._cruise.running:
-            self._steady = self._cruise.due(ids, requests)
-            if self._steady is not None:
-                return self._cruises()
-            for course in self._cruise.over(requests):
-                self.governor.settle(course.request, course.gain, course.spent, course.steps)
+        for course in cruise.over(requests):
+            self.governor.settle(course.request, course.gain, course.spent, course.steps)
         ahead = int(self.planner.attaching is not None)  # where guesses are prepared, the last step of a rest does that
         quiet = self.governor.quiet(requests, ahead=ahead)
         if self._simple:
@@ -145,7 +148,7 @@ class DynamicTree(Shape):
 
     def _cruises(self) -> bool:
         """The coming step is not planned, and has guesses: no rest."""
-        self.governor.elapse(self._ids)
+        self._passed += 1
         self._carried = len(self._ids) if self.planner.attaching is not None else 0
         return False
 
@@ -176,7 +179,7 @@ class DynamicTree(Shape):
             self._spawned = batch * planner.groups
             for request in requests:
                 request.spawn = planner.groups
-        self._steady = cruise.due(self._ids, requests)
+        self._steady = cruise.due(requests)
         return not self._cruises()
 
     def _even(self, found: Sizes) -> Sizes:
