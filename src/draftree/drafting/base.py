@@ -141,6 +141,7 @@ class Drafter(ABC):
         source: bit that marks its nodes; `Merge` gives each of its drafters one of its own instead.
         max_nodes: most guesses worth asking for per request and step.
         prepares: whether guesses come out of the pass before, so that drafting costs one step ahead.
+        observes_rests: whether it has to be told of steps in which its shape wants to hear nothing.
         unprepared: whether a drafter that prepares has guesses also where nothing was prepared (a trie beside heads).
         deep_prefix: per-layer (keys, values), each [kv heads, P, head dim], for rows that ask for it.
         shape: how its trees are sized; set by the engine where the user chose none, so that what was learned
@@ -152,6 +153,7 @@ class Drafter(ABC):
     source: int = 1
     max_nodes: int = 64
     prepares: ClassVar[bool] = False
+    observes_rests: ClassVar[bool] = True
     unprepared: ClassVar[bool] = False
     deep_prefix: list[tuple[Tensor, Tensor]] | None = None
     shape: Shape | None = None

@@ -72,6 +72,7 @@ class InModelDrafter(Trained, Drafter):
     """
 
     prepares: ClassVar[bool] = True
+    observes_rests: ClassVar[bool] = False  # nothing is tapped in them
 
     def __init__(
         self,

@@ -288,7 +288,7 @@ class Loop:
     def _observe(
         self, requests: list[Request], turn: TreePass, result: PassResult, walks: list[Walk], *, own_rows: bool
     ) -> None:
-        if self.drafter is None or (self._idle and not self._observed):
+        if self.drafter is None or (self._idle and not (self._observed and self.drafter.observes_rests)):
             return
         contexts = [r.context for r in requests]
         if self.shape is not None and not self._idle:
