@@ -27,7 +27,7 @@ from draftree.shaping.cost_line import CostLine
 from draftree.shaping.counts import AHEAD, Sizes
 from draftree.shaping.cruise import Cruise, Pace, least_of
 from draftree.shaping.gathered import Gathered
-from draftree.shaping.governor import REST_LAST, REST_PREPARED, Governor
+from draftree.shaping.governor import REST_ASKED, REST_LAST, REST_PREPARED, Governor
 from draftree.shaping.planner import Choice, Planner
 from draftree.tree import TokenTree
 
@@ -107,7 +107,7 @@ class DynamicTree(Shape):
             cost = held if isinstance(held, CostLine) else CostLine(cost)
         self.planner.bind(self._own_cost or cost, drafter, pruner, packed=packed)
         # To prepare guesses after a rest costs a pass with rows, not only a look at what is known.
-        self.governor.longest = REST_LAST if self.planner.attaching is None else REST_PREPARED
+        self.governor.longest = REST_ASKED if self.planner.attaching is None else REST_PREPARED
         self._unprepared = self.planner.attaching is not None and drafter is not None and drafter.unprepared
         self._simple = pruner is None and not self._unprepared and isinstance(self.calibration, Calibration)
 
