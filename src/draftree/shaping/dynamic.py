@@ -39,6 +39,7 @@ ACCEPTANCES = ("calibrated", "by-rank", "product")
 IDLE_EVERY = 16  # steps of a rest between two that are learned from: they must stay as cheap as plain ones
 RECENT = 0.85  # how fast the largest tree of late fades, per planned step
 LEARN_EVERY = 8  # steps that are not planned, resting or not, whose times are learned from together
+HEARD = 64  # steps of a rest whose times are heard of; later, so many in each as are learned from together
 PAUSE = 9  # plain steps in a row, where it has to be known again what they take
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 
@@ -360,6 +361,8 @@ class DynamicTree(Shape):
     def rested(self, batch: int, seconds: float, whole: float) -> None:
         """See `Shape.rested`."""
         self._in_row += 1
+        if self._in_row > HEARD and self._in_row & HEARD - LEARN_EVERY:  # some of many are enough
+            return
         if self._own_cost is not None or self._in_row < 3:  # the first ones are cold
             self._plain.clear()
             return

@@ -16,7 +16,7 @@ from draftree.drafting.base import Context
 
 FRUITLESS = 2  # steps in a row with a negative balance after which the drafter rests
 REST_FIRST, REST_LAST = 8, 48  # steps of rest, doubling from the first to the last: what is copied comes in bursts
-REST_ASKED = 192  # the last, where a drafter has only to be asked
+REST_ASKED = 96  # the last, where a drafter has only to be asked
 REST_PREPARED = 256  # the last, where guesses have to be prepared by a pass with rows
 BALANCE = 0.85  # weight of the past in the balance
 COURSES = 0.95  # the same at each step of a course
