@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import numpy as np
@@ -225,6 +226,18 @@ def test_the_compiled_average_is_the_plain_one() -> None:
         np.testing.assert_allclose(compiled.values, plain.values)
         assert (plain.values[:2] >= 0).all()
         assert (plain.values[:2] <= 1).all()
+
+
+def test_a_copy_learns_by_itself() -> None:
+    """Its values lie elsewhere, and what is compiled writes there."""
+    average = new_average(0.9)
+    average.learn([4, 2], [0, 4])
+    before, copied = average.values.copy(), copy.deepcopy(average)
+    copied.learn([8, 8], [0, 8])
+    np.testing.assert_array_equal(average.values, before)
+    assert copied.values[0, 0] > before[0, 0]
+    average.learn([8, 8], [0, 8])
+    np.testing.assert_array_equal(average.values, copied.values)
 
 
 def decode(shape: DynamicTree, request: Context, steps: int, seconds: list[float], right: int) -> list[tuple[str, int]]:

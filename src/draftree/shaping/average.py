@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_int64
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,10 @@ class Average:
         self.values: np.ndarray = np.zeros((3, AHEAD)) if usual is None else usual.values.copy()
         np.minimum(self.values[2], OTHERS, out=self.values[2])
         self.at = self.values.ctypes.data  # takes longer to ask for than to plan a step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has values of its own, and their address."""
+        return _restored, (self._most, self.values)
 
     @property
     def known(self) -> bool:
@@ -114,3 +119,10 @@ class CompiledAverage(Average):
 def new_average(habit: float, usual: Average | None = None) -> Average:
     """See `Average`; compiled where that can be."""
     return (Average if library() is None else CompiledAverage)(habit, usual)
+
+
+def _restored(most: float, values: np.ndarray) -> Average:
+    average = new_average(0.5)
+    average._most = most
+    average.values[:] = values
+    return average
