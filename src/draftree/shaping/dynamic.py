@@ -130,6 +130,9 @@ class DynamicTree(Shape):
         if self._passed:
             self.governor.elapse(self._ids, self._passed)
             self._quiet = self._passed = 0
+        if not same:  # times of another number of requests do not go together
+            self._plain.clear()
+            self._cruised.clear()
         self._ids = ids
         for course in cruise.over(requests):
             self.governor.settle(course.request, course.gain, course.spent, course.steps)

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from draftree.drafting.base import Context
 
 FRUITLESS = 2  # steps in a row with a negative balance after which the drafter rests
-REST_FIRST, REST_LAST = 8, 48  # steps of rest, doubling from the first to the last: what is copied comes in bursts
-REST_ASKED = 96  # the last, where a drafter has only to be asked
-REST_PREPARED = 256  # the last, where guesses have to be prepared by a pass with rows
+REST_FIRST, REST_LAST = 8, 48  # steps of rest: of the first, which doubles, and of one that is long enough for a trial
+REST_ASKED = 96  # the longest, where a drafter has only to be asked: what is copied comes in bursts
+REST_PREPARED = 256  # the longest, where guesses have to be prepared by a pass with rows
 BALANCE = 0.85  # weight of the past in the balance
 COURSES = 0.95  # the same at each step of a course
 LEAST = 0.01  # of the time spent, what has to be gained: an old success fades, but never quite
 HOPELESS = 0.9  # tokens for the time of a plain step under which a right guess changes nothing
 LUCK = 0.3  # part of what a step brought, against what it was expected to, that counts
-DOUBT = 0.5  # tokens
+DOUBT = 0.5  # tokens by which luck moves a single step: a balance may be short by that times the root of its steps
 START = 0.3  # weight of what all have earned, when a request begins
 
 
