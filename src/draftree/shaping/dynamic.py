@@ -130,9 +130,8 @@ class DynamicTree(Shape):
         if self._passed:
             self.governor.elapse(self._ids, self._passed)
             self._quiet = self._passed = 0
-        if not same:  # times of another number of requests do not go together
-            self._plain.clear()
-            self._cruised.clear()
+        if not same:  # times of other numbers of requests do not go together
+            self._plain, self._cruised = Gathered(LEARN_EVERY), Gathered(LEARN_EVERY)
         self._ids = ids
         for course in cruise.over(requests):
             self.governor.settle(course.request, course.gain, course.spent, course.steps)
@@ -347,11 +346,10 @@ class DynamicTree(Shape):
             planner.attached(rows, carried, spawned, seconds, whole - seconds, planned=steady is None)
             return
         if steady is not None:
-            if planner.attaching is None and plain and self._cruise.begun:
-                told = self._cruised.add(rows, seconds, whole)
-                if told is not None:
-                    planner.between(told.whole - told.seconds, LEARN_EVERY)
-                    planner.cost(len(steady)).observe(round(told.rows), told.seconds, LEARN_EVERY)
+            heard = planner.attaching is None and plain and self._cruise.begun
+            if heard and (told := self._cruised.add(rows, seconds, whole)) is not None:
+                planner.between(told.whole - told.seconds, LEARN_EVERY)
+                planner.cost(len(steady)).observe(round(told.rows), told.seconds, LEARN_EVERY)
             return
         if not plain:
             return
@@ -369,8 +367,7 @@ class DynamicTree(Shape):
         if self._own_cost is not None or self._in_row < 3:  # the first ones are cold
             self._plain.clear()
             return
-        told = self._plain.add(batch, seconds, whole)
-        if told is not None:
+        if (told := self._plain.add(batch, seconds, whole)) is not None:
             self.planner.cost(batch).observe(batch, told.seconds, LEARN_EVERY)
             self.planner.bare(batch, batch, told.seconds, told.whole, LEARN_EVERY)
 
