@@ -138,6 +138,18 @@ def test_answers_shorter_than_a_course_tell_of_guesses_too() -> None:
     np.testing.assert_allclose(average.values[0, :FIRST], [1.0, 0.0, 0.0])
 
 
+def test_a_course_whose_steps_came_to_nothing_tells_nothing() -> None:
+    request = request_of(1)
+    cruise = known(request)
+    (average,) = cruise.averages([request], [True])
+    assert average is not None
+    before = average.values.copy()
+    cruise.set_out([request], Sizes([4], [3.5]), [True], pace(CHEAP), packed=True)
+    cruise.due([request])
+    assert cruise.over([request]) == []
+    np.testing.assert_array_equal(average.values, before)
+
+
 def test_newcomers_do_not_end_a_course() -> None:
     """Their prompts are read in a pass of their own, in which nothing is guessed; then they join."""
     old, new = request_of(1), request_of(2)

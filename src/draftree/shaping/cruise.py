@@ -164,7 +164,7 @@ class Cruise:
         parts = zip(self._ids, self._lengths, self._sizes, self._right, self._counts, strict=True)
         for number, length, size, right, counts in parts:
             request = there.get(number)
-            if size and request is not None:
+            if size and request is not None and sum(counts):  # none where no step came to its end
                 self._average(request.id).learn(right, counts)
                 self._tell_others(right, counts)
                 courses.append(Course(request, (len(request.tokens) - length) / steps, self._spent, steps))
