@@ -76,13 +76,9 @@ class DynamicTree(Shape):
         self._recent = 0.0  # most guesses verified of late, fading
         self._idle = self._in_row = 0  # steps; in a row without a look at anything
         self._ids: list[int] = []  # of the coming step's requests
-        self._quiet = self._passed = (
-            0  # steps to come in which all of them rest; steps that the governor was not told of
-        )
-        self._plain, self._cruised = (
-            Gathered(LEARN_EVERY),
-            Gathered(LEARN_EVERY),
-        )  # steps that nobody was told of: of rests, and of courses
+        self._quiet = self._passed = 0  # steps to come in which all of them rest; such as the governor was not told of
+        self._plain = Gathered(LEARN_EVERY)  # steps of rests that the planner was not told of
+        self._cruised = Gathered(LEARN_EVERY)  # and of courses
         self._batch = 1  # requests of the coming step
         self._asking = False  # whether the drafter is asked in the coming step
         self._asked: list[bool] = []  # of the coming step's requests; empty for all

@@ -27,7 +27,7 @@ SLOW_HABIT = 0.97  # the same of such as there are many of
 SHARE = 0.4  # of the time that a planned step takes beside its rows, what one that is not takes, before it is known
 DEAREST = 4.0  # times the expected, as a single step counts
 WORTH = 0.95  # weight of the past in how many nodes have rows, and in what guesses are found to be worth
-BARE_EVERY = 512  # most steps with a drafter's rows from one plain step to the next
+BARE_EVERY = 512  # most steps with guesses from one plain step to the next
 GROUPS_FIRST, PRIZE_FIRST = 1.0, 0.5  # nodes of a tree with rows, and what guesses are worth, before it is known
 LEFT = 0.5  # of that worth, what the rows of a node further up still bring
 
@@ -77,7 +77,7 @@ class Planner:
         self._usual = 1.0  # a plain pass, against what the curve says of it; that learns more slowly
         self._timed = self._bare = 0  # steps that these two are learned from
         self._met: set[int] = set()  # numbers of requests of which plain steps were seen
-        self._since_bare = 0  # steps with a drafter's rows since a plain one
+        self._since_bare = 0  # steps with guesses since a plain one
         self._groups = GROUPS_FIRST  # nodes of a tree that have rows attached, of late
         self._prize = PRIZE_FIRST  # tokens that guesses add to a step, less what those would cost otherwise
         # By batch, spawning nodes of a tree and whether there are any: rows of passes over one node, two, and so on.
