@@ -24,12 +24,12 @@ from draftree.host.base import Host
 from draftree.host.encoder import EncoderState
 from draftree.host.plan import Plan
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 64, 128)  # close together where trees mostly end
 BANDS = (128, 1024, 4096)  # tokens of context while measuring: that nearest below what the engine expects
 SECONDS = 0.4  # time spent measuring, once the model has run once
 PATIENCE = 4.0  # seconds after which no larger row counts are tried; the curve goes on straight from there
 FEWEST = 3  # row counts that are always tried
-FORMAT = 2  # of the file on disk
+FORMAT = 3  # of the file on disk
 PACE = 0.1  # weight of one real step against the curve as it stands; single steps are noisy
 SHARED = 0.85  # part of a step's news that concerns all row counts alike: a machine's speed changes more than its curve
 TABLE = 256  # row counts in the planning table
@@ -64,6 +64,7 @@ class StepCost:
         self._table: np.ndarray | None = None
         self._from_one = self._points  # the table without steps of no rows; the same object as long as the table is
         self._observed, self._off = 0, 0.0  # steps since the table was made, and the sum of how much they were off
+        self._told = 0  # steps so far
         self._news: dict[int, tuple[float, int]] = {}  # by rows: sum and count of log-seconds to fold in
         self._unset = offset  # whether the offset is still to be told
         self._weights: dict[int, np.ndarray] = {}  # by rows: how much a step of so many concerns each point
@@ -118,7 +119,9 @@ class StepCost:
                 weights = self._weights[rows] = SHARED + (1 - SHARED) * np.exp(-octaves)
             # As if each step had been told at once: what the others have told already is not told again.
             known = float(np.log(self._at(rows)))
-            self._points *= np.exp((1 - (1 - PACE) ** count) * (news / count - known) * weights)
+            self._told += count
+            share = max(1 - (1 - PACE) ** count, count / self._told)  # the first ones tell how quick the machine is now
+            self._points *= np.exp(share * (news / count - known) * weights)
         self._news.clear()
 
     def observe(self, rows: int, seconds: float, steps: int = 1) -> None:
@@ -143,7 +146,11 @@ class StepCost:
 def measure_cost(
     host: Host, seconds: float = SECONDS, counts: Sequence[int] = ROWS, context: int = BANDS[0]
 ) -> StepCost:
-    """Time steps of 1 to 128 rows behind `context` tokens, interleaved, and keep each one's fastest."""
+    """Time steps of 1 to 128 rows behind `context` tokens, in sweeps up and down.
+
+    A step finds in the caches what the one before left there, so each comes behind one of about as many rows. And a
+    machine's speed changes within seconds: what counts is the time against the others of the same sweep.
+    """
     with host.lock, host.guard():
         return _measure(host, seconds, counts, context)
 
@@ -176,17 +183,20 @@ def _measure(host: Host, seconds: float, counts: Sequence[int], wanted: int) -> 
         return elapsed
 
     run(context)
-    fastest: dict[int, float] = {}
+    first: list[float] = []
     for n in rows:
-        if len(fastest) >= FEWEST and sum(fastest.values()) > PATIENCE:
+        if len(first) >= FEWEST and sum(first) > PATIENCE:
             break
-        fastest[n] = run(n)
-    rows = list(fastest)
+        first.append(run(n))
+    rows = rows[: len(first)]
+    sweeps: list[list[float]] = []
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline:
-        for n in rows:
-            fastest[n] = min(fastest[n], run(n))
-    return StepCost(rows, [fastest[n] for n in rows])
+        sweeps.append([run(n) for n in reversed(rows)][::-1])
+        sweeps.append([run(n) for n in rows])
+    times = np.log(sweeps or [first])
+    levels = times.mean(1, keepdims=True)
+    return StepCost(rows, np.exp(np.median(times - levels, axis=0) + np.median(levels)))
 
 
 def cached_cost(host: Host, context: int = BANDS[0]) -> StepCost:

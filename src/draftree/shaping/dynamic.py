@@ -169,7 +169,7 @@ class DynamicTree(Shape):
                 return False
         else:
             averages = cruise.averages(requests, takes)
-            best = self._even(self.calibration.ahead(averages, pace.seconds, pace.aside, packed=packed))
+            best = self.calibration.ahead(averages, pace.seconds, pace.aside + pace.beside, packed=packed)
             promise = cruise.set_out(requests, best, takes, pace, packed=packed)
             if promise < least_of(averages) and self.governor.declines(requests, takes):
                 cruise.stop()
@@ -181,19 +181,13 @@ class DynamicTree(Shape):
         self._steady = cruise.due(requests)
         return not self._cruises()
 
-    def _even(self, found: Sizes) -> Sizes:
-        """With its root a tree has an even number of rows: for a single request these cost no more than one less."""
-        if len(found.sizes) == 1 and self.planner.attaching is None:
-            found.sizes[0] |= found.sizes[0] > 0
-        return found
-
     def _pace(self, batch: int, nodes: int) -> Pace:
         """What steps take that are not planned."""
         planner = self.planner
         attached = planner.attaching is not None
         seconds = planner.by_nodes(batch, nodes, attached=attached, planned=False)
         aside = 0.0 if attached else planner.aside_between  # what is done aside is in the time of attached rows
-        plain = planner.plain(batch) if attached else float(seconds[batch - 1])
+        plain = planner.plain(batch) if attached else planner.undisturbed(batch)
         return Pace(seconds, aside, plain, 0.0 if attached else planner.beside)
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
@@ -235,8 +229,6 @@ class DynamicTree(Shape):
             self.calibration.remember(requests, trees, always=self.governor.losing)
             worth = self.calibration.worth(trees, requests)
             sizes = self._weigh(requests, worth)
-            if trees.batch == 1 and self.planner.attaching is None:
-                sizes[0] |= sizes[0] > 0  # with its root an even number of rows, which costs no more than one less
         elif not self._planned and (self._by is self._beside or self.planner.attaching is None):
             for request, asked in zip(requests, self._asked, strict=True):
                 if asked:
@@ -266,17 +258,17 @@ class DynamicTree(Shape):
         packed = planner.packed or batch == 1
         pace = self._pace(batch, batch * (max(trees.width, AHEAD) + 1))
         averages = self._cruise.averages(requests, self._asked)
-        plans = calibration.plan(requests, trees, averages, pace.seconds, pace.aside, packed=packed)
+        plans = calibration.plan(requests, trees, averages, pace.seconds, pace.aside + pace.beside, packed=packed)
         if plans is None:
             return None
         now, later = plans
         calibration.remember(requests, trees, always=batch == 1 or self.governor.losing)
         rows = batch + sum(now.sizes) if packed else batch * (1 + max(now.sizes))
         choice = Choice(now.sizes, now.gains, float(pace.seconds[rows - 1]))
-        self._cruise.set_out(requests, self._even(later), self._asked, pace, packed=packed)
+        self._cruise.set_out(requests, later, self._asked, pace, packed=packed)
         if planner.spawns:
             planner.prized(choice, self.governor.pace)
-        sizes = self._even(now).sizes
+        sizes = now.sizes
         self._recent = max(max(sizes), RECENT * self._recent)
         if any(n < size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
             trees = trees.first(sizes)
@@ -344,8 +336,7 @@ class DynamicTree(Shape):
         if steady is not None:
             heard = planner.attaching is None and plain and self._cruise.begun
             if heard and (told := self._cruised.add(rows, seconds, whole)) is not None:
-                planner.between(told.whole - told.seconds, LEARN_EVERY)
-                planner.cost(len(steady)).observe(round(told.rows), told.seconds, LEARN_EVERY)
+                planner.cruised(round(told.rows), len(steady), told.seconds, told.whole, LEARN_EVERY)
             return
         if not plain:
             return
@@ -364,8 +355,7 @@ class DynamicTree(Shape):
             self._plain.clear()
             return
         if (told := self._plain.add(batch, seconds, whole)) is not None:
-            self.planner.cost(batch).observe(batch, told.seconds, LEARN_EVERY)
-            self.planner.bare(batch, batch, told.seconds, told.whole, LEARN_EVERY)
+            self.planner.rested(batch, told.seconds, told.whole, LEARN_EVERY)
 
     def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
         """See `Shape.learn`."""

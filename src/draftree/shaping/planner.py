@@ -11,6 +11,7 @@ own, and what early pruning takes away, is found in the steps so far.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,6 +28,9 @@ SLOW_HABIT = 0.97  # the same of such as there are many of
 SHARE = 0.4  # of the time that a planned step takes beside its rows, what one that is not takes, before it is known
 DEAREST = 4.0  # times the expected, as a single step counts
 WORTH = 0.95  # weight of the past in how many nodes have rows, and in what guesses are found to be worth
+SURE = 16  # steps with guesses that tell the curve how quick the machine is
+CALM_FIRST, CALM_SHARE = 0.6, 0.3  # weight of a rest in how much quicker undisturbed passes are
+CALMEST = 0.75  # of the time of others, the least that these take
 BARE_EVERY = 512  # most steps with guesses from one plain step to the next
 GROUPS_FIRST, PRIZE_FIRST = 1.0, 0.5  # nodes of a tree with rows, and what guesses are worth, before it is known
 LEFT = 0.5  # of that worth, what the rows of a node further up still bring
@@ -78,6 +82,10 @@ class Planner:
         self._timed = self._bare = 0  # steps that these two are learned from
         self._met: set[int] = set()  # numbers of requests of which plain steps were seen
         self._since_bare = 0  # steps with guesses since a plain one
+        # By number of requests: plain passes among such, against what the curve says of them; and steps with guesses
+        # that the curve learned from since.
+        self._calm: dict[int, float] = {}
+        self._guessed: Counter[int] = Counter()
         self._groups = GROUPS_FIRST  # nodes of a tree that have rows attached, of late
         self._prize = PRIZE_FIRST  # tokens that guesses add to a step, less what those would cost otherwise
         # By batch, spawning nodes of a tree and whether there are any: rows of passes over one node, two, and so on.
@@ -87,6 +95,8 @@ class Planner:
         """Meet the machine and what shares the pass."""
         if cost is not self._cost:
             self._of_batches.clear()
+            self._calm.clear()
+            self._guessed.clear()
             self._bare = 0
             self._met &= {1}  # whose curve is measured
         self._cost, self.pruner = cost, pruner
@@ -119,7 +129,13 @@ class Planner:
 
         Their curve may have been measured in a bad moment; and if all steps carry guesses, nothing corrects it.
         """
+        if batch in self._met and self._guessed[batch] >= SURE and batch not in self._calm:
+            return True
         return batch not in self._met or self._since_bare > BARE_EVERY
+
+    def undisturbed(self, batch: int) -> float:
+        """Seconds of a step without guesses, and without a drafter that leaves its own in the caches."""
+        return self.plain(batch) * self._calm.get(batch, 1.0)
 
     def plain_whole(self, batch: int) -> float:
         """Seconds of a step without guesses, with all that is done beside its pass, where a drafter attaches rows."""
@@ -308,10 +324,27 @@ class Planner:
         else:
             self._own_unprepared += (1 - HABIT) * (beside - self._own_unprepared)
 
-    def between(self, beside: float, steps: int) -> None:
-        """So many steps that were not planned took `beside` seconds each beside their passes."""
+    def cruised(self, rows: int, batch: int, seconds: float, whole: float, steps: int) -> None:
+        """So many steps that were not planned took `whole` seconds each, their passes `seconds`."""
         self._since_bare += steps
-        self._add_between(beside, steps)
+        self._guessed[batch] += steps
+        self._add_between(whole - seconds, steps)
+        self.cost(batch).observe(rows, seconds, steps)
+
+    def rested(self, batch: int, seconds: float, whole: float, steps: int) -> None:
+        """So many steps of a rest took `whole` seconds each, their passes `seconds`.
+
+        Behind steps with guesses, which the curve has learned from, they tell how much quicker a pass is that no
+        drafter disturbs. Later ones tell the curve itself how quick the machine is.
+        """
+        curve = self.cost(batch)
+        if self._guessed[batch] >= SURE:
+            found = min(max(seconds / float(curve.of(batch)), CALMEST), 1.0)
+            before = self._calm.get(batch, 1.0)
+            self._calm[batch] = before + (CALM_SHARE if batch in self._calm else CALM_FIRST) * (found - before)
+        self._guessed[batch] = 0
+        curve.observe(batch, seconds / self._calm.get(batch, 1.0), steps)
+        self.bare(batch, batch, seconds, whole, steps)
 
     def _add_between(self, beside: float, steps: int = 1) -> float:
         """Learn what steps that were not planned took beside their passes; what they weigh against those before."""
