@@ -294,9 +294,9 @@ def test_short_contexts_are_measured_too(monkeypatch: pytest.MonkeyPatch) -> Non
 
     model = construct(MEMBERS["gpt2"], n_positions=40)
     cost = measure_cost(open_host(model), seconds=0.0)
-    assert cost.rows.tolist() == [1, 2, 4, 8, 16, 32]
+    assert cost.rows.tolist() == [1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32]
     monkeypatch.setattr(cost_module, "PATIENCE", 0.0)
-    assert measure_cost(open_host(model), seconds=0.0).rows.tolist() == [1, 2, 4]  # slow models are not kept waiting
+    assert measure_cost(open_host(model), seconds=0.0).rows.tolist() == [1, 2, 3]  # slow models are not kept waiting
 
 
 def test_long_contexts_have_curves_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,15 +31,17 @@ class Average:
         values: float64 [3, AHEAD]: worth, nothing where a tree had no such guess; share of trees that had; and in how
             many trees it was looked for.
         at: where they lie.
+        tried: in how many trees it was looked for the first guess.
     """
 
-    __slots__ = ("_most", "at", "values")
+    __slots__ = ("_most", "at", "tried", "values")
 
     def __init__(self, habit: float, usual: Average | None = None) -> None:
         self._most = habit / (1 - habit)  # trees that the past counts for
         self.values: np.ndarray = np.zeros((3, AHEAD)) if usual is None else usual.values.copy()
         np.minimum(self.values[2], OTHERS, out=self.values[2])
-        self.at = self.values.ctypes.data  # takes longer to ask for than to plan a step
+        self.at = self.values.ctypes.data  # to ask for either takes longer than to plan a step
+        self.tried = float(self.values[2, 0])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has values of its own, and their address."""
@@ -51,11 +53,6 @@ class Average:
         return self.tried >= OTHERS
 
     @property
-    def tried(self) -> float:
-        """In how many trees it was looked for the first guess."""
-        return float(self.values[2, 0])
-
-    @property
     def past(self) -> float:
         """What the past weighs against the next tree."""
         met = min(self.tried, self._most)
@@ -64,6 +61,7 @@ class Average:
     def count(self) -> None:
         """A tree was added where the values lie."""
         self.values[2] += 1
+        self.tried += 1
 
     def add(self, worth: np.ndarray) -> None:
         """A tree's guesses are worth [n], falling."""
@@ -89,6 +87,7 @@ class Average:
         worth[:size] += share * (np.array(right[1 : size + 1]) / steps - worth[:size])
         there[:size] += share * (np.cumsum(trees[:0:-1])[::-1][:size] / steps - there[:size])
         met[:size] += weight * steps
+        self.tried += weight * steps
         # Guesses further on were not tried; what is known of the first ones goes for them as well.
         more = min(float(worth[:size].sum()) / before, MOST_MORE) if before > 0 else 1.0
         np.minimum(worth[size:] * more, SUREST * there[size:], out=worth[size:])
@@ -114,6 +113,7 @@ class CompiledAverage(Average):
         assert compiled is not None
         whole = c_int64 * len(right)
         compiled.counts_walked(self.at, self._most, whole(*right), whole(*trees), len(right) - 1, weight)
+        self.tried += weight * sum(trees)
 
 
 def new_average(habit: float, usual: Average | None = None) -> Average:
@@ -125,4 +125,5 @@ def _restored(most: float, values: np.ndarray) -> Average:
     average = new_average(0.5)
     average._most = most
     average.values[:] = values
+    average.tried = float(values[2, 0])
     return average

@@ -99,8 +99,7 @@ class Cruise:
         self._left = 0  # steps to go
         self._taken = 0  # steps so far
         self._lengths: list[int] = []  # of the texts, at the first of them
-        self._right: list[list[int]] = []  # of each request: steps in which node n was walked
-        self._counts: list[list[int]] = []  # and such that had n guesses
+        self._steps: list[tuple[Sequence[Sequence[int]], Sequence[int]]] = []  # nodes walked in each, and trees' sizes
         self._spent = 0.0  # time of such a step in plain ones, of a request with guesses
 
     # ---------------------------------------------------------------- a course
@@ -124,8 +123,7 @@ class Cruise:
         """Guesses of the coming step of `requests`, those of the course, if it has one more."""
         if not self._taken:
             self._lengths = [len(request.tokens) for request in requests]
-            self._right = [[0] * (size + 1) for size in self._sizes]
-            self._counts = [[0] * (size + 1) for size in self._sizes]
+            self._steps.clear()
         elif (self._taken % LOOK_EVERY == 0 or not self._left) and not self._pays(requests):
             self._left = 0
             return None
@@ -138,10 +136,16 @@ class Cruise:
 
     def learn(self, walks: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
         """A step of the course is over: the nodes walked in each tree, and the tree's size."""
-        for right, counts, walk, size in zip(self._right, self._counts, walks, sizes, strict=True):
-            counts[size - 1] += 1
-            for node in walk:
+        self._steps.append((walks, sizes))
+
+    def _counted(self, place: int) -> tuple[list[int], list[int]]:
+        """Of the request in this place: in how many steps node n was walked, and how many had n guesses."""
+        right, counts = [0] * (self._sizes[place] + 1), [0] * (self._sizes[place] + 1)
+        for walks, sizes in self._steps:
+            counts[sizes[place] - 1] += 1
+            for node in walks[place]:
                 right[node] += 1
+        return right, counts
 
     def _pays(self, requests: Sequence[Context]) -> bool:
         """Whether the steps so far have brought what they took, but for some bad luck."""
@@ -161,11 +165,11 @@ class Cruise:
             return []
         courses = []
         there = {request.id: request for request in requests}
-        parts = zip(self._ids, self._lengths, self._sizes, self._right, self._counts, strict=True)
-        for number, length, size, right, counts in parts:
+        for place, (number, length, size) in enumerate(zip(self._ids, self._lengths, self._sizes, strict=True)):
             request = there.get(number)
-            if size and request is not None and sum(counts):  # none where no step came to its end
-                self._average(request.id).learn(right, counts)
+            if size and request is not None and self._steps:  # none where no step came to its end
+                right, counts = self._counted(place)
+                self._average(number).learn(right, counts)
                 self._tell_others(right, counts)
                 courses.append(Course(request, (len(request.tokens) - length) / steps, self._spent, steps))
         return courses
@@ -193,7 +197,7 @@ class Cruise:
 
     def _average(self, request: int) -> Average:
         found = self._averages.get(request)
-        if found is None or (self._usual.known and not found.known):
+        if found is None or (not found.known and self._usual.known):
             found = self._averages[request] = new_average(HABIT, self._usual)
         return found
 
@@ -269,7 +273,7 @@ class Cruise:
         if self._taken and request in self._alive:
             place = self._ids.index(request)
             if self._sizes[place]:
-                self._tell_others(self._right[place], self._counts[place])
+                self._tell_others(*self._counted(place))
         self._alive.discard(request)
         if not self._alive:
             self.stop()

@@ -26,17 +26,13 @@ class Gathered:
 
     def clear(self) -> None:
         """Forget them."""
-        self._rows = self._seconds = self._whole = 0.0
-        self._steps = 0
+        self._steps: list[tuple[float, float, float]] = []
 
     def add(self, rows: float, seconds: float, whole: float) -> StepTime | None:
         """A step was taken; the average one, once there are enough."""
-        self._rows += rows
-        self._seconds += seconds
-        self._whole += whole
-        self._steps += 1
-        if self._steps < self._enough:
+        self._steps.append((rows, seconds, whole))
+        if len(self._steps) < self._enough:
             return None
-        told = StepTime(self._rows / self._enough, self._seconds / self._enough, self._whole / self._enough)
+        told = StepTime(*(sum(of) / self._enough for of in zip(*self._steps, strict=True)))
         self.clear()
         return told
