@@ -52,7 +52,7 @@ class _Kept(Fixed):
             self.worth += list(worth)
         return trees
 
-    def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
+    def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], trees: TokenTree) -> None:
         """See `Shape.learn`."""
         self._calibration.compare(requests)
 

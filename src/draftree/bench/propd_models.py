@@ -58,7 +58,7 @@ class Judged(Fixed):
         self._lengths = {request.id: len(request.tokens) for request in requests}
         return trees
 
-    def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
+    def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], trees: TokenTree) -> None:
         """See `Shape.learn`."""
         for model in self._models.values():
             model.compare(requests)

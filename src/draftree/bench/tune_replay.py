@@ -216,7 +216,7 @@ def _answer(
         stats.count(guesses, trees.sizes[0] - 1)
         if drafter is not None and shape is not None:
             if not idle:
-                shape.learn([request], [nodes[: len(said)]], trees.sizes)
+                shape.learn([request], [nodes[: len(said)]], trees)
             if type(drafter).observe is not Drafter.observe:
                 step: Any = Step([request], trees, None, [0], 0, [nodes[: len(said)]], [said])  # type: ignore[arg-type]
                 drafter.observe(step)

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from draftree.shaping.base import Shape
 
 
+LEAST_ENDS = (1, 4)
+"""Guesses of a tree, the likeliest first, that are in its first part, and in its first two; the others are the third."""
+
+
 @dataclass(slots=True)
 class Context:
     """What a drafter may know of a request.
@@ -38,6 +42,9 @@ class Context:
         room: how many more tokens the request may emit; deeper guesses are wasted.
         resting: set by the shape, or as the request takes no guesses: the step after this one asks for none, so rows
             that would prepare it are wasted.
+        least: set by the shape: log-probabilities that guesses of the coming tree have to be above to be wanted, one for
+            each part of it (`LEAST_ENDS`), none lower than the one before; None for any. Drafters that save time by it
+            leave the others out (`Drafter.heeds_least`), from other drafters' trees the shape does.
         spawn: set by the shape: nodes of the tree that are worth rows of the drafter's own; None leaves that to it.
         source: LongTensor [L], what the encoder of an encoder-decoder reads; None for other models, and where only
             the encoder's output is known.
@@ -50,6 +57,7 @@ class Context:
     prompt_length: int
     room: int
     resting: bool = False
+    least: tuple[float, ...] | None = None
     spawn: int | None = None
     source: Tensor | None = None
     chooser: PrefixChooser | None = None
@@ -143,6 +151,7 @@ class Drafter(ABC):
         prepares: whether guesses come out of the pass before, so that drafting costs one step ahead.
         observes_rests: whether it has to be told of steps in which its shape wants to hear nothing.
         unprepared: whether a drafter that prepares has guesses also where nothing was prepared (a trie beside heads).
+        heeds_least: whether it leaves out itself what a request's `least` does not want.
         deep_prefix: per-layer (keys, values), each [kv heads, P, head dim], for rows that ask for it.
         shape: how its trees are sized; set by the engine where the user chose none, so that what was learned
             about its guesses lasts from one call to the next.
@@ -155,6 +164,7 @@ class Drafter(ABC):
     prepares: ClassVar[bool] = False
     observes_rests: ClassVar[bool] = True
     unprepared: ClassVar[bool] = False
+    heeds_least: ClassVar[bool] = False
     deep_prefix: list[tuple[Tensor, Tensor]] | None = None
     shape: Shape | None = None
     acceptance: LossyRule | None = None

@@ -292,7 +292,7 @@ class Loop:
             return
         contexts = [r.context for r in requests]
         if self.shape is not None and not self._idle:
-            self.shape.learn(contexts, [walk.nodes for walk in walks], turn.trees.sizes)
+            self.shape.learn(contexts, [walk.nodes for walk in walks], turn.trees)
         if not self._observed:
             return
         emitted = [walk.tokens for walk in walks]

@@ -7,27 +7,35 @@
 #include <stdint.h>
 #include <string.h>
 
-#define ABI 4
+#define ABI 5
 #define BINS 24
 #define KINDS 3
 #define AHEAD 24 /* guesses of a tree in a step that is not planned */
-#define RARE 1e-3 /* of the trees: guesses beyond those that are there so often are not asked for */
+#define RARE 1e-3 /* guesses a step: cells with fewer cost nothing */
+#define PARTS 3   /* of a tree's guesses: the likeliest, the next ones, and all others */
+#define LEVELS 12 /* bins of each part; the last one holds all that is below */
+#define CELLS (PARTS * LEVELS)
 #define MOST 4096 /* nodes of all trees that are planned together */
 #define TREE 1024 /* nodes of a tree that is learned from */
 
 static const float PER_FACTOR = 4.0f;
 static const float KIND_LEAST[KINDS - 1] = {-0.5f, -1.2f};
 static const double FORGET = 0.99, SUREST = 0.999;
-/* Factor by which steps raise what guesses are worth that were not tried in them; what a guess is worth against the one before, where
- * that is not known. */
-static const double MOST_MORE = 2, LEAST_FALL = 0.5, MOST_FALL = 0.9;
-static const double HELD = 4; /* trees that a guess's worth counts for beside those that it was seen in, once there is one */
+static const double MOST_MORE = 2; /* factor by which steps raise what guesses are worth that were not tried in them */
+static const double HELD = 4;      /* steps that a cell counts for beside those that it was seen in, once there is one */
+static const int64_t ENDS[PARTS - 1] = {1, 4}; /* guesses of a tree that are in the parts up to this one */
 
-int64_t counts_abi(void) { return ABI * 1000000 + AHEAD * 10000 + BINS * 100 + KINDS; }
+int64_t counts_abi(void) { return ABI * 10000000 + CELLS * 100000 + AHEAD * 1000 + BINS * 10 + KINDS; }
 
 static int64_t bin_of(float logp) {
     float place = -PER_FACTOR * logp;
     return place < BINS - 1 ? (int64_t)place : BINS - 1;
+}
+
+static int64_t cell_of(int64_t guess, float logp) {
+    int64_t part = 0, bin = bin_of(logp);
+    while (part < PARTS - 1 && guess > ENDS[part]) part++;
+    return part * LEVELS + (bin < LEVELS ? bin : LEVELS - 1);
 }
 
 static int64_t kind_of(const float *logp, int64_t nodes) {
@@ -45,141 +53,153 @@ static double at(const double *seconds, double rows) {
     return seconds[whole - 1] + (more > 0 ? more * (seconds[whole] - seconds[whole - 1]) : 0);
 }
 
-/* How many guesses of each request bring most tokens a second: worth [batch, stride], of which counts[b] are given, and rows
- * alike, rows that each takes; NULL for one each. Guesses of all requests compete for rows where those are packed; else every
- * tree is as wide as the widest. seconds as in `at`, `more` is added to each. Writes sizes [batch] and gains [batch], tokens
- * expected of each. */
-static void choose(const double *worth, const double *rows, int64_t stride, const int64_t *counts, int64_t batch,
-                   const double *seconds, double more, int packed, int64_t *sizes, double *gains, int64_t *head) {
-    double sum = batch, best = sum / (seconds[batch - 1] + more);
-    for (int64_t b = 0; b < batch; b++) sizes[b] = head[b] = 0;
-    if (packed) {
-        for (double taken = batch;;) {
-            int64_t next = -1;
-            double most = 0;
-            for (int64_t b = 0; b < batch; b++) {
-                if (head[b] == counts[b]) continue;
-                double found = worth[b * stride + head[b]] / (rows ? rows[b * stride + head[b]] : 1);
-                if (found > most) most = found, next = b;
-            }
-            if (next < 0) break;
-            int64_t place = next * stride + head[next]++;
-            sum += worth[place];
-            taken += rows ? rows[place] : 1;
-            double pace = sum / (at(seconds, taken) + more);
-            if (pace > best) {
-                best = pace;
-                memcpy(sizes, head, batch * sizeof *sizes);
-            }
+/* How many of the sequences that guesses come in bring most tokens a second: worth [sequences, stride], of which counts[q] are given,
+ * and alike the rows that each takes; NULL for one each. Each request has as many sequences, one behind the other. Those of all
+ * requests compete for rows where rows are packed; else all go as far, and every tree is as wide as the widest. seconds as in `at`,
+ * of up to `limit` rows; `more` is added to each. Writes sizes [sequences], how far each goes. */
+static void choose(const double *worth, const double *rows, int64_t stride, const int64_t *counts, int64_t sequences, int64_t batch,
+                   const double *seconds, double limit, double more, int packed, int64_t *sizes, int64_t *head) {
+    double sum = batch, taken = batch, best = sum / (seconds[batch - 1] + more);
+    int64_t each = sequences / batch;
+    for (int64_t q = 0; q < sequences; q++) sizes[q] = head[q] = 0;
+    for (; packed;) {
+        int64_t next = -1;
+        double most = 0;
+        for (int64_t q = 0; q < sequences; q++) {
+            while (rows && head[q] < counts[q] && rows[q * stride + head[q]] <= RARE) head[q]++;
+            if (head[q] == counts[q]) continue;
+            double found = worth[q * stride + head[q]] / (rows ? rows[q * stride + head[q]] : 1);
+            if (found > most) most = found, next = q;
         }
-    } else {
-        int64_t width = 0, widest = 0;
-        for (int64_t b = 0; b < batch; b++) widest = counts[b] > widest ? counts[b] : widest;
-        for (int64_t w = 0; w < widest; w++) {
-            for (int64_t b = 0; b < batch; b++) sum += w < counts[b] ? worth[b * stride + w] : 0;
-            double time = seconds[batch * (w + 2) - 1] + more;
-            if (sum / time > best) best = sum / time, width = w + 1;
+        if (next < 0) return;
+        int64_t place = next * stride + head[next]++;
+        sum += worth[place];
+        taken += rows ? rows[place] : 1;
+        if (taken > limit) return;
+        double pace = sum / (at(seconds, taken) + more);
+        if (pace > best) {
+            best = pace;
+            memcpy(sizes, head, sequences * sizeof *sizes);
         }
-        for (int64_t b = 0; b < batch; b++) sizes[b] = counts[b] < width ? counts[b] : width;
     }
-    for (int64_t b = 0; b < batch; b++) {
-        gains[b] = 1;
-        for (int64_t i = 0; i < sizes[b]; i++) gains[b] += worth[b * stride + i];
+    int64_t far = 0, farthest = 0;
+    for (int64_t q = 0; q < sequences; q++) farthest = counts[q] > farthest ? counts[q] : farthest;
+    for (int64_t w = 0; w < farthest; w++) {
+        double wide = 0, take = 0;
+        for (int64_t q = 0; q < sequences; q++) {
+            if (q % each == 0) take = 0;
+            if (w < counts[q]) {
+                sum += worth[q * stride + w];
+                take += rows ? rows[q * stride + w] : 1;
+            }
+            wide = take > wide ? take : wide;
+        }
+        taken += batch * wide;
+        if (taken > limit) break;
+        double pace = sum / (at(seconds, taken) + more);
+        if (pace > best) best = pace, far = w + 1;
     }
+    for (int64_t q = 0; q < sequences; q++) sizes[q] = counts[q] < far ? counts[q] : far;
 }
 
-/* Sizes for the steps to come, where each request's trees are taken for its average ones: average as in `counts_plan`. */
-static void ahead(double *const *average, int64_t batch, int64_t width, const double *seconds, double aside, int packed,
-                  int64_t *sizes, double *gains) {
+/* For steps that no plan goes before, whose trees are taken for each request's average ones: average as in `counts_plan`. levels
+ * [batch, PARTS]: how many bins of each part guesses are to be of, never more than of the part before; gains, guesses [batch]: tokens
+ * and guesses expected. Returns 0; -2 for too many requests. */
+int64_t counts_ahead(double *const *average, int64_t batch, const double *seconds, double aside, int packed, int64_t *levels,
+                     double *gains, double *guesses) {
     double worth[MOST], rows[MOST];
     int64_t counts[MOST], head[MOST];
+    if (batch * CELLS > MOST) return -2;
     for (int64_t b = 0; b < batch; b++) {
-        const double *of = average[b];
-        for (counts[b] = 0; of && counts[b] < AHEAD && of[AHEAD + counts[b]] > RARE; counts[b]++) {
-            worth[b * width + counts[b]] = of[counts[b]];
-            rows[b * width + counts[b]] = of[AHEAD + counts[b]];
+        for (int64_t part = 0; part < PARTS; part++) counts[b * PARTS + part] = average[b] ? LEVELS : 0;
+        if (!average[b]) continue;
+        memcpy(worth + b * CELLS, average[b], sizeof(double) * CELLS);
+        memcpy(rows + b * CELLS, average[b] + CELLS, sizeof(double) * CELLS);
+    }
+    choose(worth, rows, LEVELS, counts, batch * PARTS, batch, seconds, batch * (AHEAD + 1), aside, packed, levels, head);
+    for (int64_t b = 0; b < batch; b++) {
+        gains[b] = 1, guesses[b] = 0;
+        for (int64_t part = 0; part < PARTS; part++) {
+            int64_t *level = levels + b * PARTS + part, at = b * CELLS + part * LEVELS;
+            if (part && *level > level[-1]) *level = level[-1];
+            for (int64_t k = 0; k < *level; k++) gains[b] += worth[at + k], guesses[b] += rows[at + k];
         }
     }
-    choose(worth, rows, width, counts, batch, seconds, aside, packed, sizes, gains, head);
-}
-
-/* The same for steps that no plan goes before. Returns 0; -2 where there are too many nodes. */
-int64_t counts_ahead(double *const *average, int64_t batch, const double *seconds, double aside, int packed, int64_t *sizes,
-                     double *gains) {
-    if (batch * AHEAD > MOST) return -2;
-    ahead(average, batch, AHEAD, seconds, aside, packed, sizes, gains);
     return 0;
 }
 
-/* Sizes for this step's trees, and for the steps after it on the average of such trees.
+/* Sizes for this step's trees, of which the averages learn.
  *
  * logp [batch, stride] of trees with sizes[b] nodes, the root first; rates [KINDS, BINS]; trust [batch] multiplies them.
- * average [batch], where each request's averages [2, AHEAD] lie: what its first guesses were worth of late, and how often they
- * were there at all, which this step adds to; NULL where a request takes no part. habit [batch]: weight of the past in them.
- * seconds as in `at`, enough for all nodes and for AHEAD guesses a tree. aside: seconds that the steps to come take beside their
- * rows. now, later [batch] become the sizes, now_gains, later_gains [batch] the tokens expected. Returns 0; -1 where
- * log-probabilities do not fall; -2 where there are too many nodes. */
+ * average [batch], where each request's averages [2, CELLS] lie: what guesses of each cell brought a step, and how many there were;
+ * NULL where a request takes no part. habit [batch]: weight of the past in them. seconds as in `at`, enough for all nodes. now [batch]
+ * become the sizes, gains [batch] the tokens expected. Returns 0; -1 where log-probabilities do not fall; -2 where there are too many
+ * nodes. */
 int64_t counts_plan(const float *logp, int64_t stride, int64_t batch, const int64_t *sizes, const double *rates, const double *trust,
-                    double *const *average, const double *habit, const double *seconds, double aside, int packed, int64_t *now,
-                    double *now_gains, int64_t *later, double *later_gains) {
+                    double *const *average, const double *habit, const double *seconds, int packed, int64_t *now, double *gains) {
     double worth[MOST];
     int64_t counts[MOST], head[MOST];
-    int64_t width = stride - 1 > AHEAD ? stride - 1 : AHEAD;
+    int64_t width = stride > 1 ? stride - 1 : 1;
     if (batch * width > MOST) return -2;
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t i = 2; i < sizes[b]; i++)
+            if (logp[b * stride + i] > logp[b * stride + i - 1]) return -1;
     for (int64_t b = 0; b < batch; b++) {
         const float *of = logp + b * stride;
+        double of_cell[2 * CELLS] = {0};
         counts[b] = sizes[b] - 1;
-        if (counts[b] < 1) continue;
-        const double *of_kind = rates + BINS * kind_of(of, sizes[b]);
+        const double *of_kind = counts[b] < 1 ? NULL : rates + BINS * kind_of(of, sizes[b]);
         for (int64_t i = 0; i < counts[b]; i++) {
-            if (of[i + 1] > of[i]) return -1;
+            int64_t cell = cell_of(i + 1, of[i + 1]);
             double found = of_kind[bin_of(of[i + 1])] * trust[b];
             worth[b * width + i] = found < SUREST ? found : SUREST;
+            of_cell[cell] += worth[b * width + i], of_cell[CELLS + cell]++;
         }
+        for (int64_t k = 0; average[b] && k < 2 * CELLS; k++)
+            average[b][k] = habit[b] * average[b][k] + (1 - habit[b]) * of_cell[k];
     }
-    choose(worth, NULL, width, counts, batch, seconds, 0, packed, now, now_gains, head);
+    choose(worth, NULL, width, counts, batch, batch, seconds, INFINITY, 0, packed, now, head);
     for (int64_t b = 0; b < batch; b++) {
-        double *of = average[b], *there = of ? of + AHEAD : NULL;
-        for (int64_t i = 0; of && i < AHEAD; i++) {
-            of[i] = habit[b] * of[i] + (1 - habit[b]) * (i < counts[b] ? worth[b * width + i] : 0);
-            there[i] = habit[b] * there[i] + (1 - habit[b]) * (i < counts[b]);
-        }
+        gains[b] = 1;
+        for (int64_t i = 0; i < now[b]; i++) gains[b] += worth[b * width + i];
     }
-    ahead(average, batch, AHEAD, seconds, aside, packed, later, later_gains);
     return 0;
 }
 
-/* Steps with some guesses each were taken: right [n + 1], in how many of them node i of the tree was walked, of which the root's is
- * not read, and trees [n + 1], how many had i guesses. average [3, AHEAD]: what guesses were worth, how often they were there, and
- * in how many trees, which counts for no more than `most`; each of the steps adds as `weight` of a tree. */
-void counts_walked(double *average, double most, const int64_t *right, const int64_t *trees, int64_t n, double weight) {
-    double *there = average + AHEAD, *met = there + AHEAD, before = 0, after = 0, steps = 0, left;
-    int64_t tried = 0;
-    for (int64_t i = 0; i <= n; i++) steps += trees[i];
-    left = steps - trees[0];
-    if (n > AHEAD) n = AHEAD;
-    double held = average[0] > 0 ? HELD : 0;
-    for (int64_t i = 0; i < n; left -= trees[++i]) {
-        double share = weight * steps / ((met[i] < most ? met[i] : most) + held + weight * steps);
-        before += average[i];
-        average[i] += share * (right[i + 1] / steps - average[i]);
-        there[i] += share * (left / steps - there[i]);
-        after += average[i];
-        met[i] += weight * steps;
+/* What steps showed of one request's guesses: logp [steps] lie in a row for each tree of nodes[i] nodes, the root first; walked [steps]
+ * nodes of each were walked, the root among them, one tree's behind the other's in walks. Adds to there and right [CELLS]: guesses,
+ * and such that were walked. */
+void counts_seen(const float *const *logp, const int64_t *nodes, const int64_t *walked, const int64_t *walks, int64_t steps,
+                 double *right, double *there) {
+    for (int64_t i = 0; i < steps; walks += walked[i++]) {
+        for (int64_t n = 1; n < nodes[i]; n++) there[cell_of(n, logp[i][n])]++;
+        for (int64_t w = 0; w < walked[i]; w++)
+            if (walks[w]) right[cell_of(walks[w], logp[i][walks[w]])]++;
+    }
+}
+
+/* So many steps were taken with guesses of the first `tried` [PARTS] bins of each part: right and there as in `counts_seen`. average
+ * [3, CELLS]: what guesses of each cell brought a step, how many there were, and in how many steps they were looked for, which count
+ * for no more than `most`; each of the steps adds as `weight` of one. What is known of the others follows. */
+void counts_walked(double *average, double most, const double *right, const double *there, double steps, const int64_t *tried,
+                   double weight) {
+    double *count = average + CELLS, *met = count + CELLS, before = 0, after = 0;
+    for (int64_t k = 0; k < CELLS; k++) {
+        if (k % LEVELS >= tried[k / LEVELS]) continue;
+        double held = met[k] > 0 ? HELD : 0;
+        double share = weight * steps / ((met[k] < most ? met[k] : most) + held + weight * steps);
+        before += average[k];
+        average[k] += share * (right[k] / steps - average[k]);
+        count[k] += share * (there[k] / steps - count[k]);
+        after += average[k];
+        met[k] += weight * steps;
     }
     double more = before > 0 ? after / before : 1;
     if (more > MOST_MORE) more = MOST_MORE;
-    for (int64_t i = n; i < AHEAD; i++) {
-        average[i] *= more;
-        if (average[i] > SUREST * there[i]) average[i] = SUREST * there[i];
-    }
-    while (tried < AHEAD && met[tried] > 0) tried++;
-    if (!tried || tried == AHEAD) return;
-    double fall = average[0] > 0 ? pow(average[tried - 1] / average[0], 1.0 / (tried > 1 ? tried - 1 : 1)) : LEAST_FALL;
-    fall = fall < LEAST_FALL ? LEAST_FALL : fall > MOST_FALL ? MOST_FALL : fall;
-    for (int64_t i = tried; i < AHEAD; i++) {
-        average[i] = fall * average[i - 1];
-        there[i] = there[tried - 1];
+    for (int64_t k = 0; k < CELLS; k++) {
+        if (k % LEVELS < tried[k / LEVELS]) continue;
+        average[k] *= more;
+        if (average[k] > SUREST * count[k]) average[k] = SUREST * count[k];
     }
 }
 

@@ -1,7 +1,7 @@
-"""What guesses bring on the average, the first of a tree by itself, the second, and so on.
+"""What guesses bring on the average, by their place in the tree and the drafter's own log-probability of them.
 
-Trees that are weighed tell it, and so do steps that are not planned, by the nodes that were walked in them: no
-drafter's own probabilities are needed for that.
+Trees that are weighed tell it, and so do steps that are not planned, by the nodes that were walked in them. The
+drafter's probabilities only sort guesses into cells; what those of a cell are worth is counted.
 """
 
 from __future__ import annotations
@@ -12,33 +12,31 @@ from typing import Any
 
 import numpy as np
 
-from draftree.shaping.counts import AHEAD, SUREST, library
+from draftree.shaping.counts import CELLS, LEVELS, PARTS, SUREST, Seen, library
 
-OTHERS = 4  # trees that what is known of other requests counts for
-HELD = 4.0  # trees that a guess's worth counts for beside those that it was seen in, once there is one
+OTHERS = 4  # steps that what is known of other requests counts for
+HELD = 4.0  # steps that a cell counts for beside those that it was seen in, once there is one
 MOST_MORE = 2.0  # factor by which steps raise what guesses are worth that were not tried in them
-LEAST_FALL, MOST_FALL = 0.5, 0.9  # bounds of what a guess is worth against the one before, where that is not known
 
 
 class Average:
-    """What a request's guesses were worth of late, the first of a tree first, and how often they were there at all.
+    """What a request's guesses of each cell brought a step of late, and how many there were.
 
     Args:
         habit: most that the past weighs; less as long as there is little of it.
         usual: of other requests, which counts as much as a few trees; None for nothing.
 
     Attributes:
-        values: float64 [3, AHEAD]: worth, nothing where a tree had no such guess; share of trees that had; and in how
-            many trees it was looked for.
+        values: float64 [3, CELLS]: guesses that were walked; guesses; and in how many steps such were looked for.
         at: where they lie.
-        tried: in how many trees it was looked for the first guess.
+        tried: in how many steps the likeliest were looked for.
     """
 
     __slots__ = ("_most", "at", "tried", "values")
 
     def __init__(self, habit: float, usual: Average | None = None) -> None:
-        self._most = habit / (1 - habit)  # trees that the past counts for
-        self.values: np.ndarray = np.zeros((3, AHEAD)) if usual is None else usual.values.copy()
+        self._most = habit / (1 - habit)  # steps that the past counts for
+        self.values: np.ndarray = np.zeros((3, CELLS)) if usual is None else usual.values.copy()
         np.minimum(self.values[2], OTHERS, out=self.values[2])
         self.at = self.values.ctypes.data  # to ask for either takes longer than to plan a step
         self.tried = float(self.values[2, 0])
@@ -49,12 +47,12 @@ class Average:
 
     @property
     def known(self) -> bool:
-        """Whether there were a few trees."""
+        """Whether there were a few steps."""
         return self.tried >= OTHERS
 
     @property
     def past(self) -> float:
-        """What the past weighs against the next tree."""
+        """What the past weighs against the next step."""
         met = min(self.tried, self._most)
         return met / (met + 1)
 
@@ -63,43 +61,35 @@ class Average:
         self.values[2] += 1
         self.tried += 1
 
-    def add(self, worth: np.ndarray) -> None:
-        """A tree's guesses are worth [n], falling."""
-        found = np.zeros((2, AHEAD))
-        found[:, : len(worth)] = worth[:AHEAD], np.ones(min(len(worth), AHEAD))
+    def add(self, worth: np.ndarray, cells: np.ndarray) -> None:
+        """A tree's guesses are worth [n], and of these cells [n]."""
+        found = np.zeros((2, CELLS))
+        np.add.at(found[0], cells, worth)
+        np.add.at(found[1], cells, 1)
         past = self.past
         self.values[:2] = past * self.values[:2] + (1 - past) * found
         self.count()
 
-    def learn(self, right: Sequence[int], trees: Sequence[int], weight: float = 1.0) -> None:
-        """Steps with some guesses each were taken.
+    def learn(self, seen: Seen, steps: int, tried: Sequence[int], weight: float = 1.0) -> None:
+        """So many steps were taken.
 
         Args:
-            right: [n + 1], in how many of them node i of the tree was walked, the root the first.
-            trees: [n + 1], how many had i guesses.
-            weight: of each of the steps against a tree.
+            seen: what they showed.
+            steps: how many.
+            tried: bins of each part that guesses were to be of.
+            weight: of each of the steps against one of the past.
         """
-        worth, there, met = self.values
-        steps, size = sum(trees), min(len(right) - 1, AHEAD)
-        held = HELD if worth[0] > 0 else 0.0
-        share = weight * steps / (np.minimum(met[:size], self._most) + held + weight * steps)
-        before = float(worth[:size].sum())
-        worth[:size] += share * (np.array(right[1 : size + 1]) / steps - worth[:size])
-        there[:size] += share * (np.cumsum(trees[:0:-1])[::-1][:size] / steps - there[:size])
-        met[:size] += weight * steps
+        right, there, met = self.values
+        looked = (np.arange(LEVELS) < np.array(tried)[:, None]).ravel()
+        share = weight * steps / (np.minimum(met, self._most) + np.where(met > 0, HELD, 0.0) + weight * steps)
+        before = float(right[looked].sum())
+        right += np.where(looked, share * (np.asarray(seen.right) / steps - right), 0.0)
+        there += np.where(looked, share * (np.asarray(seen.there) / steps - there), 0.0)
+        met[looked] += weight * steps
         self.tried += weight * steps
-        # Guesses further on were not tried; what is known of the first ones goes for them as well.
-        more = min(float(worth[:size].sum()) / before, MOST_MORE) if before > 0 else 1.0
-        np.minimum(worth[size:] * more, SUREST * there[size:], out=worth[size:])
-        tried = int((met > 0).sum())
-        if 0 < tried < AHEAD:  # as it fell from the first guess to the last that ever was, it may go on
-            fall = (worth[tried - 1] / worth[0]) ** (1 / max(tried - 1, 1)) if worth[0] > 0 else LEAST_FALL
-            worth[tried:] = worth[tried - 1] * min(max(fall, LEAST_FALL), MOST_FALL) ** np.arange(1, AHEAD - tried + 1)
-            there[tried:] = there[tried - 1]
-
-    def rows(self, size: int) -> float:
-        """Guesses that a tree has on the average where `size` are asked for."""
-        return sum(self.values[1, :size].tolist())
+        # Other guesses were not tried; what is known of these goes for them as well.
+        more = min(float(right[looked].sum()) / before, MOST_MORE) if before > 0 else 1.0
+        right[~looked] = np.minimum(right * more, SUREST * there)[~looked]
 
 
 class CompiledAverage(Average):
@@ -107,13 +97,13 @@ class CompiledAverage(Average):
 
     __slots__ = ()
 
-    def learn(self, right: Sequence[int], trees: Sequence[int], weight: float = 1.0) -> None:
+    def learn(self, seen: Seen, steps: int, tried: Sequence[int], weight: float = 1.0) -> None:
         """See `Average.learn`."""
         compiled = library()
         assert compiled is not None
-        whole = c_int64 * len(right)
-        compiled.counts_walked(self.at, self._most, whole(*right), whole(*trees), len(right) - 1, weight)
-        self.tried += weight * sum(trees)
+        levels = (c_int64 * PARTS)(*tried)
+        compiled.counts_walked(self.at, self._most, seen.right, seen.there, steps, levels, weight)
+        self.tried += weight * steps
 
 
 def new_average(habit: float, usual: Average | None = None) -> Average:

@@ -69,13 +69,13 @@ class Shape(ABC):
             whole: for all of the step.
         """
 
-    def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
+    def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], trees: TokenTree) -> None:
         """The requests' tokens have grown; what was drafted for them can be compared with what came.
 
         Args:
             requests: of the step.
             walks: nodes of each tree that were walked, the root first.
-            sizes: nodes of each tree.
+            trees: that were verified.
         """
 
     def end(self, request: Context) -> None:

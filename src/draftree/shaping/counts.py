@@ -7,6 +7,7 @@ CPU the dozens of array operations of the plain form take longer than many rows 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from ctypes import byref, c_double, c_int, c_int64, c_void_p
 from functools import lru_cache
@@ -15,16 +16,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from draftree.drafting.base import LEAST_ENDS
 from draftree.tree import TokenTree
 
 if TYPE_CHECKING:
     from draftree.shaping.average import Average
 
 LIBRARY = Path(__file__).with_name("_counts.so")
-ABI = 4
+ABI = 5
 AHEAD = 24  # most guesses of a tree in a step that is not planned
-RARE = 1e-3  # of the trees: guesses beyond those that are there so often are not asked for
-BINS = 24
+RARE = 1e-3  # guesses a step: cells with fewer cost nothing
+PARTS = len(LEAST_ENDS) + 1
+LEVELS = 12  # bins of each part; the last one holds all that is below
+CELLS = PARTS * LEVELS
+BINS = 24  # of log-probabilities, the highest first
 PER_FACTOR = 4  # bins to a factor of e; the last one holds all that is below
 KIND_LEAST = (-0.5, -1.2)  # log-probability of the best guess above which a tree is good, or middling
 KINDS = len(KIND_LEAST) + 1
@@ -53,6 +58,74 @@ class Lesson(NamedTuple):
 
     expected: float
     found: int
+
+
+class Reach(NamedTuple):
+    """Which guesses each request is to have.
+
+    Attributes:
+        levels: of how many bins, in each part of its trees; 0 for none. Never more than in the part before.
+        gains: tokens expected with them.
+        guesses: how many they are expected to be.
+    """
+
+    levels: list[tuple[int, ...]]
+    gains: list[float]
+    guesses: list[float]
+
+
+class Seen(NamedTuple):
+    """What steps showed of a request's guesses: how many of each cell were walked, and how many there were.
+
+    Both [CELLS]: arrays of numpy, or of ctypes where they come from and go to what is compiled.
+    """
+
+    right: Any
+    there: Any
+
+
+def seen_in(walks: Sequence[Sequence[int]], trees: Sequence[TokenTree], b: int) -> Seen:
+    """What steps showed of the guesses for one request.
+
+    Args:
+        walks: nodes of its tree that were walked in each step, the root among them.
+        trees: of each step.
+        b: number of its tree in them.
+    """
+    compiled, steps = library(), len(trees)
+    if compiled is not None and all(of.logp.is_cpu and of.logp.is_contiguous() for of in trees):
+        right, there = (c_double * CELLS)(), (c_double * CELLS)()
+        whole = c_int64 * steps
+        at = (c_void_p * steps)(*[of.logp.data_ptr() + 4 * b * of.width for of in trees])
+        nodes = [node for walk in walks for node in walk]
+        compiled.counts_seen(
+            *(at, whole(*[of.sizes[b] for of in trees]), whole(*map(len, walks)), (c_int64 * len(nodes))(*nodes)),
+            *(steps, right, there),
+        )
+        return Seen(right, there)
+    found = Seen(np.zeros(CELLS), np.zeros(CELLS))
+    for walk, tree in zip(walks, trees, strict=True):
+        cells = cells_of(tree.logp[b, 1 : tree.sizes[b]].numpy(force=True))
+        np.add.at(found.there, cells, 1)
+        np.add.at(found.right, cells[[node - 1 for node in walk if node]], 1)
+    return found if compiled is None else Seen(*((c_double * CELLS)(*part) for part in found))
+
+
+def cells_of(logp: np.ndarray) -> np.ndarray:
+    """[n], the cells of a tree's guesses of log-probabilities [n], in their order."""
+    parts = np.searchsorted(LEAST_ENDS, np.arange(len(logp)), side="right")
+    return parts * LEVELS + np.minimum(_bins(logp), LEVELS - 1)
+
+
+def least_of(levels: Sequence[int]) -> tuple[float, ...]:
+    """The log-probabilities that guesses of so many bins are above, for each part of a tree."""
+    return tuple([-level / PER_FACTOR if level < LEVELS else -math.inf for level in levels])
+
+
+def wanted(logp: np.ndarray, least: Sequence[float]) -> int:
+    """How many of a tree's guesses of log-probabilities [n] are above what is asked of their part, the likeliest first."""
+    above = [int((logp > floor).sum()) for floor in least]
+    return max(*(min(count, end) for count, end in zip(above, LEAST_ENDS, strict=False)), above[-1])
 
 
 class Counts:
@@ -86,40 +159,56 @@ class Counts:
         trust: Sequence[float],
         averages: Sequence[Average | None],
         seconds: np.ndarray,
-        aside: float,
         *,
         packed: bool,
-    ) -> tuple[Sizes, Sizes] | None:
-        """Sizes for this step, and for the steps after it, where its trees are taken for average ones.
+    ) -> Sizes | None:
+        """Sizes for this step, whose trees the averages learn of.
 
         Guesses are taken in their trees' order. None where they are not in falling order of probability, or not here.
 
         Args:
             trees: of the step.
             trust: [B], what the rates are to be multiplied with.
-            averages: of each request, which learn of this step's tree. None where one takes no part in later steps.
-            seconds: of steps with one row, two, and so on to all nodes, and to AHEAD guesses of each request.
-            aside: seconds that each of the steps to come takes beside its rows, where it has more than roots.
+            averages: of each request. None where one takes no part in later steps.
+            seconds: of steps with one row, two, and so on to all nodes.
             packed: whether only real rows cost, and not the padding of smaller trees.
         """
-        logp = trees.logp.numpy(force=True)
+        logp, batch = trees.logp.numpy(force=True), trees.batch
         worth = []
         for b, size in enumerate(trees.sizes):
             of = logp[b, :size]
             if (of[1:] > of[:-1]).any():
                 return None
             worth.append(self.worth(of[1:], trust[b]) if size > 1 else np.zeros(0))
-        now = _choose(worth, [np.ones(len(of)) for of in worth], seconds, packed=packed)
-        for average, found in zip(averages, worth, strict=True):
+        now = _choose(worth, [np.ones(len(of)) for of in worth], seconds, batch, math.inf, packed=packed)
+        for b, (average, found) in enumerate(zip(averages, worth, strict=True)):
             if average is not None:
-                average.add(found)
-        return now, self.ahead(averages, seconds, aside, packed=packed)
+                average.add(found, cells_of(logp[b, 1 : trees.sizes[b]]))
+        return Sizes(now, [1.0 + float(of[:size].sum()) for of, size in zip(worth, now, strict=True)])
 
-    def ahead(self, averages: Sequence[Average | None], seconds: np.ndarray, aside: float, *, packed: bool) -> Sizes:
-        """Sizes for steps whose trees are taken for average ones; arguments as in `plan`."""
-        ahead = [np.zeros((2, 0)) if average is None else average.values for average in averages]
-        ahead = [of[:, : int((of[1] > RARE).argmin()) if (of[1] <= RARE).any() else AHEAD] for of in ahead]
-        return _choose([of[0] for of in ahead], [of[1] for of in ahead], seconds + aside, packed=packed)
+    def ahead(self, averages: Sequence[Average | None], seconds: np.ndarray, aside: float, *, packed: bool) -> Reach:
+        """Which guesses to have in steps that no plan goes before, whose trees are taken for average ones.
+
+        Args:
+            averages: of each request; None where one takes no part.
+            seconds: of steps with one row, two, and so on to AHEAD guesses of each request.
+            aside: seconds that each of them takes beside its rows.
+            packed: as for `plan`.
+        """
+        batch, worth, rows = len(averages), [], []
+        for average in averages:
+            none = np.zeros((2, PARTS, 0))
+            right, there = none if average is None else average.values[:2].reshape(2, PARTS, LEVELS)
+            worth += list(right)
+            rows += list(there)
+        sizes = _choose(worth, rows, seconds + aside, batch, batch * (AHEAD + 1), packed=packed)
+        levels, gains, guesses = [], [], []
+        for b in range(batch):
+            of = slice(b * PARTS, (b + 1) * PARTS)
+            levels.append(tuple(np.minimum.accumulate(sizes[of]).tolist()))
+            gains.append(1.0 + sum(float(w[:level].sum()) for w, level in zip(worth[of], levels[b], strict=True)))
+            guesses.append(sum(float(r[:level].sum()) for r, level in zip(rows[of], levels[b], strict=True)))
+        return Reach(levels, gains, guesses)
 
     def learn(self, drafted: Drafted, text: list[int], *, ended: bool = False) -> Lesson | None:
         """Count a tree's guesses; None where more text may confirm more.
@@ -180,39 +269,40 @@ class CompiledCounts(Counts):
         trust: Sequence[float],
         averages: Sequence[Average | None],
         seconds: np.ndarray,
-        aside: float,
         *,
         packed: bool,
-    ) -> tuple[Sizes, Sizes] | None:
+    ) -> Sizes | None:
         """See `Counts.plan`."""
         logp, batch = trees.logp, len(trees.sizes)
         if not logp.is_cpu or not logp.is_contiguous():
-            return super().plan(trees, trust, averages, seconds, aside, packed=packed)
+            return super().plan(trees, trust, averages, seconds, packed=packed)
         whole, real = c_int64 * batch, c_double * batch
-        now, later, now_gains, later_gains = whole(), whole(), real(), real()
+        now, gains = whole(), real()
         at = (c_void_p * batch)(*[None if average is None else average.at for average in averages])
         habits = real(*[0.0 if average is None else average.past for average in averages])
         told = self._plan(
             *(logp.data_ptr(), logp.shape[1], batch, whole(*trees.sizes), self._of_rates, real(*trust), at),
-            *(habits, self._address(seconds), aside, packed, now, now_gains, later, later_gains),
+            *(habits, self._address(seconds), packed, now, gains),
         )
         if told == -2:
-            return super().plan(trees, trust, averages, seconds, aside, packed=packed)
+            return super().plan(trees, trust, averages, seconds, packed=packed)
         if told:
             return None
         for average in averages:
             if average is not None:
                 average.count()
-        return Sizes(now[:], now_gains[:]), Sizes(later[:], later_gains[:])
+        return Sizes(now[:], gains[:])
 
-    def ahead(self, averages: Sequence[Average | None], seconds: np.ndarray, aside: float, *, packed: bool) -> Sizes:
+    def ahead(self, averages: Sequence[Average | None], seconds: np.ndarray, aside: float, *, packed: bool) -> Reach:
         """See `Counts.ahead`."""
         batch = len(averages)
-        sizes, gains = (c_int64 * batch)(), (c_double * batch)()
+        real = c_double * batch
+        levels, gains, guesses = (c_int64 * (batch * PARTS))(), real(), real()
         at = (c_void_p * batch)(*[None if average is None else average.at for average in averages])
-        if self._ahead(at, batch, self._address(seconds), aside, packed, sizes, gains):
+        if self._ahead(at, batch, self._address(seconds), aside, packed, levels, gains, guesses):
             return super().ahead(averages, seconds, aside, packed=packed)
-        return Sizes(sizes[:], gains[:])
+        flat = levels[:]
+        return Reach([tuple(flat[b : b + PARTS]) for b in range(0, len(flat), PARTS)], gains[:], guesses[:])
 
     def _address(self, seconds: np.ndarray) -> int:
         if seconds is not self._table:  # its address takes longer to ask for than a plan
@@ -245,20 +335,21 @@ def library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         library.counts_abi.restype = c_int64
-        if library.counts_abi() != ABI * 1000000 + AHEAD * 10000 + BINS * 100 + KINDS:
+        if library.counts_abi() != ABI * 10000000 + CELLS * 100000 + AHEAD * 1000 + BINS * 10 + KINDS:
             return None
     except (OSError, AttributeError):
         return None
     library.counts_plan.restype = library.counts_ahead.restype = library.counts_learn.restype = c_int64
-    library.counts_walked.restype = None
-    library.counts_walked.argtypes = [c_void_p, c_double, c_void_p, c_void_p, c_int64, c_double]
+    library.counts_walked.restype = library.counts_seen.restype = None
+    library.counts_walked.argtypes = [c_void_p, c_double, c_void_p, c_void_p, c_double, c_void_p, c_double]
+    library.counts_seen.argtypes = [*[c_void_p] * 4, c_int64, c_void_p, c_void_p]
     library.counts_read.restype, library.counts_read.argtypes = None, [c_void_p] * 3
     pointers: list[Any] = [c_void_p] * 4
     library.counts_plan.argtypes = [
         *(c_void_p, c_int64, c_int64, *pointers),
-        *(c_void_p, c_void_p, c_double, c_int, *pointers),
+        *(c_void_p, c_void_p, c_int, c_void_p, c_void_p),
     ]
-    library.counts_ahead.argtypes = [c_void_p, c_int64, c_void_p, c_double, c_int, c_void_p, c_void_p]
+    library.counts_ahead.argtypes = [c_void_p, c_int64, c_void_p, c_double, c_int, *[c_void_p] * 3]
     library.counts_learn.argtypes = [*[c_void_p] * 3, c_int64, c_void_p, c_int64, c_int, *[c_void_p] * 4]
     return library
 
@@ -275,40 +366,59 @@ def _restored(right: np.ndarray, seen: np.ndarray, rates: np.ndarray) -> Counts:
     return counts
 
 
-def _choose(worth: Sequence[np.ndarray], rows: Sequence[np.ndarray], seconds: np.ndarray, *, packed: bool) -> Sizes:
-    """The sizes that bring most tokens a second.
+def _choose(
+    worth: Sequence[np.ndarray],
+    rows: Sequence[np.ndarray],
+    seconds: np.ndarray,
+    batch: int,
+    limit: float,
+    *,
+    packed: bool,
+) -> list[int]:
+    """How far the sequences that guesses come in are to go for most tokens a second.
 
     Args:
-        worth: of each request [n], tokens that its guesses bring.
-        rows: alike, rows that they take; one each where they are not packed.
+        worth: of each sequence [n], tokens that its guesses bring. Each request has as many sequences.
+        rows: alike, rows that they take.
         seconds: of steps with one row, two, and so on.
-        packed: whether only real rows cost.
+        batch: how many requests.
+        limit: most rows.
+        packed: whether only real rows cost; else all sequences go as far.
     """
-    batch, counts = len(worth), [len(of) for of in worth]
-    best, sizes = batch / seconds[batch - 1], [0] * batch
-    if packed:
-        heads, gain, taken = [0] * batch, float(batch), float(batch)
-        while True:
-            density = [w[h] / r[h] if h < len(w) else 0.0 for w, r, h in zip(worth, rows, heads, strict=True)]
-            b = int(np.argmax(density))
-            if density[b] <= 0:
-                break
-            gain, taken = gain + worth[b][heads[b]], taken + rows[b][heads[b]]
-            heads[b] += 1
-            pace = gain / np.interp(taken, np.arange(1, 1 + len(seconds)), seconds)
-            if pace > best:
-                best, sizes = pace, list(heads)
-    else:
-        padded = np.zeros((batch, max(counts)))
-        for b, of in enumerate(worth):
-            padded[b, : len(of)] = of
-        width = 0
-        for w, gain in enumerate(batch + padded.sum(0).cumsum(), start=1):
-            pace = gain / seconds[batch * (w + 1) - 1]
-            if pace > best:
-                best, width = pace, w
-        sizes = [min(count, width) for count in counts]
-    return Sizes(sizes, [1.0 + float(of[:size].sum()) for of, size in zip(worth, sizes, strict=True)])
+    counts, each = [len(of) for of in worth], len(worth) // batch
+    best, sizes = batch / seconds[batch - 1], [0] * len(worth)
+    gain = taken = float(batch)
+    heads = [0] * len(worth)
+    while packed:
+        for q, of in enumerate(rows):
+            while heads[q] < counts[q] and of[heads[q]] <= RARE:
+                heads[q] += 1
+        density = [w[h] / r[h] if h < len(w) else 0.0 for w, r, h in zip(worth, rows, heads, strict=True)]
+        q = int(np.argmax(density))
+        if density[q] <= 0:
+            return sizes
+        gain, taken = gain + worth[q][heads[q]], taken + rows[q][heads[q]]
+        heads[q] += 1
+        if taken > limit:
+            return sizes
+        pace = gain / _at(seconds, taken)
+        if pace > best:
+            best, sizes = pace, list(heads)
+    far = 0
+    for w in range(max(counts)):
+        gain += sum(float(of[w]) for of in worth if w < len(of))
+        takes = [float(of[w]) if w < len(of) else 0.0 for of in rows]
+        taken += batch * max(sum(takes[q : q + each]) for q in range(0, len(takes), each))
+        if taken > limit:
+            break
+        pace = gain / _at(seconds, taken)
+        if pace > best:
+            best, far = pace, w + 1
+    return [min(count, far) for count in counts]
+
+
+def _at(seconds: np.ndarray, rows: float) -> float:
+    return float(np.interp(rows, np.arange(1, 1 + len(seconds)), seconds))
 
 
 def _falling(right: np.ndarray, seen: np.ndarray) -> np.ndarray:

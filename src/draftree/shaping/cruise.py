@@ -18,7 +18,8 @@ import numpy as np
 
 from draftree.drafting.base import Context
 from draftree.shaping.average import Average, new_average
-from draftree.shaping.counts import Sizes
+from draftree.shaping.counts import AHEAD, LEVELS, PARTS, Reach, least_of, seen_in
+from draftree.tree import TokenTree
 
 HABIT = 0.9  # weight of the past in what a request's guesses bring
 LOOK_EVERY = 4  # steps of a course after which it is looked whether they pay
@@ -27,7 +28,7 @@ FIRST = 3  # guesses of a single request where nothing is known
 FIRST_LEAST = 1.05  # tokens a step that these have to bring to be gone on with
 USUAL = 0.997  # weight of the past in what guesses of a new request are taken for
 UNSURE = 0.12  # by which what is expected may fall short of plain speed if nothing was tried yet
-TRIED = (1, 2, 4)  # guesses of each request that are looked at to see whether drafting may pay at all
+MORE, MOST_MORE = 6, 3.0  # guesses that a tree may have beyond those expected, of which there may be more in places
 
 
 class Kind(Enum):
@@ -75,7 +76,7 @@ class Pace(NamedTuple):
         return (self.of(rows) + self.beside) / (self.plain + self.beside)
 
 
-def least_of(averages: Sequence[Average | None]) -> float:
+def promise_of(averages: Sequence[Average | None]) -> float:
     """Tokens a second, over those of plain decoding, that drafting has to promise to be tried.
 
     Args:
@@ -93,14 +94,16 @@ class Cruise:
         self._usual = new_average(USUAL)  # what a new request is taken for
         self._ids: list[int] = []  # of the course's batch
         self._alive: set[int] = set()  # those of them that are not over
-        self._sizes: list[int] = []
+        self._levels: list[tuple[int, ...]] = []  # bins that guesses of each request are to be of, in each part
+        self._sizes: list[int] = []  # most guesses of each
         self._kind = Kind.FIRST
         self._paid: Kind | None = None  # the course before, if it paid to its end
         self._left = 0  # steps to go
         self._taken = 0  # steps so far
         self._lengths: list[int] = []  # of the texts, at the first of them
-        self._steps: list[tuple[Sequence[Sequence[int]], Sequence[int]]] = []  # nodes walked in each, and trees' sizes
-        self._spent = 0.0  # time of such a step in plain ones, of a request with guesses
+        self._steps: list[tuple[Sequence[Sequence[int]], TokenTree]] = []  # nodes that were walked in each, and trees
+        self._pace = Pace(np.zeros(1), 0.0, 1.0)  # what such steps take
+        self._packed = True  # whether only real rows cost
 
     # ---------------------------------------------------------------- a course
 
@@ -134,18 +137,9 @@ class Cruise:
         self._taken += 1
         return self._sizes
 
-    def learn(self, walks: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
-        """A step of the course is over: the nodes walked in each tree, and the tree's size."""
-        self._steps.append((walks, sizes))
-
-    def _counted(self, place: int) -> tuple[list[int], list[int]]:
-        """Of the request in this place: in how many steps node n was walked, and how many had n guesses."""
-        right, counts = [0] * (self._sizes[place] + 1), [0] * (self._sizes[place] + 1)
-        for walks, sizes in self._steps:
-            counts[sizes[place] - 1] += 1
-            for node in walks[place]:
-                right[node] += 1
-        return right, counts
+    def learn(self, walks: Sequence[Sequence[int]], trees: TokenTree) -> None:
+        """A step of the course is over: the nodes walked in each of its trees."""
+        self._steps.append((walks, trees))
 
     def _pays(self, requests: Sequence[Context]) -> bool:
         """Whether the steps so far have brought what they took, but for some bad luck."""
@@ -156,29 +150,49 @@ class Cruise:
                 steps += self._taken
         if self._kind is Kind.FIRST:
             return came > FIRST_LEAST * steps
-        return came > steps * self._spent - LUCK * math.sqrt(steps)
+        return came > self._taken * sum(self._spent()) - LUCK * math.sqrt(steps)
+
+    def _spent(self) -> list[float]:
+        """Time of such a step in plain ones, for each request: the drafter's in equal parts, that of rows by guesses.
+
+        0 for requests without guesses; together the others pay for all that it takes longer.
+        """
+        taking, batch = sum(size > 0 for size in self._sizes), len(self._ids)
+        guesses, rows = [0] * batch, 0
+        for _, trees in self._steps:
+            rows += sum(trees.sizes) if self._packed else batch * trees.width
+            for b, size in enumerate(trees.sizes):
+                guesses[b] += size - 1
+        steps = max(len(self._steps), 1)
+        least = self._pace.longer(batch)
+        more = max(self._pace.longer(max(rows / steps, batch)) - least, 0.0) / max(sum(guesses), 1)
+        return [
+            1.0 + batch * ((least - 1.0) / taking + more * count) if size else 0.0
+            for size, count in zip(self._sizes, guesses, strict=True)
+        ]
 
     def over(self, requests: Sequence[Context]) -> list[Course]:
         """What the course was, once, for each of these requests that had guesses in it."""
         steps, self._taken, self._left = self._taken, 0, 0
-        if not steps:
+        if not steps or not self._steps:  # none where no step came to its end
             return []
         courses = []
         there = {request.id: request for request in requests}
-        for place, (number, length, size) in enumerate(zip(self._ids, self._lengths, self._sizes, strict=True)):
+        parts = zip(self._ids, self._lengths, self._sizes, self._spent(), strict=True)
+        for place, (number, length, size, spent) in enumerate(parts):
             request = there.get(number)
-            if size and request is not None and self._steps:  # none where no step came to its end
-                right, counts = self._counted(place)
-                self._average(number).learn(right, counts)
-                self._tell_others(right, counts)
-                courses.append(Course(request, (len(request.tokens) - length) / steps, self._spent, steps))
+            if size and request is not None:
+                self._tell(number, place)
+                courses.append(Course(request, (len(request.tokens) - length) / steps, spent, steps))
         return courses
 
-    def _tell_others(self, right: Sequence[int], counts: Sequence[int]) -> None:
+    def _tell(self, request: int, place: int) -> None:
         """What was found goes for new requests too; long courses are of texts that are easier than most."""
-        steps = sum(counts)
+        steps = len(self._steps)
         if steps:
-            self._usual.learn(right, counts, min(1.0, Kind.TRIAL.value / steps))
+            seen = seen_in([walks[place] for walks, _ in self._steps], [trees for _, trees in self._steps], place)
+            self._average(request).learn(seen, steps, self._levels[place])
+            self._usual.learn(seen, steps, self._levels[place], min(1.0, Kind.TRIAL.value / steps))
 
     def stop(self) -> None:
         """No more steps, and nobody is told of those taken."""
@@ -204,11 +218,11 @@ class Cruise:
     def promises(self, batch: int, pace: Pace) -> bool:
         """Whether drafting for a batch of requests such as have been is worth a trial."""
         least = 1.0 - UNSURE if self.known else 0.0
-        for size in TRIED:
-            worth, rows = self._usual.values[:2, :size].sum(1).tolist()
-            if 1 + worth > least * pace.longer(batch * (1 + rows)):
-                return True
-        return False
+        right, there = self._usual.values[:2].reshape(2, PARTS, LEVELS).sum(1).cumsum(1).tolist()
+        return any(
+            1 + gain > least * pace.longer(batch * (1 + min(guesses, AHEAD)))
+            for gain, guesses in zip(right, there, strict=True)
+        )
 
     # ---------------------------------------------------------------- setting out
 
@@ -221,17 +235,18 @@ class Cruise:
         size = math.ceil(FIRST / batch)  # many tell of the first guess soon enough, and rows of many are dear
         if pace.longer(batch * (1 + size)) >= 1 + size:
             return False
-        self._begin(Kind.FIRST, requests, [size * part for part in takes], pace, packed=packed)
+        guesses = [size * part for part in takes]
+        self._begin(Kind.FIRST, requests, [(LEVELS,) * PARTS] * batch, guesses, guesses, pace, packed=packed)
         return True
 
     def set_out(
-        self, requests: Sequence[Context], best: Sizes, takes: Sequence[bool], pace: Pace, *, packed: bool
+        self, requests: Sequence[Context], best: Reach, takes: Sequence[bool], pace: Pace, *, packed: bool
     ) -> float:
         """Begin a course: a trial, or a cruise behind a course that paid.
 
         Args:
             requests: of the coming step.
-            best: sizes that are best by what is known, and the tokens expected with them.
+            best: which guesses are best by what is known, and the tokens expected with them.
             takes: which requests have guesses: one at least.
             pace: what such steps take.
             packed: whether only real rows cost.
@@ -239,41 +254,48 @@ class Cruise:
         Returns:
             Tokens a second that are expected, over those of plain decoding.
         """
-        sizes = [max(size, 1) * part for size, part in zip(best.sizes, takes, strict=True)]
+        levels, gains, guesses = [], [], []
+        for request, part, level, gain, count in zip(requests, takes, *best, strict=True):
+            if part and not level[0]:  # the likeliest, so that it is known whether they come to more
+                right, there = self._average(request.id).values[:2, 0].tolist()
+                level, gain, count = (1,) + (0,) * (PARTS - 1), 1.0 + right, there
+            levels.append(level)
+            gains.append(gain)
+            guesses.append(count)
+        sizes = [min(AHEAD, int(MOST_MORE * n) + MORE) * part for n, part in zip(guesses, takes, strict=True)]
         kind = Kind.TRIAL if self._paid is None else Kind.CRUISE
-        longer = self._begin(kind, requests, sizes, pace, packed=packed)
-        gain = 0.0
-        for request, size, found in zip(requests, sizes, best.gains, strict=True):
-            gain += max(found, 1 + float(self._average(request.id).values[0, 0])) if size else 1.0
-        return gain / longer / len(requests)
+        longer = self._begin(kind, requests, levels, sizes, guesses, pace, packed=packed)
+        return sum(gains) / longer / len(requests)
 
-    def _begin(self, kind: Kind, requests: Sequence[Context], sizes: list[int], pace: Pace, *, packed: bool) -> float:
-        """Steps of these sizes are to come; what one is expected to take against a plain one."""
+    def _begin(
+        self,
+        kind: Kind,
+        requests: Sequence[Context],
+        levels: list[tuple[int, ...]],
+        sizes: list[int],
+        guesses: Sequence[float],
+        pace: Pace,
+        *,
+        packed: bool,
+    ) -> float:
+        """Steps with such guesses are to come; what one is expected to take against a plain one."""
         batch = len(requests)
-        if packed:
-            rows = batch + sum(self._average(r.id).rows(n) for r, n in zip(requests, sizes, strict=True) if n)
-        else:
-            rows = batch * (1 + max(sizes))
-        longer = pace.longer(rows)
-        self._paid, self._kind = None, kind
+        self._paid, self._kind, self._pace, self._packed = None, kind, pace, packed
         self._left = max(kind.value // batch, LOOK_EVERY) if kind is Kind.FIRST else kind.value
         self._taken = 0
-        self._ids, self._sizes = [request.id for request in requests], sizes
+        self._ids, self._levels, self._sizes = [request.id for request in requests], levels, sizes
         self._alive = set(self._ids)
-        self._spent = self._share(longer)
-        return longer
-
-    def _share(self, longer: float) -> float:
-        """Time of a step in plain ones for a request with guesses, which together pay for what it takes longer."""
-        return 1.0 + (longer - 1.0) * len(self._ids) / max(sum(size > 0 for size in self._sizes), 1)
+        for request, level in zip(requests, levels, strict=True):
+            request.least = least_of(level)
+        return pace.longer(batch + sum(guesses) if packed else batch * (1 + max(guesses)))
 
     def end(self, request: int) -> None:
         """The request is over."""
-        self._averages.pop(request, None)
         if self._taken and request in self._alive:
             place = self._ids.index(request)
             if self._sizes[place]:
-                self._tell_others(*self._counted(place))
+                self._tell(request, place)
+        self._averages.pop(request, None)
         self._alive.discard(request)
         if not self._alive:
             self.stop()

@@ -24,8 +24,8 @@ from draftree.shaping.base import Shape
 from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
-from draftree.shaping.counts import AHEAD, Sizes
-from draftree.shaping.cruise import Cruise, Pace, least_of
+from draftree.shaping.counts import AHEAD, wanted
+from draftree.shaping.cruise import Cruise, Pace, promise_of
 from draftree.shaping.gathered import Gathered
 from draftree.shaping.governor import REST_ASKED, REST_LAST, REST_PREPARED, Governor
 from draftree.shaping.planner import Choice, Planner
@@ -69,6 +69,7 @@ class DynamicTree(Shape):
         self.governor = Governor()
         self._beside = Governor()  # of what a drafter that prepares its guesses has without: a trie beside heads
         self._by = self.governor  # whose decision the coming step is
+        self._heeded = False  # whether the drafter keeps to `Context.least`
         self._unprepared = False  # whether there is such a part
         self._own_cost = None if isinstance(cost, str) else cost
         self._line = cost == "line"
@@ -105,6 +106,7 @@ class DynamicTree(Shape):
         self.planner.bind(self._own_cost or cost, drafter, pruner, packed=packed)
         # To prepare guesses after a rest costs a pass with rows, not only a look at what is known.
         self.governor.longest = REST_ASKED if self.planner.attaching is None else REST_PREPARED
+        self._heeded = drafter is not None and drafter.heeds_least
         self._unprepared = self.planner.attaching is not None and drafter is not None and drafter.unprepared
         self._simple = pruner is None and not self._unprepared and isinstance(self.calibration, Calibration)
 
@@ -171,7 +173,7 @@ class DynamicTree(Shape):
             averages = cruise.averages(requests, takes)
             best = self.calibration.ahead(averages, pace.seconds, pace.aside + pace.beside, packed=packed)
             promise = cruise.set_out(requests, best, takes, pace, packed=packed)
-            if promise < least_of(averages) and self.governor.declines(requests, takes):
+            if promise < promise_of(averages) and self.governor.declines(requests, takes):
                 cruise.stop()
                 return False
         if planner.spawns:
@@ -194,6 +196,8 @@ class DynamicTree(Shape):
         """See `Shape.budgets`."""
         if self._steady is not None:
             return [min(size, most, self.max_nodes) for size in self._steady]
+        for request in requests:
+            request.least = None
         self._batch = len(requests)
         if not self._recent:  # a look-up takes longer for more guesses, and rows of a large batch are dear
             self._recent = min(self.max_nodes, AHEAD) / self._batch
@@ -216,7 +220,7 @@ class DynamicTree(Shape):
     def trim(self, requests: Sequence[Context], trees: TokenTree) -> TokenTree:
         """See `Shape.trim`."""
         if self._steady is not None:
-            return trees
+            return trees if self._heeded else above(trees, [request.least for request in requests])
         if self._planned and trees.width > 1 and isinstance(self.calibration, Calibration):
             trimmed = self._trim_simple(self.calibration, requests, trees)
             if trimmed is not None:
@@ -258,14 +262,14 @@ class DynamicTree(Shape):
         packed = planner.packed or batch == 1
         pace = self._pace(batch, batch * (max(trees.width, AHEAD) + 1))
         averages = self._cruise.averages(requests, self._asked)
-        plans = calibration.plan(requests, trees, averages, pace.seconds, pace.aside + pace.beside, packed=packed)
-        if plans is None:
+        now = calibration.plan(requests, trees, averages, pace.seconds, packed=packed)
+        if now is None:
             return None
-        now, later = plans
         calibration.remember(requests, trees, always=batch == 1 or self.governor.losing)
         rows = batch + sum(now.sizes) if packed else batch * (1 + max(now.sizes))
         choice = Choice(now.sizes, now.gains, float(pace.seconds[rows - 1]))
-        self._cruise.set_out(requests, later, self._asked, pace, packed=packed)
+        best = calibration.ahead(averages, pace.seconds, pace.aside + pace.beside, packed=packed)
+        self._cruise.set_out(requests, best, self._asked, pace, packed=packed)
         if planner.spawns:
             planner.prized(choice, self.governor.pace)
         sizes = now.sizes
@@ -357,10 +361,10 @@ class DynamicTree(Shape):
         if (told := self._plain.add(batch, seconds, whole)) is not None:
             self.planner.rested(batch, told.seconds, told.whole, LEARN_EVERY)
 
-    def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
+    def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], trees: TokenTree) -> None:
         """See `Shape.learn`."""
         if self._steady is not None:
-            self._cruise.learn(walks, sizes)
+            self._cruise.learn(walks, trees)
             return
         for request in requests:
             booked = self._booked.pop(request.id, None)
@@ -378,6 +382,17 @@ class DynamicTree(Shape):
         self._beside.end(request)
         self._cruise.end(request.id)
         self._booked.pop(request.id, None)
+
+
+def above(trees: TokenTree, least: Sequence[Sequence[float] | None]) -> TokenTree:
+    """The trees with the guesses that are wanted (`Context.least`)."""
+    logp, falling, sizes = trees.logp.numpy(force=True), True, []
+    for of, size, floors in zip(logp, trees.sizes, least, strict=True):
+        sizes.append(size - 1 if floors is None else wanted(of[1:size], floors))
+        falling = falling and bool((of[1:size] <= of[: size - 1]).all())
+    if all(n == size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
+        return trees
+    return trees.first(sizes) if falling else trees.best(sizes)
 
 
 def _keep_resting(requests: Sequence[Context]) -> None:

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#define ABI 4 /* raised when a signature changes; c_trie.py refuses a library of another number */
+#define ABI 5 /* raised when a signature changes; c_trie.py refuses a library of another number */
 #define FROM_PROMPT 1
 #define FROM_OUTPUT 2
 #define HIERARCHICAL 0
@@ -359,57 +359,63 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
     return d.n;
 }
 
+/* place [n] becomes the order of n guesses by falling log-probability; of equals the earlier comes first, so that a parent precedes its
+ * children. Returns how many are wanted: as many as are above the last of the `parts` numbers of least, or of the first ends[i] as
+ * many as are above least[i]. */
+static int32_t order(int32_t n, const float *logp, int32_t parts, const int32_t *ends, const float *least, int32_t *place) {
+    for (int32_t i = 0; i < n; i++) { /* most come in order, or nearly */
+        int32_t at = i;
+        for (; at > 0 && logp[place[at - 1]] < logp[i]; at--) place[at] = place[at - 1];
+        place[at] = i;
+    }
+    int32_t wanted = 0;
+    for (int32_t part = 0; part < parts; part++) {
+        int32_t most = part < parts - 1 && ends[part] < n ? ends[part] : n;
+        while (wanted < most && logp[place[wanted]] > least[part]) wanted++;
+    }
+    return wanted;
+}
+
 /* Retrieval for a batch: request slots[b] first takes in the next news_counts[b] of news, and once all have, gives up to budgets[b]
- * guesses, depths[b] deep at most; 0 for none. Columns are [batch, room]; counts [batch] become the guesses. Returns the most. */
+ * guesses, depths[b] deep at most; 0 for none. Columns are [batch, room]. place [batch, room] becomes their order by falling
+ * log-probability, and counts [batch] how many are wanted by least [batch, parts] and ends [parts - 1]. Returns the most. */
 int32_t trie_collect(Trie *t, int32_t batch, const int32_t *slots, const int32_t *news, const int32_t *news_counts,
-                     const int32_t *budgets, const int32_t *depths, int mode, int sources, int32_t room, int32_t *tokens,
-                     int32_t *parents, float *logp, uint8_t *source, int32_t *counts) {
+                     const int32_t *budgets, const int32_t *depths, int32_t parts, const int32_t *ends, const float *least, int mode,
+                     int sources, int32_t room, int32_t *tokens, int32_t *parents, float *logp, uint8_t *source, int32_t *place,
+                     int32_t *counts) {
     int32_t most = 0;
     for (int32_t b = 0; b < batch; news += news_counts[b++]) trie_extend(t, slots[b], news, news_counts[b]);
     for (int32_t b = 0; b < batch; b++) {
         size_t at = (size_t)b * room;
-        counts[b] = budgets[b] < 1 || depths[b] < 1 ? 0
-                                                    : trie_retrieve(t, slots[b], budgets[b], depths[b], mode, sources, tokens + at,
-                                                                    parents + at, logp + at, source + at);
+        counts[b] = 0;
+        if (budgets[b] < 1 || depths[b] < 1) continue;
+        int32_t n = trie_retrieve(t, slots[b], budgets[b], depths[b], mode, sources, tokens + at, parents + at, logp + at, source + at);
+        counts[b] = order(n, logp + at, parts, ends, least + (size_t)b * parts, place + at);
         most = counts[b] > most ? counts[b] : most;
     }
     return most;
 }
 
-/* One retrieved draft of n nodes as a tree: ids are tokens, parents and sources with the root in front, each `plane` behind the
- * one before, best the log-probabilities, in falling order; of equals the earlier comes first, so that a parent precedes its
- * children. place [n]. */
-static void order(int32_t n, int64_t root, const int32_t *tokens, const int32_t *parents, const float *logp, const uint8_t *source,
-                  int32_t *place, int64_t plane, int64_t *ids, float *best) {
-    int64_t *above = ids + plane, *sources = above + plane;
-    for (int32_t i = 0; i < n; i++) { /* most come in order, or nearly */
-        int32_t at = i;
-        for (; at > 0 && best[at] < logp[i]; at--) best[at + 1] = best[at], above[at + 1] = above[at];
-        best[at + 1] = logp[i];
-        above[at + 1] = i;
-    }
-    for (int32_t i = 1; i <= n; i++) place[above[i]] = i;
-    for (int32_t i = 1; i <= n; i++) {
-        int64_t from = above[i];
-        ids[i] = tokens[from];
-        sources[i] = source[from];
-        above[i] = parents[from] < 0 ? 0 : place[parents[from]];
-    }
-    ids[0] = root, above[0] = -1, sources[0] = 0, best[0] = 0;
-}
-
-/* What `trie_collect` found as a batch of trees: ids [3, batch, width] are tokens, parents and sources, best [batch, width] the
- * log-probabilities; padded as a TokenTree is. place [room]. */
+/* What `trie_collect` found as a batch of trees: ids [3, batch, width] are tokens, parents and sources with the root in front, best
+ * [batch, width] the log-probabilities; padded as a TokenTree is. where [room]. */
 void trie_stack(int32_t batch, int32_t room, int32_t width, const int64_t *roots, const int32_t *tokens, const int32_t *parents,
-                const float *logp, const uint8_t *source, const int32_t *counts, int32_t *place, int64_t *ids, float *best) {
+                const float *logp, const uint8_t *source, const int32_t *counts, const int32_t *place, int32_t *where, int64_t *ids,
+                float *best) {
     int64_t plane = (int64_t)batch * width;
-    for (int32_t b = 0; b < batch; b++, ids += width, best += width) {
+    for (int32_t b = 0; b < batch; b++, ids += width, best += width, place += room) {
+        int64_t *above = ids + plane, *sources = above + plane;
         size_t at = (size_t)b * room;
-        order(counts[b], roots[b], tokens + at, parents + at, logp + at, source + at, place, plane, ids, best);
-        for (int32_t i = counts[b] + 1; i < width; i++) {
-            ids[i] = 0, ids[plane + i] = -1, ids[2 * plane + i] = 0;
-            best[i] = -INFINITY;
+        ids[0] = roots[b], above[0] = -1, sources[0] = 0, best[0] = 0;
+        for (int32_t i = 1; i <= counts[b]; i++) {
+            int32_t from = place[i - 1];
+            size_t row = at + from;
+            where[from] = i;
+            ids[i] = tokens[row];
+            sources[i] = source[row];
+            best[i] = logp[row];
+            above[i] = parents[row] < 0 ? 0 : where[parents[row]];
         }
+        for (int32_t i = counts[b] + 1; i < width; i++) ids[i] = 0, above[i] = -1, sources[i] = 0, best[i] = -INFINITY;
     }
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftree.drafting.lookahead._backend import Arrays, Dump, Settings
+from draftree.drafting.lookahead._backend import Arrays, Dump, Least, Settings
 from draftree.tree import TokenTree
 
 LIBRARY = Path(__file__).with_name("_trie.so")
-ABI = 4
+ABI = 5
 
 _INTS = POINTER(c_int32)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -55,8 +55,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_int32, c_int32, c_int32, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
-    "trie_collect": (c_int32, [c_void_p, c_int32, *[c_void_p] * 5, c_int, c_int, c_int32, *[c_void_p] * 5]),
-    "trie_stack": (None, [c_int32, c_int32, c_int32, *[c_void_p] * 9]),
+    "trie_collect": (
+        c_int32,
+        [c_void_p, c_int32, *[c_void_p] * 5, c_int32, *[c_void_p] * 2, c_int, c_int, c_int32, *[c_void_p] * 6],
+    ),
+    "trie_stack": (None, [c_int32, c_int32, c_int32, *[c_void_p] * 10]),
     "trie_dump": (None, [c_void_p] * 6),
     "trie_restore": (c_int, [c_void_p, c_int32, *[c_void_p] * 4, c_uint32]),
 }
@@ -114,7 +117,7 @@ class CTrie:
             dtypes: tuple[Any, ...] = (np.int32, np.int32, np.float32, np.uint8)
             self._out: tuple[NDArray[Any], ...] = tuple(np.empty(budget, dtype) for dtype in dtypes)
             self._out_at = [column.ctypes.data for column in self._out]
-            self._place = (c_int32 * budget)()
+            self._place, self._where = (c_int32 * budget)(), (c_int32 * budget)()
 
     def begin(self, tokens: Sequence[int]) -> int:
         slot: int = self._lib.trie_begin(self._trie, _ints(tokens), len(tokens))
@@ -138,6 +141,7 @@ class CTrie:
         roots: Sequence[int],
         budgets: Sequence[int],
         depths: Sequence[int],
+        least: Least,
         mode: int,
         sources: int,
     ) -> TokenTree:
@@ -145,15 +149,19 @@ class CTrie:
         self._make_room(batch * room)
         ints = c_int32 * batch
         counts = ints()
+        flat = [floor for part in least.floors for floor in part]
+        ends, floors = (c_int32 * len(least.ends))(*least.ends), (c_float * len(flat))(*flat)
         told = news[0] if batch == 1 else [token for part in news for token in part]
         most = self._lib.trie_collect(
             *(self._trie, batch, ints(*slots), _ints(told), ints(*map(len, news)), ints(*budgets), ints(*depths)),
-            *(mode, sources, room, *self._out_at, counts),
+            *(len(floors) // batch, ends, floors, mode, sources, room, *self._out_at, self._place, counts),
         )
         width = most + 1
         ids, logp = torch.empty(3, batch, width, dtype=torch.long), torch.empty(batch, width)
         at = ids.data_ptr(), logp.data_ptr()
-        self._lib.trie_stack(batch, room, width, (c_int64 * batch)(*roots), *self._out_at, counts, self._place, *at)
+        self._lib.trie_stack(
+            batch, room, width, (c_int64 * batch)(*roots), *self._out_at, counts, self._place, self._where, *at
+        )
         tokens, parents, source = ids.unbind()
         return TokenTree(tokens, parents, logp, source, tuple([count + 1 for count in counts]))
 

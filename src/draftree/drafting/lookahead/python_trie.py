@@ -22,6 +22,7 @@ from draftree.drafting.lookahead._backend import (
     NO_PARENT,
     Arrays,
     Dump,
+    Least,
     Settings,
     in_order,
 )
@@ -301,17 +302,18 @@ class PythonTrie:
         roots: Sequence[int],
         budgets: Sequence[int],
         depths: Sequence[int],
+        least: Least,
         mode: int,
         sources: int,
     ) -> TokenTree:
         for slot, came in zip(slots, news, strict=True):
             self.extend(slot, came)
         trees = []
-        for slot, root, budget, depth in zip(slots, roots, budgets, depths, strict=True):
+        for b, (slot, root, budget, depth) in enumerate(zip(slots, roots, budgets, depths, strict=True)):
             if budget < 1 or depth < 1:
                 trees.append(TokenTree.from_arrays([], [], root=root))
                 continue
-            trees.append(in_order(self.retrieve(slot, budget, depth, mode, sources), root))
+            trees.append(in_order(self.retrieve(slot, budget, depth, mode, sources), root, least, b))
         return TokenTree.stack(trees)
 
     def take_tree(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> int:

@@ -25,6 +25,7 @@ longer one left open, u / (hits of its match + u), as in PPM.
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import warnings
@@ -37,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftree.drafting.lookahead import trie_file
-from draftree.drafting.lookahead._backend import MODES, SOURCES, Backend, Settings
+from draftree.drafting.lookahead._backend import MODES, SOURCES, Backend, Least, Settings
 from draftree.drafting.lookahead.c_trie import CTrie
 from draftree.drafting.lookahead.python_trie import PythonTrie
 from draftree.tree import TokenTree
@@ -189,6 +190,8 @@ class Trie:
         *,
         news: Sequence[Sequence[int]] = (),
         depths: Sequence[int] = (),
+        least: Sequence[Sequence[float] | None] = (),
+        ends: Sequence[int] = (),
         mode: str = "hierarchical",
         sources: str = "mix",
     ) -> TokenTree:
@@ -199,14 +202,18 @@ class Trie:
         requests: live ones. roots: their newest tokens. budgets: most guesses of each; 0 for none.
         news: tokens committed since, which all enter before the first look-up, as by `extend`; none by default.
         depths: most levels of each, at most `branch_length` (the default); 0 for no guesses.
+        least, ends: of each, log-probabilities that guesses have to be above, in falling order one for the first
+        ends[0], one for those up to ends[1], and so on, the last for all others; None, the default, for any.
         mode, sources: see `retrieve`.
         """
         most: int = self.options["branch_length"]
         wanted = _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
         deep = [min(depth, most) for depth in depths] if depths else [most] * len(requests)
+        none = (-math.inf,) * (len(ends) + 1)
+        floors = Least(tuple(ends), [none if part is None else part for part in least] or [none] * len(requests))
         with self._lock:
             slots = [self._slot(request) for request in requests]
-            return self._backend.draft(slots, news or [()] * len(slots), roots, budgets, deep, *wanted)
+            return self._backend.draft(slots, news or [()] * len(slots), roots, budgets, deep, floors, *wanted)
 
     def _wanted(self, budget: int, depth: int | None, mode: str, sources: str) -> tuple[int, int, int, int]:
         _check_count("budget", budget)
