@@ -102,27 +102,50 @@ static void choose(const double *worth, const double *rows, int64_t stride, cons
     for (int64_t q = 0; q < sequences; q++) sizes[q] = counts[q] < far ? counts[q] : far;
 }
 
+/* The cells of a part [LEVELS] as blocks [LEVELS] whose guesses are worth less and less, each of `length` cells: a cell that was
+ * seldom seen must not hide those behind it. Returns how many. */
+static int64_t pool(const double *worth, const double *count, double *block, double *rows, int64_t *length) {
+    int64_t n = 0;
+    for (int64_t k = 0; k < LEVELS; k++) {
+        block[n] = worth[k], rows[n] = count[k], length[n] = 1;
+        for (; n && block[n] * rows[n - 1] >= block[n - 1] * rows[n]; n--)
+            block[n - 1] += block[n], rows[n - 1] += rows[n], length[n - 1] += length[n];
+        n++;
+    }
+    return n;
+}
+
 /* For steps that no plan goes before, whose trees are taken for each request's average ones: average as in `counts_plan`. levels
  * [batch, PARTS]: how many bins of each part guesses are to be of, never more than of the part before; gains, guesses [batch]: tokens
  * and guesses expected. Returns 0; -2 for too many requests. */
 int64_t counts_ahead(double *const *average, int64_t batch, const double *seconds, double aside, int packed, int64_t *levels,
                      double *gains, double *guesses) {
     double worth[MOST], rows[MOST];
-    int64_t counts[MOST], head[MOST];
+    int64_t counts[MOST], head[MOST], length[MOST];
     if (batch * CELLS > MOST) return -2;
-    for (int64_t b = 0; b < batch; b++) {
-        for (int64_t part = 0; part < PARTS; part++) counts[b * PARTS + part] = average[b] ? LEVELS : 0;
-        if (!average[b]) continue;
-        memcpy(worth + b * CELLS, average[b], sizeof(double) * CELLS);
-        memcpy(rows + b * CELLS, average[b] + CELLS, sizeof(double) * CELLS);
+    for (int64_t q = 0; q < batch * PARTS; q++) {
+        const double *of = average[q / PARTS];
+        int64_t from = q % PARTS * LEVELS, to = q * LEVELS;
+        counts[q] = of ? LEVELS : 0;
+        if (of && packed) counts[q] = pool(of + from, of + CELLS + from, worth + to, rows + to, length + to);
+        if (!of || packed) continue;
+        memcpy(worth + to, of + from, sizeof(double) * LEVELS);
+        memcpy(rows + to, of + CELLS + from, sizeof(double) * LEVELS);
     }
     choose(worth, rows, LEVELS, counts, batch * PARTS, batch, seconds, batch * (AHEAD + 1), aside, packed, levels, head);
     for (int64_t b = 0; b < batch; b++) {
         gains[b] = 1, guesses[b] = 0;
         for (int64_t part = 0; part < PARTS; part++) {
-            int64_t *level = levels + b * PARTS + part, at = b * CELLS + part * LEVELS;
+            int64_t q = b * PARTS + part, *level = levels + q;
+            if (packed) {
+                int64_t blocks = *level;
+                for (*level = 0; blocks; blocks--) *level += length[q * LEVELS + blocks - 1];
+            }
             if (part && *level > level[-1]) *level = level[-1];
-            for (int64_t k = 0; k < *level; k++) gains[b] += worth[at + k], guesses[b] += rows[at + k];
+            for (int64_t k = 0; k < *level; k++) {
+                gains[b] += average[b][part * LEVELS + k];
+                guesses[b] += average[b][CELLS + part * LEVELS + k];
+            }
         }
     }
     return 0;

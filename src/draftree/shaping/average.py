@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from draftree.shaping.counts import CELLS, LEVELS, PARTS, SUREST, Seen, library
+from draftree.shaping.counts import CELLS, LEVELS, PARTS, PER_FACTOR, SUREST, Seen, library
 
 OTHERS = 4  # steps that what is known of other requests counts for
+PRIOR, FEW = 2.0, 0.25  # steps that the drafter's own word counts for, and guesses of each cell in one of them
 HELD = 4.0  # steps that a cell counts for beside those that it was seen in, once there is one
 MOST_MORE = 2.0  # factor by which steps raise what guesses are worth that were not tried in them
 
@@ -36,10 +37,10 @@ class Average:
 
     def __init__(self, habit: float, usual: Average | None = None) -> None:
         self._most = habit / (1 - habit)  # steps that the past counts for
-        self.values: np.ndarray = np.zeros((3, CELLS)) if usual is None else usual.values.copy()
+        self.values: np.ndarray = _new() if usual is None else usual.values.copy()
         np.minimum(self.values[2], OTHERS, out=self.values[2])
         self.at = self.values.ctypes.data  # to ask for either takes longer than to plan a step
-        self.tried = float(self.values[2, 0])
+        self.tried = 0.0 if usual is None else float(self.values[2, 0])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has values of its own, and their address."""
@@ -104,6 +105,12 @@ class CompiledAverage(Average):
         levels = (c_int64 * PARTS)(*tried)
         compiled.counts_walked(self.at, self._most, seen.right, seen.there, steps, levels, weight)
         self.tried += weight * steps
+
+
+def _new() -> np.ndarray:
+    """What is known if nothing is: that guesses of a cell are as likely as the drafter says."""
+    likely = np.tile(np.exp(-(np.arange(LEVELS) + 0.5) / PER_FACTOR), PARTS)
+    return np.stack([FEW * likely, np.full(CELLS, FEW), np.full(CELLS, PRIOR)])
 
 
 def new_average(habit: float, usual: Average | None = None) -> Average:

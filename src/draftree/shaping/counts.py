@@ -195,20 +195,25 @@ class Counts:
             aside: seconds that each of them takes beside its rows.
             packed: as for `plan`.
         """
-        batch, worth, rows = len(averages), [], []
-        for average in averages:
-            none = np.zeros((2, PARTS, 0))
-            right, there = none if average is None else average.values[:2].reshape(2, PARTS, LEVELS)
-            worth += list(right)
-            rows += list(there)
+        batch, worth, rows, lengths = len(averages), [], [], []
+        none = np.zeros((2, PARTS, 0))
+        values = [none if of is None else of.values[:2].reshape(2, PARTS, LEVELS) for of in averages]
+        for right, there in values:
+            for part in range(PARTS):
+                blocks = _pooled(right[part], there[part]) if packed else (right[part], there[part], [1] * LEVELS)
+                for found, kept in zip(blocks, (worth, rows, lengths), strict=True):
+                    kept.append(found)
         sizes = _choose(worth, rows, seconds + aside, batch, batch * (AHEAD + 1), packed=packed)
-        levels, gains, guesses = [], [], []
-        for b in range(batch):
-            of = slice(b * PARTS, (b + 1) * PARTS)
-            levels.append(tuple(np.minimum.accumulate(sizes[of]).tolist()))
-            gains.append(1.0 + sum(float(w[:level].sum()) for w, level in zip(worth[of], levels[b], strict=True)))
-            guesses.append(sum(float(r[:level].sum()) for r, level in zip(rows[of], levels[b], strict=True)))
-        return Reach(levels, gains, guesses)
+        farthest = [sum(of[:size]) for of, size in zip(lengths, sizes, strict=True)]
+        levels = [tuple(np.minimum.accumulate(farthest[b : b + PARTS]).tolist()) for b in range(0, len(sizes), PARTS)]
+        gains, guesses = (
+            [
+                sum(float(of[i][part, :level].sum()) for part, level in enumerate(own))
+                for of, own in zip(values, levels, strict=True)
+            ]
+            for i in range(2)
+        )
+        return Reach(levels, [1.0 + gain for gain in gains], guesses)
 
     def learn(self, drafted: Drafted, text: list[int], *, ended: bool = False) -> Lesson | None:
         """Count a tree's guesses; None where more text may confirm more.
@@ -415,6 +420,21 @@ def _choose(
         if pace > best:
             best, far = pace, w + 1
     return [min(count, far) for count in counts]
+
+
+def _pooled(worth: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Cells as blocks whose guesses are worth less and less, and how many cells each has.
+
+    A cell that was seldom seen must not hide those behind it.
+    """
+    blocks: list[tuple[float, float, int]] = []
+    for of, count in zip(worth.tolist(), rows.tolist(), strict=True):
+        cells = 1
+        while blocks and of * blocks[-1][1] >= blocks[-1][0] * count:
+            last = blocks.pop()
+            of, count, cells = of + last[0], count + last[1], cells + last[2]
+        blocks.append((of, count, cells))
+    return np.array([of for of, *_ in blocks]), np.array([count for _, count, _ in blocks]), [n for *_, n in blocks]
 
 
 def _at(seconds: np.ndarray, rows: float) -> float:
