@@ -14,7 +14,7 @@ import numpy as np
 
 from draftree.shaping.counts import CELLS, LEVELS, PARTS, PER_FACTOR, SUREST, Seen, library
 
-OTHERS = 4  # steps that what is known of other requests counts for
+OTHERS = 8  # steps that what is known of other requests counts for
 PRIOR, FEW = 2.0, 0.25  # steps that the drafter's own word counts for, and guesses of each cell in one of them
 HELD = 4.0  # steps that a cell counts for beside those that it was seen in, once there is one
 MOST_MORE = 2.0  # factor by which steps raise what guesses are worth that were not tried in them
