@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 LEAST_ENDS = (1, 4)
-"""Guesses of a tree, the likeliest first, that are in its first part, and in its first two; the others are the third."""
+"""Guesses of a tree, the likeliest first, that are in its first part, and in its first two; others are the third."""
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ class Context:
         room: how many more tokens the request may emit; deeper guesses are wasted.
         resting: set by the shape, or as the request takes no guesses: the step after this one asks for none, so rows
             that would prepare it are wasted.
-        least: set by the shape: log-probabilities that guesses of the coming tree have to be above to be wanted, one for
-            each part of it (`LEAST_ENDS`), none lower than the one before; None for any. Drafters that save time by it
-            leave the others out (`Drafter.heeds_least`), from other drafters' trees the shape does.
+        least: set by the shape: log-probabilities that guesses of the coming tree have to be above to be wanted, one
+            for each part of it (`LEAST_ENDS`), none lower than the one before; None for any. Drafters that save time by
+            it leave the others out (`Drafter.heeds_least`), from other drafters' trees the shape does.
         spawn: set by the shape: nodes of the tree that are worth rows of the drafter's own; None leaves that to it.
         source: LongTensor [L], what the encoder of an encoder-decoder reads; None for other models, and where only
             the encoder's output is known.

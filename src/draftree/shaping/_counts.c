@@ -189,23 +189,11 @@ int64_t counts_plan(const float *logp, int64_t stride, int64_t batch, const int6
     return 0;
 }
 
-/* What steps showed of one request's guesses: logp [steps] lie in a row for each tree of nodes[i] nodes, the root first; walked [steps]
- * nodes of each were walked, the root among them, one tree's behind the other's in walks. Adds to there and right [CELLS]: guesses,
- * and such that were walked. */
-void counts_seen(const float *const *logp, const int64_t *nodes, const int64_t *walked, const int64_t *walks, int64_t steps,
-                 double *right, double *there) {
-    for (int64_t i = 0; i < steps; walks += walked[i++]) {
-        for (int64_t n = 1; n < nodes[i]; n++) there[cell_of(n, logp[i][n])]++;
-        for (int64_t w = 0; w < walked[i]; w++)
-            if (walks[w]) right[cell_of(walks[w], logp[i][walks[w]])]++;
-    }
-}
-
-/* So many steps were taken with guesses of the first `tried` [PARTS] bins of each part: right and there as in `counts_seen`. average
- * [3, CELLS]: what guesses of each cell brought a step, how many there were, and in how many steps they were looked for, which count
- * for no more than `most`; each of the steps adds as `weight` of one. What is known of the others follows. */
-void counts_walked(double *average, double most, const double *right, const double *there, double steps, const int64_t *tried,
-                   double weight) {
+/* So many steps were taken with guesses of the first `tried` [PARTS] bins of each part; there and right [CELLS] are guesses, and such
+ * that were walked. average [3, CELLS]: what guesses of each cell brought a step, how many there were, and in how many steps they were
+ * looked for, which count for no more than `most`; each of the steps adds as `weight` of one. What is known of the others follows. */
+static void learn(double *average, double most, const double *right, const double *there, double steps, const int64_t *tried,
+                  double weight) {
     double *count = average + CELLS, *met = count + CELLS, before = 0, after = 0;
     for (int64_t k = 0; k < CELLS; k++) {
         if (k % LEVELS >= tried[k / LEVELS]) continue;
@@ -224,6 +212,32 @@ void counts_walked(double *average, double most, const double *right, const doub
         average[k] *= more;
         if (average[k] > SUREST * count[k]) average[k] = SUREST * count[k];
     }
+}
+
+/* What steps showed, for each request's average and for the usual one.
+ *
+ * In `met` of the `steps` steps there were guesses: logp [met] are their trees' log-probabilities [batch, width[i]]; sizes [met, batch]
+ * nodes of each tree, the root first; walked [met, batch] nodes of each that were walked, the root among them, one tree's behind the
+ * other's in walks. average [batch]: NULL where nothing is to be learned; tried [batch, PARTS], most and weight as in `learn`. Returns
+ * 0; -2 for too many requests. */
+int64_t counts_course(const float *const *logp, const int64_t *width, const int64_t *sizes, const int64_t *walked, const int64_t *walks,
+                      int64_t met, int64_t steps, int64_t batch, double *const *average, double most, double *usual, double usual_most,
+                      const int64_t *tried, double weight) {
+    double right[MOST] = {0}, there[MOST] = {0};
+    if (batch * CELLS > MOST) return -2;
+    for (int64_t i = 0; i < met; i++)
+        for (int64_t b = 0; b < batch; walks += walked[i * batch + b++]) {
+            const float *of = logp[i] + b * width[i];
+            for (int64_t n = 1; n < sizes[i * batch + b]; n++) there[b * CELLS + cell_of(n, of[n])]++;
+            for (int64_t w = 0; w < walked[i * batch + b]; w++)
+                if (walks[w]) right[b * CELLS + cell_of(walks[w], of[walks[w]])]++;
+        }
+    for (int64_t b = 0; b < batch; b++) {
+        if (!average[b]) continue;
+        learn(average[b], most, right + b * CELLS, there + b * CELLS, steps, tried + b * PARTS, 1);
+        learn(usual, usual_most, right + b * CELLS, there + b * CELLS, steps, tried + b * PARTS, weight);
+    }
+    return 0;
 }
 
 /* Count which guesses the text confirms: text [came] is what followed the root. Returns how many it does, with those that the

@@ -7,12 +7,13 @@ drafter's probabilities only sort guesses into cells; what those of a cell are w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_int64
+from ctypes import CDLL, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
 
-from draftree.shaping.counts import CELLS, LEVELS, PARTS, PER_FACTOR, SUREST, Seen, library
+from draftree.shaping.counts import CELLS, LEVELS, PARTS, PER_FACTOR, SUREST, cells_of, library
+from draftree.tree import TokenTree
 
 OTHERS = 8  # steps that what is known of other requests counts for
 PRIOR, FEW = 2.0, 0.25  # steps that the drafter's own word counts for, and guesses of each cell in one of them
@@ -71,40 +72,106 @@ class Average:
         self.values[:2] = past * self.values[:2] + (1 - past) * found
         self.count()
 
-    def learn(self, seen: Seen, steps: int, tried: Sequence[int], weight: float = 1.0) -> None:
+    def learn(
+        self, right: np.ndarray, there: np.ndarray, steps: int, tried: Sequence[int], weight: float = 1.0
+    ) -> None:
         """So many steps were taken.
 
         Args:
-            seen: what they showed.
+            right: [CELLS], guesses of each that were walked in them.
+            there: [CELLS], guesses.
             steps: how many.
             tried: bins of each part that guesses were to be of.
             weight: of each of the steps against one of the past.
         """
-        right, there, met = self.values
+        worth, count, met = self.values
         looked = (np.arange(LEVELS) < np.array(tried)[:, None]).ravel()
         share = weight * steps / (np.minimum(met, self._most) + np.where(met > 0, HELD, 0.0) + weight * steps)
-        before = float(right[looked].sum())
-        right += np.where(looked, share * (np.asarray(seen.right) / steps - right), 0.0)
-        there += np.where(looked, share * (np.asarray(seen.there) / steps - there), 0.0)
+        before = float(worth[looked].sum())
+        worth += np.where(looked, share * (right / steps - worth), 0.0)
+        count += np.where(looked, share * (there / steps - count), 0.0)
         met[looked] += weight * steps
-        self.tried += weight * steps
         # Other guesses were not tried; what is known of these goes for them as well.
-        more = min(float(right[looked].sum()) / before, MOST_MORE) if before > 0 else 1.0
-        right[~looked] = np.minimum(right * more, SUREST * there)[~looked]
+        more = min(float(worth[looked].sum()) / before, MOST_MORE) if before > 0 else 1.0
+        worth[~looked] = np.minimum(worth * more, SUREST * count)[~looked]
 
 
-class CompiledAverage(Average):
-    """The same, which learns in one call."""
+def learn_steps(
+    averages: Sequence[Average | None],
+    usual: Average,
+    walks: Sequence[Sequence[Sequence[int]]],
+    trees: Sequence[TokenTree],
+    steps: int,
+    tried: Sequence[Sequence[int]],
+    weight: float,
+) -> None:
+    """So many steps were taken, of which requests learn, and what is usual.
 
-    __slots__ = ()
+    Args:
+        averages: [B], None where nothing is to be learned.
+        usual: what a new request is taken for.
+        walks: nodes that were walked in each tree, the root among them, of steps in which there were guesses.
+        trees: of those steps, each [B, n].
+        steps: all of them.
+        tried: [B], bins of each part that guesses were to be of.
+        weight: of each step in what is usual.
+    """
+    for average in averages:
+        if average is not None:
+            average.tried += steps
+            usual.tried += weight * steps
+    compiled = library()
+    if (
+        compiled is not None
+        and (not trees or trees[0].logp.is_cpu)
+        and _learned(compiled, averages, usual, walks, trees, steps, tried, weight)
+    ):
+        return
+    for b, average in enumerate(averages):
+        if average is None:
+            continue
+        right, there = np.zeros(CELLS), np.zeros(CELLS)
+        for walk, tree in zip(walks, trees, strict=True):
+            cells = cells_of(tree.logp[b, 1 : tree.sizes[b]].numpy(force=True))
+            np.add.at(there, cells, 1)
+            np.add.at(right, cells[[node - 1 for node in walk[b] if node]], 1)
+        average.learn(right, there, steps, tried[b])
+        usual.learn(right, there, steps, tried[b], weight)
 
-    def learn(self, seen: Seen, steps: int, tried: Sequence[int], weight: float = 1.0) -> None:
-        """See `Average.learn`."""
-        compiled = library()
-        assert compiled is not None
-        levels = (c_int64 * PARTS)(*tried)
-        compiled.counts_walked(self.at, self._most, seen.right, seen.there, steps, levels, weight)
-        self.tried += weight * steps
+
+def _learned(
+    compiled: CDLL,
+    averages: Sequence[Average | None],
+    usual: Average,
+    walks: Sequence[Sequence[Sequence[int]]],
+    trees: Sequence[TokenTree],
+    steps: int,
+    tried: Sequence[Sequence[int]],
+    weight: float,
+) -> bool:
+    """The same in one call; False where there are too many requests."""
+    met, batch = len(trees), len(averages)
+    each, every = c_int64 * met, c_int64 * (met * batch)
+    logps = [tree.logp.contiguous() for tree in trees]  # held as long as the call needs them
+    walked = [walk for of in walks for walk in of]
+    nodes = [node for walk in walked for node in walk]
+    most = next((average._most for average in averages if average is not None), 0.0)
+    return not compiled.counts_course(
+        (c_void_p * met)(*[logp.data_ptr() for logp in logps]),
+        each(*[logp.shape[1] for logp in logps]),
+        every(*[size for tree in trees for size in tree.sizes]),
+        every(*map(len, walked)),
+        (c_int64 * len(nodes))(*nodes),
+        met,
+        steps,
+        batch,
+        (c_void_p * batch)(*[None if average is None else average.at for average in averages]),
+        most,
+        usual.at,
+        usual._most,
+        (c_int64 * (batch * PARTS))(*[level for levels in tried for level in levels]),
+        weight,
+    )
 
 
 def _new() -> np.ndarray:
@@ -113,13 +180,8 @@ def _new() -> np.ndarray:
     return np.stack([FEW * likely, np.full(CELLS, FEW), np.full(CELLS, PRIOR)])
 
 
-def new_average(habit: float, usual: Average | None = None) -> Average:
-    """See `Average`; compiled where that can be."""
-    return (Average if library() is None else CompiledAverage)(habit, usual)
-
-
 def _restored(most: float, values: np.ndarray) -> Average:
-    average = new_average(0.5)
+    average = Average(0.5)
     average._most = most
     average.values[:] = values
     average.tried = float(values[2, 0])

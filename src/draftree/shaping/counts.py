@@ -74,43 +74,6 @@ class Reach(NamedTuple):
     guesses: list[float]
 
 
-class Seen(NamedTuple):
-    """What steps showed of a request's guesses: how many of each cell were walked, and how many there were.
-
-    Both [CELLS]: arrays of numpy, or of ctypes where they come from and go to what is compiled.
-    """
-
-    right: Any
-    there: Any
-
-
-def seen_in(walks: Sequence[Sequence[int]], trees: Sequence[TokenTree], b: int) -> Seen:
-    """What steps showed of the guesses for one request.
-
-    Args:
-        walks: nodes of its tree that were walked in each step, the root among them.
-        trees: of each step.
-        b: number of its tree in them.
-    """
-    compiled, steps = library(), len(trees)
-    if compiled is not None and all(of.logp.is_cpu and of.logp.is_contiguous() for of in trees):
-        right, there = (c_double * CELLS)(), (c_double * CELLS)()
-        whole = c_int64 * steps
-        at = (c_void_p * steps)(*[of.logp.data_ptr() + 4 * b * of.width for of in trees])
-        nodes = [node for walk in walks for node in walk]
-        compiled.counts_seen(
-            *(at, whole(*[of.sizes[b] for of in trees]), whole(*map(len, walks)), (c_int64 * len(nodes))(*nodes)),
-            *(steps, right, there),
-        )
-        return Seen(right, there)
-    found = Seen(np.zeros(CELLS), np.zeros(CELLS))
-    for walk, tree in zip(walks, trees, strict=True):
-        cells = cells_of(tree.logp[b, 1 : tree.sizes[b]].numpy(force=True))
-        np.add.at(found.there, cells, 1)
-        np.add.at(found.right, cells[[node - 1 for node in walk if node]], 1)
-    return found if compiled is None else Seen(*((c_double * CELLS)(*part) for part in found))
-
-
 def cells_of(logp: np.ndarray) -> np.ndarray:
     """[n], the cells of a tree's guesses of log-probabilities [n], in their order."""
     parts = np.searchsorted(LEAST_ENDS, np.arange(len(logp)), side="right")
@@ -123,7 +86,7 @@ def least_of(levels: Sequence[int]) -> tuple[float, ...]:
 
 
 def wanted(logp: np.ndarray, least: Sequence[float]) -> int:
-    """How many of a tree's guesses of log-probabilities [n] are above what is asked of their part, the likeliest first."""
+    """How many of a tree's guesses of log-probabilities [n], the likeliest first, are above what their part asks."""
     above = [int((logp > floor).sum()) for floor in least]
     return max(*(min(count, end) for count, end in zip(above, LEAST_ENDS, strict=False)), above[-1])
 
@@ -195,7 +158,10 @@ class Counts:
             aside: seconds that each of them takes beside its rows.
             packed: as for `plan`.
         """
-        batch, worth, rows, lengths = len(averages), [], [], []
+        batch = len(averages)
+        worth: list[Any] = []
+        rows: list[Any] = []
+        lengths: list[Any] = []
         none = np.zeros((2, PARTS, 0))
         values = [none if of is None else of.values[:2].reshape(2, PARTS, LEVELS) for of in averages]
         for right, there in values:
@@ -345,9 +311,12 @@ def library() -> ctypes.CDLL | None:
     except (OSError, AttributeError):
         return None
     library.counts_plan.restype = library.counts_ahead.restype = library.counts_learn.restype = c_int64
-    library.counts_walked.restype = library.counts_seen.restype = None
-    library.counts_walked.argtypes = [c_void_p, c_double, c_void_p, c_void_p, c_double, c_void_p, c_double]
-    library.counts_seen.argtypes = [*[c_void_p] * 4, c_int64, c_void_p, c_void_p]
+    library.counts_course.restype = c_int64
+    library.counts_course.argtypes = [
+        *[c_void_p] * 5,
+        *[c_int64] * 3,
+        *(c_void_p, c_double, c_void_p, c_double, c_void_p, c_double),
+    ]
     library.counts_read.restype, library.counts_read.argtypes = None, [c_void_p] * 3
     pointers: list[Any] = [c_void_p] * 4
     library.counts_plan.argtypes = [

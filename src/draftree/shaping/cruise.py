@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.drafting.base import Context
-from draftree.shaping.average import Average, new_average
-from draftree.shaping.counts import AHEAD, LEVELS, PARTS, Reach, least_of, seen_in
+from draftree.shaping.average import Average, learn_steps
+from draftree.shaping.counts import AHEAD, LEVELS, PARTS, Reach, least_of
 from draftree.tree import TokenTree
 
 HABIT = 0.9  # weight of the past in what a request's guesses bring
@@ -91,7 +91,7 @@ class Cruise:
 
     def __init__(self) -> None:
         self._averages: dict[int, Average] = {}  # by request
-        self._usual = new_average(USUAL)  # what a new request is taken for
+        self._usual = Average(USUAL)  # what a new request is taken for
         self._ids: list[int] = []  # of the course's batch
         self._alive: set[int] = set()  # those of them that are not over
         self._levels: list[tuple[int, ...]] = []  # bins that guesses of each request are to be of, in each part
@@ -101,7 +101,13 @@ class Cruise:
         self._left = 0  # steps to go
         self._taken = 0  # steps so far
         self._lengths: list[int] = []  # of the texts, at the first of them
-        self._steps: list[tuple[Sequence[Sequence[int]], TokenTree]] = []  # nodes that were walked in each, and trees
+        self._walks: list[Sequence[Sequence[int]]] = []  # nodes that were walked in steps with guesses
+        self._trees: list[TokenTree] = []  # of those steps
+        self._roots: tuple[int, ...] = ()  # sizes of trees without guesses
+        self._counted = 0  # such steps that are in the next two
+        self._guesses: list[int] = []  # of each request
+        self._rows = 0  # of all requests
+        self._learned = 0  # steps that have come to their end
         self._pace = Pace(np.zeros(1), 0.0, 1.0)  # what such steps take
         self._packed = True  # whether only real rows cost
 
@@ -126,7 +132,9 @@ class Cruise:
         """Guesses of the coming step of `requests`, those of the course, if it has one more."""
         if not self._taken:
             self._lengths = [len(request.tokens) for request in requests]
-            self._steps.clear()
+            self._walks, self._trees = [], []
+            self._roots, self._guesses = (1,) * len(requests), [0] * len(requests)
+            self._counted = self._rows = self._learned = 0
         elif (self._taken % LOOK_EVERY == 0 or not self._left) and not self._pays(requests):
             self._left = 0
             return None
@@ -139,7 +147,10 @@ class Cruise:
 
     def learn(self, walks: Sequence[Sequence[int]], trees: TokenTree) -> None:
         """A step of the course is over: the nodes walked in each of its trees."""
-        self._steps.append((walks, trees))
+        self._learned += 1
+        if trees.sizes != self._roots:
+            self._walks.append(walks)
+            self._trees.append(trees)
 
     def _pays(self, requests: Sequence[Context]) -> bool:
         """Whether the steps so far have brought what they took, but for some bad luck."""
@@ -158,41 +169,43 @@ class Cruise:
         0 for requests without guesses; together the others pay for all that it takes longer.
         """
         taking, batch = sum(size > 0 for size in self._sizes), len(self._ids)
-        guesses, rows = [0] * batch, 0
-        for _, trees in self._steps:
-            rows += sum(trees.sizes) if self._packed else batch * trees.width
+        for trees in self._trees[self._counted :]:
+            self._rows += sum(trees.sizes) - batch if self._packed else batch * (trees.width - 1)
             for b, size in enumerate(trees.sizes):
-                guesses[b] += size - 1
-        steps = max(len(self._steps), 1)
+                self._guesses[b] += size - 1
+        self._counted = len(self._trees)
         least = self._pace.longer(batch)
-        more = max(self._pace.longer(max(rows / steps, batch)) - least, 0.0) / max(sum(guesses), 1)
+        more = max(self._pace.longer(batch + self._rows / max(self._learned, 1)) - least, 0.0) / max(
+            sum(self._guesses), 1
+        )
         return [
             1.0 + batch * ((least - 1.0) / taking + more * count) if size else 0.0
-            for size, count in zip(self._sizes, guesses, strict=True)
+            for size, count in zip(self._sizes, self._guesses, strict=True)
         ]
 
     def over(self, requests: Sequence[Context]) -> list[Course]:
         """What the course was, once, for each of these requests that had guesses in it."""
         steps, self._taken, self._left = self._taken, 0, 0
-        if not steps or not self._steps:  # none where no step came to its end
+        if not steps or not self._learned:  # none where no step came to its end
             return []
         courses = []
         there = {request.id: request for request in requests}
         parts = zip(self._ids, self._lengths, self._sizes, self._spent(), strict=True)
-        for place, (number, length, size, spent) in enumerate(parts):
+        told = []
+        for number, length, size, spent in parts:
             request = there.get(number)
+            told.append(size > 0 and request is not None)
             if size and request is not None:
-                self._tell(number, place)
                 courses.append(Course(request, (len(request.tokens) - length) / steps, spent, steps))
+        self._tell(told)
         return courses
 
-    def _tell(self, request: int, place: int) -> None:
+    def _tell(self, told: Sequence[bool]) -> None:
         """What was found goes for new requests too; long courses are of texts that are easier than most."""
-        steps = len(self._steps)
-        if steps:
-            seen = seen_in([walks[place] for walks, _ in self._steps], [trees for _, trees in self._steps], place)
-            self._average(request).learn(seen, steps, self._levels[place])
-            self._usual.learn(seen, steps, self._levels[place], min(1.0, Kind.TRIAL.value / steps))
+        if self._learned and any(told):
+            averages = [self._average(number) if of else None for number, of in zip(self._ids, told, strict=True)]
+            weight = min(1.0, Kind.TRIAL.value / self._learned)
+            learn_steps(averages, self._usual, self._walks, self._trees, self._learned, self._levels, weight)
 
     def stop(self) -> None:
         """No more steps, and nobody is told of those taken."""
@@ -212,7 +225,7 @@ class Cruise:
     def _average(self, request: int) -> Average:
         found = self._averages.get(request)
         if found is None or (not found.known and self._usual.known):
-            found = self._averages[request] = new_average(HABIT, self._usual)
+            found = self._averages[request] = Average(HABIT, self._usual)
         return found
 
     def promises(self, batch: int, pace: Pace) -> bool:
@@ -292,9 +305,7 @@ class Cruise:
     def end(self, request: int) -> None:
         """The request is over."""
         if self._taken and request in self._alive:
-            place = self._ids.index(request)
-            if self._sizes[place]:
-                self._tell(request, place)
+            self._tell([number == request and size > 0 for number, size in zip(self._ids, self._sizes, strict=True)])
         self._averages.pop(request, None)
         self._alive.discard(request)
         if not self._alive:
