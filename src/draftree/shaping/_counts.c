@@ -216,7 +216,7 @@ static void learn(double *average, double most, const double *right, const doubl
 
 /* What steps showed, for each request's average and for the usual one.
  *
- * In `met` of the `steps` steps there were guesses: logp [met] are their trees' log-probabilities [batch, width[i]]; sizes [met, batch]
+ * In `met` of the `steps` steps there were guesses: logp [met] are their trees' log-probabilities, [batch] rows width[i] apart; sizes [met, batch]
  * nodes of each tree, the root first; walked [met, batch] nodes of each that were walked, the root among them, one tree's behind the
  * other's in walks. average [batch]: NULL where nothing is to be learned; tried [batch, PARTS], most and weight as in `learn`. Returns
  * 0; -2 for too many requests. */
@@ -227,7 +227,7 @@ int64_t counts_course(const float *const *logp, const int64_t *width, const int6
     if (batch * CELLS > MOST) return -2;
     for (int64_t i = 0; i < met; i++)
         for (int64_t b = 0; b < batch; walks += walked[i * batch + b++]) {
-            const float *of = logp[i] + b * width[i];
+            const float *of = b ? logp[i] + b * width[i] : logp[i];
             for (int64_t n = 1; n < sizes[i * batch + b]; n++) there[b * CELLS + cell_of(n, of[n])]++;
             for (int64_t w = 0; w < walked[i * batch + b]; w++)
                 if (walks[w]) right[b * CELLS + cell_of(walks[w], of[walks[w]])]++;

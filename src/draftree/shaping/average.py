@@ -152,13 +152,13 @@ def _learned(
     """The same in one call; False where there are too many requests."""
     met, batch = len(trees), len(averages)
     each, every = c_int64 * met, c_int64 * (met * batch)
-    logps = [tree.logp.contiguous() for tree in trees]  # held as long as the call needs them
+    logps = [tree.logp for tree in trees]
     walked = [walk for of in walks for walk in of]
     nodes = [node for walk in walked for node in walk]
     most = next((average._most for average in averages if average is not None), 0.0)
     return not compiled.counts_course(
         (c_void_p * met)(*[logp.data_ptr() for logp in logps]),
-        each(*[logp.shape[1] for logp in logps]),
+        each(*[logp.stride(0) for logp in logps]) if batch > 1 else None,
         every(*[size for tree in trees for size in tree.sizes]),
         every(*map(len, walked)),
         (c_int64 * len(nodes))(*nodes),

@@ -104,9 +104,8 @@ class Cruise:
         self._walks: list[Sequence[Sequence[int]]] = []  # nodes that were walked in steps with guesses
         self._trees: list[TokenTree] = []  # of those steps
         self._roots: tuple[int, ...] = ()  # sizes of trees without guesses
-        self._counted = 0  # such steps that are in the next two
-        self._guesses: list[int] = []  # of each request
-        self._rows = 0  # of all requests
+        self._counted = 0  # such steps that are in the next one
+        self._rows = 0  # of their guesses
         self._learned = 0  # steps that have come to their end
         self._pace = Pace(np.zeros(1), 0.0, 1.0)  # what such steps take
         self._packed = True  # whether only real rows cost
@@ -133,7 +132,7 @@ class Cruise:
         if not self._taken:
             self._lengths = [len(request.tokens) for request in requests]
             self._walks, self._trees = [], []
-            self._roots, self._guesses = (1,) * len(requests), [0] * len(requests)
+            self._roots = (1,) * len(requests)
             self._counted = self._rows = self._learned = 0
         elif (self._taken % LOOK_EVERY == 0 or not self._left) and not self._pays(requests):
             self._left = 0
@@ -161,26 +160,31 @@ class Cruise:
                 steps += self._taken
         if self._kind is Kind.FIRST:
             return came > FIRST_LEAST * steps
-        return came > self._taken * sum(self._spent()) - LUCK * math.sqrt(steps)
+        taking = steps / self._taken
+        return came > self._taken * (taking + len(self._ids) * (self._longer() - 1)) - LUCK * math.sqrt(steps)
+
+    def _longer(self) -> float:
+        """Time of the steps so far in plain ones."""
+        batch = len(self._ids)
+        for trees in self._trees[self._counted :]:
+            self._rows += sum(trees.sizes) - batch if self._packed else batch * (max(trees.sizes) - 1)
+        self._counted = len(self._trees)
+        return self._pace.longer(batch + self._rows / max(self._learned, 1))
 
     def _spent(self) -> list[float]:
         """Time of such a step in plain ones, for each request: the drafter's in equal parts, that of rows by guesses.
 
         0 for requests without guesses; together the others pay for all that it takes longer.
         """
-        taking, batch = sum(size > 0 for size in self._sizes), len(self._ids)
-        for trees in self._trees[self._counted :]:
-            self._rows += sum(trees.sizes) - batch if self._packed else batch * (trees.width - 1)
-            for b, size in enumerate(trees.sizes):
-                self._guesses[b] += size - 1
-        self._counted = len(self._trees)
+        taking, batch, longer = sum(size > 0 for size in self._sizes), len(self._ids), self._longer()
+        if taking == 1:
+            return [1.0 + batch * (longer - 1.0) if size else 0.0 for size in self._sizes]
+        guesses = [sum(trees.sizes[b] - 1 for trees in self._trees) for b in range(batch)]
         least = self._pace.longer(batch)
-        more = max(self._pace.longer(batch + self._rows / max(self._learned, 1)) - least, 0.0) / max(
-            sum(self._guesses), 1
-        )
+        more = max(longer - least, 0.0) / max(sum(guesses), 1)
         return [
             1.0 + batch * ((least - 1.0) / taking + more * count) if size else 0.0
-            for size, count in zip(self._sizes, self._guesses, strict=True)
+            for size, count in zip(self._sizes, guesses, strict=True)
         ]
 
     def over(self, requests: Sequence[Context]) -> list[Course]:

@@ -105,6 +105,8 @@ class CTrie:
         self._scratch = (c_int32 * (2 * s.branch_length + 2))()
         self._room = 0
         self._make_room(256)
+        self._arrays: dict[int, tuple[Any, ...]] = {}  # by requests of a draft: to make them takes as long as to draft
+        self._least: Least | None = None  # met last, and its numbers
 
     def __del__(self) -> None:
         if getattr(self, "_trie", None):
@@ -147,21 +149,25 @@ class CTrie:
     ) -> TokenTree:
         batch, room = len(slots), max(budgets)
         self._make_room(batch * room)
-        ints = c_int32 * batch
-        counts = ints()
-        flat = [floor for part in least.floors for floor in part]
-        ends, floors = (c_int32 * len(least.ends))(*least.ends), (c_float * len(flat))(*flat)
-        told = news[0] if batch == 1 else [token for part in news for token in part]
+        held = self._arrays.get(batch)
+        if held is None:
+            held = self._arrays[batch] = tuple((c_int32 * batch)() for _ in range(5))
+        at, told, most_of, deep, counts = held
+        at[:], told[:], most_of[:], deep[:] = slots, [len(part) for part in news], budgets, depths
+        if least != self._least:
+            flat = [floor for part in least.floors for floor in part]
+            self._least, self._floors = least, (c_float * len(flat))(*flat)
+            self._ends = (c_int32 * len(least.ends))(*least.ends)
+        came = news[0] if batch == 1 else [token for part in news for token in part]
         most = self._lib.trie_collect(
-            *(self._trie, batch, ints(*slots), _ints(told), ints(*map(len, news)), ints(*budgets), ints(*depths)),
-            *(len(floors) // batch, ends, floors, mode, sources, room, *self._out_at, self._place, counts),
+            *(self._trie, batch, at, _ints(came), told, most_of, deep, len(least.ends) + 1, self._ends, self._floors),
+            *(mode, sources, room, *self._out_at, self._place, counts),
         )
         width = most + 1
         ids, logp = torch.empty(3, batch, width, dtype=torch.long), torch.empty(batch, width)
-        at = ids.data_ptr(), logp.data_ptr()
-        self._lib.trie_stack(
-            batch, room, width, (c_int64 * batch)(*roots), *self._out_at, counts, self._place, self._where, *at
-        )
+        to = ids.data_ptr(), logp.data_ptr()
+        first = (c_int64 * batch)(*roots)
+        self._lib.trie_stack(batch, room, width, first, *self._out_at, counts, self._place, self._where, *to)
         tokens, parents, source = ids.unbind()
         return TokenTree(tokens, parents, logp, source, tuple([count + 1 for count in counts]))
 
