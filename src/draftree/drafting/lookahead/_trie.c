@@ -31,6 +31,8 @@ typedef struct {
     Request *requests;
     Forest output, shared; /* shared: every prompt, when they are not eliminated */
     Paths heap, kids, trail;
+    int32_t offered; /* children that were looked at, those that are not in `kids` as well */
+    float floor;     /* log-probability that they have to be above */
 } Trie;
 
 typedef struct {
@@ -59,6 +61,7 @@ Trie *trie_new(int32_t branch_length, int32_t max_query, int32_t min_nodes, int3
     t->min_nodes = min_nodes;
     t->n_context = branch_length > max_query ? branch_length : max_query;
     t->scan = scan;
+    t->floor = -INFINITY;
     t->prompt_weight = prompt_weight;
     t->smoothing = smoothing;
     t->eliminate = eliminate;
@@ -194,13 +197,17 @@ static double unseen(const Trie *t, const Path *path) { return t->smoothing / ((
 static void add_kid(Trie *t, const Path *from, const Forest *pf, int32_t p, int32_t o, int32_t at) {
     if (!reserve(&t->kids)) return;
     const Forest *of = &t->output;
-    Path *kid = &t->kids.items[t->kids.n++];
     double hits = 0;
     if (p != NONE) hits += t->prompt_weight * (pf->nodes[p].count / (double)ONE_HIT);
     if (o != NONE) hits += of->nodes[o].count / (double)ONE_HIT;
     /* The hand may have halved the parent and not yet the child; a child must not outrank its parent. */
-    kid->score = hits < from->score ? hits : from->score;
-    kid->logp = from->logp + log(kid->score / (from->score + unseen(t, from)));
+    double score = hits < from->score ? hits : from->score;
+    double logp = from->logp + log(score / (from->score + unseen(t, from)));
+    t->offered++;
+    if ((float)logp <= t->floor) return;
+    Path *kid = &t->kids.items[t->kids.n++];
+    kid->score = score;
+    kid->logp = logp;
     kid->p_stamp = p != NONE ? pf->nodes[p].stamp : 0;
     kid->o_stamp = o != NONE ? of->nodes[o].stamp : 0;
     kid->token = p != NONE ? pf->nodes[p].token : of->nodes[o].token;
@@ -214,7 +221,7 @@ static void add_kid(Trie *t, const Path *from, const Forest *pf, int32_t p, int3
 /* Fills t->kids with the merged children, of each forest the `scan` most recently touched ones. */
 static void expand(Trie *t, const Path *from, const Forest *pf, int32_t at) {
     const Forest *of = &t->output;
-    t->kids.n = 0;
+    t->kids.n = t->offered = 0;
     uint32_t oldest = 0; /* stamp of the last prompt child that was scanned */
     int32_t left = t->scan;
     if (from->p != NONE)
@@ -328,7 +335,7 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
     if (!branch) return 0;
     double escape = 0; /* log-probability that no longer suffix knew the next token, as in PPM */
     int32_t q = r->n_context < t->max_query ? r->n_context : t->max_query;
-    for (int32_t seen = 0; q > 0 && seen < t->min_nodes && d.n < budget; q--) {
+    for (int32_t seen = 0; q > 0 && seen < t->min_nodes && d.n < budget && (float)escape > t->floor; q--) {
         const int32_t *suffix = r->context + r->n_context - q;
         Path match = {0, escape, 0, 0, 0, 0, NONE, NONE, NONE, q};
         if (sources & FROM_PROMPT) match.p = locate(pf, suffix, q);
@@ -337,7 +344,7 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
         if (match.o != NONE) match.score += t->output.nodes[match.o].count / (double)ONE_HIT;
         t->heap.n = 0;
         expand(t, &match, pf, NONE);
-        if (!t->kids.n) continue;
+        if (!t->offered) continue;
         escape += log(unseen(t, &match) / (match.score + unseen(t, &match)));
         if (mode == SINGLE) {
             int32_t best;
@@ -389,10 +396,12 @@ int32_t trie_collect(Trie *t, int32_t batch, const int32_t *slots, const int32_t
         size_t at = (size_t)b * room;
         counts[b] = 0;
         if (budgets[b] < 1 || depths[b] < 1) continue;
+        t->floor = least[(size_t)b * parts]; /* the lowest */
         int32_t n = trie_retrieve(t, slots[b], budgets[b], depths[b], mode, sources, tokens + at, parents + at, logp + at, source + at);
         counts[b] = order(n, logp + at, parts, ends, least + (size_t)b * parts, place + at);
         most = counts[b] > most ? counts[b] : most;
     }
+    t->floor = -INFINITY;
     return most;
 }
 

@@ -163,6 +163,8 @@ class CTrie:
             *(self._trie, batch, at, _ints(came), told, most_of, deep, len(least.ends) + 1, self._ends, self._floors),
             *(mode, sources, room, *self._out_at, self._place, counts),
         )
+        if not most:
+            return TokenTree.roots(torch.tensor(roots))
         width = most + 1
         ids, logp = torch.empty(3, batch, width, dtype=torch.long), torch.empty(batch, width)
         to = ids.data_ptr(), logp.data_ptr()
