@@ -15,6 +15,7 @@
 #define PARTS 3   /* of a tree's guesses: the likeliest, the next ones, and all others */
 #define LEVELS 12 /* bins of each part; the last one holds all that is below */
 #define CELLS (PARTS * LEVELS)
+#define FAR 12 /* guesses of a tree that has such of the last part */
 #define MOST 4096 /* nodes of all trees that are planned together */
 #define TREE 1024 /* nodes of a tree that is learned from */
 
@@ -53,53 +54,33 @@ static double at(const double *seconds, double rows) {
     return seconds[whole - 1] + (more > 0 ? more * (seconds[whole] - seconds[whole - 1]) : 0);
 }
 
-/* How many of the sequences that guesses come in bring most tokens a second: worth [sequences, stride], of which counts[q] are given,
- * and alike the rows that each takes; NULL for one each. Each request has as many sequences, one behind the other. Those of all
- * requests compete for rows where rows are packed; else all go as far, and every tree is as wide as the widest. seconds as in `at`,
- * of up to `limit` rows; `more` is added to each. Writes sizes [sequences], how far each goes. */
-static void choose(const double *worth, const double *rows, int64_t stride, const int64_t *counts, int64_t sequences, int64_t batch,
-                   const double *seconds, double limit, double more, int packed, int64_t *sizes, int64_t *head) {
-    double sum = batch, taken = batch, best = sum / (seconds[batch - 1] + more);
-    int64_t each = sequences / batch;
-    for (int64_t q = 0; q < sequences; q++) sizes[q] = head[q] = 0;
-    for (; packed;) {
+/* How many guesses of each request bring most tokens a second: worth [batch, stride], of which counts[b] are given. Guesses of all
+ * requests compete for rows where those are packed; else every tree is as wide as the widest. seconds as in `at`. Writes sizes
+ * [batch]. */
+static void choose(const double *worth, int64_t stride, const int64_t *counts, int64_t batch, const double *seconds, int packed,
+                   int64_t *sizes, int64_t *head) {
+    double sum = batch, best = sum / seconds[batch - 1];
+    for (int64_t b = 0; b < batch; b++) sizes[b] = head[b] = 0;
+    for (int64_t taken = batch; packed; taken++) {
         int64_t next = -1;
         double most = 0;
-        for (int64_t q = 0; q < sequences; q++) {
-            while (rows && head[q] < counts[q] && rows[q * stride + head[q]] <= RARE) head[q]++;
-            if (head[q] == counts[q]) continue;
-            double found = worth[q * stride + head[q]] / (rows ? rows[q * stride + head[q]] : 1);
-            if (found > most) most = found, next = q;
-        }
+        for (int64_t b = 0; b < batch; b++)
+            if (head[b] < counts[b] && worth[b * stride + head[b]] > most) most = worth[b * stride + head[b]], next = b;
         if (next < 0) return;
-        int64_t place = next * stride + head[next]++;
-        sum += worth[place];
-        taken += rows ? rows[place] : 1;
-        if (taken > limit) return;
-        double pace = sum / (at(seconds, taken) + more);
-        if (pace > best) {
-            best = pace;
-            memcpy(sizes, head, sequences * sizeof *sizes);
-        }
+        sum += most;
+        head[next]++;
+        if (sum / seconds[taken] <= best) continue;
+        best = sum / seconds[taken];
+        memcpy(sizes, head, batch * sizeof *sizes);
     }
-    int64_t far = 0, farthest = 0;
-    for (int64_t q = 0; q < sequences; q++) farthest = counts[q] > farthest ? counts[q] : farthest;
-    for (int64_t w = 0; w < farthest; w++) {
-        double wide = 0, take = 0;
-        for (int64_t q = 0; q < sequences; q++) {
-            if (q % each == 0) take = 0;
-            if (w < counts[q]) {
-                sum += worth[q * stride + w];
-                take += rows ? rows[q * stride + w] : 1;
-            }
-            wide = take > wide ? take : wide;
-        }
-        taken += batch * wide;
-        if (taken > limit) break;
-        double pace = sum / (at(seconds, taken) + more);
-        if (pace > best) best = pace, far = w + 1;
+    int64_t width = 0, widest = 0;
+    for (int64_t b = 0; b < batch; b++) widest = counts[b] > widest ? counts[b] : widest;
+    for (int64_t w = 0; w < widest; w++) {
+        for (int64_t b = 0; b < batch; b++) sum += w < counts[b] ? worth[b * stride + w] : 0;
+        double time = seconds[batch * (w + 2) - 1];
+        if (sum / time > best) best = sum / time, width = w + 1;
     }
-    for (int64_t q = 0; q < sequences; q++) sizes[q] = counts[q] < far ? counts[q] : far;
+    for (int64_t b = 0; b < batch; b++) sizes[b] = counts[b] < width ? counts[b] : width;
 }
 
 /* The cells of a part [LEVELS] as blocks [LEVELS] whose guesses are worth less and less, each of `length` cells: a cell that was
@@ -115,32 +96,69 @@ static int64_t pool(const double *worth, const double *count, double *block, dou
     return n;
 }
 
-/* For steps that no plan goes before, whose trees are taken for each request's average ones: average as in `counts_plan`. levels
- * [batch, PARTS]: how many bins of each part guesses are to be of, never more than of the part before; gains, guesses [batch]: tokens
- * and guesses expected. Returns 0; -2 for too many requests. */
+/* Seconds of one more row where a guess of this part is verified: behind those that a tree has before it, and such rows as the other
+ * requests have on the average. Most trees are small and some large, so that a row of the average number would be too cheap. */
+static double price(const double *seconds, int64_t part, int64_t batch, double others) {
+    double from = batch + others + (part ? ENDS[part - 1] : 0), to = batch + others + (part < PARTS - 1 ? ENDS[part] : FAR);
+    return (at(seconds, to) - at(seconds, from)) / (to - from);
+}
+
+/* For steps that no plan goes before, whose trees are taken for each request's average ones: average as in `counts_plan`, seconds as in
+ * `at`, to which `aside` is added. levels [batch, PARTS]: how many bins of each part guesses are to be of, never more than of the part
+ * before; gains, guesses [batch]: tokens and guesses expected. *took: seconds of such a step. Returns 0; -2 for too many requests. */
 int64_t counts_ahead(double *const *average, int64_t batch, const double *seconds, double aside, int packed, int64_t *levels,
-                     double *gains, double *guesses) {
-    double worth[MOST], rows[MOST];
-    int64_t counts[MOST], head[MOST], length[MOST];
+                     double *gains, double *guesses, double *took) {
+    double worth[MOST], rows[MOST], sum = batch, taken = batch, best, cost;
+    int64_t counts[MOST], head[MOST] = {0}, length[MOST], sequences = batch * PARTS;
     if (batch * CELLS > MOST) return -2;
-    for (int64_t q = 0; q < batch * PARTS; q++) {
+    *took = cost = seconds[batch - 1] + aside;
+    best = sum / cost;
+    for (int64_t q = 0; q < sequences; q++) {
         const double *of = average[q / PARTS];
         int64_t from = q % PARTS * LEVELS, to = q * LEVELS;
-        counts[q] = of ? LEVELS : 0;
-        if (of && packed) counts[q] = pool(of + from, of + CELLS + from, worth + to, rows + to, length + to);
-        if (!of || packed) continue;
-        memcpy(worth + to, of + from, sizeof(double) * LEVELS);
-        memcpy(rows + to, of + CELLS + from, sizeof(double) * LEVELS);
+        levels[q] = 0;
+        counts[q] = of ? pool(of + from, of + CELLS + from, worth + to, rows + to, length + to) : 0;
     }
-    choose(worth, rows, LEVELS, counts, batch * PARTS, batch, seconds, batch * (AHEAD + 1), aside, packed, levels, head);
+    for (; packed;) {
+        int64_t next = -1;
+        double most = 0, others = (taken - batch) * (batch - 1) / batch, prices[PARTS];
+        for (int64_t part = 0; part < PARTS; part++) prices[part] = price(seconds, part, batch, others);
+        for (int64_t q = 0; q < sequences; q++) {
+            int64_t place = q * LEVELS + head[q], part = q % PARTS;
+            if (head[q] == counts[q] || rows[place] <= RARE) continue;
+            double dear = prices[part] > 0 ? prices[part] : 1e-12, found = worth[place] / (rows[place] * dear);
+            if (found > most) most = found, next = q;
+        }
+        if (next < 0) break;
+        int64_t place = next * LEVELS + head[next]++;
+        sum += worth[place];
+        taken += rows[place];
+        cost += rows[place] * prices[next % PARTS];
+        if (taken > batch * AHEAD / 2) break;
+        if (sum / cost <= best) continue;
+        best = sum / cost, *took = cost;
+        for (int64_t q = 0; q < sequences; q++) {
+            levels[q] = 0;
+            for (int64_t k = 0; k < head[q]; k++) levels[q] += length[q * LEVELS + k];
+        }
+    }
+    for (int64_t w = 0, far = 0; !packed && w < LEVELS; w++) { /* all go as far, and trees are as wide as the widest */
+        double wide = 0;
+        for (int64_t b = 0; b < batch; b++) {
+            double take = 0;
+            for (int64_t k = w; average[b] && k < CELLS; k += LEVELS) sum += average[b][k], take += average[b][CELLS + k];
+            wide = take > wide ? take : wide;
+        }
+        taken += batch * wide;
+        if (taken > batch * (AHEAD + 1)) break;
+        cost = at(seconds, taken) + aside;
+        if (sum / cost > best) best = sum / cost, *took = cost, far = w + 1;
+        for (int64_t q = 0; q < sequences; q++) levels[q] = average[q / PARTS] ? far : 0;
+    }
     for (int64_t b = 0; b < batch; b++) {
         gains[b] = 1, guesses[b] = 0;
         for (int64_t part = 0; part < PARTS; part++) {
-            int64_t q = b * PARTS + part, *level = levels + q;
-            if (packed) {
-                int64_t blocks = *level;
-                for (*level = 0; blocks; blocks--) *level += length[q * LEVELS + blocks - 1];
-            }
+            int64_t *level = levels + b * PARTS + part;
             if (part && *level > level[-1]) *level = level[-1];
             for (int64_t k = 0; k < *level; k++) {
                 gains[b] += average[b][part * LEVELS + k];
@@ -181,7 +199,7 @@ int64_t counts_plan(const float *logp, int64_t stride, int64_t batch, const int6
         for (int64_t k = 0; average[b] && k < 2 * CELLS; k++)
             average[b][k] = habit[b] * average[b][k] + (1 - habit[b]) * of_cell[k];
     }
-    choose(worth, NULL, width, counts, batch, batch, seconds, INFINITY, 0, packed, now, head);
+    choose(worth, width, counts, batch, seconds, packed, now, head);
     for (int64_t b = 0; b < batch; b++) {
         gains[b] = 1;
         for (int64_t i = 0; i < now[b]; i++) gains[b] += worth[b * width + i];

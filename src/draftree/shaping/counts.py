@@ -29,6 +29,7 @@ RARE = 1e-3  # guesses a step: cells with fewer cost nothing
 PARTS = len(LEAST_ENDS) + 1
 LEVELS = 12  # bins of each part; the last one holds all that is below
 CELLS = PARTS * LEVELS
+FAR = 12  # guesses of a tree that has such of the last part
 BINS = 24  # of log-probabilities, the highest first
 PER_FACTOR = 4  # bins to a factor of e; the last one holds all that is below
 KIND_LEAST = (-0.5, -1.2)  # log-probability of the best guess above which a tree is good, or middling
@@ -67,11 +68,13 @@ class Reach(NamedTuple):
         levels: of how many bins, in each part of its trees; 0 for none. Never more than in the part before.
         gains: tokens expected with them.
         guesses: how many they are expected to be.
+        seconds: time of such a step.
     """
 
     levels: list[tuple[int, ...]]
     gains: list[float]
     guesses: list[float]
+    seconds: float
 
 
 def cells_of(logp: np.ndarray) -> np.ndarray:
@@ -143,7 +146,7 @@ class Counts:
             if (of[1:] > of[:-1]).any():
                 return None
             worth.append(self.worth(of[1:], trust[b]) if size > 1 else np.zeros(0))
-        now = _choose(worth, [np.ones(len(of)) for of in worth], seconds, batch, math.inf, packed=packed)
+        now = _choose(worth, seconds, packed=packed)
         for b, (average, found) in enumerate(zip(averages, worth, strict=True)):
             if average is not None:
                 average.add(found, cells_of(logp[b, 1 : trees.sizes[b]]))
@@ -159,27 +162,18 @@ class Counts:
             packed: as for `plan`.
         """
         batch = len(averages)
-        worth: list[Any] = []
-        rows: list[Any] = []
-        lengths: list[Any] = []
-        none = np.zeros((2, PARTS, 0))
+        none = np.zeros((2, PARTS, LEVELS))
         values = [none if of is None else of.values[:2].reshape(2, PARTS, LEVELS) for of in averages]
-        for right, there in values:
-            for part in range(PARTS):
-                blocks = _pooled(right[part], there[part]) if packed else (right[part], there[part], [1] * LEVELS)
-                for found, kept in zip(blocks, (worth, rows, lengths), strict=True):
-                    kept.append(found)
-        sizes = _choose(worth, rows, seconds + aside, batch, batch * (AHEAD + 1), packed=packed)
-        farthest = [sum(of[:size]) for of, size in zip(lengths, sizes, strict=True)]
-        levels = [tuple(np.minimum.accumulate(farthest[b : b + PARTS]).tolist()) for b in range(0, len(sizes), PARTS)]
+        levels, took = (_reached if packed else _padded)(values, seconds + aside)
+        least = [np.minimum.accumulate(levels[b : b + PARTS]).tolist() for b in range(0, len(levels), PARTS)]
         gains, guesses = (
             [
                 sum(float(of[i][part, :level].sum()) for part, level in enumerate(own))
-                for of, own in zip(values, levels, strict=True)
+                for of, own in zip(values, least, strict=True)
             ]
             for i in range(2)
         )
-        return Reach(levels, [1.0 + gain for gain in gains], guesses)
+        return Reach([tuple(own) for own in least], [1.0 + gain for gain in gains], guesses, took)
 
     def learn(self, drafted: Drafted, text: list[int], *, ended: bool = False) -> Lesson | None:
         """Count a tree's guesses; None where more text may confirm more.
@@ -268,12 +262,13 @@ class CompiledCounts(Counts):
         """See `Counts.ahead`."""
         batch = len(averages)
         real = c_double * batch
-        levels, gains, guesses = (c_int64 * (batch * PARTS))(), real(), real()
+        levels, gains, guesses, took = (c_int64 * (batch * PARTS))(), real(), real(), c_double()
         at = (c_void_p * batch)(*[None if average is None else average.at for average in averages])
-        if self._ahead(at, batch, self._address(seconds), aside, packed, levels, gains, guesses):
+        if self._ahead(at, batch, self._address(seconds), aside, packed, levels, gains, guesses, byref(took)):
             return super().ahead(averages, seconds, aside, packed=packed)
         flat = levels[:]
-        return Reach([tuple(flat[b : b + PARTS]) for b in range(0, len(flat), PARTS)], gains[:], guesses[:])
+        own = [tuple(flat[b : b + PARTS]) for b in range(0, len(flat), PARTS)]
+        return Reach(own, gains[:], guesses[:], took.value)
 
     def _address(self, seconds: np.ndarray) -> int:
         if seconds is not self._table:  # its address takes longer to ask for than a plan
@@ -323,7 +318,7 @@ def library() -> ctypes.CDLL | None:
         *(c_void_p, c_int64, c_int64, *pointers),
         *(c_void_p, c_void_p, c_int, c_void_p, c_void_p),
     ]
-    library.counts_ahead.argtypes = [c_void_p, c_int64, c_void_p, c_double, c_int, *[c_void_p] * 3]
+    library.counts_ahead.argtypes = [c_void_p, c_int64, c_void_p, c_double, c_int, *[c_void_p] * 4]
     library.counts_learn.argtypes = [*[c_void_p] * 3, c_int64, c_void_p, c_int64, c_int, *[c_void_p] * 4]
     return library
 
@@ -340,55 +335,92 @@ def _restored(right: np.ndarray, seen: np.ndarray, rates: np.ndarray) -> Counts:
     return counts
 
 
-def _choose(
-    worth: Sequence[np.ndarray],
-    rows: Sequence[np.ndarray],
-    seconds: np.ndarray,
-    batch: int,
-    limit: float,
-    *,
-    packed: bool,
-) -> list[int]:
-    """How far the sequences that guesses come in are to go for most tokens a second.
+def _choose(worth: Sequence[np.ndarray], seconds: np.ndarray, *, packed: bool) -> list[int]:
+    """How many guesses of each request bring most tokens a second.
 
     Args:
-        worth: of each sequence [n], tokens that its guesses bring. Each request has as many sequences.
-        rows: alike, rows that they take.
+        worth: of each request [n], tokens that its guesses bring.
         seconds: of steps with one row, two, and so on.
-        batch: how many requests.
-        limit: most rows.
-        packed: whether only real rows cost; else all sequences go as far.
+        packed: whether only real rows cost; else all trees are as wide as the widest.
     """
-    counts, each = [len(of) for of in worth], len(worth) // batch
-    best, sizes = batch / seconds[batch - 1], [0] * len(worth)
-    gain = taken = float(batch)
-    heads = [0] * len(worth)
+    batch, counts = len(worth), [len(of) for of in worth]
+    best, sizes = batch / seconds[batch - 1], [0] * batch
+    gain, taken, heads = float(batch), batch, [0] * batch
     while packed:
-        for q, of in enumerate(rows):
-            while heads[q] < counts[q] and of[heads[q]] <= RARE:
-                heads[q] += 1
-        density = [w[h] / r[h] if h < len(w) else 0.0 for w, r, h in zip(worth, rows, heads, strict=True)]
-        q = int(np.argmax(density))
-        if density[q] <= 0:
+        likely = [float(of[head]) if head < len(of) else 0.0 for of, head in zip(worth, heads, strict=True)]
+        b = int(np.argmax(likely))
+        if likely[b] <= 0:
             return sizes
-        gain, taken = gain + worth[q][heads[q]], taken + rows[q][heads[q]]
-        heads[q] += 1
-        if taken > limit:
-            return sizes
-        pace = gain / _at(seconds, taken)
+        gain, taken = gain + likely[b], taken + 1
+        heads[b] += 1
+        pace = gain / float(seconds[taken - 1])
         if pace > best:
             best, sizes = pace, list(heads)
-    far = 0
+    width = 0
     for w in range(max(counts)):
         gain += sum(float(of[w]) for of in worth if w < len(of))
-        takes = [float(of[w]) if w < len(of) else 0.0 for of in rows]
-        taken += batch * max(sum(takes[q : q + each]) for q in range(0, len(takes), each))
-        if taken > limit:
-            break
-        pace = gain / _at(seconds, taken)
+        pace = gain / float(seconds[batch * (w + 2) - 1])
         if pace > best:
-            best, far = pace, w + 1
-    return [min(count, far) for count in counts]
+            best, width = pace, w + 1
+    return [min(count, width) for count in counts]
+
+
+def _reached(values: Sequence[np.ndarray], seconds: np.ndarray) -> tuple[list[int], float]:
+    """Levels of each request's parts for most tokens a second, and the seconds of such a step; values [2, PARTS, LEVELS]."""
+    batch = len(values)
+    blocks = [_pooled(of[0, part], of[1, part]) for of in values for part in range(PARTS)]
+    gain = taken = float(batch)
+    took = cost = float(seconds[batch - 1])
+    best, levels, heads = gain / cost, [0] * len(blocks), [0] * len(blocks)
+    while True:
+        others = (taken - batch) * (batch - 1) / batch
+        prices = [_price(seconds, part, batch, others) for part in range(PARTS)]
+        found = [0.0] * len(blocks)
+        for q, (worth, rows, _) in enumerate(blocks):
+            if heads[q] < len(worth) and rows[heads[q]] > RARE:
+                dear = prices[q % PARTS] if prices[q % PARTS] > 0 else 1e-12
+                found[q] = worth[heads[q]] / (rows[heads[q]] * dear)
+        q = int(np.argmax(found))
+        if found[q] <= 0:
+            break
+        worth, rows, _ = blocks[q]
+        gain, taken = gain + worth[heads[q]], taken + rows[heads[q]]
+        cost += rows[heads[q]] * prices[q % PARTS]
+        heads[q] += 1
+        if taken > batch * AHEAD // 2:
+            break
+        if gain / cost > best:
+            best, took = gain / cost, cost
+            levels = [sum(lengths[:head]) for (_, _, lengths), head in zip(blocks, heads, strict=True)]
+    return levels, took
+
+
+def _price(seconds: np.ndarray, part: int, batch: int, others: float) -> float:
+    """Seconds of one more row where a guess of this part is verified.
+
+    That is behind those that a tree has before it, and such rows as the other requests have on the average. Most trees
+    are small and some large, so that a row of the average number would be too cheap.
+    """
+    ends = (0, *LEAST_ENDS, FAR)
+    before, behind = (_at(seconds, batch + others + end) for end in ends[part : part + 2])
+    return (behind - before) / (ends[part + 1] - ends[part])
+
+
+def _padded(values: Sequence[np.ndarray], seconds: np.ndarray) -> tuple[list[int], float]:
+    """The same where every tree is as wide as the widest: all requests and parts go as far."""
+    batch, far = len(values), 0
+    gain = taken = float(batch)
+    took = float(seconds[batch - 1])
+    best = gain / took
+    for w in range(LEVELS):
+        gain += sum(float(of[0, :, w].sum()) for of in values)
+        taken += batch * max(float(of[1, :, w].sum()) for of in values)
+        if taken > batch * (AHEAD + 1):
+            break
+        cost = _at(seconds, taken)
+        if gain / cost > best:
+            best, took, far = gain / cost, cost, w + 1
+    return [far * bool(of.any()) for of in values for _ in range(PARTS)], took
 
 
 def _pooled(worth: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[int]]:

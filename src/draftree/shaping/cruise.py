@@ -105,7 +105,7 @@ class Cruise:
         self._trees: list[TokenTree] = []  # of those steps
         self._roots: tuple[int, ...] = ()  # sizes of trees without guesses
         self._counted = 0  # such steps that are in the next one
-        self._rows = 0  # of their guesses
+        self._more = 0.0  # seconds that these took for their guesses
         self._learned = 0  # steps that have come to their end
         self._pace = Pace(np.zeros(1), 0.0, 1.0)  # what such steps take
         self._packed = True  # whether only real rows cost
@@ -133,7 +133,7 @@ class Cruise:
             self._lengths = [len(request.tokens) for request in requests]
             self._walks, self._trees = [], []
             self._roots = (1,) * len(requests)
-            self._counted = self._rows = self._learned = 0
+            self._counted, self._more, self._learned = 0, 0.0, 0
         elif (self._taken % LOOK_EVERY == 0 or not self._left) and not self._pays(requests):
             self._left = 0
             return None
@@ -166,10 +166,12 @@ class Cruise:
     def _longer(self) -> float:
         """Time of the steps so far in plain ones."""
         batch = len(self._ids)
+        least = self._pace.of(batch)
         for trees in self._trees[self._counted :]:
-            self._rows += sum(trees.sizes) - batch if self._packed else batch * (max(trees.sizes) - 1)
+            rows = sum(trees.sizes) if self._packed else batch * max(trees.sizes)
+            self._more += self._pace.of(min(rows, len(self._pace.seconds))) - least
         self._counted = len(self._trees)
-        return self._pace.longer(batch + self._rows / max(self._learned, 1))
+        return self._pace.longer(batch) + self._more / max(self._learned, 1) / (self._pace.plain + self._pace.beside)
 
     def _spent(self) -> list[float]:
         """Time of such a step in plain ones, for each request: the drafter's in equal parts, that of rows by guesses.
@@ -252,8 +254,8 @@ class Cruise:
         size = math.ceil(FIRST / batch)  # many tell of the first guess soon enough, and rows of many are dear
         if pace.longer(batch * (1 + size)) >= 1 + size:
             return False
-        guesses = [size * part for part in takes]
-        self._begin(Kind.FIRST, requests, [(LEVELS,) * PARTS] * batch, guesses, guesses, pace, packed=packed)
+        sizes = [size * part for part in takes]
+        self._begin(Kind.FIRST, requests, [(LEVELS,) * PARTS] * batch, sizes, pace, packed=packed)
         return True
 
     def set_out(
@@ -272,7 +274,7 @@ class Cruise:
             Tokens a second that are expected, over those of plain decoding.
         """
         levels, gains, guesses = [], [], []
-        for request, part, level, gain, count in zip(requests, takes, *best, strict=True):
+        for request, part, level, gain, count in zip(requests, takes, *best[:3], strict=True):
             if part and not level[0]:  # the likeliest, so that it is known whether they come to more
                 right, there = self._average(request.id).values[:2, 0].tolist()
                 level, gain, count = (1,) + (0,) * (PARTS - 1), 1.0 + right, there
@@ -281,8 +283,9 @@ class Cruise:
             guesses.append(count)
         sizes = [min(AHEAD, int(MOST_MORE * n) + MORE) * part for n, part in zip(guesses, takes, strict=True)]
         kind = Kind.TRIAL if self._paid is None else Kind.CRUISE
-        longer = self._begin(kind, requests, levels, sizes, guesses, pace, packed=packed)
-        return sum(gains) / longer / len(requests)
+        self._begin(kind, requests, levels, sizes, pace, packed=packed)
+        seconds = max(best.seconds, pace.of(len(requests)) + pace.beside)
+        return sum(gains) * (pace.plain + pace.beside) / seconds / len(requests)
 
     def _begin(
         self,
@@ -290,12 +293,11 @@ class Cruise:
         requests: Sequence[Context],
         levels: list[tuple[int, ...]],
         sizes: list[int],
-        guesses: Sequence[float],
         pace: Pace,
         *,
         packed: bool,
-    ) -> float:
-        """Steps with such guesses are to come; what one is expected to take against a plain one."""
+    ) -> None:
+        """Steps with such guesses are to come."""
         batch = len(requests)
         self._paid, self._kind, self._pace, self._packed = None, kind, pace, packed
         self._left = max(kind.value // batch, LOOK_EVERY) if kind is Kind.FIRST else kind.value
@@ -304,7 +306,6 @@ class Cruise:
         self._alive = set(self._ids)
         for request, level in zip(requests, levels, strict=True):
             request.least = least_of(level)
-        return pace.longer(batch + sum(guesses) if packed else batch * (1 + max(guesses)))
 
     def end(self, request: int) -> None:
         """The request is over."""
