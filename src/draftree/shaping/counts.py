@@ -161,7 +161,6 @@ class Counts:
             aside: seconds that each of them takes beside its rows.
             packed: as for `plan`.
         """
-        batch = len(averages)
         none = np.zeros((2, PARTS, LEVELS))
         values = [none if of is None else of.values[:2].reshape(2, PARTS, LEVELS) for of in averages]
         levels, took = (_reached if packed else _padded)(values, seconds + aside)
@@ -366,7 +365,7 @@ def _choose(worth: Sequence[np.ndarray], seconds: np.ndarray, *, packed: bool) -
 
 
 def _reached(values: Sequence[np.ndarray], seconds: np.ndarray) -> tuple[list[int], float]:
-    """Levels of each request's parts for most tokens a second, and the seconds of such a step; values [2, PARTS, LEVELS]."""
+    """Levels of all requests' parts for most tokens a second, and seconds of such a step; values [2, PARTS, LEVELS]."""
     batch = len(values)
     blocks = [_pooled(of[0, part], of[1, part]) for of in values for part in range(PARTS)]
     gain = taken = float(batch)

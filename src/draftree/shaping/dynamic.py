@@ -339,8 +339,8 @@ class DynamicTree(Shape):
             return
         if steady is not None:
             heard = planner.attaching is None and plain and self._cruise.begun
-            if heard and (told := self._cruised.add(rows, seconds, whole)) is not None:
-                planner.cruised(round(told.rows), len(steady), told.seconds, told.whole, LEARN_EVERY)
+            if heard and (told := self._cruised.add(rows, seconds, whole)):
+                planner.cruised(len(steady), told)
             return
         if not plain:
             return
@@ -358,8 +358,8 @@ class DynamicTree(Shape):
         if self._own_cost is not None or self._in_row < 3:  # the first ones are cold
             self._plain.clear()
             return
-        if (told := self._plain.add(batch, seconds, whole)) is not None:
-            self.planner.rested(batch, told.seconds, told.whole, LEARN_EVERY)
+        if told := self._plain.add(batch, seconds, whole):
+            self.planner.rested(batch, told)
 
     def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], trees: TokenTree) -> None:
         """See `Shape.learn`."""

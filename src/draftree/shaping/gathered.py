@@ -8,7 +8,7 @@ from typing import NamedTuple
 class StepTime(NamedTuple):
     """Rows of a step, seconds of its pass, and of all of it."""
 
-    rows: float
+    rows: int
     seconds: float
     whole: float
 
@@ -22,17 +22,17 @@ class Gathered:
 
     def __init__(self, enough: int) -> None:
         self._enough = enough
-        self.clear()
+        self._steps: list[StepTime] = []
 
     def clear(self) -> None:
         """Forget them."""
-        self._steps: list[tuple[float, float, float]] = []
+        self._steps = []
 
-    def add(self, rows: float, seconds: float, whole: float) -> StepTime | None:
-        """A step was taken; the average one, once there are enough."""
-        self._steps.append((rows, seconds, whole))
+    def add(self, rows: int, seconds: float, whole: float) -> list[StepTime]:
+        """A step was taken; all of them, once there are enough, else none."""
+        self._steps.append(StepTime(rows, seconds, whole))
         if len(self._steps) < self._enough:
-            return None
-        told = StepTime(*(sum(of) / self._enough for of in zip(*self._steps, strict=True)))
-        self.clear()
+            return []
+        told = self._steps
+        self._steps = []
         return told

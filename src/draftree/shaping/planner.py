@@ -12,12 +12,14 @@ own, and what early pruning takes away, is found in the steps so far.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from draftree.drafting.base import Drafter
 from draftree.host.cost import StepCost
+from draftree.shaping.gathered import StepTime
 from draftree.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -324,27 +326,33 @@ class Planner:
         else:
             self._own_unprepared += (1 - HABIT) * (beside - self._own_unprepared)
 
-    def cruised(self, rows: int, batch: int, seconds: float, whole: float, steps: int) -> None:
-        """So many steps that were not planned took `whole` seconds each, their passes `seconds`."""
+    def cruised(self, batch: int, told: Sequence[StepTime]) -> None:
+        """These steps were not planned."""
+        steps, curve = len(told), self.cost(batch)
         self._since_bare += steps
         self._guessed[batch] += steps
-        self._add_between(whole - seconds, steps)
-        self.cost(batch).observe(rows, seconds, steps)
+        self._add_between(sum(step.whole - step.seconds for step in told) / steps, steps)
+        # One by one against the curve, as rows of the average number take less time than they do on the average.
+        table = curve.from_one(max(step.rows for step in told))
+        slower = sum(step.seconds for step in told) / sum(float(table[step.rows - 1]) for step in told)
+        rows = round(sum(step.rows for step in told) / steps)
+        curve.observe(rows, slower * float(table[rows - 1]), steps)
 
-    def rested(self, batch: int, seconds: float, whole: float, steps: int) -> None:
-        """So many steps of a rest took `whole` seconds each, their passes `seconds`.
+    def rested(self, batch: int, told: Sequence[StepTime]) -> None:
+        """These steps were a rest's.
 
         Behind steps with guesses, which the curve has learned from, they tell how much quicker a pass is that no
         drafter disturbs. Later ones tell the curve itself how quick the machine is.
         """
-        curve = self.cost(batch)
+        steps, curve = len(told), self.cost(batch)
+        seconds = sum(step.seconds for step in told) / steps
         if self._guessed[batch] >= SURE:
             found = min(max(seconds / float(curve.of(batch)), CALMEST), 1.0)
             before = self._calm.get(batch, 1.0)
             self._calm[batch] = before + (CALM_SHARE if batch in self._calm else CALM_FIRST) * (found - before)
         self._guessed[batch] = 0
         curve.observe(batch, seconds / self._calm.get(batch, 1.0), steps)
-        self.bare(batch, batch, seconds, whole, steps)
+        self.bare(batch, batch, seconds, sum(step.whole for step in told) / steps, steps)
 
     def _add_between(self, beside: float, steps: int = 1) -> float:
         """Learn what steps that were not planned took beside their passes; what they weigh against those before."""
