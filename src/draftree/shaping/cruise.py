@@ -87,9 +87,14 @@ def promise_of(averages: Sequence[Average | None]) -> float:
 
 
 class Cruise:
-    """How many guesses the requests of a batch have in steps that are not planned."""
+    """Which guesses the requests of a batch have in steps that are not planned.
+
+    Attributes:
+        plan_every: cruises from one plan to the next.
+    """
 
     def __init__(self) -> None:
+        self.plan_every = 1
         self._averages: dict[int, Average] = {}  # by request
         self._usual = Average(USUAL)  # what a new request is taken for
         self._ids: list[int] = []  # of the course's batch
@@ -98,6 +103,7 @@ class Cruise:
         self._sizes: list[int] = []  # most guesses of each
         self._kind = Kind.FIRST
         self._paid: Kind | None = None  # the course before, if it paid to its end
+        self._cruises = 0  # that paid since the last plan
         self._left = 0  # steps to go
         self._taken = 0  # steps so far
         self._lengths: list[int] = []  # of the texts, at the first of them
@@ -119,13 +125,8 @@ class Cruise:
 
     @property
     def plan_due(self) -> bool:
-        """Whether a cruise has come to its end, and paid."""
-        return self._paid is Kind.CRUISE
-
-    @property
-    def begun(self) -> bool:
-        """Whether the step is not the first of its course, which comes out of cold caches."""
-        return self._taken > 1
+        """Whether as many cruises as go before a plan have come to their ends, and paid."""
+        return self._paid is Kind.CRUISE and self._cruises >= self.plan_every
 
     def due(self, requests: Sequence[Context]) -> list[int] | None:
         """Guesses of the coming step of `requests`, those of the course, if it has one more."""
@@ -139,6 +140,7 @@ class Cruise:
             return None
         if not self._left:
             self._paid = self._kind
+            self._cruises += self._kind is Kind.CRUISE
             return None
         self._left -= 1
         self._taken += 1
@@ -212,6 +214,10 @@ class Cruise:
             averages = [self._average(number) if of else None for number, of in zip(self._ids, told, strict=True)]
             weight = min(1.0, Kind.TRIAL.value / self._learned)
             learn_steps(averages, self._usual, self._walks, self._trees, self._learned, self._levels, weight)
+
+    def planned(self) -> None:
+        """The coming step is planned."""
+        self._cruises = 0
 
     def stop(self) -> None:
         """No more steps, and nobody is told of those taken."""

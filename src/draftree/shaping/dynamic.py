@@ -40,6 +40,7 @@ IDLE_EVERY = 16  # steps of a rest between two that are learned from: they must 
 RECENT = 0.85  # how fast the largest tree of late fades, per planned step
 LEARN_EVERY = 8  # steps that are not planned, resting or not, whose times are learned from together
 HEARD = 64  # steps of a rest whose times are heard of; later, so many in each as are learned from together
+PLAN_EVERY = 8  # cruises that pay from one plan to the next; one where plans also say which nodes have rows attached
 PAUSE = 9  # plain steps in a row, where it has to be known again what they take
 ASK_FACTOR, ASK_LEAST = 1.5, 8  # guesses asked for: this times the largest of late, and some
 
@@ -106,6 +107,7 @@ class DynamicTree(Shape):
         self.planner.bind(self._own_cost or cost, drafter, pruner, packed=packed)
         # To prepare guesses after a rest costs a pass with rows, not only a look at what is known.
         self.governor.longest = REST_ASKED if self.planner.attaching is None else REST_PREPARED
+        self._cruise.plan_every = PLAN_EVERY if self.planner.attaching is None else 1
         self._heeded = drafter is not None and drafter.heeds_least
         self._unprepared = self.planner.attaching is not None and drafter is not None and drafter.unprepared
         self._simple = pruner is None and not self._unprepared and isinstance(self.calibration, Calibration)
@@ -164,6 +166,7 @@ class DynamicTree(Shape):
             return False
         if cruise.plan_due:
             self._planned, self._asked = True, takes
+            cruise.planned()
             return True
         if not cruise.known:
             if not cruise.explore(requests, takes, pace, packed=packed):
@@ -338,7 +341,7 @@ class DynamicTree(Shape):
             planner.attached(rows, carried, spawned, seconds, whole - seconds, planned=steady is None)
             return
         if steady is not None:
-            heard = planner.attaching is None and plain and self._cruise.begun
+            heard = planner.attaching is None and plain
             if heard and (told := self._cruised.add(rows, seconds, whole)):
                 planner.cruised(len(steady), told)
             return

@@ -143,7 +143,7 @@ class Governor:
         """Guesses promise little: the requests that they are for rest on, unless they have just done so for long."""
         held = [request for request, part in zip(requests, takes, strict=True) if part]
         accounts = [self._of[request.id] for request in held]
-        if any(account.long for account in accounts):
+        if 2 * len(accounts) >= len(requests) and any(account.long for account in accounts):  # few earn too little
             for account in (self._all, *accounts):
                 account.long = False
             return False
