@@ -7,6 +7,7 @@ a request lives under the request's id, never on the model.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,11 @@ class Context:
     source: Tensor | None = None
     chooser: PrefixChooser | None = None
     seat: Seat | None = None
+
+
+def floor_of(requests: Sequence[Context]) -> float:
+    """The log-probability that a guess has to be above for any of these requests, whatever its place."""
+    return min((-math.inf if request.least is None else request.least[0] for request in requests), default=-math.inf)
 
 
 @dataclass(slots=True)

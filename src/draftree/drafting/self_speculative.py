@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from draftree.drafting.base import Context, Drafter, Seat, Step
+from draftree.drafting.base import Context, Drafter, Seat, Step, floor_of
 from draftree.drafting.folder import Trained
 from draftree.drafting.times import smoothed
 from draftree.host.ahead import AheadPlan, Course
@@ -197,7 +197,7 @@ class SelfSpeculative(Trained, Drafter):
             reaches,
             self._skips[len(seat.host.target.layers)],
             best=min(self.branching, seat.host.target.vocab_size),
-            least=math.log(max(self._least(), LEAST)),
+            least=max(math.log(max(self._least(), LEAST)), floor_of(requests)),
             ends=tuple(self._eos),
             floors=[request.prompt_length for request in requests],
         )

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from draftree.shaping.counts import CELLS, LEVELS, PARTS, PER_FACTOR, SUREST, cells_of, library
+from draftree.shaping.cells import PER_FACTOR, SUREST, cells_of
+from draftree.shaping.compiled import CELLS, LEVELS, PARTS, library
 from draftree.tree import TokenTree
 
 OTHERS = 8  # steps that what is known of other requests counts for

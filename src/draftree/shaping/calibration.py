@@ -18,7 +18,7 @@ import numpy as np
 
 from draftree.drafting.base import Context
 from draftree.shaping.average import Average
-from draftree.shaping.counts import Drafted, Reach, Sizes, new_counts
+from draftree.shaping.counts import Drafted, Sizes, new_counts
 from draftree.tree import TokenTree
 
 RECENT = 0.9  # weight of the past in judging the last few trees of a request
@@ -87,10 +87,6 @@ class Calibration:
         """Sizes for this step; see `Counts.plan`."""
         trust = [self.trust(request) for request in requests]
         return self._counts.plan(trees, trust, averages, seconds, packed=packed)
-
-    def ahead(self, averages: Sequence[Average | None], seconds: np.ndarray, aside: float, *, packed: bool) -> Reach:
-        """Which guesses to have in steps that no plan goes before; see `Counts.ahead`."""
-        return self._counts.ahead(averages, seconds, aside, packed=packed)
 
     def remember(self, requests: Sequence[Context], trees: TokenTree, *, always: bool = True) -> None:
         """Keep each request's tree until its text has come; once much is known, not every step's unless `always`."""

@@ -18,7 +18,8 @@ import numpy as np
 
 from draftree.drafting.base import Context
 from draftree.shaping.average import Average, learn_steps
-from draftree.shaping.counts import AHEAD, LEVELS, PARTS, Reach, least_of
+from draftree.shaping.cells import Reach, least_of
+from draftree.shaping.compiled import AHEAD, LEVELS, PARTS
 from draftree.tree import TokenTree
 
 HABIT = 0.9  # weight of the past in what a request's guesses bring

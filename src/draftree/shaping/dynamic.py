@@ -23,8 +23,9 @@ from draftree.host.cost import StepCost
 from draftree.shaping.base import Shape
 from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
+from draftree.shaping.cells import above, reach
+from draftree.shaping.compiled import AHEAD
 from draftree.shaping.cost_line import CostLine
-from draftree.shaping.counts import AHEAD, wanted
 from draftree.shaping.cruise import Cruise, Pace, promise_of
 from draftree.shaping.gathered import Gathered
 from draftree.shaping.governor import REST_ASKED, REST_LAST, REST_PREPARED, Governor
@@ -174,7 +175,7 @@ class DynamicTree(Shape):
                 return False
         else:
             averages = cruise.averages(requests, takes)
-            best = self.calibration.ahead(averages, pace.seconds, pace.aside + pace.beside, packed=packed)
+            best = reach(averages, pace.seconds, pace.aside + pace.beside, packed=packed)
             promise = cruise.set_out(requests, best, takes, pace, packed=packed)
             if promise < promise_of(averages) and self.governor.declines(requests, takes):
                 cruise.stop()
@@ -271,7 +272,7 @@ class DynamicTree(Shape):
         calibration.remember(requests, trees, always=batch == 1 or self.governor.losing)
         rows = batch + sum(now.sizes) if packed else batch * (1 + max(now.sizes))
         choice = Choice(now.sizes, now.gains, float(pace.seconds[rows - 1]))
-        best = calibration.ahead(averages, pace.seconds, pace.aside + pace.beside, packed=packed)
+        best = reach(averages, pace.seconds, pace.aside + pace.beside, packed=packed)
         self._cruise.set_out(requests, best, self._asked, pace, packed=packed)
         if planner.spawns:
             planner.prized(choice, self.governor.pace)
@@ -385,17 +386,6 @@ class DynamicTree(Shape):
         self._beside.end(request)
         self._cruise.end(request.id)
         self._booked.pop(request.id, None)
-
-
-def above(trees: TokenTree, least: Sequence[Sequence[float] | None]) -> TokenTree:
-    """The trees with the guesses that are wanted (`Context.least`)."""
-    logp, falling, sizes = trees.logp.numpy(force=True), True, []
-    for of, size, floors in zip(logp, trees.sizes, least, strict=True):
-        sizes.append(size - 1 if floors is None else wanted(of[1:size], floors))
-        falling = falling and bool((of[1:size] <= of[: size - 1]).all())
-    if all(n == size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
-        return trees
-    return trees.first(sizes) if falling else trees.best(sizes)
 
 
 def _keep_resting(requests: Sequence[Context]) -> None:

@@ -120,10 +120,15 @@ class Merge(Drafter):
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
         trees = []
+        wanted = [request.least for request in requests]
+        for request in requests:  # what is wanted is said of joined guesses
+            request.least = None
         for i, drafter in enumerate(self.drafters):
             asked = [min(max(n, ASKED), drafter.max_nodes) if n else 0 for n in budgets]
             with self._named(i):
                 trees.append(drafter.draft(requests, asked))
+        for request, least in zip(requests, wanted, strict=True):
+            request.least = least
         return self.votes.join(requests, trees, budgets)
 
     def observe(self, step: Step) -> None:
