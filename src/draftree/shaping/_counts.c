@@ -124,8 +124,9 @@ int64_t counts_ahead(double *const *average, int64_t batch, const double *second
         double most = 0, others = (taken - batch) * (batch - 1) / batch, prices[PARTS];
         for (int64_t part = 0; part < PARTS; part++) prices[part] = price(seconds, part, batch, others);
         for (int64_t q = 0; q < sequences; q++) {
+            while (head[q] < counts[q] && rows[q * LEVELS + head[q]] <= RARE) head[q]++;
             int64_t place = q * LEVELS + head[q], part = q % PARTS;
-            if (head[q] == counts[q] || rows[place] <= RARE) continue;
+            if (head[q] == counts[q]) continue;
             double dear = prices[part] > 0 ? prices[part] : 1e-12, found = worth[place] / (rows[place] * dear);
             if (found > most) most = found, next = q;
         }
@@ -134,7 +135,7 @@ int64_t counts_ahead(double *const *average, int64_t batch, const double *second
         sum += worth[place];
         taken += rows[place];
         cost += rows[place] * prices[next % PARTS];
-        if (taken > batch * AHEAD / 2) break;
+        if (taken > batch * (AHEAD + 1)) break;
         if (sum / cost <= best) continue;
         best = sum / cost, *took = cost;
         for (int64_t q = 0; q < sequences; q++) {

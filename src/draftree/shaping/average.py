@@ -16,6 +16,7 @@ from draftree.shaping.cells import PER_FACTOR, SUREST, cells_of
 from draftree.shaping.compiled import CELLS, LEVELS, PARTS, library
 from draftree.tree import TokenTree
 
+KNOWN = 4  # steps after which something is known
 OTHERS = 8  # steps that what is known of other requests counts for
 PRIOR, FEW = 2.0, 0.25  # steps that the drafter's own word counts for, and guesses of each cell in one of them
 HELD = 4.0  # steps that a cell counts for beside those that it was seen in, once there is one
@@ -42,16 +43,16 @@ class Average:
         self.values: np.ndarray = _new() if usual is None else usual.values.copy()
         np.minimum(self.values[2], OTHERS, out=self.values[2])
         self.at = self.values.ctypes.data  # to ask for either takes longer than to plan a step
-        self.tried = 0.0 if usual is None else float(self.values[2, 0])
+        self.tried = 0.0 if usual is None else min(usual.tried, OTHERS)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has values of its own, and their address."""
-        return _restored, (self._most, self.values)
+        return _restored, (self._most, self.values, self.tried)
 
     @property
     def known(self) -> bool:
         """Whether there were a few steps."""
-        return self.tried >= OTHERS
+        return self.tried >= KNOWN
 
     @property
     def past(self) -> float:
@@ -181,9 +182,8 @@ def _new() -> np.ndarray:
     return np.stack([FEW * likely, np.full(CELLS, FEW), np.full(CELLS, PRIOR)])
 
 
-def _restored(most: float, values: np.ndarray) -> Average:
+def _restored(most: float, values: np.ndarray, tried: float) -> Average:
     average = Average(0.5)
-    average._most = most
+    average._most, average.tried = most, tried
     average.values[:] = values
-    average.tried = float(values[2, 0])
     return average

@@ -125,7 +125,9 @@ def _reached(values: Sequence[np.ndarray], seconds: np.ndarray) -> tuple[list[in
         prices = [_price(seconds, part, batch, others) for part in range(PARTS)]
         found = [0.0] * len(blocks)
         for q, (worth, rows, _) in enumerate(blocks):
-            if heads[q] < len(worth) and rows[heads[q]] > RARE:
+            while heads[q] < len(worth) and rows[heads[q]] <= RARE:
+                heads[q] += 1
+            if heads[q] < len(worth):
                 dear = prices[q % PARTS] if prices[q % PARTS] > 0 else 1e-12
                 found[q] = worth[heads[q]] / (rows[heads[q]] * dear)
         q = int(np.argmax(found))
@@ -135,7 +137,7 @@ def _reached(values: Sequence[np.ndarray], seconds: np.ndarray) -> tuple[list[in
         gain, taken = gain + worth[heads[q]], taken + rows[heads[q]]
         cost += rows[heads[q]] * prices[q % PARTS]
         heads[q] += 1
-        if taken > batch * AHEAD // 2:
+        if taken > batch * (AHEAD + 1):
             break
         if gain / cost > best:
             best, took = gain / cost, cost
@@ -177,6 +179,8 @@ def _pooled(worth: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray
     A cell that was seldom seen must not hide those behind it.
     """
     blocks: list[tuple[float, float, int]] = []
+    if not rows.any():
+        return worth[:0], rows[:0], []
     for of, count in zip(worth.tolist(), rows.tolist(), strict=True):
         cells = 1
         while blocks and of * blocks[-1][1] >= blocks[-1][0] * count:
