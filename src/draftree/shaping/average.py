@@ -43,7 +43,7 @@ class Average:
         self.values: np.ndarray = _new() if usual is None else usual.values.copy()
         np.minimum(self.values[2], OTHERS, out=self.values[2])
         self.at = self.values.ctypes.data  # to ask for either takes longer than to plan a step
-        self.tried = 0.0 if usual is None else min(usual.tried, OTHERS)
+        self.tried: float = 0.0 if usual is None else min(usual.tried, OTHERS)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has values of its own, and their address."""
