@@ -334,3 +334,24 @@ def test_a_drafter_that_raises_is_named(stage: str) -> None:
         assert "Raised by the drafter 'raising' in draftree.Merge." in error.__notes__
     assert not other.live
     assert trie.trie.live_requests == 0
+
+
+def test_what_is_wanted_is_said_of_joined_guesses() -> None:
+    """A drafter of the merge must not cut by it: its own word is not what the union goes by."""
+    seen = []
+
+    class Watching(PromptLookup):
+        name = "watching"
+
+        def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+            seen.extend(request.least for request in requests)
+            return super().draft(requests, budgets)
+
+    merge = Merge([Watching(), Lookahead()])
+    request = context(1, [5, 6, 7, 5, 6, 7, 5])
+    request.least = (-0.5, -0.25, 0.0)
+    merge.begin(request)
+    assert merge.draft([request], [6]).sizes[0] > 1
+    merge.end(request)
+    assert seen == [None]
+    assert request.least == (-0.5, -0.25, 0.0)

@@ -127,12 +127,15 @@ def test_the_chain_is_what_the_rest_of_the_model_says() -> None:
 def test_where_a_chain_ends() -> None:
     host = LoopHost(inspect_model(build("llama")))
 
-    def drafted(texts: list[list[int]], eos: tuple[int, ...] = (), room: int = 50, **options: Any) -> list[int]:
+    def drafted(
+        texts: list[list[int]], eos: tuple[int, ...] = (), room: int = 50, least: float | None = None, **options: Any
+    ) -> list[int]:
         drafter = SelfSpeculative(exit_layer=2, branching=1, **{"confidence": 0.0, "num_draft_tokens": 6} | options)
         drafter.bind(host.target, eos_token_ids=eos)
         contexts = seated(host, texts)
         for context in contexts:
             context.room = room
+            context.least = None if least is None else (least, 0.0, 0.0)
         with torch.inference_mode():
             return drafter.draft(contexts, [9] * len(texts)).tokens[0].tolist()[1:]
 
@@ -142,6 +145,7 @@ def test_where_a_chain_ends() -> None:
     assert drafted([text], room=4) == whole[:3]
     assert drafted([text], room=1) == []
     assert drafted([text], confidence=1.0) == whole[:1]
+    assert drafted([text], least=-0.0) == whole[:1]
     assert drafted([text], num_draft_tokens=2) == whole[:2]
     end = next(i for i, token in enumerate(whole) if i and token not in whole[:i])
     assert drafted([text], eos=(whole[end],)) == whole[: end + 1]

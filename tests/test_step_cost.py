@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from zoo import build
 
 from draftree.host import cost as cost_module
 from draftree.host import open_host
 from draftree.host.cost import StepCost, cached_cost
+from draftree.shaping.gathered import StepTime
+from draftree.shaping.planner import Planner
 
 FLAT = StepCost((1, 64), (1.0, 1.001))
 
@@ -114,3 +118,64 @@ def test_a_curve_that_makes_no_sense_is_measured_again_and_not_handed_on(
             assert cost.seconds.tolist() == pytest.approx([0.0003, 0.0006, 0.0048])
             assert json.loads(path.read_text())["seconds"] == nonsense.seconds.tolist()  # as it was
     monkeypatch.setattr(host, "costs", {})
+
+
+def test_a_curve_is_measured_warm_and_within_one_mood_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step behind one of many more rows finds its caches cold; and the machine is twice as quick in some moments."""
+    host = open_host(build("llama"))
+    now, before, run = 0.0, 1, host.run
+
+    def timed(plan: Any, *args: Any, **options: Any) -> Any:
+        nonlocal now, before
+        rows = plan.tokens.shape[1]
+        cold = 1.5 if rows * 3 < before else 1.0
+        quick = 0.5 if int(now / 0.03) % 3 == 0 else 1.0
+        now += 1e-4 * (1 + 0.1 * rows) * cold * quick
+        before = rows
+        return run(plan, *args, **options)
+
+    class Clock:
+        @staticmethod
+        def perf_counter() -> float:
+            return now
+
+    monkeypatch.setattr(host, "run", timed)
+    monkeypatch.setattr(cost_module, "time", Clock)
+    cost = cost_module.measure_cost(host)
+    np.testing.assert_allclose(cost.seconds / cost.seconds[0], (1 + 0.1 * cost.rows) / 1.1, rtol=0.03)
+
+
+def test_the_first_steps_tell_how_quick_the_machine_is_now() -> None:
+    cost = StepCost((1, 2, 64), (1.0, 1.1, 7.3))
+    cost.observe(2, 2.2, 8)
+    assert cost.of(2) == pytest.approx(2.2)
+    assert cost.of(64) > 7.3 * 1.6
+    cost.observe(2, 1.1, 1)  # one step is not believed at once any more
+    assert cost.of(2) > 2.0
+
+
+def test_plain_steps_have_a_speed_of_their_own_beside_steps_with_guesses() -> None:
+    """A pass behind a drafter's work is slower by a ninth: that must not be taken for the machine's speed."""
+    planner = Planner(64, None)
+    planner.bind(StepCost((1, 2, 64), (1.0, 1.1, 7.3)), None, None, packed=True)
+    for _ in range(20):
+        planner.cruised(1, [StepTime(3, 1.2, 1.3)] * 8)
+        planner.cruised(1, [StepTime(3, 1.2, 1.3)] * 8)
+        planner.rested(1, [StepTime(1, 0.9, 0.95)] * 8)
+        planner.rested(1, [StepTime(1, 0.9, 0.95)] * 8)
+    assert planner.undisturbed(1) == pytest.approx(0.9, rel=0.02)
+    assert planner.cost(1).of(3) == pytest.approx(1.2, rel=0.02)
+    assert planner.beside == pytest.approx(0.05)
+    assert planner.aside_between == pytest.approx(0.05)
+    for _ in range(50):  # a long rest, on a machine that has become slower
+        planner.rested(1, [StepTime(1, 1.8, 1.9)] * 8)
+    assert planner.cost(1).of(3) == pytest.approx(2.4, rel=0.1)
+
+
+def test_steps_of_few_and_many_rows_are_not_taken_for_such_of_their_average() -> None:
+    curve = StepCost((1, 4, 16), (1.0, 1.0, 7.0))
+    planner = Planner(64, None)
+    planner.bind(curve, None, None, packed=True)
+    for _ in range(30):
+        planner.cruised(1, [StepTime(1, 1.0, 1.0), StepTime(16, 7.0, 7.0)] * 4)
+    np.testing.assert_allclose(curve.seconds, [1.0, 1.0, 7.0], rtol=1e-6)
