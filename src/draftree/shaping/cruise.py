@@ -280,18 +280,18 @@ class Cruise:
         Returns:
             Tokens a second that are expected, over those of plain decoding.
         """
-        levels, gains, guesses = [], [], []
+        levels, gains, guesses, seconds = [], [], [], best.seconds
         for request, part, level, gain, count in zip(requests, takes, *best[:3], strict=True):
             if part and not level[0]:  # the likeliest, so that it is known whether they come to more
                 right, there = self._average(request.id).values[:2, 0].tolist()
                 level, gain, count = (1,) + (0,) * (PARTS - 1), 1.0 + right, there
+                seconds += there * (pace.of(len(requests) + 1) - pace.of(len(requests)))
             levels.append(level)
             gains.append(gain)
             guesses.append(count)
         sizes = [min(AHEAD, int(MOST_MORE * n) + MORE) * part for n, part in zip(guesses, takes, strict=True)]
         kind = Kind.TRIAL if self._paid is None else Kind.CRUISE
         self._begin(kind, requests, levels, sizes, pace, packed=packed)
-        seconds = max(best.seconds, pace.of(len(requests)) + pace.beside)
         return sum(gains) * (pace.plain + pace.beside) / seconds / len(requests)
 
     def _begin(
