@@ -129,6 +129,11 @@ class Cruise:
         """Whether as many cruises as go before a plan have come to their ends, and paid."""
         return self._paid is Kind.CRUISE and self._cruises >= self.plan_every
 
+    @property
+    def begun(self) -> bool:
+        """Whether the step is not the first of its course, which comes out of cold caches and behind a course's end."""
+        return self._taken > 1
+
     def due(self, requests: Sequence[Context]) -> list[int] | None:
         """Guesses of the coming step of `requests`, those of the course, if it has one more."""
         if not self._taken:

@@ -342,7 +342,7 @@ class DynamicTree(Shape):
             planner.attached(rows, carried, spawned, seconds, whole - seconds, planned=steady is None)
             return
         if steady is not None:
-            heard = planner.attaching is None and plain
+            heard = planner.attaching is None and plain and self._cruise.begun
             if heard and (told := self._cruised.add(rows, seconds, whole)):
                 planner.cruised(len(steady), told)
             return
