@@ -12,7 +12,7 @@ from draftree.host.cost import StepCost
 from draftree.shaping import DynamicTree
 from draftree.shaping.cells import Reach
 from draftree.shaping.compiled import AHEAD, LEVELS, PARTS
-from draftree.shaping.cruise import FIRST, LOOK_EVERY, Cruise, Kind, Pace
+from draftree.shaping.cruise import FIRST, LOOK_EVERY, LOOK_LEAST, Cruise, Kind, Pace
 from draftree.shaping.dynamic import PAUSE
 from draftree.tree import TokenTree
 
@@ -114,7 +114,7 @@ def test_many_requests_need_less_patience_than_one() -> None:
         seconds = np.concatenate([np.ones(count), np.full(count * AHEAD, 1.1)])
         reach = reach_of(*[1.0] * count, gains=(1.5,) * count)
         cruise.set_out(requests, reach, [True] * count, pace(seconds, batch=count), packed=True)
-        assert len(take(cruise, *requests, walked=0, there=1)) == (Kind.TRIAL.value if count == 1 else LOOK_EVERY)
+        assert len(take(cruise, *requests, walked=0, there=1)) == (Kind.TRIAL.value if count == 1 else LOOK_LEAST)
 
 
 def test_another_batch_ends_a_course() -> None:

@@ -213,11 +213,11 @@ def test_nothing_accepted_leads_to_roots_alone_and_rare_questions() -> None:
     request = run(drafter, shape, 200, reject_drafts=True)
     assert request.stats.accepted == 0
     assert request.stats.steps == 200
-    assert drafter.asked < 100  # to ask costs nothing here, and there are seldom guesses
+    assert drafter.asked < 130  # to ask costs nothing here, and there are seldom guesses
     assert request.stats.drafted < 60
     drafter.asked = 0
     again = run(drafter, shape, 200, reject_drafts=True)
-    assert drafter.asked < 100
+    assert drafter.asked < 130
     assert again.stats.drafted < 30
 
 

@@ -23,8 +23,9 @@ from draftree.shaping.compiled import AHEAD, LEVELS, PARTS
 from draftree.tree import TokenTree
 
 HABIT = 0.9  # weight of the past in what a request's guesses bring
-LOOK_EVERY = 4  # steps of a course after which it is looked whether they pay
-LUCK = 0.5  # tokens by which a single step of a request differs from the average: many together differ less
+LOOK_EVERY, LOOK_LEAST = 6, 4  # steps of a course after which it is looked whether they pay, most and least
+LOOKED_AT = 24  # steps of all requests together that are enough for a look
+LUCK = 0.7  # tokens by which a single step of a request differs from the average: many together differ less
 FIRST = 3  # guesses of a single request where nothing is known
 FIRST_LEAST = 1.05  # tokens a step that these have to bring to be gone on with
 USUAL = 0.997  # weight of the past in what guesses of a new request are taken for
@@ -36,7 +37,7 @@ class Kind(Enum):
     """Of a course; the value is how many steps it has, the first one's those of all requests together."""
 
     FIRST = 16
-    TRIAL = 8
+    TRIAL = 24
     CRUISE = 31
 
 
@@ -106,6 +107,7 @@ class Cruise:
         self._paid: Kind | None = None  # the course before, if it paid to its end
         self._cruises = 0  # that paid since the last plan
         self._left = 0  # steps to go
+        self._look_every = LOOK_EVERY
         self._taken = 0  # steps so far
         self._lengths: list[int] = []  # of the texts, at the first of them
         self._walks: list[Sequence[Sequence[int]]] = []  # nodes that were walked in steps with guesses
@@ -141,7 +143,7 @@ class Cruise:
             self._walks, self._trees = [], []
             self._roots = (1,) * len(requests)
             self._counted, self._more, self._learned = 0, 0.0, 0
-        elif (self._taken % LOOK_EVERY == 0 or not self._left) and not self._pays(requests):
+        elif (self._taken % self._look_every == 0 or not self._left) and not self._pays(requests):
             self._left = 0
             return None
         if not self._left:
@@ -312,7 +314,8 @@ class Cruise:
         """Steps with such guesses are to come."""
         batch = len(requests)
         self._paid, self._kind, self._pace, self._packed = None, kind, pace, packed
-        self._left = max(kind.value // batch, LOOK_EVERY) if kind is Kind.FIRST else kind.value
+        self._look_every = max(min(LOOK_EVERY, LOOKED_AT // batch), LOOK_LEAST)
+        self._left = max(kind.value // batch, self._look_every) if kind is Kind.FIRST else kind.value
         self._taken = 0
         self._ids, self._levels, self._sizes = [request.id for request in requests], levels, sizes
         self._alive = set(self._ids)
