@@ -18,6 +18,8 @@ from draftree.tree import TokenTree
 
 KNOWN = 4  # steps after which something is known
 OTHERS = 8  # steps that what is known of other requests counts for
+OVERSURE = 1.5  # power of the drafter's probabilities that guesses hold with, before anything is known
+FARTHER = (1.0, 0.8, 0.6)  # times that, in each part of a tree
 PRIOR, FEW = 2.0, 0.25  # steps that the drafter's own word counts for, and guesses of each cell in one of them
 HELD = 4.0  # steps that a cell counts for beside those that it was seen in, once there is one
 MOST_MORE = 2.0  # factor by which steps raise what guesses are worth that were not tried in them
@@ -177,9 +179,9 @@ def _learned(
 
 
 def _new() -> np.ndarray:
-    """What is known if nothing is: that guesses of a cell are as likely as the drafter says."""
-    likely = np.tile(np.exp(-(np.arange(LEVELS) + 0.5) / PER_FACTOR), PARTS)
-    return np.stack([FEW * likely, np.full(CELLS, FEW), np.full(CELLS, PRIOR)])
+    """What is known if nothing is: most drafters are too sure of themselves, and more so of what lies far down."""
+    likely = np.exp(-OVERSURE * (np.arange(LEVELS) + 0.5) / PER_FACTOR)
+    return np.stack([FEW * np.outer(FARTHER, likely).ravel(), np.full(CELLS, FEW), np.full(CELLS, PRIOR)])
 
 
 def _restored(most: float, values: np.ndarray, tried: float) -> Average:
