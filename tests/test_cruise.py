@@ -211,6 +211,26 @@ def test_time_goes_by_the_guesses_there_were() -> None:
     assert spent[2] == pytest.approx(1 + 0.1 + 2 * 0.1 * 0.5 / 1.2)
 
 
+def test_courses_are_taken_for_as_slow_as_they_were() -> None:
+    """Their beginnings and ends take time too: by so much courses of as many requests have to bring more."""
+    one = request_of(1)
+    cruise = known(one)
+    assert cruise.slower(1) == 1.0
+    for longer, slower in ((1.1, 1.1), (9.0, 1.2), (0.5, 1.0)):  # within bounds
+        for _ in range(40):
+            cruise.set_out([one], reach_of(3.0, gains=(3.0,)), [True], pace(1 + 0.1 * DEAR), packed=True)
+            for _ in range(10):
+                cruise.due([one])
+                one.tokens += [7] * 4
+                cruise.learn([[0, 1, 2, 3]], tree_of(3))
+                cruise.took(1.4 * longer)
+            cruise.over([one])
+        assert cruise.slower(1) == pytest.approx(slower, rel=0.01)
+        assert cruise.slower(2) == 1.0
+    seconds = pace(1 + 0.1 * DEAR)
+    assert seconds._replace(slower=1.1).longer(4) == pytest.approx(1.1 * seconds.longer(4))
+
+
 def test_averages_are_the_requests_own() -> None:
     cruise = Cruise()
     first, none = cruise.averages([request_of(1), request_of(2)], [True, False])

@@ -26,6 +26,7 @@ HABIT = 0.9  # weight of the past in what a request's guesses bring
 LOOK_EVERY, LOOK_LEAST = 6, 4  # steps of a course after which it is looked whether they pay, most and least
 LOOKED_AT = 24  # steps of all requests together that are enough for a look
 LUCK = 0.7  # tokens by which a single step of a request differs from the average: many together differ less
+SLOWEST, SLOWER_STEPS = 1.2, 64  # most that courses are taken to be slower by, and steps that tell most of it
 FIRST = 3  # guesses of a single request where nothing is known
 FIRST_LEAST = 1.05  # tokens a step that these have to bring to be gone on with
 USUAL = 0.997  # weight of the past in what guesses of a new request are taken for
@@ -58,12 +59,14 @@ class Pace(NamedTuple):
         aside: seconds to be added to each.
         plain: seconds of a step without guesses.
         beside: seconds that any step takes besides.
+        slower: what courses took, against all this.
     """
 
     seconds: np.ndarray
     aside: float
     plain: float
     beside: float = 0.0
+    slower: float = 1.0
 
     def of(self, rows: float) -> float:
         """Seconds of a step of so many nodes, between two whole numbers too."""
@@ -75,7 +78,7 @@ class Pace(NamedTuple):
 
     def longer(self, rows: float) -> float:
         """The same in plain steps, all that is done in either counted."""
-        return (self.of(rows) + self.beside) / (self.plain + self.beside)
+        return self.slower * (self.of(rows) + self.beside) / (self.plain + self.beside)
 
 
 def promise_of(averages: Sequence[Average | None]) -> float:
@@ -101,6 +104,8 @@ class Cruise:
         self._usual = Average(USUAL)  # what a new request is taken for
         self._ids: list[int] = []  # of the course's batch
         self._alive: set[int] = set()  # those of them that are not over
+        self._slower: dict[int, float] = {}  # by number of requests: time that courses took, over what was expected
+        self._seconds = 0.0  # that the course took
         self._levels: list[tuple[int, ...]] = []  # bins that guesses of each request are to be of, in each part
         self._sizes: list[int] = []  # most guesses of each
         self._kind = Kind.FIRST
@@ -142,7 +147,7 @@ class Cruise:
             self._lengths = [len(request.tokens) for request in requests]
             self._walks, self._trees = [], []
             self._roots = (1,) * len(requests)
-            self._counted, self._more, self._learned = 0, 0.0, 0
+            self._counted, self._more, self._learned, self._seconds = 0, 0.0, 0, 0.0
         elif (self._taken % self._look_every == 0 or not self._left) and not self._pays(requests):
             self._left = 0
             return None
@@ -160,6 +165,14 @@ class Cruise:
         if trees.sizes != self._roots:
             self._walks.append(walks)
             self._trees.append(trees)
+
+    def took(self, seconds: float) -> None:
+        """A step of the course took so long, with what came before it where it was the first."""
+        self._seconds += seconds
+
+    def slower(self, batch: int) -> float:
+        """What courses of so many requests took, over what their steps were expected to: they begin and end, too."""
+        return self._slower.get(batch, 1.0)
 
     def _pays(self, requests: Sequence[Context]) -> bool:
         """Whether the steps so far have brought what they took, but for some bad luck."""
@@ -181,7 +194,8 @@ class Cruise:
             rows = sum(trees.sizes) if self._packed else batch * max(trees.sizes)
             self._more += self._pace.of(min(rows, len(self._pace.seconds))) - least
         self._counted = len(self._trees)
-        return self._pace.longer(batch) + self._more / max(self._learned, 1) / (self._pace.plain + self._pace.beside)
+        pace = self._pace
+        return pace.longer(batch) + pace.slower * self._more / max(self._learned, 1) / (pace.plain + pace.beside)
 
     def _spent(self) -> list[float]:
         """Time of such a step in plain ones, for each request: the drafter's in equal parts, that of rows by guesses.
@@ -204,6 +218,12 @@ class Cruise:
         steps, self._taken, self._left = self._taken, 0, 0
         if not steps or not self._learned:  # none where no step came to its end
             return []
+        if self._seconds:
+            pace, batch = self._pace, len(self._ids)
+            expected = self._learned * self._longer() / pace.slower * (pace.plain + pace.beside)
+            before = self.slower(batch)
+            found = min(max(self._seconds / expected, 1.0), SLOWEST)
+            self._slower[batch] = before + steps / (steps + SLOWER_STEPS) * (found - before)
         courses = []
         there = {request.id: request for request in requests}
         parts = zip(self._ids, self._lengths, self._sizes, self._spent(), strict=True)
@@ -299,7 +319,7 @@ class Cruise:
         sizes = [min(AHEAD, int(MOST_MORE * n) + MORE) * part for n, part in zip(guesses, takes, strict=True)]
         kind = Kind.TRIAL if self._paid is None else Kind.CRUISE
         self._begin(kind, requests, levels, sizes, pace, packed=packed)
-        return sum(gains) * (pace.plain + pace.beside) / seconds / len(requests)
+        return sum(gains) * (pace.plain + pace.beside) / (pace.slower * seconds) / len(requests)
 
     def _begin(
         self,

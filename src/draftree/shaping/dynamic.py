@@ -194,7 +194,7 @@ class DynamicTree(Shape):
         seconds = planner.by_nodes(batch, nodes, attached=attached, planned=False)
         aside = 0.0 if attached else planner.aside_between  # what is done aside is in the time of attached rows
         plain = planner.plain(batch) if attached else planner.undisturbed(batch)
-        return Pace(seconds, aside, plain, 0.0 if attached else planner.beside)
+        return Pace(seconds, aside, plain, 0.0 if attached else planner.beside, self._cruise.slower(batch))
 
     def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
         """See `Shape.budgets`."""
@@ -342,6 +342,8 @@ class DynamicTree(Shape):
             planner.attached(rows, carried, spawned, seconds, whole - seconds, planned=steady is None)
             return
         if steady is not None:
+            if planner.attaching is None:
+                self._cruise.took(whole)
             heard = planner.attaching is None and plain and self._cruise.begun
             if heard and (told := self._cruised.add(rows, seconds, whole)):
                 planner.cruised(len(steady), told)
