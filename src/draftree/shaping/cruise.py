@@ -1,10 +1,10 @@
-"""Steps between two plans: trees of the sizes that have been best of late, verified as they come.
+"""Steps between two plans: trees of the guesses that have paid of late, verified as they come.
 
 To weigh trees and to learn from them takes as long as some rows of a small model. So hardly any step does it: steps
-come in courses, in which every request has as many guesses as would have been best of late, and all that is looked at
+come in courses, in which every request has all guesses of the cells that pay (see `cells`), and all that is looked at
 is which guesses were walked. A first course finds out what guesses bring at all; a trial, whether they pay for these
-texts now; a cruise goes on where they do, and only behind it trees are weighed again (ProPD plans again when things
-have shifted, section 4.2.3). A course that does not pay ends early.
+texts now; a cruise goes on where they do, and only behind some of those trees are weighed again (ProPD plans again when
+things have shifted, section 4.2.3). A course that does not pay ends early.
 """
 
 from __future__ import annotations

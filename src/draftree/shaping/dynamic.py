@@ -1,9 +1,9 @@
 """Trees sized by what they bring and what they cost, and no trees at all where drafting does not pay.
 
-Most steps have as many guesses as brought most of late (`Cruise`). In planned ones, guesses are weighed: their
-drafter's own probabilities are over-confident, so they are calibrated (`Calibration`), and the `Planner` sets them
-against the measured time of rows. Where no guess of a step pays, its tree is the root alone. Whether the drafter is
-asked at all is the `Governor`'s to say, for each request by itself.
+Most steps have the guesses that their drafter is sure enough of, as far as such have paid of late (`Cruise`). In
+planned ones, guesses are weighed: their drafter's own probabilities are over-confident, so they are calibrated
+(`Calibration`), and the `Planner` sets them against the measured time of rows. Where no guess of a step pays, its tree
+is the root alone. Whether the drafter is asked at all is the `Governor`'s to say, for each request by itself.
 
 A drafter inside the model pays for its guesses one step ahead: with rows that it attaches to nodes of the tree, and
 with the time it takes to read and arrange what they say. Both count in the time of its steps. The step that goes to
