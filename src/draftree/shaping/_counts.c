@@ -1,8 +1,9 @@
-/* The work of planned steps on their trees' guesses, how many of them pay and which came true, and that of courses between such: which
- * guesses are to be verified, and what came of it.
+/* The work of planned steps on their trees' guesses, how many of them pay and which came true, and that of courses between
+ * such: which guesses are to be verified, and what came of it.
  *
- * Twin of the numpy code in counts.py, cells.py and average.py, called through ctypes. Behind a pass of the model all of Python's own memory is out
- * of the processor's caches, where a dozen operations on small arrays take longer than the rows they decide about. */
+ * Twin of the numpy code in counts.py, cells.py and average.py, called through ctypes. Behind a pass of the model all of
+ * Python's own memory is out of the processor's caches, where a dozen operations on small arrays take longer than the rows
+ * they decide about. */
 
 #include <math.h>
 #include <stdint.h>
