@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from draftree.shaping import average as average_module
-from draftree.shaping.average import OTHERS, Average, learn_steps
+from draftree.shaping.average import OTHERS, Average, Taken, learn_steps
 from draftree.shaping.compiled import CELLS, LEVELS, PARTS, library
 from draftree.tree import TokenTree
 
@@ -89,7 +91,7 @@ def test_the_compiled_form_learns_what_the_plain_one_does(monkeypatch: pytest.Mo
         for own, compiled in zip(pairs, (library(), None), strict=True):
             monkeypatch.setattr(average_module, "library", lambda compiled=compiled: compiled)
             averages = [of if part else None for of, part in zip(own, taking, strict=False)]
-            learn_steps(averages, own[4], walks, trees, steps, tried, weight)
+            learn_steps(averages, own[4], Taken(walks, trees, steps, tried), weight)
         for ours, plain in zip(*pairs, strict=True):
             np.testing.assert_allclose(ours.values, plain.values)
             assert ours.tried == pytest.approx(plain.tried)
@@ -105,9 +107,23 @@ def test_a_copy_learns_by_itself() -> None:
     tree = TokenTree.from_paths(0, [[5]], [[-0.1]])
     copied = copy.deepcopy(average)
     before = average.values.copy()
-    learn_steps([copied], usual, [[[0, 1]]], [tree], 2, [ALL], 1.0)
+    learn_steps([copied], usual, Taken([[[0, 1]]], [tree], 2, [ALL]), 1.0)
     np.testing.assert_array_equal(average.values, before)
     assert copied.values[1, 0] != before[1, 0]
-    learn_steps([average], usual, [[[0, 1]]], [tree], 2, [ALL], 1.0)
+    learn_steps([average], usual, Taken([[[0, 1]]], [tree], 2, [ALL]), 1.0)
     np.testing.assert_array_equal(average.values, copied.values)
     assert average.tried == copied.tried == 2
+
+
+def test_trees_that_lie_otherwise_are_learned_from_too() -> None:
+    """Log-probabilities of another type, or not one behind the other."""
+    tree = TokenTree.from_paths(0, [[5, 6, 7]], [[-0.1, -0.6, -0.9]])
+    apart = torch.stack([tree.logp, tree.logp - 9], -1)[..., 0]
+    assert not apart.is_contiguous()
+    learned = []
+    for logp in (tree.logp, tree.logp.double(), apart):
+        average = Average(0.9)
+        learn_steps([average], Average(0.99), Taken([[[0, 1, 2]]], [replace(tree, logp=logp)], 2, [ALL]), 1.0)
+        learned.append(average.values)
+    np.testing.assert_allclose(learned[1], learned[0])
+    np.testing.assert_allclose(learned[2], learned[0])

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.drafting.base import LEAST_ENDS
+from draftree.drafting.base import LEAST_ENDS, wanted
 from draftree.shaping.average import Average
-from draftree.shaping.cells import above, cells_of, least_of, plain_reach, reach, wanted
+from draftree.shaping.cells import above, cells_of, least_of, plain_reach, reach
 from draftree.shaping.compiled import AHEAD, LEVELS, PARTS, library
 from draftree.tree import TokenTree
 

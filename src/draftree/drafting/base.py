@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from draftree.acceptance.lossy import LossyRule
@@ -63,6 +64,12 @@ class Context:
     source: Tensor | None = None
     chooser: PrefixChooser | None = None
     seat: Seat | None = None
+
+
+def wanted(logp: np.ndarray, least: Sequence[float]) -> int:
+    """How many of a tree's guesses of log-probabilities [n], in any order, are wanted (`Context.least`)."""
+    above = [int((logp > floor).sum()) for floor in least]
+    return max(above[-1], *map(min, above, LEAST_ENDS))
 
 
 def floor_of(requests: Sequence[Context]) -> float:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import CDLL, c_int64, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from draftree.shaping.cells import PER_FACTOR, SUREST, cells_of
 from draftree.shaping.compiled import CELLS, LEVELS, PARTS, library
@@ -100,80 +101,76 @@ class Average:
         worth[~looked] = np.minimum(worth * more, SUREST * count)[~looked]
 
 
-def learn_steps(
-    averages: Sequence[Average | None],
-    usual: Average,
-    walks: Sequence[Sequence[Sequence[int]]],
-    trees: Sequence[TokenTree],
-    steps: int,
-    tried: Sequence[Sequence[int]],
-    weight: float,
-) -> None:
-    """So many steps were taken, of which requests learn, and what is usual.
+class Taken(NamedTuple):
+    """Steps of a batch that were taken.
 
-    Args:
-        averages: [B], None where nothing is to be learned.
-        usual: what a new request is taken for.
+    Attributes:
         walks: nodes that were walked in each tree, the root among them, of steps in which there were guesses.
         trees: of those steps, each [B, n].
         steps: all of them.
         tried: [B], bins of each part that guesses were to be of.
+    """
+
+    walks: Sequence[Sequence[Sequence[int]]]
+    trees: Sequence[TokenTree]
+    steps: int
+    tried: Sequence[Sequence[int]]
+
+
+def learn_steps(averages: Sequence[Average | None], usual: Average, taken: Taken, weight: float) -> None:
+    """Let requests learn from their steps, and what is usual with them.
+
+    Args:
+        averages: [B], None where nothing is to be learned.
+        usual: what a new request is taken for.
+        taken: the steps.
         weight: of each step in what is usual.
     """
     for average in averages:
         if average is not None:
-            average.tried += steps
-            usual.tried += weight * steps
+            average.tried += taken.steps
+            usual.tried += weight * taken.steps
     compiled = library()
-    if (
-        compiled is not None
-        and (not trees or trees[0].logp.is_cpu)
-        and _learned(compiled, averages, usual, walks, trees, steps, tried, weight)
-    ):
+    if compiled is not None and _learned(compiled, averages, usual, taken, weight):
         return
     for b, average in enumerate(averages):
         if average is None:
             continue
         right, there = np.zeros(CELLS), np.zeros(CELLS)
-        for walk, tree in zip(walks, trees, strict=True):
+        for walk, tree in zip(taken.walks, taken.trees, strict=True):
             cells = cells_of(tree.logp[b, 1 : tree.sizes[b]].numpy(force=True))
             np.add.at(there, cells, 1)
             np.add.at(right, cells[[node - 1 for node in walk[b] if node]], 1)
-        average.learn(right, there, steps, tried[b])
-        usual.learn(right, there, steps, tried[b], weight)
+        average.learn(right, there, taken.steps, taken.tried[b])
+        usual.learn(right, there, taken.steps, taken.tried[b], weight)
 
 
-def _learned(
-    compiled: CDLL,
-    averages: Sequence[Average | None],
-    usual: Average,
-    walks: Sequence[Sequence[Sequence[int]]],
-    trees: Sequence[TokenTree],
-    steps: int,
-    tried: Sequence[Sequence[int]],
-    weight: float,
-) -> bool:
-    """The same in one call; False where there are too many requests."""
-    met, batch = len(trees), len(averages)
+def _learned(compiled: CDLL, averages: Sequence[Average | None], usual: Average, taken: Taken, weight: float) -> bool:
+    """The same in one call; False for trees that lie elsewhere or otherwise, and for too many requests."""
+    logps = [tree.logp for tree in taken.trees]
+    if not all(logp.is_contiguous() for logp in logps) or (
+        logps and not (logps[0].is_cpu and logps[0].dtype == torch.float32)
+    ):
+        return False
+    met, batch = len(logps), len(averages)
     each, every = c_int64 * met, c_int64 * (met * batch)
-    logps = [tree.logp for tree in trees]
-    walked = [walk for of in walks for walk in of]
+    walked = [walk for of in taken.walks for walk in of]
     nodes = [node for walk in walked for node in walk]
     most = next((average._most for average in averages if average is not None), 0.0)
     return not compiled.counts_course(
         (c_void_p * met)(*[logp.data_ptr() for logp in logps]),
-        each(*[logp.stride(0) for logp in logps]) if batch > 1 else None,
-        every(*[size for tree in trees for size in tree.sizes]),
+        each(*[logp.shape[1] for logp in logps]) if batch > 1 else None,
+        every(*[size for tree in taken.trees for size in tree.sizes]),
         every(*map(len, walked)),
         (c_int64 * len(nodes))(*nodes),
         met,
-        steps,
+        taken.steps,
         batch,
         (c_void_p * batch)(*[None if average is None else average.at for average in averages]),
         most,
         usual.at,
         usual._most,
-        (c_int64 * (batch * PARTS))(*[level for levels in tried for level in levels]),
+        (c_int64 * (batch * PARTS))(*[level for levels in taken.tried for level in levels]),
         weight,
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from draftree.drafting.base import LEAST_ENDS
+from draftree.drafting.base import LEAST_ENDS, wanted
 from draftree.shaping.compiled import AHEAD, BINS, LEVELS, PARTS, address_of, library
 from draftree.tree import TokenTree
 
@@ -58,12 +58,6 @@ def cells_of(logp: np.ndarray) -> np.ndarray:
 def least_of(levels: Sequence[int]) -> tuple[float, ...]:
     """The log-probabilities that guesses of so many bins are above, for each part of a tree."""
     return tuple([-level / PER_FACTOR if level < LEVELS else -math.inf for level in levels])
-
-
-def wanted(logp: np.ndarray, least: Sequence[float]) -> int:
-    """How many of a tree's guesses of log-probabilities [n], the likeliest first, are above what their part asks."""
-    above = [int((logp > floor).sum()) for floor in least]
-    return max(*(min(count, end) for count, end in zip(above, LEAST_ENDS, strict=False)), above[-1])
 
 
 def above(trees: TokenTree, least: Sequence[Sequence[float] | None]) -> TokenTree:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.drafting.base import Context
-from draftree.shaping.average import Average, learn_steps
+from draftree.shaping.average import Average, Taken, learn_steps
 from draftree.shaping.cells import Reach, least_of
 from draftree.shaping.compiled import AHEAD, LEVELS, PARTS
 from draftree.tree import TokenTree
@@ -241,7 +241,7 @@ class Cruise:
         if self._learned and any(told):
             averages = [self._average(number) if of else None for number, of in zip(self._ids, told, strict=True)]
             weight = min(1.0, Kind.TRIAL.value / self._learned)
-            learn_steps(averages, self._usual, self._walks, self._trees, self._learned, self._levels, weight)
+            learn_steps(averages, self._usual, Taken(self._walks, self._trees, self._learned, self._levels), weight)
 
     def planned(self) -> None:
         """The coming step is planned."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftree.drafting.base import wanted
 from draftree.tree import TokenTree
 
 MODES = {"hierarchical": 0, "parallel": 1, "single": 2}
@@ -25,19 +26,6 @@ Arrays = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32], NDArra
 
 Dump = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32], NDArray[np.uint32], int]
 """index, token, parent, count, stamp of every output node, and the clock."""
-
-
-class Least(NamedTuple):
-    """Which guesses are wanted: by place, the likeliest first, such as are above a log-probability.
-
-    Attributes:
-        ends: the first of these numbers is of guesses in the first part of a tree, the next of those in it and the
-            second part, and so on; the last part has all others.
-        floors: of each request, one for each part, none lower than the one before.
-    """
-
-    ends: tuple[int, ...]
-    floors: Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -57,15 +45,13 @@ class Settings:
     eos_token_ids: tuple[int, ...]
 
 
-def in_order(draft: Arrays, root: int, least: Least, b: int) -> TokenTree:
-    """The guesses of a draft that request `b` wants as a tree below `root`, in falling order of probability."""
+def in_order(draft: Arrays, root: int, least: Sequence[float]) -> TokenTree:
+    """The guesses of a draft that are wanted as a tree below `root`, in falling order of probability."""
     tokens, parents, logp, source = draft
     order = np.argsort(-logp, kind="stable")  # a parent precedes a child of equal probability
-    above = [int((logp > np.float32(floor)).sum()) for floor in least.floors[b]]
-    wanted = max([above[-1], *map(min, above, least.ends)])
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    order = order[:wanted]
+    order = order[: wanted(logp, least)]
     parents = np.where(parents < 0, NO_PARENT, place[parents])[order]
     return TokenTree.from_arrays(tokens[order], parents, logp[order], source[order], root=root)
 
@@ -83,7 +69,7 @@ class Backend(Protocol):
         roots: Sequence[int],
         budgets: Sequence[int],
         depths: Sequence[int],
-        least: Least,
+        least: Sequence[Sequence[float]],
         mode: int,
         sources: int,
     ) -> TokenTree: ...

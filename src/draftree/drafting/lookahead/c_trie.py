@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftree.drafting.lookahead._backend import Arrays, Dump, Least, Settings
+from draftree.drafting.base import LEAST_ENDS
+from draftree.drafting.lookahead._backend import Arrays, Dump, Settings
 from draftree.tree import TokenTree
 
 LIBRARY = Path(__file__).with_name("_trie.so")
@@ -106,7 +107,8 @@ class CTrie:
         self._room = 0
         self._make_room(256)
         self._arrays: dict[int, tuple[Any, ...]] = {}  # by requests of a draft: to make them takes as long as to draft
-        self._least: Least | None = None  # met last, and its numbers
+        self._ends = (c_int32 * len(LEAST_ENDS))(*LEAST_ENDS)
+        self._least: Sequence[Sequence[float]] | None = None  # met last, and its numbers
 
     def __del__(self) -> None:
         if getattr(self, "_trie", None):
@@ -143,7 +145,7 @@ class CTrie:
         roots: Sequence[int],
         budgets: Sequence[int],
         depths: Sequence[int],
-        least: Least,
+        least: Sequence[Sequence[float]],
         mode: int,
         sources: int,
     ) -> TokenTree:
@@ -155,12 +157,11 @@ class CTrie:
         at, told, most_of, deep, counts = held
         at[:], told[:], most_of[:], deep[:] = slots, [len(part) for part in news], budgets, depths
         if least != self._least:
-            flat = [floor for part in least.floors for floor in part]
+            flat = [floor for part in least for floor in part]
             self._least, self._floors = least, (c_float * len(flat))(*flat)
-            self._ends = (c_int32 * len(least.ends))(*least.ends)
         came = news[0] if batch == 1 else [token for part in news for token in part]
         most = self._lib.trie_collect(
-            *(self._trie, batch, at, _ints(came), told, most_of, deep, len(least.ends) + 1, self._ends, self._floors),
+            *(self._trie, batch, at, _ints(came), told, most_of, deep, len(LEAST_ENDS) + 1, self._ends, self._floors),
             *(mode, sources, room, *self._out_at, self._place, counts),
         )
         if not most:

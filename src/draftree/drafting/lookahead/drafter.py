@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from draftree.drafting.base import LEAST_ENDS, Context, Drafter
+from draftree.drafting.base import Context, Drafter
 from draftree.drafting.lookahead.trie import Trie, checked_ids
 from draftree.host.target import Target
 from draftree.tree import TokenTree
@@ -98,7 +98,6 @@ class Lookahead(Drafter):
             news=[self._news(request) for request in requests],
             depths=[request.room - 1 for request in requests],
             least=[request.least for request in requests],
-            ends=LEAST_ENDS,
             mode=self.mode,
             sources=self.sources,
         )

@@ -22,7 +22,6 @@ from draftree.drafting.lookahead._backend import (
     NO_PARENT,
     Arrays,
     Dump,
-    Least,
     Settings,
     in_order,
 )
@@ -188,7 +187,7 @@ class PythonTrie:
         roots: Sequence[int],
         budgets: Sequence[int],
         depths: Sequence[int],
-        least: Least,
+        least: Sequence[Sequence[float]],
         mode: int,
         sources: int,
     ) -> TokenTree:
@@ -199,8 +198,8 @@ class PythonTrie:
             if budget < 1 or depth < 1:
                 trees.append(TokenTree.from_arrays([], [], root=root))
                 continue
-            self.floor = np.float32(least.floors[b][0])  # the lowest
-            trees.append(in_order(self.retrieve(slot, budget, depth, mode, sources), root, least, b))
+            self.floor = np.float32(least[b][0])  # the lowest
+            trees.append(in_order(self.retrieve(slot, budget, depth, mode, sources), root, least[b]))
         self.floor = np.float32(-np.inf)
         return TokenTree.stack(trees)
 

@@ -37,8 +37,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from draftree.drafting.base import LEAST_ENDS
 from draftree.drafting.lookahead import trie_file
-from draftree.drafting.lookahead._backend import MODES, SOURCES, Backend, Least, Settings
+from draftree.drafting.lookahead._backend import MODES, SOURCES, Backend, Settings
 from draftree.drafting.lookahead.c_trie import CTrie
 from draftree.drafting.lookahead.python_trie import PythonTrie
 from draftree.tree import TokenTree
@@ -50,6 +51,7 @@ SMOOTHING = 2.0
 """Hits added to a parent behind one token before its children's share is taken: one of one is not certainty."""
 
 MAX_TOKEN = 2**31 - 1
+ANY = (-math.inf,) * (len(LEAST_ENDS) + 1)  # log-probabilities that every guess is above
 _BACKENDS = ("auto", "c", "python")
 _T = TypeVar("_T")
 
@@ -191,7 +193,6 @@ class Trie:
         news: Sequence[Sequence[int]] = (),
         depths: Sequence[int] = (),
         least: Sequence[Sequence[float] | None] = (),
-        ends: Sequence[int] = (),
         mode: str = "hierarchical",
         sources: str = "mix",
     ) -> TokenTree:
@@ -202,15 +203,13 @@ class Trie:
         requests: live ones. roots: their newest tokens. budgets: most guesses of each; 0 for none.
         news: tokens committed since, which all enter before the first look-up, as by `extend`; none by default.
         depths: most levels of each, at most `branch_length` (the default); 0 for no guesses.
-        least, ends: of each, log-probabilities that guesses have to be above, in falling order one for the first
-        ends[0], one for those up to ends[1], and so on, the last for all others; None, the default, for any.
+        least: of each, log-probabilities that guesses have to be above (`Context.least`); None, the default, for any.
         mode, sources: see `retrieve`.
         """
         most: int = self.options["branch_length"]
         wanted = _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
         deep = [min(depth, most) for depth in depths] if depths else [most] * len(requests)
-        none = (-math.inf,) * (len(ends) + 1)
-        floors = Least(tuple(ends), [none if part is None else part for part in least] or [none] * len(requests))
+        floors = [ANY if part is None else part for part in least] or [ANY] * len(requests)
         with self._lock:
             slots = [self._slot(request) for request in requests]
             return self._backend.draft(slots, news or [()] * len(slots), roots, budgets, deep, floors, *wanted)
