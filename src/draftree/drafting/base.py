@@ -1,19 +1,17 @@
 """The drafter's contract: what the engine asks of a drafter and what it tells it.
 
-A drafter guesses a tree of next tokens for each request. Outside drafters (a trie, a small model) only draft and
+A drafter drafts a tree of next tokens for each request. Outside drafters (a trie, a small model) only draft and
 observe; drafters inside the model also attach rows to the coming pass and read their outputs afterwards. State of
 a request lives under the request's id, never on the model.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from torch import Tensor
 
 from draftree.acceptance.lossy import LossyRule
@@ -26,11 +24,6 @@ if TYPE_CHECKING:
     from draftree.host import Host
     from draftree.host.cache import SlotCache
     from draftree.host.encoder import EncoderState
-    from draftree.shaping.base import Shape
-
-
-LEAST_ENDS = (1, 4)
-"""Guesses of a tree, the likeliest first, that are in its first part, and in its first two; others are the third."""
 
 
 @dataclass(slots=True)
@@ -41,44 +34,74 @@ class Context:
         id: unique among all requests of the process.
         tokens: certain token ids, prompt first; the last one is the root of the next tree.
         prompt_length: how many of them are the prompt.
-        room: how many more tokens the request may emit; deeper guesses are wasted.
-        resting: set by the shape, or as the request takes no guesses: the step after this one asks for none, so rows
-            that would prepare it are wasted.
-        least: set by the shape: log-probabilities that guesses of the coming tree have to be above to be wanted, one
-            for each part of it (`LEAST_ENDS`), none lower than the one before; None for any. Drafters that save time by
-            it leave the others out (`Drafter.heeds_least`), from other drafters' trees the shape does.
-        spawn: set by the shape: nodes of the tree that are worth rows of the drafter's own; None leaves that to it.
+        room: how many more tokens the request may emit; deeper draft tokens are wasted.
+        drafting: whether the request takes draft tokens at all.
         source: LongTensor [L], what the encoder of an encoder-decoder reads; None for other models, and where only
             the encoder's output is known.
         chooser: the request's logits processors and noise; None where the best of the raw logits is taken.
-        seat: where the target keeps the request while it runs; for drafters that draft inside the target.
+        place: where the target keeps the request while it runs; for drafters that draft inside the target.
     """
 
     id: int
     tokens: list[int]
     prompt_length: int
     room: int
-    resting: bool = False
-    least: tuple[float, ...] | None = None
-    spawn: int | None = None
+    drafting: bool = True
     source: Tensor | None = None
     chooser: PrefixChooser | None = None
-    seat: Seat | None = None
+    place: Place | None = None
 
 
-def wanted(logp: np.ndarray, least: Sequence[float]) -> int:
-    """How many of a tree's guesses of log-probabilities [n], in any order, are wanted (`Context.least`)."""
-    above = [int((logp > floor).sum()) for floor in least]
-    return max(above[-1], *map(min, above, LEAST_ENDS))
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a drafter does besides drafting; the engine leaves out what is not declared here.
+
+    Attributes:
+        attaches: `plan` may give rows, surgeries or taps for the coming pass.
+        prepares: draft tokens come out of the pass before, so that they cost one step ahead.
+        unprepared: a drafter that prepares has draft tokens also where nothing was prepared (a trie merged with heads).
+        observes: `observe` is to be called after steps that drafted or prepared.
+        observes_plain: and after all other steps, too.
+        lossy: its draft tokens bring an acceptance rule of their own, which CHANGES texts (`Drafter.acceptance`).
+    """
+
+    attaches: bool = False
+    prepares: bool = False
+    unprepared: bool = False
+    observes: bool = False
+    observes_plain: bool = False
+    lossy: bool = False
 
 
-def floor_of(requests: Sequence[Context]) -> float:
-    """The log-probability that a guess has to be above for any of these requests, whatever its place."""
-    return min((-math.inf if request.least is None else request.least[0] for request in requests), default=-math.inf)
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step does, request by request. Made by a shape's `plan`, completed by its `trim`.
+
+    Attributes:
+        requests: of the step, B of them.
+        budgets: most draft tokens of each; 0 where none are wanted.
+        prepares: whether the step after this one wants draft tokens of each, so that rows which prepare them are worth
+            attaching to this one.
+        trees: what is verified; None before `trim`.
+        attach_to: nodes of each tree that are worth rows of the drafter's own; None leaves that to the drafter.
+        gains: accepted draft tokens that the shape expects of each request; empty where it expects nothing.
+    """
+
+    requests: Sequence[Context]
+    budgets: Sequence[int]
+    prepares: Sequence[bool]
+    trees: TokenTree | None = None
+    attach_to: int | None = None
+    gains: Sequence[float] = ()
+
+    @property
+    def prepares_any(self) -> bool:
+        """Whether any request's next draft is to be prepared."""
+        return any(self.prepares)
 
 
 @dataclass(slots=True)
-class Seat:
+class Place:
     """Where the target keeps a running request.
 
     A drafter may pass rows of its own through the target there, behind the committed text (`host.run`,
@@ -105,7 +128,7 @@ class Seat:
 
 @dataclass(slots=True)
 class Attachment:
-    """Rows and wishes of a drafter for the coming pass; row numbers count from the tree's root as row 0.
+    """Rows of a drafter for the coming pass, and what it reads there; row numbers count from the tree's root as row 0.
 
     Attributes:
         embeddings: [B, M, d], extra rows that enter behind the N tree rows, or None.
@@ -137,9 +160,10 @@ class Step:
         result: logits of the trees (from row `offset` on), row layouts and tapped hidden states.
         trunk: per request, how many prompt rows came before its tree (rows 0 .. trunk - 1).
         offset: row at which the trees begin.
-        accepted: per request, the node numbers walked, root first.
+        accepted: per request, the node numbers of the accepted path, root first.
         emitted: per request, the new tokens; its `tokens` already end with them. Empty for a part of a prompt, and
             where strict mode put off a near-tie.
+        attach_to: nodes of each tree that rows were attached to, see `StepPlan`.
         own_rows: whether the rows and surgeries that `plan` asked for were in the pass. They are left out of passes
             over parts of prompts, and in strict mode of those that must be the plain engine's; taps are always there.
     """
@@ -151,6 +175,7 @@ class Step:
     offset: int
     accepted: list[list[int]] = field(default_factory=list)
     emitted: list[list[int]] = field(default_factory=list)
+    attach_to: int | None = None
     own_rows: bool = True
 
 
@@ -160,26 +185,20 @@ class Drafter(ABC):
     Attributes:
         name: how statistics call it.
         source: bit that marks its nodes; `Merge` gives each of its drafters one of its own instead.
-        max_nodes: most guesses worth asking for per request and step.
-        prepares: whether guesses come out of the pass before, so that drafting costs one step ahead.
-        observes_rests: whether it has to be told of steps in which its shape wants to hear nothing.
-        unprepared: whether a drafter that prepares has guesses also where nothing was prepared (a trie beside heads).
-        heeds_least: whether it leaves out itself what a request's `least` does not want.
+        max_nodes: most draft tokens worth asking for per request and step.
+        capabilities: what it does besides drafting.
+        node_budget: draft tokens of every step where its trees have one size by construction (a static tree); None
+            where a shape may choose.
         deep_prefix: per-layer (keys, values), each [kv heads, P, head dim], for rows that ask for it.
-        shape: how its trees are sized; set by the engine where the user chose none, so that what was learned
-            about its guesses lasts from one call to the next.
-        acceptance: a lossy rule that belongs to its guesses and CHANGES texts; None for the lossless one.
+        acceptance: a lossy rule that belongs to its draft tokens and CHANGES texts; None for the lossless one.
     """
 
     name: ClassVar[str] = "drafter"
     source: int = 1
     max_nodes: int = 64
-    prepares: ClassVar[bool] = False
-    observes_rests: ClassVar[bool] = True
-    unprepared: ClassVar[bool] = False
-    heeds_least: ClassVar[bool] = False
+    capabilities: Capabilities = Capabilities()
+    node_budget: int | None = None
     deep_prefix: list[tuple[Tensor, Tensor]] | None = None
-    shape: Shape | None = None
     acceptance: LossyRule | None = None
 
     def bind(self, target: Target, **hints: Any) -> None:
@@ -207,13 +226,16 @@ class Drafter(ABC):
     def begin(self, request: Context) -> None:
         """A prompt arrives."""
 
-    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
-        """Rows this drafter wants in the coming pass over `trees`; None for outside drafters."""
+    def plan(self, step: StepPlan) -> Attachment | None:
+        """Rows of this drafter's own for the coming pass over `step.trees`; None for none.
+
+        Called where it declares `attaches`.
+        """
         return None
 
     @abstractmethod
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """Trees rooted at each request's newest token, with at most `budgets[b]` guesses each."""
+        """Trees rooted at each request's newest token, with at most `budgets[b]` draft tokens each."""
 
     def observe(self, step: Step) -> None:
         """What was accepted, and the outputs of the drafter's own rows."""

@@ -1,12 +1,17 @@
-"""How many guesses a step verifies: a shape sets the drafters' budgets and trims what they return."""
+"""How many draft tokens a step verifies: what a shape is, and the simplest one.
+
+A `Shape` is what a user chooses. Bound to an engine it gives a `Sizer`, which plans each step, trims what is drafted
+for it, and sees what it brought.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from draftree.drafting.base import Context, Drafter
+from draftree.drafting.base import Context, Drafter, StepPlan
 from draftree.host.cost import StepCost
 from draftree.tree import TokenTree
 
@@ -14,93 +19,102 @@ if TYPE_CHECKING:
     from draftree.pruning.early import EarlyPruning
 
 
-class Shape(ABC):
-    """Base of all shapes; one instance learns about one drafter's guesses."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step took and brought.
 
-    def bind(
-        self,
-        cost: StepCost,
-        drafter: Drafter | None = None,
-        pruner: EarlyPruning | None = None,
-        *,
-        packed: bool = True,
-    ) -> None:
-        """Meet the machine and the parts that share a pass.
+    Attributes:
+        accepted: nodes of each tree on the accepted path, the root first.
+        rows: tree rows that were computed, padding counted where it costs.
+        seconds: of the whole step; None where a prompt was in it, which says nothing about other steps.
+        drafting: seconds of it before the pass: planning, drafting and trimming.
+        attached: whether the drafter had rows or taps of its own in the pass.
+        pruned: whether draft tokens may have left the pass on its way.
+    """
 
-        Args:
-            cost: what a step costs by its number of rows.
-            drafter: makes the guesses.
-            pruner: drops guesses inside the pass; None for none.
-            packed: whether only real rows cost, and not the padding of smaller trees.
-        """
+    accepted: Sequence[Sequence[int]]
+    rows: int
+    seconds: float | None
+    drafting: float
+    attached: bool = False
+    pruned: bool = False
 
-    def rests(self, requests: Sequence[Context]) -> bool:
-        """Whether this step has no guesses and prepares none, so that the shape need not be told of it either."""
-        return False
+
+class Sizer(ABC):
+    """A shape at work in one engine."""
 
     @abstractmethod
-    def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
-        """Guesses to ask for, for each request; `most` is what the drafter can use.
-
-        Says in `Context.resting` whether the next step will ask as well.
-        """
-
-    def trim(self, requests: Sequence[Context], trees: TokenTree) -> TokenTree:
-        """The trees to verify: the best part of each drafted tree."""
-        return trees
-
-    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
-        """A step is over.
-
-        Args:
-            rows: of its trees, in all.
-            seconds: for the pass and reading its choices.
-            whole: for all of the step, guessing and learning included.
-            plain: whether the trees' rows passed all layers alone.
-            attached: whether the drafter had rows or looks of its own in the pass, if it is one that has any.
-        """
-
-    def rested(self, batch: int, seconds: float, whole: float) -> None:
-        """A step is over of which the shape wanted to hear nothing (`rests`).
-
-        Args:
-            batch: requests in it.
-            seconds: for the pass and reading its choices.
-            whole: for all of the step.
-        """
-
-    def learn(self, requests: Sequence[Context], walks: Sequence[Sequence[int]], trees: TokenTree) -> None:
-        """The requests' tokens have grown; what was drafted for them can be compared with what came.
+    def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
+        """What the coming step is to draft, and whether to prepare the one after it.
 
         Args:
             requests: of the step.
-            walks: nodes of each tree that were walked, the root first.
-            trees: that were verified.
+            most: draft tokens that the drafter can use.
+            closed: whether nobody joins these requests before all of them are done.
         """
+
+    def trim(self, plan: StepPlan, trees: TokenTree) -> StepPlan:
+        """The plan with what is verified: the best part of each drafted tree."""
+        return replace(plan, trees=trees)
+
+    def observe(self, plan: StepPlan, outcome: Outcome) -> None:
+        """A step is over, and its tokens are the requests'."""
 
     def end(self, request: Context) -> None:
         """The request is over."""
 
 
-class Fixed(Shape):
-    """The same node budget every step, whatever it costs.
+class Shape(ABC):
+    """Base of all shapes.
 
-    Args:
-        node_budget: guesses per request and step.
-        spawn: nodes of a tree that a drafter inside the model attaches rows to, the likeliest to be accepted last;
-            None for all that it would by itself.
+    Attributes:
+        measures: whether `bind` wants the measured cost of steps.
     """
 
-    def __init__(self, node_budget: int, spawn: int | None = None) -> None:
+    measures: bool = False
+
+    @abstractmethod
+    def bind(
+        self, cost: StepCost | None, drafter: Drafter, pruner: EarlyPruning | None = None, *, packed: bool = True
+    ) -> Sizer:
+        """The shape at work in one engine; what is learned may be shared by all that one shape gives.
+
+        Args:
+            cost: what a step costs by its number of rows; None where the shape does not measure.
+            drafter: drafts.
+            pruner: drops draft tokens inside the pass; None for none.
+            packed: whether only real rows cost, and not the padding of smaller trees.
+        """
+
+
+class Fixed(Shape, Sizer):
+    """The same number of draft tokens every step, whatever it costs.
+
+    Args:
+        node_budget: draft tokens per request and step.
+        attach_to: nodes of a tree that a drafter inside the model attaches rows to, the likeliest to be accepted last;
+            None for all that it would by itself.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    def __init__(self, node_budget: int, attach_to: int | None = None) -> None:
         if node_budget < 0:
             raise ValueError(f"node_budget is {node_budget}: give 0 (no drafting) or more.")
-        if spawn is not None and spawn < 1:
-            raise ValueError(f"spawn is {spawn}: give 1 (the root) or more, or None for all nodes.")
+        if attach_to is not None and attach_to < 1:
+            raise ValueError(f"attach_to is {attach_to}: give 1 (the root) or more, or None for all nodes.")
         self.node_budget = node_budget
-        self.spawn = spawn
+        self.attach_to = attach_to
 
-    def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
-        """See `Shape.budgets`."""
-        for request in requests:
-            request.resting, request.spawn = self.node_budget == 0, self.spawn
-        return [min(self.node_budget, most)] * len(requests)
+    def bind(
+        self, cost: StepCost | None, drafter: Drafter, pruner: EarlyPruning | None = None, *, packed: bool = True
+    ) -> Sizer:
+        """See `Shape.bind`: the same for all engines, as it keeps nothing."""
+        return self
+
+    def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
+        """See `Sizer.plan`."""
+        takes = [request.drafting and request.room > 1 and self.node_budget > 0 for request in requests]
+        budgets = [min(self.node_budget, most) if take else 0 for take in takes]
+        return StepPlan(requests, budgets, takes, attach_to=self.attach_to)

@@ -1,146 +1,115 @@
-"""How often a drafter's guesses come true, by the probability that the drafter gave them.
+"""How often a drafter's draft tokens come true, verified or not, by comparing whole drafts with the text that came.
 
-Guesses are binned by path probability, and a bin's worth is the share of its guesses that the text then confirmed.
-Trees whose best guess is good, middling or poor are told apart: an unlikely guess beside a good one comes true more
-often than the same number in a tree that knows nothing.
-What is compared is the whole drafted tree with the text that came, as soon as enough of it is there, and not only
-the nodes that were verified: those are chosen by this very estimate, so an estimate that is too low would never be
-corrected. Lossless decoding makes it exact: the text does not depend on what was verified. Every step's tree counts,
-for steps gather where text is hard, and samples by the token would look at the easy parts.
+Merging drafters needs to know what each of them is worth, also of draft tokens that did not get into the joint tree.
+Lossless decoding makes the comparison exact: the text does not depend on what was verified. The counts are those of a
+`Ledger`, one for all requests and one for each.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from draftree.drafting.base import Context
-from draftree.shaping.average import Average
-from draftree.shaping.counts import Drafted, Sizes, new_counts
+from draftree.shaping.ledger import FADING_OWN, Ledger, cells_of
 from draftree.tree import TokenTree
 
-RECENT = 0.9  # weight of the past in judging the last few trees of a request
-DOUBT = 6.0  # right guesses by which a request's own record counts as much as that of all
-MOST = 4.0  # how much more often than all its guesses may be held to come true: a text that is copied goes far
-POOL_EVERY = 16  # most trees between two readings of the rates, which cost more than a tree; fewer at first
-KNOWN, LEARN_EVERY = 64, 3  # trees after which only each third is learned from: it costs as much as drafting
+EVERY = 2  # drafts of a request between two that are compared, once much is known: comparing costs as much as drafting
+KNOWN = 64  # drafts after which that begins
+
+
+class _Draft(NamedTuple):
+    """A draft whose text is still to come: the position behind its root, and its draft tokens in their tree's order."""
+
+    position: int
+    tokens: list[int]
+    parents: list[int]
+    cells: np.ndarray
 
 
 class Calibration:
-    """Probability that a guess is walked, given what the drafter thought of it."""
+    """Probability that a draft token comes true, given its drafter's own log-probability and its rank."""
 
     def __init__(self) -> None:
-        self._counts = new_counts()
-        self._learned = self._offered = self._unread = 0
-        # Right guesses among the last few trees, as the rates say and in fact: of each request, and of all.
-        self._records: dict[int, tuple[float, float]] = {}
-        self._record = (0.0, 0.0)
-        self._drafted: defaultdict[int, deque[Drafted]] = defaultdict(deque)
+        self._ledger = Ledger()
+        self._own: dict[int, Ledger] = {}  # by request
+        self._waiting: dict[int, deque[_Draft]] = {}
+        self._offered = 0
 
-    @property
-    def rates(self) -> np.ndarray:
-        """[KINDS, BINS], share of right guesses, never rising from bin to bin: trees are cut in the drafter's order."""
-        return self._counts.rates
-
-    @property
-    def waiting(self) -> bool:
-        """Whether any tree's text is still to come."""
-        return bool(self._drafted)
-
-    def trust(self, request: Context) -> float:
-        """What the rates are to be multiplied with for this request: texts differ, and they may change at any time.
-
-        The rates remember hundreds of trees of all texts; a text that goes its own way must not wait that long. A new
-        one is taken for what the others were like of late.
-        """
-        hoped, came = self._record
-        usual = min((came + DOUBT) / (hoped + DOUBT), MOST)
-        hoped, came = self._records.get(request.id, (0.0, 0.0))
-        return min((came + usual * DOUBT) / (hoped + DOUBT), MOST)
-
-    def worth(self, trees: TokenTree, requests: Sequence[Context] | None = None) -> np.ndarray:
-        """[B, N], probability that each node is walked; roots and padding get 0.
+    def worth(self, trees: TokenTree, requests: Sequence[Context]) -> np.ndarray:
+        """[B, N], the probability that each node's path is the text; roots and padding get 0.
 
         Args:
             trees: B trees.
-            requests: theirs; None for requests that nothing is known of.
+            requests: theirs.
         """
         logp = trees.logp.numpy(force=True)
         worth = np.zeros(logp.shape)
-        for b, size in enumerate(trees.sizes):
-            if size > 1:
-                trust = 1.0 if requests is None else self.trust(requests[b])
-                worth[b, 1:size] = self._counts.worth(logp[b, 1:size], trust)
-        return worth
-
-    def plan(
-        self,
-        requests: Sequence[Context],
-        trees: TokenTree,
-        averages: Sequence[Average | None],
-        seconds: np.ndarray,
-        *,
-        packed: bool,
-    ) -> Sizes | None:
-        """Sizes for this step; see `Counts.plan`."""
-        trust = [self.trust(request) for request in requests]
-        return self._counts.plan(trees, trust, averages, seconds, packed=packed)
-
-    def remember(self, requests: Sequence[Context], trees: TokenTree, *, always: bool = True) -> None:
-        """Keep each request's tree until its text has come; once much is known, not every step's unless `always`."""
-        self._offered += 1
-        if not always and self._learned > KNOWN and self._offered % LEARN_EVERY:
-            return
-        if not trees.tokens.is_cpu:
-            trees = trees.to("cpu")
+        shares = self._ledger.shares()
         for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
             if size > 1:
-                self._drafted[request.id].append(Drafted(len(request.tokens), trees, b))
+                cells = _cells(logp[b, 1:size])
+                own = self._own.get(request.id)
+                worth[b, 1:size] = shares[cells] if own is None else own.own_shares(shares, cells)
+        return worth
 
-    def compare(self, requests: Sequence[Context]) -> set[int]:
-        """Learn from trees whose text has come as far as it agrees; the ids of requests that had a right guess."""
-        with_right: set[int] = set()
-        if not self._drafted:
-            return with_right
+    def remember(self, requests: Sequence[Context], trees: TokenTree) -> None:
+        """Keep the drafts until their text has come."""
+        self._offered += 1
+        if self._offered > KNOWN and self._offered % EVERY:
+            return
+        logp, parents = trees.logp.numpy(force=True), trees.parents
+        for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
+            if size > 1:
+                draft = _Draft(
+                    len(request.tokens),
+                    trees.tokens[b, 1:size].tolist(),
+                    parents[b, 1:size].tolist(),
+                    _cells(logp[b, 1:size]),
+                )
+                self._waiting.setdefault(request.id, deque()).append(draft)
+
+    def compare(self, requests: Sequence[Context]) -> None:
+        """Learn from drafts whose text has come as far as it agrees with them."""
         for request in requests:
-            waiting = self._drafted.get(request.id)
+            waiting = self._waiting.get(request.id)
             while waiting:
-                right = self._learn(request, waiting[0])
-                if right is None:
+                right, ended = _right(waiting[0], request.tokens)
+                if not ended:
                     break
-                waiting.popleft()
-                if right:
-                    with_right.add(request.id)
-                if not waiting:
-                    del self._drafted[request.id]
-        return with_right
+                self._learn(request, waiting.popleft(), right)
 
     def forget(self, request: Context) -> None:
-        """The request is over; the rest of its text will not come.
+        """The request is over: what is right to the end of its text is learned from as far as that went."""
+        for draft in self._waiting.pop(request.id, ()):
+            if len(request.tokens) > draft.position:
+                self._learn(request, draft, _right(draft, request.tokens)[0])
+        self._own.pop(request.id, None)
 
-        Trees that were right to its end are learned from as far as it went. Were they left out, what is right for long
-        would look rarer than it is.
-        """
-        for drafted in self._drafted.pop(request.id, ()):
-            if len(request.tokens) > drafted.position:
-                self._learn(request, drafted, ended=True)
-        self._records.pop(request.id, None)
+    def _learn(self, request: Context, draft: _Draft, right: list[int]) -> None:
+        own = self._own.setdefault(request.id, Ledger(FADING_OWN))
+        for ledger in (self._ledger, own):
+            ledger.add(draft.cells, draft.cells[right])
 
-    def _learn(self, request: Context, drafted: Drafted, *, ended: bool = False) -> int | None:
-        """How many guesses of the tree were right; None where more text may confirm more."""
-        lesson = self._counts.learn(drafted, request.tokens, ended=ended)
-        if lesson is None:
-            return None
-        expected, found = lesson
-        hoped, came = self._records.get(request.id, (0.0, 0.0))
-        self._records[request.id] = (RECENT * hoped + expected, RECENT * came + found)
-        hoped, came = self._record
-        self._record = (RECENT * hoped + expected, RECENT * came + found)
-        self._learned += 1
-        self._unread += 1
-        if self._unread >= min(POOL_EVERY, 1 + self._learned // POOL_EVERY):
-            self._counts.read()
-            self._unread = 0
-        return found
+
+def _cells(logp: np.ndarray) -> np.ndarray:
+    order = np.argsort(-logp, kind="stable")
+    cells = np.empty(len(logp), np.int64)
+    cells[order] = cells_of(logp[order])
+    return cells
+
+
+def _right(draft: _Draft, text: Sequence[int]) -> tuple[list[int], bool]:
+    """Draft tokens on the text's path, counted from 0, and whether more text can add none."""
+    right: list[int] = []
+    node = 0  # of the tree, whose root is 0
+    for token in text[draft.position :]:
+        children = [i for i, (said, above) in enumerate(zip(draft.tokens, draft.parents, strict=True)) if above == node]
+        node = next((i + 1 for i in children if draft.tokens[i] == token), -1)
+        if node < 0:
+            return right, True
+        right.append(node - 1)
+    return right, node not in draft.parents
