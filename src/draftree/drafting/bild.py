@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from draftree.acceptance.bild import DISTANCES, LossyBiLD
-from draftree.drafting.base import Context
+from draftree.drafting.base import Capabilities, Context
 from draftree.drafting.second_model import SecondModel
 from draftree.host import Target
 from draftree.host.likeliest import best_on_host
@@ -72,7 +72,9 @@ class BiLD(SecondModel):
         self.fallback_threshold, self.rollback_threshold = fallback_threshold, rollback_threshold
         self.lossless, self.num_draft_tokens, self.distance = lossless, num_draft_tokens, distance
         self.final_review = final_review
-        self.max_nodes = num_draft_tokens
+        # The thresholds alone say how long a chain is: no shape may weigh it against the cost of rows.
+        self.max_nodes = self.node_budget = num_draft_tokens
+        self.capabilities = Capabilities(lossy=not lossless)
         self._chains: dict[int, tuple[Tensor, Tensor, Structure]] = {}  # by length, what all chains have in common
         self._said: dict[int, list[Tensor]] = {}  # by request, the log-probabilities [V] at its chain's places
         if not lossless:
@@ -86,11 +88,7 @@ class BiLD(SecondModel):
 
     def bind(self, target: Target, **hints: Any) -> None:
         """See `SecondModel.bind`."""
-        from draftree.shaping import Fixed  # here, as shapes know drafters
-
         super().bind(target, **hints)
-        # The thresholds alone say how long a chain is: no shape may weigh it against the cost of rows.
-        self.shape = self.shape or Fixed(self.num_draft_tokens)
 
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""

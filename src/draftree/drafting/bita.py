@@ -8,14 +8,14 @@ that. Both together are 0.01 to 0.06 % of the model, and all else stays as it is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.drafting.base import Attachment, Context, Step
+from draftree.drafting.base import Attachment, Step
 from draftree.drafting.groups import Groups, Spawners, own_logits
 from draftree.drafting.in_model import InModelDrafter
 from draftree.host.plan import Surgery
@@ -130,9 +130,9 @@ class BiTA(InModelDrafter):
         """See `Drafter.rows`: n (1 + M) where all nodes have a group."""
         return nodes + self.depth * self._groups.count(nodes, requests, spawning)
 
-    def attach(self, requests: Sequence[Context], trees: TokenTree) -> Attachment:
+    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
         """See `InModelDrafter.attach`: masks stand group by group, in the order of their nodes."""
-        return self._groups.layout(requests, trees)
+        return self._groups.layout(trees, attach_to)
 
     def _lay_out(self, spawners: Spawners) -> Attachment:
         """The masks of G nodes: G M rows with their positions, visibility [B, G M, N + G M] and view of the prompts."""

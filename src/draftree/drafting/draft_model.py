@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from draftree.demo_model import embedded
-from draftree.drafting.base import Context, Step, floor_of
+from draftree.drafting.base import Capabilities, Context, Step
 from draftree.drafting.folder import model_hash
 from draftree.drafting.second_model import SecondModel
 from draftree.drafting.small_model import Path
@@ -53,6 +53,7 @@ class DraftModel(SecondModel):
     """
 
     name: ClassVar[str] = "draft-model"
+    capabilities = Capabilities(observes=True)
 
     def __init__(
         self,
@@ -97,12 +98,11 @@ class DraftModel(SecondModel):
             for request, budget in zip(requests, budgets, strict=True)
         ]
         width = self.beam or (1 if self._small.runs_ahead else BEAM)
-        floors = [floor_of([request]) for request in requests]
-        growths = [_Growth(budget, self.branching, width, floor) for budget, floor in zip(budgets, floors, strict=True)]
+        growths = [_Growth(budget, self.branching, width) for budget in budgets]
         if any(reaches):
             ids = [request.id for request in requests]
             texts = [request.tokens if reach else None for request, reach in zip(requests, reaches, strict=True)]
-            if width == 1 and self._run_ahead(growths, ids, texts, reaches, min(floors)):
+            if width == 1 and self._run_ahead(growths, ids, texts, reaches):
                 return self._trees(growths, requests)
             begin = time.perf_counter()
             logits = self._small.read(ids, texts)
@@ -133,12 +133,11 @@ class DraftModel(SecondModel):
         ids: Sequence[int],
         texts: Sequence[Sequence[int] | None],
         reaches: Sequence[int],
-        floor: float,
     ) -> bool:
         """Grow all trees in one call: the likeliest path, and what else was likely along it; False where none can."""
         begin = time.perf_counter()
         best = min(self.branching, self._small.host.target.vocab_size)
-        least = max(math.log(max(self._least(), LEAST)), floor)
+        least = math.log(max(self._least(), LEAST))
         courses = self._small.ahead(ids, texts, reaches, best, least, tuple(self._eos))
         if courses is None:
             return False
@@ -168,9 +167,8 @@ class DraftModel(SecondModel):
 class _Growth:
     """One request's tree while it grows: all candidates offered so far, those of the last depth from `newest` on."""
 
-    def __init__(self, budget: int, branching: int, beam: int, floor: float = -math.inf) -> None:
+    def __init__(self, budget: int, branching: int, beam: int) -> None:
         self.budget, self.branching, self.beam = budget, branching, beam
-        self.floor = floor  # log-probability that guesses have to be above to be wanted
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.logp: list[float] = []
@@ -196,7 +194,7 @@ class _Growth:
 
     def frontier(self, least: float, ends: frozenset[int]) -> list[int]:
         """Nodes of the last depth worth reading: their children can be among the best, and they promise enough."""
-        lowest = self.floor
+        lowest = -math.inf
         if len(self.logp) >= self.budget:
             lowest = max(lowest, sorted(self.logp, reverse=True)[self.budget - 1])
         last = range(self.newest, len(self.logp))

@@ -9,14 +9,14 @@ straightforward decoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, Context, Step
+from draftree.drafting.base import Attachment, Step
 from draftree.tree import TokenTree
 
 KEPT = 512  # layouts that are remembered
@@ -41,7 +41,7 @@ class Groups:
 
     Args:
         most: nodes of a tree that spawn, the root always among them; None for all, or as many as the shape finds worth
-            their rows (`Context.spawn`).
+            their rows (`StepPlan.attach_to`).
         lay_out: the attachment for spawning nodes.
     """
 
@@ -62,9 +62,9 @@ class Groups:
         count = nodes if spawning is None else np.minimum(nodes, spawning)
         return count if self.most is None else np.minimum(count, self.most * requests)
 
-    def layout(self, requests: Sequence[Context], trees: TokenTree) -> Attachment:
+    def layout(self, trees: TokenTree, attach_to: int | None) -> Attachment:
         """What `lay_out` makes of these trees; the same again for trees of the same structure and spawning nodes."""
-        spawners = self.spawners(requests, trees)
+        spawners = self.spawners(trees, attach_to)
         ancestors, nodes = trees.ancestors, spawners.nodes
         # Decoding meets the same few structures over and over, and those share their tensors.
         key: tuple[Any, ...] = (ancestors.shape, ancestors.device)
@@ -82,9 +82,9 @@ class Groups:
             found = self._made[key] = (ancestors, self.lay_out(spawners))
         return found[1]
 
-    def spawners(self, requests: Sequence[Context], trees: TokenTree) -> Spawners:
+    def spawners(self, trees: TokenTree, attach_to: int | None) -> Spawners:
         """The nodes of `trees` that spawn; asked before and after a pass, worked out once."""
-        most = self._most(requests, trees.width)
+        most = self._most(attach_to, trees.width)
         last = self._last  # read once: another thread may put its own
         if last is not None and last[0] is trees and last[1] == most:
             return last[2]
@@ -100,8 +100,8 @@ class Groups:
         self._last = (trees, most, found)
         return found
 
-    def _most(self, requests: Sequence[Context], width: int) -> int:
-        most = max((width if request.spawn is None else request.spawn for request in requests), default=width)
+    def _most(self, attach_to: int | None, width: int) -> int:
+        most = width if attach_to is None else attach_to
         return max(1, most if self.most is None else min(most, self.most))
 
     def find(self, step: Step, nodes: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -110,7 +110,7 @@ class Groups:
         None for how far where every node speaks for itself.
         """
         trees = step.trees
-        spawners = self.spawners(step.requests, trees)
+        spawners = self.spawners(trees, step.attach_to)
         if spawners.nodes is None:
             return nodes[:, None], None
         if spawners.nodes.shape[1] == 1:
@@ -135,7 +135,7 @@ class Groups:
         trees, result = step.trees, step.result
         if not step.own_rows or result.rows is not None or not trees.tokens.is_cpu:
             return None
-        spawners = self.spawners(step.requests, trees)
+        spawners = self.spawners(trees, step.attach_to)
         nodes = None if spawners.nodes is None else spawners.nodes.tolist()
         by_step = by_step or spawners.depth.shape[1]
         found = []

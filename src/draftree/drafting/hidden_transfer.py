@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.drafting.base import Attachment, Context, Step
+from draftree.drafting.base import Attachment, Step
 from draftree.drafting.groups import Groups, Spawners, own_logits
 from draftree.drafting.in_model import InModelDrafter, checked_shapes
 from draftree.host.plan import Projection, Surgery
@@ -115,9 +115,9 @@ class HiddenTransfer(InModelDrafter):
         share = sum((layers - t) / layers for t in self.transfer_layers[: self.depth])
         return nodes + share * self._groups.count(nodes, requests, spawning)
 
-    def attach(self, requests: Sequence[Context], trees: TokenTree) -> Attachment:
+    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
         """See `InModelDrafter.attach`: a surgery for each layer with transfers."""
-        return self._groups.layout(requests, trees)
+        return self._groups.layout(trees, attach_to)
 
     def _lay_out(self, spawners: Spawners) -> Attachment:
         """For each layer with transfers, its s steps: positions [B, s G] and visibility [B, s G, N + i G].
@@ -161,6 +161,6 @@ class HiddenTransfer(InModelDrafter):
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`: step i of a node spoke of the place i + 1 behind it."""
         group, passed = self._groups.find(step, nodes)
-        spawning = self._groups.spawners(step.requests, step.trees).depth.shape[1]
+        spawning = self._groups.spawners(step.trees, step.attach_to).depth.shape[1]
         first = step.trees.width + group
         return own_logits(step, self._shapes["layers"], first, spawning, self.depth, passed)

@@ -12,13 +12,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.folder import Trained
 from draftree.host.likeliest import best_on_host
 from draftree.host.probe import probe
@@ -71,8 +71,7 @@ class InModelDrafter(Trained, Drafter):
         settings: JSON-able constructor arguments besides `shapes`.
     """
 
-    prepares: ClassVar[bool] = True
-    observes_rests: ClassVar[bool] = False  # nothing is tapped in them
+    capabilities = Capabilities(attaches=True, prepares=True, observes=True)
 
     def __init__(
         self,
@@ -95,10 +94,7 @@ class InModelDrafter(Trained, Drafter):
         self.choices: Choices | None = None if tree == BEST_FIRST else choices_named(tree, self.depth)
         self.candidates = candidates
         if self.choices is not None:
-            from draftree.shaping.base import Fixed  # here, as shapes know drafters
-
-            self.max_nodes = len(self.choices)
-            self.shape = Fixed(self.max_nodes)
+            self.max_nodes = self.node_budget = len(self.choices)
             self.candidates = max(candidates, 1 + max(choice[-1] for choice in self.choices))
         self.candidates = min(self.candidates, self._shapes["vocab_size"])
         saved = tree if isinstance(tree, str) else [list(choice) for choice in tree]
@@ -153,15 +149,15 @@ class InModelDrafter(Trained, Drafter):
     def place(self, target: Target) -> None:
         """Bring what a pass needs of the weights to the target's device and type."""
 
-    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
+    def plan(self, step: StepPlan) -> Attachment | None:
         """See `Drafter.plan`: nothing where no step will draft from it."""
-        if all(request.resting or request.room <= 1 for request in requests):
+        if not step.prepares_any or step.trees is None:
             return None
-        return self.attach(requests, trees)
+        return self.attach(step.trees, step.attach_to)
 
     @abstractmethod
-    def attach(self, requests: Sequence[Context], trees: TokenTree) -> Attachment:
-        """The rows or taps from which `guesses` reads."""
+    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
+        """The rows or taps from which `guesses` reads; `attach_to` as in `StepPlan`."""
 
     @abstractmethod
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.groups import own_logits
 from draftree.host.target import Target
 from draftree.tree import TokenTree
@@ -89,7 +89,7 @@ class Jacobi(Drafter):
     """
 
     name: ClassVar[str] = "jacobi"
-    prepares: ClassVar[bool] = True
+    capabilities = Capabilities(attaches=True, prepares=True, observes=True)
 
     def __init__(
         self,
@@ -161,9 +161,10 @@ class Jacobi(Drafter):
         end = next((i for i, token in enumerate(path) if token in self._eos), len(path))
         return path[: end + 1]
 
-    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
+    def plan(self, step: StepPlan) -> Attachment | None:
         """See `Drafter.plan`: the window's rows, which see the root and each other, and not the tree."""
-        if all(request.resting or request.room <= 1 for request in requests):
+        requests, trees = step.requests, step.trees
+        if not step.prepares_any or trees is None:
             return None
         device = trees.device
         for request in requests:

@@ -8,7 +8,7 @@ after the one that the model itself says next. No row is added to the pass.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftree.drafting.base import Attachment, Context, Step
+from draftree.drafting.base import Attachment, Step
 from draftree.drafting.folder import base_of
 from draftree.drafting.in_model import InModelDrafter
 from draftree.host.probe import probe
@@ -146,7 +146,7 @@ class Medusa(InModelDrafter):
         """See `InModelDrafter.place`."""
         self._placed = _Placed(self.weights, self.depth, target)
 
-    def attach(self, requests: Sequence[Context], trees: TokenTree) -> Attachment:
+    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
         """See `InModelDrafter.attach`: a look at what the last layer returns."""
         return Attachment(taps=(self._tap,))
 

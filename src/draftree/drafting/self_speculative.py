@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from draftree.drafting.base import Context, Drafter, Seat, Step, floor_of
+from draftree.drafting.base import Capabilities, Context, Drafter, Place, Step
 from draftree.drafting.folder import Trained
 from draftree.drafting.times import smoothed
 from draftree.host.ahead import AheadPlan, Course
@@ -53,6 +53,7 @@ class SelfSpeculative(Trained, Drafter):
     """
 
     name: ClassVar[str] = "self-speculative"
+    capabilities = Capabilities(observes=True)
     method: ClassVar[str] = "self-speculative"
 
     def __init__(
@@ -181,23 +182,23 @@ class SelfSpeculative(Trained, Drafter):
 
     def _reach(self, request: Context, budget: int) -> int:
         """How many tokens ahead to look; 0 where the cache does not hold all of the text but its newest token."""
-        seat = request.seat
-        if seat is None or budget < 1 or seat.committed != len(request.tokens) - 1:
+        place = request.place
+        if place is None or budget < 1 or place.committed != len(request.tokens) - 1:
             return 0
-        limit = seat.host.target.max_positions or math.inf
+        limit = place.host.target.max_positions or math.inf
         return max(int(min(self.num_draft_tokens, request.room - 1, limit - len(request.tokens) + 1)), 0)
 
     def _run(self, requests: Sequence[Context], reaches: Sequence[int]) -> Course:
         """Chains of all requests at once; what lies beyond a request's reach is of no use."""
-        seat = requests[0].seat
-        assert seat is not None
+        place = requests[0].place
+        assert place is not None
         return run_chains(
-            seat,
+            place,
             [request.tokens[-1] for request in requests],
             reaches,
-            self._skips[len(seat.host.target.layers)],
-            best=min(self.branching, seat.host.target.vocab_size),
-            least=max(math.log(max(self._least(), LEAST)), floor_of(requests)),
+            self._skips[len(place.host.target.layers)],
+            best=min(self.branching, place.host.target.vocab_size),
+            least=math.log(max(self._least(), LEAST)),
             ends=tuple(self._eos),
             floors=[request.prompt_length for request in requests],
         )
@@ -236,7 +237,7 @@ class SelfSpeculative(Trained, Drafter):
 
 
 def run_chains(
-    seat: Seat,
+    place: Place,
     newest: Sequence[int],
     reaches: Sequence[int],
     skip: Skip,
@@ -249,7 +250,7 @@ def run_chains(
     """Rows through what is left of the target, each reading the best token of the one before.
 
     Args:
-        seat: of the first request; the others sit behind it.
+        place: of the first request; the others sit behind it.
         newest: token that each request begins with.
         reaches: most rows of each; those of 0 take no part.
         skip: what rows leave out.
@@ -261,14 +262,14 @@ def run_chains(
     Returns:
         what may follow the rows made; the cache is as it was, but for columns behind the texts.
     """
-    host, cache, batch = seat.host, seat.cache, len(newest)
-    slots = slice(seat.slot, seat.slot + batch)
+    host, cache, batch = place.host, place.cache, len(newest)
+    slots = slice(place.slot, place.slot + batch)
     lengths = cache.lengths[slots]
     taking_part = [reach > 0 for reach in reaches]
     given = [[token] for token in newest]
     with host.lock:
         plan = AheadPlan(lengths, given, max(reaches), best, least, ends=ends, taking_part=taking_part, skip=skip)
-        course = host.run_ahead(plan, cache, seat.slot)
+        course = host.run_ahead(plan, cache, place.slot)
         if course is not None:
             return course
         course = Course([[] for _ in newest], [[] for _ in newest])
@@ -276,7 +277,7 @@ def run_chains(
         paths = [0.0 if part else -math.inf for part in taking_part]
         try:
             for row in range(max(reaches)):
-                result = host.run(_row_plan(seat, tokens, skip, floors), cache, seat.slot, seat.encoder)
+                result = host.run(_row_plan(place, tokens, skip, floors), cache, place.slot, place.encoder)
                 cache.commit([[0]] * batch, result.segments)  # for the next row to see; nothing of it stays
                 found, logp = best_on_host(result.logits, best)
                 for b in range(batch):
@@ -293,10 +294,10 @@ def run_chains(
         return course
 
 
-def _row_plan(seat: Seat, tokens: Sequence[int], skip: Skip, floors: Sequence[int]) -> Plan:
+def _row_plan(place: Place, tokens: Sequence[int], skip: Skip, floors: Sequence[int]) -> Plan:
     """One row a request, behind what its slot holds."""
-    target = seat.host.target
-    places = torch.tensor(seat.cache.lengths[seat.slot : seat.slot + len(tokens)], device=target.device)[:, None]
+    target = place.host.target
+    places = torch.tensor(place.cache.lengths[place.slot : place.slot + len(tokens)], device=target.device)[:, None]
     if target.max_positions is not None:  # rows of requests that do not take part may lie beyond
         places = places.clamp(max=target.max_positions - 1)
     visible = torch.ones(len(tokens), 1, 1, dtype=torch.bool, device=target.device)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from draftree.engine.config import EngineConfig
 from draftree.engine.engine import Engine
 from draftree.engine.request import Emitted, Request
 from draftree.engine.stats import RunStats
@@ -16,9 +18,10 @@ MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
 MOST_COLUMNS = 1 << 14  # of the cache at first; it grows with what is really needed
 
 
-def engine_for(count: int, length: int, **options: Any) -> Engine:
-    """An engine for `count` requests of at most `length` tokens each, answers included."""
-    return Engine(slots=min(count, MOST_SLOTS), capacity=min(length + 64, MOST_COLUMNS), **options)
+def engine_for(model: Any, config: EngineConfig, count: int, length: int) -> Engine:
+    """An engine for `count` requests of at most `length` tokens each, answers included, and no others."""
+    sized = replace(config, slots=min(count, MOST_SLOTS), capacity=min(length + 64, MOST_COLUMNS), closed=True)
+    return Engine(model, sized)
 
 
 def seeds_of(sample: bool | None, seed: int | None, count: int) -> list[int | None]:

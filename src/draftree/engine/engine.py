@@ -11,16 +11,17 @@ from typing import Any
 
 from torch import Tensor
 
-from draftree.acceptance import LossyRule
-from draftree.drafting.base import Drafter, Seat
-from draftree.engine.limits import check_early_exit, check_lossy_drafter, check_prompt, eos_token_ids
+from draftree.drafting.base import Place
+from draftree.engine.config import EngineConfig
+from draftree.engine.limits import check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
-from draftree.engine.recorder import Recorder, about_engine, check_recorder
+from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
+from draftree.engine.strict import measure_tolerance
 from draftree.host import Host, open_host
 from draftree.host.cost import cached_cost
-from draftree.pruning import EarlyPruning, LossyCALM
-from draftree.shaping import DynamicTree, Shape
+from draftree.shaping import Shape, shape_for
+from draftree.shaping.base import Sizer
 
 
 class Engine:
@@ -28,113 +29,44 @@ class Engine:
 
     Args:
         model: a Hugging Face causal LM or encoder-decoder, as loaded.
-        drafter: makes guesses; None decodes plainly.
-        slots: requests decoded together; more wait.
-        shape: sizes the trees; by default by measured cost and calibrated probability (`DynamicTree`).
-        pruner: drops unlikely guesses inside the pass (`EarlyPruning`); None for none.
-        host: "auto" (loop where the model qualifies, else hooked), "loop", "hooked", or a host opened for the model.
-        compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
-        strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
-            that does and does not promise.
-        capacity: cache columns to allocate at first, where the need is known; also the context that step costs are
-            measured behind.
-        reject_drafts: verify guesses but accept none; the worst case, for measurements.
-        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
-        recorder: keeps every step for `write_trace`; None keeps nothing.
-        early_exit: None runs every layer for every token; `LossyCALM` lets tokens leave early and CHANGES the text.
+        config: how to decode; None for the options.
+        options: the fields of `EngineConfig` by name, where no config is given.
 
     Raises:
         TypeError, ValueError: a model, drafter or option that does not fit; one sentence, before any work.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        drafter: Drafter | None = None,
-        slots: int = 8,
-        shape: Shape | None = None,
-        pruner: EarlyPruning | None = None,
-        host: str | Host = "auto",
-        compile: bool = False,
-        strict: bool = False,
-        capacity: int = 256,
-        reject_drafts: bool = False,
-        acceptance: LossyRule | None = None,
-        recorder: Recorder | None = None,
-        early_exit: LossyCALM | None = None,
-    ) -> None:
-        check_recorder(recorder)
-        if not isinstance(slots, int) or slots < 1:
-            raise ValueError(f"slots is {slots}: give a whole number of at least 1.")
-        if drafter is not None and not isinstance(drafter, Drafter):
-            raise TypeError(
-                f"drafter is a {type(drafter).__name__}: pass a drafter object such as draftree.Lookahead()."
-            )
-        if shape is not None and not isinstance(shape, Shape):
-            raise TypeError(f"shape is a {type(shape).__name__}: pass a shape object such as draftree.DynamicTree().")
-        if acceptance is not None and not isinstance(acceptance, LossyRule):
-            raise TypeError(
-                f"acceptance is a {type(acceptance).__name__}: pass None (lossless) or draftree.LossyTypical()."
-            )
-        if drafter is not None and drafter.acceptance is not None:
-            check_lossy_drafter(drafter, acceptance, shape, pruner)
-            acceptance = drafter.acceptance
-        if acceptance is not None and strict:
-            changes = drafter if drafter is not None and drafter.acceptance is not None else acceptance
-            raise ValueError(
-                f"strict=True asks for the plain engine's text, which {type(changes).__name__} changes: choose one."
-            )
-        if pruner is not None and drafter is None:
-            raise ValueError("pruner prunes a drafter's guesses, and drafter is None: pass a drafter, or no pruner.")
-        if pruner is not None and not isinstance(pruner, EarlyPruning):
-            raise TypeError(
-                f"pruner is a {type(pruner).__name__}: pass a pruner object such as draftree.EarlyPruning(head)."
-            )
-        check_early_exit(early_exit, drafter=drafter, acceptance=acceptance, strict=strict)
+    def __init__(self, model: Any, config: EngineConfig | None = None, **options: Any) -> None:
+        if config is not None and options:
+            raise TypeError(f"Engine got a config and the option {next(iter(options))!r}: put it into the config.")
+        config = config or EngineConfig.of(**options)
         self.model = model  # hosts hold it weakly
-        self.host: Host = open_host(model, host, compile=compile)
-        if early_exit is not None:
-            early_exit.bind(self.host)
+        self.config = config
+        self.host: Host = open_host(model, config.host, compile=config.compile)
         self.target = self.host.target
-        self.slots = slots
-        self.drafter = drafter
-        self.shape = shape
-        tolerance = None
-        if strict:
-            from draftree.engine.strict import measure_tolerance
-
-            tolerance = measure_tolerance(self.host)
-        prefix = None
+        if config.early_exit is not None:
+            config.early_exit.bind(self.host)
+        tolerance = measure_tolerance(self.host) if config.strict else None
+        drafter, pruner = config.drafter, config.pruner
+        self.shape: Shape | None = None
+        self._sizer: Sizer | None = None
         if drafter is not None:
             drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
-            prefix = drafter.deep_prefix
-            if self.shape is None:
-                drafter.shape = self.shape = drafter.shape or DynamicTree()
-            if type(self.shape).bind is not Shape.bind:  # or nothing has to be measured
-                self.shape.bind(cached_cost(self.host, capacity), drafter, pruner, packed=self.host.packs)
+            self.shape = config.shape or shape_for(drafter)
+            cost = cached_cost(self.host) if self.shape.measures else None
+            self._sizer = self.shape.bind(cost, drafter, pruner, packed=self.host.packs)
         if pruner is not None:
-            pruner.bind(self.host, None if pruner.always else cached_cost(self.host, capacity))
-        self.cache = self.host.new_cache(slots, capacity, prefix)
-        self.encoder = self.host.new_encoder(slots) if self.target.encoder_decoder else None
-        track = None
-        if recorder is not None:
-            lossy = acceptance if acceptance is not None else early_exit
-            about = about_engine(model, self.host, drafter, self.shape, pruner, lossy, strict=strict)
-            track = recorder.track(about, drafter)
-        self.loop = Loop(
-            self.host,
-            self.cache,
-            self.encoder,
-            drafter,
-            self.shape,
-            tolerance,
-            reject_drafts,
-            acceptance,
-            pruner,
-            track=track,
-            early_exit=early_exit,
+            pruner.bind(self.host, None if pruner.always else cached_cost(self.host))
+        self.cache = self.host.new_cache(
+            config.slots, config.capacity, None if drafter is None else drafter.deep_prefix
         )
+        self.encoder = self.host.new_encoder(config.slots) if self.target.encoder_decoder else None
+        track = None
+        if config.recorder is not None:
+            lossy = config.rule if config.rule is not None else config.early_exit
+            about = about_engine(model, self.host, drafter, self.shape, pruner, lossy, strict=config.strict)
+            track = config.recorder.track(about, drafter)
+        self.loop = Loop(config, self.host, self.cache, self.encoder, self._sizer, tolerance, track)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i lives in slot i
         self._stepping = False
@@ -166,8 +98,8 @@ class Engine:
         """
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         rules = rules or Rules(eos_token_ids=eos_token_ids(self.target.model))
-        if self.loop.acceptance is not None:
-            self.loop.acceptance.check(rules.processors)
+        if self.config.rule is not None:
+            self.config.rule.check(rules.processors)
         check_prompt(prompt, rules.max_new_tokens, self.target.vocab_size, self.target.max_positions)
         request = Request(
             prompt,
@@ -239,13 +171,13 @@ class Engine:
 
     def _step(self) -> None:
         joined = len(self.running)
-        while self.waiting and len(self.running) < self.slots:
+        while self.waiting and len(self.running) < self.config.slots:
             self._join(self.waiting.popleft())
         try:
             if len(self.running) > joined:
                 self.loop.advance(joined, self.running[joined:])
             if joined:
-                self.loop.advance(0, self.running[:joined])
+                self.loop.advance(0, self.running[:joined], closed=self.config.closed and not self.waiting)
         except BaseException as error:
             for request in self.running:
                 if request.finish_reason is None:
@@ -262,13 +194,13 @@ class Engine:
         self.cache.clear(slot)
         self.running.append(request)
         request.state = State.RUNNING
-        request.context.seat = Seat(self.host, self.cache, self.encoder, slot)
+        request.context.place = Place(self.host, self.cache, self.encoder, slot)
         try:
             if self.encoder is not None:
                 with self.host.lock:
                     self.encoder.admit(slot, request.encoder_input, states=request.encoder_states)
-            if self.drafter is not None:
-                self.drafter.begin(request.context)
+            if self.config.drafter is not None:
+                self.config.drafter.begin(request.context)
         except Exception as error:
             request.error, request.finish_reason = error, "error"
             self._leave(request)
@@ -282,17 +214,17 @@ class Engine:
             if self.encoder is not None:
                 self.encoder.move(last, slot)
             moved = self.running[slot] = self.running[last]
-            moved.context.seat = Seat(self.host, self.cache, self.encoder, slot)
+            moved.context.place = Place(self.host, self.cache, self.encoder, slot)
         self.running.pop()
-        request.context.seat = None
+        request.context.place = None
         self.cache.clear(last)
         if self.encoder is not None:
             self.encoder.clear(last)
         request.state = State.FINISHED
-        if self.shape is not None:
-            self.shape.end(request.context)
-        if self.drafter is not None:
+        if self._sizer is not None:
+            self._sizer.end(request.context)
+        if self.config.drafter is not None:
             try:
-                self.drafter.end(request.context)
+                self.config.drafter.end(request.context)
             except Exception as error:  # the slot is free by now; the first error of a request is the one to tell
                 request.error = request.error or error

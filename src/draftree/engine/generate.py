@@ -13,11 +13,12 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine.batch import engine_for, feed, finish, seeds_of
+from draftree.engine.config import EngineConfig
 from draftree.engine.limits import check_prompt, check_source
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
-from draftree.host import Host, Target, open_host
+from draftree.host import Host, open_host
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.shaping import Shape
 
@@ -69,8 +70,8 @@ def generate(
         model: a Hugging Face causal LM or encoder-decoder.
         input_ids: LongTensor [batch, length]; padding is what `attention_mask` hides, on either side.
         attention_mask: [batch, length] of 0 and 1; None where nothing is padding.
-        drafter: who guesses, such as `Lookahead()`; None decodes plainly. A `BiLD` CHANGES the text.
-        pruner: drops unlikely guesses inside the pass (`EarlyPruning`); None for none.
+        drafter: drafts, such as `Lookahead()`; None decodes plainly. A `BiLD` CHANGES the text.
+        pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
         shape: sizes the trees; by default by measured cost.
         max_new_tokens: most tokens to emit (128 where neither this nor a config says).
         do_sample: draw tokens (default False); with it `temperature`, `top_k`, `top_p` as in Hugging Face.
@@ -81,7 +82,7 @@ def generate(
         generation_config: Hugging Face's; explicit arguments win over it.
         streamer: Hugging Face streamer (batch 1).
         strict: decide near-ties again by a one-row pass (16-bit types).
-        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
+        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
         host: "auto", "loop", "hooked", or a host opened for the model.
         compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
         tokenizer: needed for `stop_strings`.
@@ -105,17 +106,16 @@ def generate(
     target = opened.target
     _check_ids(input_ids, attention_mask)
     input_ids = input_ids.long()
-    engine_options = {
-        "model": model,
-        "drafter": drafter,
-        "pruner": pruner,
-        "shape": shape,
-        "host": opened,
-        "strict": strict,
-        "acceptance": acceptance,
-        "recorder": recorder,
-        "early_exit": early_exit,
-    }
+    config = EngineConfig(
+        drafter=drafter,
+        pruner=pruner,
+        shape=shape,
+        host=opened,
+        strict=strict,
+        acceptance=acceptance,
+        recorder=recorder,
+        early_exit=early_exit,
+    )
     # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the model's own.
     given = {name: value for name, value in named.items() if value is not None} | options
     read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)
@@ -126,19 +126,20 @@ def generate(
     if streamer is not None and input_ids.shape[0] > 1:
         raise ValueError("A streamer follows one text: call generate with a batch of 1.")
     run = decode_seq2seq if target.encoder_decoder else decode
-    return run(target, input_ids, attention_mask, read, seed, streamer, engine_options)
+    return run(model, config, input_ids, attention_mask, read, seed, streamer)
 
 
 def decode(
-    target: Target,
+    model: Any,
+    config: EngineConfig,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     options: Options,
     seed: int | None,
     streamer: Any,
-    engine_options: dict[str, Any],
 ) -> GenerateOutput:
     """Run a checked batch of a decoder-only model; arguments as in `generate`."""
+    target = open_host(model, config.host).target
     prompts = _real_tokens(input_ids, attention_mask)
     longest = max(len(prompt) for prompt in prompts)
     new = options.new_tokens(input_ids.shape[1], longest, target.max_positions)
@@ -160,7 +161,7 @@ def decode(
         )
         for b, own_seed in enumerate(seeds_of(options.config.do_sample, seed, len(prompts)))
     ]
-    engine = engine_for(len(prompts), longest + new, **engine_options)
+    engine = engine_for(model, config, len(prompts), longest + new)
     requests = [
         engine.add(prompt, rules[b], padded_prompt=padded[b : b + 1], on_token=feed(streamer, padded[b : b + 1]))
         for b, prompt in enumerate(prompts)
@@ -169,15 +170,16 @@ def decode(
 
 
 def decode_seq2seq(
-    target: Target,
+    model: Any,
+    config: EngineConfig,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     options: Options,
     seed: int | None,
     streamer: Any,
-    engine_options: dict[str, Any],
 ) -> GenerateOutput:
     """Run a checked batch of an encoder-decoder: `input_ids` go to the encoder, sequences are the decoder's."""
+    target = open_host(model, config.host).target
     start = options.decoder_start
     starts = torch.full((input_ids.shape[0], 1), start, dtype=torch.long, device=input_ids.device)
     sources = _real_tokens(input_ids, attention_mask)
@@ -196,7 +198,7 @@ def decode_seq2seq(
         )
         for b, own_seed in enumerate(seeds_of(options.config.do_sample, seed, len(sources)))
     ]
-    engine = engine_for(len(sources), 1 + new, **engine_options)
+    engine = engine_for(model, config, len(sources), 1 + new)
     requests = []
     for b, source in enumerate(sources):
         padded = starts[b : b + 1].to(target.device)

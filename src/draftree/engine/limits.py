@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftree.pruning import LossyCALM
-
 
 def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | None) -> None:
     """Refuse a prompt that cannot be answered.
@@ -35,42 +33,6 @@ def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | 
             f"A prompt of {len(prompt)} tokens leaves room for {limit - len(prompt)} new ones in the model's context "
             f"of {limit}, not {new}: lower max_new_tokens."
         )
-
-
-def check_lossy_drafter(drafter: Any, acceptance: Any, shape: Any, pruner: Any) -> None:
-    """Refuse what would change the text of a drafter that brings a lossy rule of its own.
-
-    Raises:
-        ValueError: one sentence, what is wrong and what to do.
-    """
-    name = type(drafter).__name__
-    for option, given in (("acceptance", acceptance), ("shape", shape), ("pruner", pruner)):
-        if given is not None:
-            raise ValueError(
-                f"{name} decides by its own thresholds what is guessed and what is kept, and {option} would change "
-                f"that: leave {option} out, or use {name}(lossless=True)."
-            )
-
-
-def check_early_exit(rule: Any, *, drafter: Any, acceptance: Any, strict: bool) -> None:
-    """Refuse what does not go with tokens that leave the model early.
-
-    Raises:
-        TypeError, ValueError: one sentence, what is wrong and what to do.
-    """
-    if rule is None:
-        return
-    if not isinstance(rule, LossyCALM):
-        raise TypeError(f"early_exit is a {type(rule).__name__}: pass None (lossless) or draftree.LossyCALM().")
-    if drafter is not None:
-        raise ValueError(
-            "LossyCALM speaks a token a pass and verifies nothing, so it has no use for a drafter: leave one of them "
-            "out, or draft with SelfSpeculative(exit_layer=..), which changes no text."
-        )
-    if acceptance is not None:
-        raise ValueError("acceptance judges guesses, and with LossyCALM there are none: leave one of them out.")
-    if strict:
-        raise ValueError("strict=True asks for the plain engine's text, which LossyCALM changes: choose one.")
 
 
 def check_source(source: Sequence[int], vocabulary: int, limit: int | None) -> None:

@@ -5,7 +5,6 @@ draft -> shape -> verify (prune inside) -> accept -> commit -> observe
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from draftree.acceptance.base import Walk, lazy_walk
 from draftree.acceptance.greedy import greedy_walks
-from draftree.acceptance.lossy import LossyRule
-from draftree.drafting.base import Attachment, Drafter, Step
+from draftree.drafting.base import Attachment, Capabilities, Step, StepPlan
+from draftree.engine.config import EngineConfig
 from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.recorder import Track
 from draftree.engine.request import Request
@@ -24,8 +23,7 @@ from draftree.host import Host
 from draftree.host.cache import SlotCache
 from draftree.host.encoder import EncoderState
 from draftree.host.plan import PassResult
-from draftree.pruning import EarlyPruning, LossyCALM
-from draftree.shaping import Shape
+from draftree.shaping.base import Outcome, Sizer
 from draftree.tree import TokenTree
 
 Choice = tuple[int, int | None, int | None]  # node, token, the guess that said it
@@ -36,168 +34,153 @@ class Loop:
     """Advances requests in neighbouring slots; knows nothing of how they came there.
 
     Args:
+        config: what the engine was asked for.
         host: runs the passes.
         cache: the requests' keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
-        drafter: makes guesses; None for none.
-        shape: sizes the trees; None without a drafter.
+        sizer: sizes the trees; None without a drafter.
         tolerance: gap of the best two logits under which a choice is a near-tie (strict mode), or None.
-        reject_drafts: accept no guess, whatever it says.
-        acceptance: a lossy rule; None for the lossless one.
-        pruner: drops guesses inside the pass; None for none.
         track: records every step; None records nothing.
-        early_exit: lets tokens leave the layers early, lossy; None for the whole model.
     """
 
     def __init__(
         self,
+        config: EngineConfig,
         host: Host,
         cache: SlotCache,
         encoder: EncoderState | None,
-        drafter: Drafter | None,
-        shape: Shape | None,
+        sizer: Sizer | None,
         tolerance: float | None,
-        reject_drafts: bool,
-        acceptance: LossyRule | None = None,
-        pruner: EarlyPruning | None = None,
-        track: Track | None = None,
-        early_exit: LossyCALM | None = None,
+        track: Track | None,
     ) -> None:
+        self.config = config
         self.host = host
         self.target = host.target
-        # Rows attached to a pass are made on the model's device, of trees that lie there.
-        self._attaches = drafter is not None and type(drafter).plan is not Drafter.plan
-        within = self._attaches or pruner is not None or early_exit is not None
-        self.device = host.target.device if within else host.plan_device
         self.cache = cache
         self.encoder = encoder
-        self.drafter = drafter
-        self.shape = shape
+        self.drafter = config.drafter
+        self.can = Capabilities() if config.drafter is None else config.drafter.capabilities
+        self.sizer = sizer
         self.tolerance = tolerance
-        self.reject_drafts = reject_drafts
-        self.acceptance = acceptance
-        self.pruner = pruner
-        self.early_exit = early_exit
         self.track = track
-        self._idle = False  # whether the shape need not hear of the coming step
-        # Drafters that only look at texts need not be told of steps.
-        self._observed = drafter is not None and type(drafter).observe is not Drafter.observe
+        # Rows attached to a pass are made on the model's device, of trees that lie there.
+        within = self.can.attaches or config.pruner is not None or config.early_exit is not None
+        self.device = host.target.device if within else host.plan_device
 
-    def advance(self, first: int, requests: list[Request]) -> None:
-        """One pass of the target over requests in slots [first, first + len(requests))."""
+    def advance(self, first: int, requests: list[Request], *, closed: bool = False) -> None:
+        """One pass of the target over requests in slots [first, first + len(requests)).
+
+        Args:
+            first: slot of the first request.
+            requests: in the order of their slots.
+            closed: whether nobody joins them before all are done.
+        """
+        clock = self.config.clock
         # Strict mode: a prompt, and what follows a near-tie, pass as the plain engine passes them.
         alone = self.tolerance is not None and any(r.decide_alone or not r.output for r in requests)
-        marks = [time.perf_counter()]
-        trees = self._draft(requests, alone)
-        marks.append(time.perf_counter())
+        marks = [clock()]
+        plan = self._draft(requests, alone=alone, closed=closed)
+        trees = _trees_of(plan)
+        marks.append(clock())
         ends = self._ends(requests, trees)
         if None not in ends:
             self._close(requests, trees, ends, marks)
             return
-        turn, result = self._verify(first, requests, trees, alone)
-        marks.append(time.perf_counter())
+        turn, result = self._verify(first, requests, plan, alone)
+        marks.append(clock())
         walks = self._accept(requests, turn, result, ends, None if alone or turn.bare else self.tolerance)
-        marks.append(time.perf_counter())
+        marks.append(clock())
         self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
-        marks.append(time.perf_counter())
-        self._observe(requests, turn, result, walks, own_rows=not alone)
+        marks.append(clock())
+        self._observe(plan, turn, result, walks, own_rows=not alone)
         self._account(requests, trees, walks, marks)
         if self.track is not None:
             left = None if result.rows is None else (result.rows, turn.offset, result.logits.shape[1])
             self.track.step(requests, trees, left, walks, marks)
-        if self.shape is None or turn.offset:
-            return
-        if self._idle:
-            self.shape.rested(len(requests), marks[3] - marks[1], time.perf_counter() - marks[0])
-        else:
-            # Reading the choices waits for the device, so it counts as part of the pass.
-            plain = turn.plan.width == trees.width and not turn.plan.surgeries
-            packed = plain and self.host.packs and turn.plan.sizes is not None
-            rows = sum(trees.sizes) if packed else trees.batch * trees.width
-            attached = bool(turn.plan.taps or turn.plan.surgeries or turn.plan.embeddings is not None)
-            whole = time.perf_counter() - marks[0]
-            self.shape.clock(rows, marks[3] - marks[1], whole, plain=plain, attached=attached)
+        if self.sizer is not None and not alone:
+            seconds = None if turn.offset else clock() - marks[0]
+            self.sizer.observe(plan, self._outcome(turn, walks, seconds, marks[1] - marks[0]))
 
-    def _draft(self, requests: list[Request], alone: bool) -> TokenTree:
-        drafter, shape = self.drafter, self.shape
-        self._idle = False
-        if drafter is None or shape is None or alone:
-            return self._roots(requests)
-        contexts = [r.context for r in requests]
-        self._idle = shape.rests(contexts)
-        if self._idle:
-            return self._roots(requests)
-        budgets = shape.budgets(contexts, drafter.max_nodes)
-        for b, request in enumerate(requests):
-            if not request.rules.drafting:
-                request.context.resting = True
-            if not request.rules.drafting or request.context.room <= 1:
-                budgets[b] = 0
-        if not any(budgets):
-            return self._roots(requests)
-        began = 0.0 if self.track is None else time.perf_counter()
-        drafted = drafter.draft(contexts, budgets)
+    def _draft(self, requests: list[Request], *, alone: bool, closed: bool) -> StepPlan:
+        """What this step verifies: drafted trees, or the roots alone."""
+        contexts = [request.context for request in requests]
+        drafter, sizer = self.drafter, self.sizer
+        if drafter is None or sizer is None or alone:
+            takes = [context.drafting and context.room > 1 for context in contexts]
+            return StepPlan(contexts, [0] * len(contexts), takes, self._roots(requests))
+        plan = sizer.plan(contexts, drafter.max_nodes, closed=closed)
+        if not any(plan.budgets):
+            return sizer.trim(plan, self._roots(requests))
+        began = self.config.clock()
+        drafted = drafter.draft(contexts, plan.budgets)
         if self.track is not None:
-            self.track.drafted(budgets, drafted, began)
-        if self.reject_drafts:  # -1 is no token, so no text confirms it
+            self.track.drafted(plan.budgets, drafted, began)
+        if self.config.reject_drafts:  # -1 is no token, so no text confirms it
             drafted = replace(drafted, tokens=torch.where(drafted.depth > 0, -1, drafted.tokens))
-        return shape.trim(contexts, drafted).to(self.device)
+        plan = sizer.trim(plan, drafted)
+        return replace(plan, trees=_trees_of(plan).to(self.device))
+
+    def _outcome(self, turn: TreePass, walks: list[Walk], seconds: float | None, drafting: float) -> Outcome:
+        plan, trees = turn.plan, turn.trees
+        attached = bool(plan.taps or plan.surgeries or plan.embeddings is not None)
+        packed = self.host.packs and plan.sizes is not None and plan.width == trees.width and not plan.surgeries
+        return Outcome(
+            accepted=[walk.nodes for walk in walks],
+            rows=sum(trees.sizes) if packed else trees.batch * trees.width,
+            seconds=seconds,
+            drafting=drafting,
+            attached=attached and self.can.prepares,
+            pruned=self.config.pruner is not None and trees.width > 1,
+        )
 
     def _roots(self, requests: list[Request]) -> TokenTree:
         return TokenTree.roots(torch.tensor([r.context.tokens[-1] for r in requests], device=self.device))
 
-    def _verify(
-        self, first: int, requests: list[Request], trees: TokenTree, alone: bool
-    ) -> tuple[TreePass, PassResult]:
+    def _verify(self, first: int, requests: list[Request], plan: StepPlan, alone: bool) -> tuple[TreePass, PassResult]:
         starts = self.cache.lengths[first : first + len(requests)]
         trunks = [r.context.tokens[start:-1] for r, start in zip(requests, starts, strict=True)]
         floors = [r.context.prompt_length for r in requests]
         while max(len(t) for t in trunks) > PREFILL_CHUNK:
-            self._prefill(first, requests, [t[:PREFILL_CHUNK] for t in trunks], floors)
+            self._prefill(first, plan, [t[:PREFILL_CHUNK] for t in trunks], floors)
             trunks = [t[PREFILL_CHUNK:] for t in trunks]
-        return self._pass(first, requests, trunks, trees, floors, bare=alone)
+        return self._pass(first, plan, trunks, floors, bare=alone)
 
     def _pass(
-        self,
-        first: int,
-        requests: list[Request],
-        trunks: list[list[int]],
-        trees: TokenTree,
-        floors: list[int],
-        *,
-        bare: bool,
+        self, first: int, plan: StepPlan, trunks: list[list[int]], floors: list[int], *, bare: bool
     ) -> tuple[TreePass, PassResult]:
+        trees = _trees_of(plan)
         attachment = None
-        if self._attaches:
+        if self.can.attaches:
             assert self.drafter is not None
-            attachment = self.drafter.plan([r.context for r in requests], trees)
+            attachment = self.drafter.plan(plan)
         if bare and attachment is not None:
             attachment = Attachment(taps=attachment.taps)
-        starts = self.cache.lengths[first : first + len(requests)]
+        starts = self.cache.lengths[first : first + len(plan.requests)]
         row_by_row = self.tolerance is not None and not any(trunks)  # prompts pass as the plain engine's
         limit = self.target.max_positions
         turn = tree_pass(trunks, trees, starts, attachment, floors, limit, row_by_row=row_by_row)
-        if self.reject_drafts and trees.width > 1:  # their -1 needs an embedding all the same
+        if self.config.reject_drafts and trees.width > 1:  # their -1 needs an embedding all the same
             turn.plan.tokens = turn.plan.tokens.clamp(min=0)
-        if self.pruner is not None and turn.offset == 0 and trees.width > 1:
-            turn.plan = self.pruner.enter(self.host, turn.plan, trees)
-        if self.early_exit is not None and turn.offset == 0:
-            turn.plan = self.early_exit.enter(turn.plan, [r.context for r in requests], len(self.target.layers))
+        pruner, early_exit = self.config.pruner, self.config.early_exit
+        if pruner is not None and turn.offset == 0 and trees.width > 1:
+            turn.plan = pruner.enter(self.host, turn.plan, trees)
+        if early_exit is not None and turn.offset == 0:
+            turn.plan = early_exit.enter(turn.plan, plan.requests, len(self.target.layers))
         with self.host.lock:
             return turn, self.host.run(turn.plan, self.cache, first, self.encoder)
 
-    def _prefill(self, first: int, requests: list[Request], chunks: list[list[int]], floors: list[int]) -> None:
-        """Commit a part of long prompts; the drafter sees its hidden states, nothing is guessed or emitted."""
+    def _prefill(self, first: int, plan: StepPlan, chunks: list[list[int]], floors: list[int]) -> None:
+        """Commit a part of long prompts; the drafter sees its hidden states, nothing is drafted or emitted."""
         # The chunk's last token plays the root; requests whose prompt is already in give an empty chunk.
         roots = TokenTree.roots(torch.tensor([c[-1] if c else 0 for c in chunks], dtype=torch.long, device=self.device))
-        turn, result = self._pass(first, requests, [c[:-1] for c in chunks], roots, floors, bare=True)
-        walked = [[0] if chunk else [] for chunk in chunks]
-        self.cache.commit(turn.committed(walked), result.segments)
-        if self.drafter is not None:
-            contexts = [r.context for r in requests]
-            nothing: list[list[int]] = [[] for _ in requests]
+        plan = replace(plan, trees=roots)
+        turn, result = self._pass(first, plan, [c[:-1] for c in chunks], floors, bare=True)
+        accepted = [[0] if chunk else [] for chunk in chunks]
+        self.cache.commit(turn.committed(accepted), result.segments)
+        if self.drafter is not None and self.can.observes:
+            nothing: list[list[int]] = [[] for _ in chunks]
             self.drafter.observe(
-                Step(contexts, roots, result, turn.trunk, turn.offset, walked, nothing, own_rows=False)
+                Step(plan.requests, roots, result, turn.trunk, turn.offset, accepted, nothing, own_rows=False)
             )
 
     def _accept(
@@ -212,7 +195,7 @@ class Loop:
         rows = turn.node_rows(result)
         logits = result.logits if rows is not None else result.logits[:, : trees.width]
         walks = [Walk() for _ in requests]
-        if self.acceptance is None and any(r.chooser is None for r in requests):
+        if self.config.rule is None and any(r.chooser is None for r in requests):
             walks = greedy_walks(trees, logits, rows, tolerance)
         for b, request in enumerate(requests):
             request.decide_alone = False
@@ -222,12 +205,12 @@ class Loop:
                 where = {n: i for i, n in enumerate(rows[b].tolist()) if 0 <= n < size}
                 request.stats.pruned += size - len(where)
             choices: Iterable[Choice]
-            if self.acceptance is not None:
+            if self.config.rule is not None:
                 end = ends[b]
                 if end is not None:
                     choices = _unreviewed(trees, b, end)
                 else:
-                    choices = self.acceptance.walk(trees, b, logits[b], where, request.chooser, request.id)
+                    choices = self.config.rule.walk(trees, b, logits[b], where, request.chooser, request.id)
                 walk = Walk()
             elif request.chooser is not None:
                 choices = lazy_walk(trees, b, logits[b], where, request.chooser, tolerance)
@@ -245,7 +228,7 @@ class Loop:
 
     def _ends(self, requests: list[Request], trees: TokenTree) -> list[int | None]:
         """Per request, the node at which a lossy rule lets its text end without a pass; None where it does not."""
-        rule = self.acceptance
+        rule = self.config.rule
         if rule is None or trees.width == 1:
             return [None] * len(requests)
         return [rule.closes(trees, b, request.rules.eos_token_ids) for b, request in enumerate(requests)]
@@ -286,19 +269,23 @@ class Loop:
             request.stats.re_decided += 1
 
     def _observe(
-        self, requests: list[Request], turn: TreePass, result: PassResult, walks: list[Walk], *, own_rows: bool
+        self, plan: StepPlan, turn: TreePass, result: PassResult, walks: list[Walk], *, own_rows: bool
     ) -> None:
-        if self.drafter is None or (self._idle and not (self._observed and self.drafter.observes_rests)):
+        used = any(plan.budgets) or plan.prepares_any
+        if self.drafter is None or not (self.can.observes_plain or (self.can.observes and used)):
             return
-        contexts = [r.context for r in requests]
-        if self.shape is not None and not self._idle:
-            self.shape.learn(contexts, [walk.nodes for walk in walks], turn.trees)
-        if not self._observed:
-            return
-        emitted = [walk.tokens for walk in walks]
-        nodes = [walk.nodes for walk in walks]
         self.drafter.observe(
-            Step(contexts, turn.trees, result, turn.trunk, turn.offset, nodes, emitted, own_rows=own_rows)
+            Step(
+                plan.requests,
+                turn.trees,
+                result,
+                turn.trunk,
+                turn.offset,
+                accepted=[walk.nodes for walk in walks],
+                emitted=[walk.tokens for walk in walks],
+                attach_to=plan.attach_to,
+                own_rows=own_rows,
+            )
         )
 
     def _account(self, requests: list[Request], trees: TokenTree, walks: list[Walk], marks: list[float]) -> None:
@@ -314,3 +301,9 @@ def _unreviewed(trees: TokenTree, b: int, end: int) -> Iterator[Choice]:
     """The chain in tree `b` up to its node `end`, taken as it is."""
     tokens = trees.tokens[b].tolist()
     return ((node, tokens[node + 1], node + 1) for node in range(end))
+
+
+def _trees_of(plan: StepPlan) -> TokenTree:
+    if plan.trees is None:
+        raise RuntimeError("A shape's `trim` returned a plan without trees: return `replace(plan, trees=...)`.")
+    return plan.trees

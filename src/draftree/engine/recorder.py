@@ -10,7 +10,7 @@ hundred. What the records say is told in `docs/trace.md`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import PYFUNCTYPE, c_ssize_t, c_void_p, py_object, pythonapi
 from itertools import islice
 from pathlib import PurePath
@@ -94,9 +94,9 @@ class Track:
         self._last: list[Request] = []  # requests of the last step, all of them known
         self._ids: list[int] = []  # theirs
         self._near: bool | None = None  # whether trees lie in the host's memory
-        self._asked: tuple[list[int], tuple[int, ...], float, float] | None = None  # in the coming step
+        self._asked: tuple[Sequence[int], tuple[int, ...], float, float] | None = None  # in the coming step
 
-    def drafted(self, budgets: list[int], trees: TokenTree, began: float) -> None:
+    def drafted(self, budgets: Sequence[int], trees: TokenTree, began: float) -> None:
         """At `began` the drafter was asked for `budgets` guesses; these trees came, and the shape goes on with them."""
         self._asked = budgets, trees.sizes, began, perf_counter()
 

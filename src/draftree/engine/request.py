@@ -38,7 +38,7 @@ class Rules:
         seed: of the noise; None takes torch's default generator, as Hugging Face does.
         processors: Hugging Face logits processors, in order, belonging to this request alone.
         criteria: custom stopping criteria, asked after every token.
-        drafting: False answers this request without guesses.
+        drafting: False answers this request without draft tokens.
     """
 
     max_new_tokens: int = 128
@@ -88,10 +88,10 @@ class Request:
         self.error: BaseException | None = None
         self.output: list[Emitted] = []
         self.stats = RequestStats()
-        self.context = Context(self.id, list(prompt), len(prompt), rules.max_new_tokens, source=encoder_input)
+        self.context = Context(self.id, list(prompt), len(prompt), rules.max_new_tokens, rules.drafting, encoder_input)
         self.encoder_input = encoder_input
         self.encoder_states = encoder_states
-        self.decide_alone = False  # strict mode: the next step has no guesses
+        self.decide_alone = False  # strict mode: the next step has no draft tokens
         self._on_token = on_token
         prefix = padded_prompt if padded_prompt is not None else torch.tensor([list(prompt)], device=device)
         self.chooser = self.context.chooser = self._make_chooser(prefix, device)

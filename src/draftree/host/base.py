@@ -35,7 +35,7 @@ class Host(ABC):
         self.packs = False  # whether rows beyond a plan's `sizes` cost nothing
         # Held around a pass where passes of several threads would meet on the model.
         self.lock: AbstractContextManager[Any] = nullcontext()
-        self.costs: dict[tuple[int, int], Any] = {}  # measured `StepCost` by number of threads and band of context
+        self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
 
     @property
     def plan_device(self) -> torch.device:

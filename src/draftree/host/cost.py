@@ -12,6 +12,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def _measure(host: Host, rows: Sequence[int], clock: Callable[[], float]) -> Ste
             found[count] = run(count)
     for _ in range(HALVINGS):
         known = sorted(found)
-        gaps = [((found[b] - found[a]) / a, a, b) for a, b in zip(known, known[1:], strict=False) if b - a > 1]
+        gaps = [((found[b] - found[a]) / a, a, b) for a, b in pairwise(known) if b - a > 1]
         if not gaps or clock() - began > PATIENCE:
             break
         _, a, b = max(gaps)

@@ -18,6 +18,7 @@ from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine import Engine, Recorder, Request, Rules, RunStats
 from draftree.engine.batch import engine_for, feed, finish, seeds_of
+from draftree.engine.config import EngineConfig
 from draftree.engine.limits import check_prompt
 from draftree.engine.options import refuse_other_methods, split_criteria
 from draftree.host import Host, Target, open_host
@@ -45,13 +46,13 @@ def custom_generate(
     """A decoding loop for Hugging Face's `generate`, with all that `draftree.generate` takes and Hugging Face does not.
 
     Args:
-        drafter: who guesses; None decodes plainly. A `BiLD` CHANGES the text.
-        pruner: drops unlikely guesses inside the pass (`EarlyPruning`); None for none.
+        drafter: drafts; None decodes plainly. A `BiLD` CHANGES the text.
+        pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
         shape: sizes the trees; by default by measured cost.
         seed: of the noise when sampling; request b of a batch uses seed + b. None takes torch's default generator
             (batch 1) or seeds drawn from it.
         strict: decide near-ties again by a one-row pass (16-bit types).
-        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
+        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
         host: "auto", "loop", "hooked", or a host opened for the model.
         compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
         streamer: Hugging Face drops `generate(streamer=)` on the way to custom loops, so give it here.
@@ -68,6 +69,18 @@ def custom_generate(
     """
     if on_stats is not None and not callable(on_stats):
         raise TypeError(f"on_stats is a {type(on_stats).__name__}: pass a function of the run's statistics, or None.")
+
+    def config(opened: Host) -> EngineConfig:
+        return EngineConfig(
+            drafter=drafter,
+            pruner=pruner,
+            shape=shape,
+            host=opened,
+            strict=strict,
+            acceptance=acceptance,
+            recorder=recorder,
+            early_exit=early_exit,
+        )
 
     def loop(
         model: Any,
@@ -91,19 +104,7 @@ def custom_generate(
         if streamer is not None and count > 1:
             raise ValueError("A streamer follows one text: call generate with a batch of 1.")
         processors = processors_by_request(logits_processor, count)
-        engine = engine_for(
-            count,
-            input_ids.shape[1] + new,
-            model=model,
-            drafter=drafter,
-            pruner=pruner,
-            shape=shape,
-            host=opened,
-            strict=strict,
-            acceptance=acceptance,
-            recorder=recorder,
-            early_exit=early_exit,
-        )
+        engine = engine_for(model, config(opened), count, input_ids.shape[1] + new)
         sample = bool(generation_config.do_sample)
         seeds = seeds_of(sample, seed, count)
         requests = []

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from draftree.host.cost import MOST_FACTOR, StepCost
+from draftree.host.cost import StepCost
 
+MOST_FACTOR = 2.0  # a step counts as no more than this much slower or faster than its size's average
 ALPHA = 0.2  # weight of a new time in its size's average
 FADING = 0.02  # lambda: how fast a size's weight falls, per step in which other sizes were seen
 FLAT = 1e-6  # spread of the weighted sizes, relative to their square, under which they give no slope
@@ -41,18 +42,19 @@ class CostLine(StepCost):
             raise ValueError(f"fading is {fading}: give 0 (all sizes weigh alike) or more.")
         self.alpha, self.fading = alpha, fading
         self._times: dict[int, float] = {}  # T_perf by size
-        self._seen: dict[int, int] = {}  # the step at which it was seen last
+        self._last: dict[int, int] = {}  # the step at which it was seen last
+        self._seen: dict[int, int] = {}  # how many steps had it
         self._step = 0
         self._line = (1.0, 0.0)  # b0, b1
         self._floor = 0.0
         self._table: np.ndarray | None = None
         if seed is not None:
             self._times = {int(rows): float(t) for rows, t in zip(seed.rows, seed.seconds, strict=True)}
-            self._seen = dict.fromkeys(self._times, 0)
+            self._last = dict.fromkeys(self._times, 0)
             self._fit()
 
     @property
-    def rows(self) -> np.ndarray:  # type: ignore[override]
+    def rows(self) -> np.ndarray:
         """The sizes seen, ascending."""
         return np.array(sorted(self._times), dtype=float)
 
@@ -71,8 +73,12 @@ class CostLine(StepCost):
         b0, b1 = self._line
         return np.maximum(b0 + b1 * np.asarray(rows, dtype=float), self._floor)
 
-    def observe(self, rows: int, seconds: float, steps: int = 1) -> None:
-        """So many real steps had `rows` rows and took `seconds`; they count as one.
+    def for_batch(self) -> CostLine:
+        """See `StepCost.for_batch`."""
+        return CostLine(self, alpha=self.alpha, fading=self.fading)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A real step had `rows` rows and took `seconds`.
 
         A stalled step counts as no more than twice its size's average, which starts on the line once there is one.
         """
@@ -82,14 +88,15 @@ class CostLine(StepCost):
             before = float(self.of(rows)) if len(self._times) > 1 else seconds
         seconds = min(max(seconds, before / MOST_FACTOR), MOST_FACTOR * before)
         self._times[rows] = (1 - self.alpha) * before + self.alpha * seconds
-        self._seen[rows] = self._step
+        self._last[rows] = self._step
+        self._seen[rows] = self._seen.get(rows, 0) + 1
         self._fit()
 
     def _fit(self) -> None:
         """The weighted least squares in closed form; where all weight is on one size, it moves the line as it is."""
         sizes = np.fromiter(self._times, float, len(self._times))
         times = np.fromiter(self._times.values(), float, len(self._times))
-        last = np.fromiter(self._seen.values(), float, len(self._seen))
+        last = np.fromiter(self._last.values(), float, len(self._last))
         weights = np.exp(-self.fading * (last.max() - last))
         weights /= weights.sum()
         size, time = float(weights @ sizes), float(weights @ times)

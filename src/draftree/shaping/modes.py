@@ -47,7 +47,9 @@ class Modes:
     """
 
     def __init__(self, ways: Sequence[int], before: Modes | None = None) -> None:
-        self._accounts = {way: Account() if before is None else before._accounts[way].heir() for way in ways}
+        self._accounts: dict[int, Account] = {
+            way: Account() if before is None else before._accounts[way].heir() for way in ways
+        }
 
     def next(self) -> int:
         """The way of the step to come: one that is to be judged, else the best; a step of all pauses passes."""

@@ -1,7 +1,7 @@
 """How many draft tokens a step verifies: as many as give most tokens a second (ProPD, section 4.2).
 
-A step over B requests gives B tokens and as many more as draft tokens are accepted; it takes the time of its rows and of
-the drafter's work. Draft tokens of all requests compete, the likeliest first, and n of them are taken where
+A step over B requests gives B tokens and as many more as draft tokens are accepted; it takes the time of its rows and
+of the drafter's work. Draft tokens of all requests compete, the likeliest first, and n of them are taken where
 
     (B + sum of the n best probabilities) / T(B + n)
 

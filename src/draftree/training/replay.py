@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from draftree.drafting.base import Seat
+from draftree.drafting.base import Place
 from draftree.drafting.self_speculative import LEAST, WORTH, run_chains
 from draftree.host import Host
 from draftree.host.bypass import omitted_modules
@@ -169,11 +169,11 @@ class Replay:
     def time_row(self, skip: Skip) -> float:
         """Seconds of a drafted row behind the first text, and behind a verifying pass, which empties caches."""
         self.time_step()
-        seat = Seat(self._host, self._cache, self._encoder, 0)
+        place = Place(self._host, self._cache, self._encoder, 0)
         newest, floor = self._texts[0][-1], self._floors[0]
         with self._host.guard():
             begin = time.perf_counter()
-            run_chains(seat, [newest], [TIMED], skip, best=1, least=-math.inf, ends=(), floors=[floor])
+            run_chains(place, [newest], [TIMED], skip, best=1, least=-math.inf, ends=(), floors=[floor])
             return (time.perf_counter() - begin) / TIMED
 
     def time_step(self) -> float:

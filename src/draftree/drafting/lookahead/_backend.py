@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from draftree.drafting.base import wanted
 from draftree.tree import TokenTree
 
 MODES = {"hierarchical": 0, "parallel": 1, "single": 2}
@@ -45,13 +44,12 @@ class Settings:
     eos_token_ids: tuple[int, ...]
 
 
-def in_order(draft: Arrays, root: int, least: Sequence[float]) -> TokenTree:
-    """The guesses of a draft that are wanted as a tree below `root`, in falling order of probability."""
+def in_order(draft: Arrays, root: int) -> TokenTree:
+    """A draft as a tree below `root`, in falling order of probability."""
     tokens, parents, logp, source = draft
     order = np.argsort(-logp, kind="stable")  # a parent precedes a child of equal probability
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    order = order[: wanted(logp, least)]
     parents = np.where(parents < 0, NO_PARENT, place[parents])[order]
     return TokenTree.from_arrays(tokens[order], parents, logp[order], source[order], root=root)
 
@@ -69,7 +67,6 @@ class Backend(Protocol):
         roots: Sequence[int],
         budgets: Sequence[int],
         depths: Sequence[int],
-        least: Sequence[Sequence[float]],
         mode: int,
         sources: int,
     ) -> TokenTree: ...

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#define ABI 5 /* raised when a signature changes; c_trie.py refuses a library of another number */
+#define ABI 6 /* raised when a signature changes; c_trie.py refuses a library of another number */
 #define FROM_PROMPT 1
 #define FROM_OUTPUT 2
 #define HIERARCHICAL 0
@@ -32,7 +32,6 @@ typedef struct {
     Forest output, shared; /* shared: every prompt, when they are not eliminated */
     Paths heap, kids, trail;
     int32_t offered; /* children that were looked at, those that are not in `kids` as well */
-    float floor;     /* log-probability that they have to be above */
 } Trie;
 
 typedef struct {
@@ -61,7 +60,6 @@ Trie *trie_new(int32_t branch_length, int32_t max_query, int32_t min_nodes, int3
     t->min_nodes = min_nodes;
     t->n_context = branch_length > max_query ? branch_length : max_query;
     t->scan = scan;
-    t->floor = -INFINITY;
     t->prompt_weight = prompt_weight;
     t->smoothing = smoothing;
     t->eliminate = eliminate;
@@ -204,7 +202,6 @@ static void add_kid(Trie *t, const Path *from, const Forest *pf, int32_t p, int3
     double score = hits < from->score ? hits : from->score;
     double logp = from->logp + log(score / (from->score + unseen(t, from)));
     t->offered++;
-    if ((float)logp <= t->floor) return;
     Path *kid = &t->kids.items[t->kids.n++];
     kid->score = score;
     kid->logp = logp;
@@ -335,7 +332,7 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
     if (!branch) return 0;
     double escape = 0; /* log-probability that no longer suffix knew the next token, as in PPM */
     int32_t q = r->n_context < t->max_query ? r->n_context : t->max_query;
-    for (int32_t seen = 0; q > 0 && seen < t->min_nodes && d.n < budget && (float)escape > t->floor; q--) {
+    for (int32_t seen = 0; q > 0 && seen < t->min_nodes && d.n < budget; q--) {
         const int32_t *suffix = r->context + r->n_context - q;
         Path match = {0, escape, 0, 0, 0, 0, NONE, NONE, NONE, q};
         if (sources & FROM_PROMPT) match.p = locate(pf, suffix, q);
@@ -366,42 +363,33 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
     return d.n;
 }
 
-/* place [n] becomes the order of n guesses by falling log-probability; of equals the earlier comes first, so that a parent precedes its
- * children. Returns how many are wanted: as many as are above the last of the `parts` numbers of least, or of the first ends[i] as
- * many as are above least[i]. */
-static int32_t order(int32_t n, const float *logp, int32_t parts, const int32_t *ends, const float *least, int32_t *place) {
+/* place [n] becomes the order of n draft tokens by falling log-probability; of equals the earlier comes first, so that a parent
+ * precedes its children. */
+static void order(int32_t n, const float *logp, int32_t *place) {
     for (int32_t i = 0; i < n; i++) { /* most come in order, or nearly */
         int32_t at = i;
         for (; at > 0 && logp[place[at - 1]] < logp[i]; at--) place[at] = place[at - 1];
         place[at] = i;
     }
-    int32_t wanted = 0;
-    for (int32_t part = 0; part < parts; part++) {
-        int32_t most = part < parts - 1 && ends[part] < n ? ends[part] : n;
-        while (wanted < most && logp[place[wanted]] > least[part]) wanted++;
-    }
-    return wanted;
 }
 
 /* Retrieval for a batch: request slots[b] first takes in the next news_counts[b] of news, and once all have, gives up to budgets[b]
- * guesses, depths[b] deep at most; 0 for none. Columns are [batch, room]. place [batch, room] becomes their order by falling
- * log-probability, and counts [batch] how many are wanted by least [batch, parts] and ends [parts - 1]. Returns the most. */
+ * draft tokens, depths[b] deep at most; 0 for none. Columns are [batch, room]. place [batch, room] becomes their order by falling
+ * log-probability, and counts [batch] how many there are. Returns the most. */
 int32_t trie_collect(Trie *t, int32_t batch, const int32_t *slots, const int32_t *news, const int32_t *news_counts,
-                     const int32_t *budgets, const int32_t *depths, int32_t parts, const int32_t *ends, const float *least, int mode,
-                     int sources, int32_t room, int32_t *tokens, int32_t *parents, float *logp, uint8_t *source, int32_t *place,
-                     int32_t *counts) {
+                     const int32_t *budgets, const int32_t *depths, int mode, int sources, int32_t room, int32_t *tokens,
+                     int32_t *parents, float *logp, uint8_t *source, int32_t *place, int32_t *counts) {
     int32_t most = 0;
     for (int32_t b = 0; b < batch; news += news_counts[b++]) trie_extend(t, slots[b], news, news_counts[b]);
     for (int32_t b = 0; b < batch; b++) {
         size_t at = (size_t)b * room;
         counts[b] = 0;
         if (budgets[b] < 1 || depths[b] < 1) continue;
-        t->floor = least[(size_t)b * parts]; /* the lowest */
         int32_t n = trie_retrieve(t, slots[b], budgets[b], depths[b], mode, sources, tokens + at, parents + at, logp + at, source + at);
-        counts[b] = order(n, logp + at, parts, ends, least + (size_t)b * parts, place + at);
-        most = counts[b] > most ? counts[b] : most;
+        order(n, logp + at, place + at);
+        counts[b] = n;
+        most = n > most ? n : most;
     }
-    t->floor = -INFINITY;
     return most;
 }
 

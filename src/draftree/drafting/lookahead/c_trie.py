@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftree.drafting.base import LEAST_ENDS
 from draftree.drafting.lookahead._backend import Arrays, Dump, Settings
 from draftree.tree import TokenTree
 
 LIBRARY = Path(__file__).with_name("_trie.so")
-ABI = 5
+ABI = 6
 
 _INTS = POINTER(c_int32)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -58,7 +57,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "trie_collect": (
         c_int32,
-        [c_void_p, c_int32, *[c_void_p] * 5, c_int32, *[c_void_p] * 2, c_int, c_int, c_int32, *[c_void_p] * 6],
+        [c_void_p, c_int32, *[c_void_p] * 5, c_int, c_int, c_int32, *[c_void_p] * 6],
     ),
     "trie_stack": (None, [c_int32, c_int32, c_int32, *[c_void_p] * 10]),
     "trie_dump": (None, [c_void_p] * 6),
@@ -107,8 +106,6 @@ class CTrie:
         self._room = 0
         self._make_room(256)
         self._arrays: dict[int, tuple[Any, ...]] = {}  # by requests of a draft: to make them takes as long as to draft
-        self._ends = (c_int32 * len(LEAST_ENDS))(*LEAST_ENDS)
-        self._least: Sequence[Sequence[float]] | None = None  # met last, and its numbers
 
     def __del__(self) -> None:
         if getattr(self, "_trie", None):
@@ -145,7 +142,6 @@ class CTrie:
         roots: Sequence[int],
         budgets: Sequence[int],
         depths: Sequence[int],
-        least: Sequence[Sequence[float]],
         mode: int,
         sources: int,
     ) -> TokenTree:
@@ -156,12 +152,9 @@ class CTrie:
             held = self._arrays[batch] = tuple((c_int32 * batch)() for _ in range(5))
         at, told, most_of, deep, counts = held
         at[:], told[:], most_of[:], deep[:] = slots, [len(part) for part in news], budgets, depths
-        if least != self._least:
-            flat = [floor for part in least for floor in part]
-            self._least, self._floors = least, (c_float * len(flat))(*flat)
         came = news[0] if batch == 1 else [token for part in news for token in part]
         most = self._lib.trie_collect(
-            *(self._trie, batch, at, _ints(came), told, most_of, deep, len(LEAST_ENDS) + 1, self._ends, self._floors),
+            *(self._trie, batch, at, _ints(came), told, most_of, deep),
             *(mode, sources, room, *self._out_at, self._place, counts),
         )
         if not most:

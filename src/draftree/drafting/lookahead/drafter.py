@@ -34,7 +34,6 @@ class Lookahead(Drafter):
     """
 
     name: ClassVar[str] = "lookahead"
-    heeds_least: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -97,7 +96,6 @@ class Lookahead(Drafter):
             budgets,
             news=[self._news(request) for request in requests],
             depths=[request.room - 1 for request in requests],
-            least=[request.least for request in requests],
             mode=self.mode,
             sources=self.sources,
         )

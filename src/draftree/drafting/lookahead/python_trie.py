@@ -74,7 +74,6 @@ class PythonTrie:
         self.shared = Forest(s.max_nodes, s.per_key, s.prune)
         self.requests: dict[int, Request] = {}
         self.tick = 0
-        self.floor = np.float32(-np.inf)  # log-probability that guesses have to be above
 
     def feed(self, forest: Forest, cursors: Cursors, token: int) -> Cursors:
         self.tick += 1
@@ -144,8 +143,7 @@ class PythonTrie:
             o = path.o.children.get(token) if path.o else None
             score = min(self.score(p, o), path.score)
             logp = path.logp + math.log(score / (path.score + self.unseen(path)))
-            if np.float32(logp) > self.floor:
-                kids.append(Path(score, logp, path.depth + 1, path.known + 1, p, o, token, at, path))
+            kids.append(Path(score, logp, path.depth + 1, path.known + 1, p, o, token, at, path))
         return kids
 
     def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int) -> Arrays:
@@ -155,7 +153,7 @@ class PythonTrie:
         seen = 0
         escape = 0.0  # log-probability that no longer suffix knew the next token, as in PPM
         for q in range(min(len(r.context), self.settings.max_query_length), 0, -1):
-            if seen >= self.settings.min_nodes or len(rows) >= budget or np.float32(escape) <= self.floor:
+            if seen >= self.settings.min_nodes or len(rows) >= budget:
                 break
             suffix = r.context[-q:]
             p = prompt.locate(suffix) if sources & FROM_PROMPT else None
@@ -187,20 +185,17 @@ class PythonTrie:
         roots: Sequence[int],
         budgets: Sequence[int],
         depths: Sequence[int],
-        least: Sequence[Sequence[float]],
         mode: int,
         sources: int,
     ) -> TokenTree:
         for slot, came in zip(slots, news, strict=True):
             self.extend(slot, came)
         trees = []
-        for b, (slot, root, budget, depth) in enumerate(zip(slots, roots, budgets, depths, strict=True)):
+        for slot, root, budget, depth in zip(slots, roots, budgets, depths, strict=True):
             if budget < 1 or depth < 1:
                 trees.append(TokenTree.from_arrays([], [], root=root))
                 continue
-            self.floor = np.float32(least[b][0])  # the lowest
-            trees.append(in_order(self.retrieve(slot, budget, depth, mode, sources), root, least[b]))
-        self.floor = np.float32(-np.inf)
+            trees.append(in_order(self.retrieve(slot, budget, depth, mode, sources), root))
         return TokenTree.stack(trees)
 
     def take_tree(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> int:

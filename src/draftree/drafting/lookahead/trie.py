@@ -25,7 +25,6 @@ longer one left open, u / (hits of its match + u), as in PPM.
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import warnings
@@ -37,7 +36,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from draftree.drafting.base import LEAST_ENDS
 from draftree.drafting.lookahead import trie_file
 from draftree.drafting.lookahead._backend import MODES, SOURCES, Backend, Settings
 from draftree.drafting.lookahead.c_trie import CTrie
@@ -51,7 +49,6 @@ SMOOTHING = 2.0
 """Hits added to a parent behind one token before its children's share is taken: one of one is not certainty."""
 
 MAX_TOKEN = 2**31 - 1
-ANY = (-math.inf,) * (len(LEAST_ENDS) + 1)  # log-probabilities that every guess is above
 _BACKENDS = ("auto", "c", "python")
 _T = TypeVar("_T")
 
@@ -192,7 +189,6 @@ class Trie:
         *,
         news: Sequence[Sequence[int]] = (),
         depths: Sequence[int] = (),
-        least: Sequence[Sequence[float] | None] = (),
         mode: str = "hierarchical",
         sources: str = "mix",
     ) -> TokenTree:
@@ -203,16 +199,14 @@ class Trie:
         requests: live ones. roots: their newest tokens. budgets: most guesses of each; 0 for none.
         news: tokens committed since, which all enter before the first look-up, as by `extend`; none by default.
         depths: most levels of each, at most `branch_length` (the default); 0 for no guesses.
-        least: of each, log-probabilities that guesses have to be above (`Context.least`); None, the default, for any.
         mode, sources: see `retrieve`.
         """
         most: int = self.options["branch_length"]
         wanted = _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
         deep = [min(depth, most) for depth in depths] if depths else [most] * len(requests)
-        floors = [ANY if part is None else part for part in least] or [ANY] * len(requests)
         with self._lock:
             slots = [self._slot(request) for request in requests]
-            return self._backend.draft(slots, news or [()] * len(slots), roots, budgets, deep, floors, *wanted)
+            return self._backend.draft(slots, news or [()] * len(slots), roots, budgets, deep, *wanted)
 
     def _wanted(self, budget: int, depth: int | None, mode: str, sources: str) -> tuple[int, int, int, int]:
         _check_count("budget", budget)

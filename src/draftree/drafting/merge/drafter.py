@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.merge.attachments import Joint, join
 from draftree.drafting.merge.votes import Votes
 from draftree.host.target import Target
@@ -58,9 +58,14 @@ class Merge(Drafter):
             raise ValueError("Merge has the same drafter object twice, whose state would be mixed up: make two of it.")
         self.names = _numbered([drafter.name for drafter in self.drafters])
         self.max_nodes = sum(drafter.max_nodes for drafter in self.drafters)
-        # What is a constant of other drafters' classes depends here on which ones are merged.
-        self.prepares = any(drafter.prepares for drafter in self.drafters)  # type: ignore[misc]
-        self.unprepared = not all(drafter.prepares for drafter in self.drafters)  # type: ignore[misc]
+        can = [drafter.capabilities for drafter in self.drafters]
+        self.capabilities = Capabilities(
+            attaches=any(c.attaches for c in can),
+            prepares=any(c.prepares for c in can),
+            unprepared=any(c.unprepared or not c.prepares for c in can),
+            observes=True,
+            observes_plain=any(c.observes_plain for c in can),
+        )
         self.votes = Votes(len(self.drafters))
         self._begun: dict[int, list[int]] = {}  # by request, the drafters that have begun it
         self._passes: deque[tuple[TokenTree, Joint]] = deque(maxlen=PASSES)
@@ -100,12 +105,15 @@ class Merge(Drafter):
             with self._named(i):
                 drafter.begin(request)
 
-    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
-        """See `Drafter.plan`: rows beside each other, and all that anyone wants to read."""
+    def plan(self, step: StepPlan) -> Attachment | None:
+        """See `Drafter.plan`: the rows of all drafters, and all that any of them reads."""
+        trees = step.trees
+        if trees is None:
+            return None
         parts: list[Attachment | None] = []
         for i, drafter in enumerate(self.drafters):
             with self._named(i):
-                parts.append(drafter.plan(requests, trees))
+                parts.append(drafter.plan(step) if drafter.capabilities.attaches else None)
         # A drafter that gives the same attachment again spares work; so does the same joint one.
         key = (trees.width, trees.batch, *map(_key, parts))
         found = self._joints.get(key)
@@ -120,15 +128,10 @@ class Merge(Drafter):
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
         trees = []
-        wanted = [request.least for request in requests]
-        for request in requests:  # what is wanted is said of joined guesses
-            request.least = None
         for i, drafter in enumerate(self.drafters):
             asked = [min(max(n, ASKED), drafter.max_nodes) if n else 0 for n in budgets]
             with self._named(i):
                 trees.append(drafter.draft(requests, asked))
-        for request, least in zip(requests, wanted, strict=True):
-            request.least = least
         return self.votes.join(requests, trees, budgets)
 
     def observe(self, step: Step) -> None:
@@ -136,7 +139,7 @@ class Merge(Drafter):
         self.votes.compare(step.requests)
         joint = next((joint for trees, joint in self._passes if trees is step.trees), None)
         for i, drafter in enumerate(self.drafters):
-            if type(drafter).observe is not Drafter.observe:
+            if drafter.capabilities.observes or drafter.capabilities.observes_plain:
                 with self._named(i):
                     drafter.observe(step if joint is None else joint.view(step, i))
 

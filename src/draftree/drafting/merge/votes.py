@@ -83,7 +83,7 @@ class Votes:
         said: list[_Said | None] = []
         for calibration, tree in zip(self.calibrations, trees, strict=True):
             if tree.width > 1:
-                calibration.remember(requests, tree, always=False)
+                calibration.remember(requests, tree)
             said.append(_read(calibration, tree, requests) if tree.width > 1 else None)
         chosen = [self._best(b, request, said, budgets[b]) for b, request in enumerate(requests)]
         return _laid_out(requests, chosen)

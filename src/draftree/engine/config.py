@@ -1,0 +1,136 @@
+"""What an engine is asked for, as one value: checked before any work, and the same for every way in."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from draftree.acceptance import LossyRule
+from draftree.drafting.base import Drafter
+from draftree.engine.recorder import Recorder, check_recorder
+from draftree.host import Host
+from draftree.pruning import EarlyPruning, LossyCALM
+from draftree.shaping import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How an engine decodes.
+
+    Attributes:
+        drafter: drafts; None decodes plainly.
+        slots: requests decoded together; more wait.
+        shape: sizes the trees; by default by measured cost and by what was accepted (`DynamicTree`).
+        pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
+        host: "auto" (loop where the model qualifies, else hooked), "loop", "hooked", or a host opened for the model.
+        compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
+        strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
+            that does and does not promise.
+        capacity: cache columns to allocate at first, where the need is known.
+        reject_drafts: verify draft tokens but accept none; the worst case, for measurements.
+        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
+        recorder: keeps every step for `write_trace`; None keeps nothing.
+        early_exit: None runs every layer for every token; `LossyCALM` lets tokens leave early and CHANGES the text.
+        closed: whether all requests are added before the first step, so that draft tokens for one that is done early
+            anyway save no time.
+        clock: seconds, by which steps are timed.
+
+    Raises:
+        TypeError, ValueError: an option that does not fit, or two that do not go together; one sentence.
+    """
+
+    drafter: Drafter | None = None
+    slots: int = 8
+    shape: Shape | None = None
+    pruner: EarlyPruning | None = None
+    host: str | Host = "auto"
+    compile: bool = False
+    strict: bool = False
+    capacity: int = 256
+    reject_drafts: bool = False
+    acceptance: LossyRule | None = None
+    recorder: Recorder | None = None
+    early_exit: LossyCALM | None = None
+    closed: bool = False
+    clock: Callable[[], float] = time.perf_counter
+
+    @classmethod
+    def of(cls, **options: Any) -> EngineConfig:
+        """A config of these options; TypeError names the nearest one where there is none of that name."""
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(known)}."
+                raise TypeError(f"An engine has no option {name!r}.{hint}")
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        check_recorder(self.recorder)
+        if not isinstance(self.slots, int) or self.slots < 1:
+            raise ValueError(f"slots is {self.slots}: give a whole number of at least 1.")
+        if self.drafter is not None and not isinstance(self.drafter, Drafter):
+            raise TypeError(
+                f"drafter is a {type(self.drafter).__name__}: pass a drafter object such as draftree.Lookahead()."
+            )
+        if self.shape is not None and not isinstance(self.shape, Shape):
+            raise TypeError(
+                f"shape is a {type(self.shape).__name__}: pass a shape object such as draftree.DynamicTree()."
+            )
+        if self.acceptance is not None and not isinstance(self.acceptance, LossyRule):
+            raise TypeError(
+                f"acceptance is a {type(self.acceptance).__name__}: pass None (lossless) or draftree.LossyTypical()."
+            )
+        if self.drafter is not None and self.drafter.acceptance is not None:
+            self._check_lossy_drafter(self.drafter)
+        rule = self.rule
+        if rule is not None and self.strict:
+            changes = self.drafter if self.drafter is not None and self.drafter.acceptance is not None else rule
+            raise ValueError(
+                f"strict=True asks for the plain engine's text, which {type(changes).__name__} changes: choose one."
+            )
+        if self.pruner is not None and self.drafter is None:
+            raise ValueError(
+                "pruner prunes a drafter's draft tokens, and drafter is None: pass a drafter, or no pruner."
+            )
+        if self.pruner is not None and not isinstance(self.pruner, EarlyPruning):
+            raise TypeError(
+                f"pruner is a {type(self.pruner).__name__}: pass a pruner object such as draftree.EarlyPruning(head)."
+            )
+        self._check_early_exit()
+
+    @property
+    def rule(self) -> LossyRule | None:
+        """The lossy rule in force, the user's or the drafter's own; None for the lossless one."""
+        return self.acceptance if self.drafter is None else self.drafter.acceptance or self.acceptance
+
+    def _check_lossy_drafter(self, drafter: Drafter) -> None:
+        name = type(drafter).__name__
+        for option, given in (("acceptance", self.acceptance), ("shape", self.shape), ("pruner", self.pruner)):
+            if given is not None:
+                raise ValueError(
+                    f"{name} decides by its own thresholds what is drafted and what is kept, and {option} would change "
+                    f"that: leave {option} out, or use {name}(lossless=True)."
+                )
+
+    def _check_early_exit(self) -> None:
+        if self.early_exit is None:
+            return
+        if not isinstance(self.early_exit, LossyCALM):
+            raise TypeError(
+                f"early_exit is a {type(self.early_exit).__name__}: pass None (lossless) or draftree.LossyCALM()."
+            )
+        if self.drafter is not None:
+            raise ValueError(
+                "LossyCALM emits a token a pass and verifies nothing, so it has no use for a drafter: leave one of "
+                "them out, or draft with SelfSpeculative(exit_layer=..), which changes no text."
+            )
+        if self.acceptance is not None:
+            raise ValueError(
+                "acceptance judges draft tokens, and with LossyCALM there are none: leave one of them out."
+            )
+        if self.strict:
+            raise ValueError("strict=True asks for the plain engine's text, which LossyCALM changes: choose one.")
