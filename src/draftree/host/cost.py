@@ -29,8 +29,8 @@ HALVINGS = 2  # further points, each in the middle of the stretch that rises mos
 PATIENCE = 4.0  # seconds after which nothing more is measured
 RATE = 0.05  # weight of one step in a settled curve; the first ones weigh more
 STALL = math.log(2.0)  # logarithm of how far off a single step counts, once its row count is known
-TABLE = 160  # row counts in the table; it grows when more are asked for
-RENEW = 8  # steps between two renewals of the table, once the curve has settled
+TABLE = 1024  # row counts in the table
+RENEW, SETTLED = 16, 3  # steps between two renewals of the table; steps of a size up to which each renews it
 
 
 class StepCost:
@@ -54,8 +54,8 @@ class StepCost:
         self._level = 0.0
         self._steps = 0
         self._seen: dict[int, int] = {}  # real steps by row count
-        self._table: np.ndarray | None = None
-        self._news = 0  # steps since the table was made
+        self._table: np.ndarray | None = None  # the curve from no rows on
+        self._news = 0  # steps since it was made
 
     def for_batch(self) -> StepCost:
         """A curve of the same shape for steps of another number of requests, whose level their steps will tell."""
@@ -87,15 +87,16 @@ class StepCost:
         slope = (seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
         return np.where(rows > known[-1], seconds[-1] + slope * (rows - known[-1]), inside)
 
-    def table(self, stop: int) -> np.ndarray:
-        """Seconds of steps with 0, 1, ... `stop` - 1 rows; an array that is not to be written to."""
-        if self._table is None or len(self._table) < stop:
-            self._table, self._news = self.of(np.arange(max(stop, TABLE))), 0
-        return self._table[:stop]
+    @property
+    def table(self) -> np.ndarray:
+        """Seconds of steps with 0, 1, ... rows, `TABLE` of them; the same array until enough steps have been seen."""
+        if self._table is None:
+            self._table, self._news = self.of(np.arange(TABLE)), 0
+        return self._table
 
     def observe(self, rows: int, seconds: float) -> None:
         """A real step had `rows` rows and took `seconds`."""
-        expected = float(self.table(rows + 1)[rows])
+        expected = float(self.table[rows] if rows < TABLE else self.of(rows))
         seen = self._seen.get(rows, 0)
         off = math.log(max(seconds, 1e-9) / expected)
         if seen > 2:  # a stalled step counts as no more than a slow one
@@ -108,7 +109,7 @@ class StepCost:
         self._points[rows] += max(1 / (seen + 2), RATE) * (off - shared)
         self._seen[rows] = seen + 1
         self._news += 1
-        if self._news >= RENEW or seen < RENEW:
+        if self._news >= RENEW or seen < SETTLED:
             self._table = None
 
 

@@ -132,8 +132,8 @@ class ByRank:
             logp = torch.from_numpy(np.log(worth).astype(np.float32)).to(trees.device)
         return replace(trees, logp=logp)
 
-    def remember(self, requests: Sequence[Context], trees: TokenTree, *, always: bool = True) -> None:
-        """Keep each request's tree until its text has come (`always` or not: learning from one takes little)."""
+    def remember(self, requests: Sequence[Context], trees: TokenTree) -> None:
+        """Keep each request's tree until its text has come."""
         places = self._of(trees)
         depth, best, number = (part.reshape(trees.batch, -1) for part in (places.depth, places.best, places.number))
         tokens, parents = trees.tokens.numpy(force=True), trees.parents.numpy(force=True)

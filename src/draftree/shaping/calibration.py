@@ -27,7 +27,7 @@ class _Draft(NamedTuple):
     position: int
     tokens: list[int]
     parents: list[int]
-    cells: np.ndarray
+    cells: list[int]
 
 
 class Calibration:
@@ -48,12 +48,9 @@ class Calibration:
         """
         logp = trees.logp.numpy(force=True)
         worth = np.zeros(logp.shape)
-        shares = self._ledger.shares()
         for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
             if size > 1:
-                cells = _cells(logp[b, 1:size])
-                own = self._own.get(request.id)
-                worth[b, 1:size] = shares[cells] if own is None else own.own_shares(shares, cells)
+                worth[b, 1:size] = self._ledger.chances(cells_of(logp[b, 1:size].tolist()), self._own.get(request.id))
         return worth
 
     def remember(self, requests: Sequence[Context], trees: TokenTree) -> None:
@@ -61,15 +58,11 @@ class Calibration:
         self._offered += 1
         if self._offered > KNOWN and self._offered % EVERY:
             return
-        logp, parents = trees.logp.numpy(force=True), trees.parents
+        logp, parents, tokens = trees.logp.tolist(), trees.parents.tolist(), trees.tokens.tolist()
         for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
             if size > 1:
-                draft = _Draft(
-                    len(request.tokens),
-                    trees.tokens[b, 1:size].tolist(),
-                    parents[b, 1:size].tolist(),
-                    _cells(logp[b, 1:size]),
-                )
+                nodes = slice(1, size)
+                draft = _Draft(len(request.tokens), tokens[b][nodes], parents[b][nodes], cells_of(logp[b][nodes]))
                 self._waiting.setdefault(request.id, deque()).append(draft)
 
     def compare(self, requests: Sequence[Context]) -> None:
@@ -92,14 +85,7 @@ class Calibration:
     def _learn(self, request: Context, draft: _Draft, right: list[int]) -> None:
         own = self._own.setdefault(request.id, Ledger(FADING_OWN))
         for ledger in (self._ledger, own):
-            ledger.add(draft.cells, draft.cells[right])
-
-
-def _cells(logp: np.ndarray) -> np.ndarray:
-    order = np.argsort(-logp, kind="stable")
-    cells = np.empty(len(logp), np.int64)
-    cells[order] = cells_of(logp[order])
-    return cells
+            ledger.add(draft.cells, right)
 
 
 def _right(draft: _Draft, text: Sequence[int]) -> tuple[list[int], bool]:

@@ -7,32 +7,41 @@ such as a trie gives the same number to a branch that is copied and to one that 
 
 There is one ledger for all requests and one for each; a request's own counts are shrunk towards those of all. Counts
 fade, so that a text or a drafter that changes is followed, and a cell that was given up is tried again.
+
+Trees that are worth verifying have a dozen draft tokens, for which plain numbers are quicker than arrays.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 BINS, WIDTH = 16, 0.35  # of the log-probability; the last bin holds all below
-RANKS = np.array([1, 3, 6])  # ranks, counted from 0, at which the second, third and fourth class begin
-CELLS = BINS * (len(RANKS) + 1)
+RANKS = (1, 3, 6)  # ranks, counted from 0, at which the second, third and fourth class begin
+CLASSES = len(RANKS) + 1
 FADING_ALL, FADING_OWN = 0.998, 0.97  # weight of the past, by step
 SHRINK = 8.0  # draft tokens that the share of all counts for in a request's own
 CLAIM = 3.0  # draft tokens that the drafter's own probability counts for in the share of all
-CLAIMED = np.repeat(np.exp(-WIDTH * (np.arange(BINS) + 0.5)), len(RANKS) + 1)
+HEAVY = 1e100  # weight of a step at which all counts are scaled down
+
+_CLAIMED = [CLAIM * math.exp(-WIDTH * (cell // CLASSES + 0.5)) for cell in range(BINS * CLASSES)]
+_CLASS_OF = [sum(rank >= first for first in RANKS) for rank in range(RANKS[-1] + 1)]
 
 
-def cells_of(logp: np.ndarray) -> np.ndarray:
-    """The cells [n] of a tree's draft tokens, whose log-probabilities [n] fall."""
-    bins = np.minimum((logp / -WIDTH).astype(np.int64), BINS - 1)
-    return bins * (len(RANKS) + 1) + _classes(len(logp))
-
-
-_CLASSES = np.searchsorted(RANKS, np.arange(1024), side="right")
-
-
-def _classes(count: int) -> np.ndarray:
-    return _CLASSES[:count] if count <= len(_CLASSES) else np.searchsorted(RANKS, np.arange(count), side="right")
+def cells_of(logp: Sequence[float]) -> list[int]:
+    """The cells of a tree's draft tokens of these log-probabilities, in their order."""
+    last, most = RANKS[-1], BINS - 1
+    ranks: Iterable[int] = range(len(logp))
+    if any(a < b for a, b in pairwise(logp)):
+        ranks = [0] * len(logp)
+        for rank, node in enumerate(sorted(range(len(logp)), key=logp.__getitem__, reverse=True)):
+            ranks[node] = rank
+    # The log-probability of a token that cannot be is -inf.
+    return [
+        CLASSES * (int(p / -WIDTH) if p > -WIDTH * BINS else most) + _CLASS_OF[rank if rank < last else last]
+        for p, rank in zip(logp, ranks, strict=True)
+    ]
 
 
 class Ledger:
@@ -43,22 +52,37 @@ class Ledger:
     """
 
     def __init__(self, fading: float = FADING_ALL) -> None:
-        self._fading = fading
-        self._verified = np.zeros(CELLS)
-        self._accepted = np.zeros(CELLS)
+        self._growth = 1 / fading
+        self._weight = 1.0  # of a draft token of the coming step: it grows, where the counts would fade
+        self._verified = [0.0] * (BINS * CLASSES)
+        self._accepted = [0.0] * (BINS * CLASSES)
 
-    def add(self, cells: np.ndarray, accepted: np.ndarray) -> None:
-        """A step verified draft tokens of these `cells` [n]; `accepted` [m] are the cells of those on the path."""
-        self._verified *= self._fading
-        self._accepted *= self._fading
-        # A cell may be there more than once.
-        self._verified += np.bincount(cells, minlength=CELLS)
-        self._accepted += np.bincount(accepted, minlength=CELLS)
+    def add(self, cells: Sequence[int], accepted: Iterable[int]) -> None:
+        """A step verified draft tokens of these `cells`; `accepted` are the places among them of those that were."""
+        weight = self._weight = self._growth * self._weight
+        for cell in cells:
+            self._verified[cell] += weight
+        for place in accepted:
+            self._accepted[cells[place]] += weight
+        if weight > HEAVY:
+            self._verified = [count / weight for count in self._verified]
+            self._accepted = [count / weight for count in self._accepted]
+            self._weight = 1.0
 
-    def shares(self) -> np.ndarray:
-        """[CELLS], the probability that a draft token of each cell is accepted, over all requests."""
-        return (self._accepted + CLAIM * CLAIMED) / (self._verified + CLAIM)
+    def chances(self, cells: Sequence[int], own: Ledger | None = None) -> list[float]:
+        """The probability that draft tokens of these cells are accepted, for the request that `own` is the ledger of.
 
-    def own_shares(self, shares: np.ndarray, cells: np.ndarray) -> np.ndarray:
-        """The same for this ledger's request, at `cells` [n], given the `shares` of all."""
-        return (self._accepted[cells] + SHRINK * shares[cells]) / (self._verified[cells] + SHRINK)
+        Args:
+            cells: of draft tokens.
+            own: counts of one request; None for a request that nothing is known of.
+        """
+        weight, verified, accepted = CLAIM * self._weight, self._verified, self._accepted
+        scale = self._weight
+        shares = [(accepted[cell] + scale * _CLAIMED[cell]) / (verified[cell] + weight) for cell in cells]
+        if own is None:
+            return shares
+        shrink, verified, accepted = SHRINK * own._weight, own._verified, own._accepted
+        return [
+            (accepted[cell] + shrink * share) / (verified[cell] + shrink)
+            for cell, share in zip(cells, shares, strict=True)
+        ]

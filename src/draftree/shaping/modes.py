@@ -2,8 +2,8 @@
 
 A step is plain, or it drafts; a drafter inside the model drafts from what the pass before has prepared, others need no
 preparing, and a merge of both can do either. Each way of drafting has an account of its advantage: accepted tokens that
-are expected of its steps, less the time that these take longer, in plain tokens. A way that loses against plain steps,
-or against the other way, pauses for eight steps; each further time it is found to lose, for twice as many.
+are expected of its steps, less the time that these take longer, counted in plain tokens. A way that has lost a token
+against plain steps, or against the other way, pauses for eight steps; each further time, for twice as many.
 """
 
 from __future__ import annotations
@@ -11,30 +11,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 PLAIN, UNPREPARED, PREPARED = 0, 1, 2
-TRIAL = 3  # steps after which a way is judged
-RATE = 0.1  # weight of a step in a settled account
+RATE = 0.05  # weight of a step in a settled mean
+CREDIT, ALLOWANCE = 1.0, 1.0  # tokens that a way may be ahead, and that it may lose before it pauses
+RETRIAL = 0.4  # tokens that it may lose when it is tried again
 PAUSE_FIRST, PAUSE_LAST = 8, 64  # steps
 
 
 class Account:
-    """The advantage of one way of drafting, and its pauses."""
+    """What one way of drafting brings, and its pauses.
+
+    Attributes:
+        advantage: mean of its steps, in tokens.
+        steps: that this is the mean of.
+        balance: its sum since the last pause, up to the credit.
+        left: steps of the pause to come.
+        length: of the next pause.
+    """
+
+    __slots__ = ("advantage", "balance", "left", "length", "steps")
 
     def __init__(self) -> None:
-        self.advantage = 0.0
-        self.steps = 0  # since the last pause
-        self.left = 0  # steps of the pause to come
-        self.length = PAUSE_FIRST  # of the next pause
-
-    @property
-    def judged(self) -> bool:
-        """Whether enough is known of it."""
-        return self.steps >= TRIAL
+        self.advantage, self.steps = 0.0, 0
+        self.balance = 0.0
+        self.left, self.length = 0, PAUSE_FIRST
 
     def heir(self) -> Account:
-        """What a new request begins with: the same advantage and no pause, to be judged after a single step."""
+        """What a new request begins with: the same mean; where pauses have grown, a short trial."""
         account = Account()
-        account.advantage, account.length = self.advantage, self.length
-        account.steps = TRIAL - 1 if self.steps or self.length > PAUSE_FIRST else 0
+        account.advantage, account.steps, account.length = self.advantage, min(self.steps, 1), self.length
+        if self.length > PAUSE_FIRST:
+            account.balance = RETRIAL - ALLOWANCE
         return account
 
 
@@ -52,27 +58,26 @@ class Modes:
         }
 
     def next(self) -> int:
-        """The way of the step to come: one that is to be judged, else the best; a step of all pauses passes."""
-        free = [(way, account) for way, account in self._accounts.items() if account.left == 0]
-        for account in self._accounts.values():
-            account.left = max(account.left - 1, 0)
-        if not free:
-            return PLAIN
-        return max(free, key=lambda each: (not each[1].judged, each[1].advantage))[0]
+        """The way of the step to come: one that was never tried, else the best; a step of all pauses passes."""
+        best, found = PLAIN, -1.0
+        for way, account in self._accounts.items():
+            if account.left:
+                account.left -= 1
+            elif best == PLAIN or not account.steps or account.advantage > found:
+                best, found = way, account.advantage if account.steps else float("inf")
+        return best
 
-    def book(self, way: int, advantage: float, *, step: int) -> None:
+    def book(self, way: int, advantage: float, step: int) -> None:
         """A step drafted in that way, at that advantage; number `step` of all, by which pauses are aligned."""
         account = self._accounts[way]
         account.steps += 1
         account.advantage += max(1 / account.steps, RATE) * (advantage - account.advantage)
-        if not account.judged:
-            return
-        others = [other.advantage for name, other in self._accounts.items() if name != way and other.steps]
-        if account.advantage < max([0.0, *others]):
+        other = max((a.advantage for name, a in self._accounts.items() if name != way and a.steps), default=0.0)
+        account.balance = min(account.balance + advantage - max(other, 0.0), CREDIT)
+        if account.balance < -ALLOWANCE:
             # The pauses of a batch end together: a pass with rows for one request costs nearly what it costs for all.
-            end = step + account.length
-            account.left = account.length + -end % PAUSE_FIRST
+            account.left = account.length + -(step + account.length) % PAUSE_FIRST
             account.length = min(2 * account.length, PAUSE_LAST)
-            account.steps = 0
-        else:
+            account.balance = RETRIAL - ALLOWANCE
+        elif account.balance > 0.0:
             account.length = PAUSE_FIRST

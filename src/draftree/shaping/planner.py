@@ -11,63 +11,47 @@ is largest. Where trees are padded to the largest of the batch, a row more is a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import numpy as np
+from itertools import accumulate
 
 
-class Choice(NamedTuple):
-    """What is best for a step.
-
-    Attributes:
-        sizes: draft tokens per request.
-        gains: accepted draft tokens expected, per request.
-        seconds: time expected of the step.
-    """
-
-    sizes: list[int]
-    gains: list[float]
-    seconds: float
-
-
-def choose(chances: Sequence[np.ndarray], seconds: np.ndarray, *, packed: bool) -> Choice:
-    """The sizes with most tokens a second.
+def choose(chances: Sequence[Sequence[float]], seconds: Sequence[float], *, packed: bool) -> list[int]:
+    """The number of draft tokens of each request with which a step gives most tokens a second.
 
     Args:
-        chances: for each of B requests [n], probabilities that its draft tokens are accepted, parents before children
-            and, as far as the drafter knew, the best first.
-        seconds: [r], time of steps with B rows, B + 1, ...; what is beyond is not considered.
+        chances: for each of B requests, the probabilities that its draft tokens are accepted, in falling order of what
+            its drafter thinks of them; a tree is cut in that order.
+        seconds: time of steps with B rows, B + 1, and so on; what is beyond is not considered.
         packed: whether only real rows cost; else every tree is padded to the largest.
     """
     batch = len(chances)
     if batch == 1:
-        gains = 1.0 + np.concatenate(([0.0], chances[0].cumsum()))[: len(seconds)]
-        size = int((gains / seconds[: len(gains)]).argmax())
-        return Choice([size], [float(chances[0][:size].sum())], float(seconds[size]))
-    if packed:
-        # A parent's probability is no smaller than its child's up to noise: running minima keep trees whole.
-        falling = [np.minimum.accumulate(own) for own in chances]
-        owner = np.repeat(np.arange(batch), [len(own) for own in falling])
-        merged = np.concatenate(falling)
-        order = np.argsort(-merged, kind="stable")[: len(seconds) - 1]
-        gains = batch + np.concatenate(([0.0], merged[order].cumsum()))
-        best = int((gains / seconds[: len(gains)]).argmax())
-        sizes = np.bincount(owner[order[:best]], minlength=batch).tolist()
-        took = float(seconds[best])
-    else:
-        width = min(max(len(own) for own in chances), (len(seconds) - 1) // batch)
-        rows = np.zeros((batch, width))
-        for row, own in zip(rows, chances, strict=True):
-            row[: len(own)] = own[:width]
-        gains = batch + np.concatenate(([0.0], rows.sum(0).cumsum()))
-        times = seconds[: batch * width + 1 : batch]
-        best = int((gains / times).argmax())
-        sizes = [min(best, len(own)) for own in chances]
-        took = float(times[best])
-    return Choice(sizes, [float(own[:size].sum()) for own, size in zip(chances, sizes, strict=True)], took)
+        return [_best(chances[0], seconds, 1)]
+    if not packed:
+        width = max(map(len, chances))
+        together = [sum(own[i] for own in chances if i < len(own)) for i in range(width)]
+        best = _best(together, seconds[::batch], batch)
+        return [min(best, len(own)) for own in chances]
+    # Running minima: a draft token is taken only with those before it in its tree.
+    offered = [(chance, b) for b, own in enumerate(chances) for chance in accumulate(own, min)]
+    offered.sort(key=lambda each: -each[0])
+    sizes = [0] * batch
+    for _, b in offered[: _best([chance for chance, _ in offered], seconds, batch)]:
+        sizes[b] += 1
+    return sizes
 
 
-def leads(rooms: Sequence[int], paces: Sequence[float]) -> list[bool]:
+def _best(chances: Sequence[float], seconds: Sequence[float], batch: int) -> int:
+    """How many of the `chances`, from the first, give most tokens a second."""
+    best, tokens = 0, float(batch)
+    fastest = tokens / seconds[0]
+    for count, (chance, time) in enumerate(zip(chances, seconds[1:], strict=False), 1):
+        tokens += chance
+        if tokens > fastest * time:
+            best, fastest = count, tokens / time
+    return best
+
+
+def lead(rooms: Sequence[int], paces: Sequence[float]) -> list[bool]:
     """Which requests of a batch that nobody joins are so far ahead that draft tokens for them save no time.
 
     The batch is done when its last request is. One that is done sooner even token by token need not hurry.
@@ -77,4 +61,4 @@ def leads(rooms: Sequence[int], paces: Sequence[float]) -> list[bool]:
         paces: tokens a step that each gets where it drafts.
     """
     last = max(room / pace for room, pace in zip(rooms, paces, strict=True))
-    return [room <= last and len(rooms) > 1 for room in rooms]
+    return [len(rooms) > 1 and room <= last for room in rooms]

@@ -7,9 +7,11 @@ rows that a drafter inside the model attaches, is set against what it brings, fo
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +21,7 @@ from draftree.shaping.base import Outcome, Sizer
 from draftree.shaping.by_rank import ByRank
 from draftree.shaping.ledger import FADING_OWN, Ledger, cells_of
 from draftree.shaping.modes import PLAIN, PREPARED, UNPREPARED, Modes
-from draftree.shaping.planner import choose, leads
+from draftree.shaping.planner import choose, lead
 from draftree.shaping.step_times import Kind, StepTimes
 from draftree.tree import TokenTree
 
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 ASK_FACTOR, ASK_LEAST = 2.0, 8  # draft tokens asked for: this times the largest tree of late, and some
 RECENT = 0.9  # how fast the largest tree of late fades, by step
 PROBE_AFTER = 4  # steps of a size, before sizes next to it that were never tried are
-GAIN_FIRST, GAIN_RATE = 0.5, 0.1  # accepted draft tokens a step, before any was seen; weight of a step in it
+GAIN_FIRST, GAIN_RATE = 0.5, 0.1  # accepted draft tokens a step, before any was seen; weight of a step in their mean
+OVERLAP = 0.5  # of what a prepared draft brings, the part that one prepared at the node above brings as well
 
 
 class Learned:
@@ -37,6 +40,14 @@ class Learned:
 
     Args:
         acceptance: of `DynamicTree`.
+
+    Attributes:
+        lock: held while any of it is read or changed.
+        ledger: counts of all requests.
+        by_rank: ProPD's model in its place, if chosen.
+        modes: what the ways of drafting brought; None before the first engine says which ways there are.
+        gain: accepted draft tokens a step.
+        steps: so far.
     """
 
     def __init__(self, acceptance: str) -> None:
@@ -49,15 +60,14 @@ class Learned:
 
 
 class _State:
-    """What is known of one request."""
+    """What is known of one request; `way` is that of the step being planned, `next` that of the one behind it."""
 
     __slots__ = ("gain", "ledger", "modes", "next", "way")
 
     def __init__(self, modes: Modes, first: int, gain: float) -> None:
         self.ledger = Ledger(FADING_OWN)
-        self.modes = modes
-        self.way, self.next = PLAIN, first  # of the step that is planned, and of the one behind it
-        self.gain = gain
+        self.modes, self.gain = modes, gain
+        self.way, self.next = PLAIN, first
 
 
 class DynamicSizer(Sizer):
@@ -92,6 +102,7 @@ class DynamicSizer(Sizer):
         self._packed = packed and pruner is None and not can.prepares  # what is done inside a pass is padded
         self._states: dict[int, _State] = {}
         self._recent = 0.0  # the largest tree of late
+        self._seconds_of: dict[tuple[Kind, int, int], tuple[np.ndarray, list[float]]] = {}  # see `_seconds`
 
     # ---------------------------------------------------------------- the contract
 
@@ -99,36 +110,41 @@ class DynamicSizer(Sizer):
         """See `Sizer.plan`."""
         with self._learned.lock:
             states = [self._state(request) for request in requests]
-            ahead = leads([r.room for r in requests], [1 + s.gain for s in states]) if closed else [False] * len(states)
+            takes = [request.drafting and request.room > 1 for request in requests]
+            if closed and len(requests) > 1:
+                leads = lead([request.room for request in requests], [1 + state.gain for state in states])
+                takes = [take and not ahead for take, ahead in zip(takes, leads, strict=True)]
             for state in states:
                 state.way, state.next = state.next, state.modes.next()
             budget = min(self._max_nodes, most, int(ASK_FACTOR * self._recent) + ASK_LEAST)
-            takes = [r.drafting and r.room > 1 and not lead for r, lead in zip(requests, ahead, strict=True)]
             return StepPlan(
                 requests,
-                [budget if take and s.way != PLAIN else 0 for take, s in zip(takes, states, strict=True)],
-                [take and s.next == PREPARED for take, s in zip(takes, states, strict=True)],
+                [budget if take and state.way != PLAIN else 0 for take, state in zip(takes, states, strict=True)],
+                [take and state.next == PREPARED for take, state in zip(takes, states, strict=True)],
             )
 
     def trim(self, plan: StepPlan, trees: TokenTree) -> StepPlan:
         """See `Sizer.trim`."""
+        attached = plan.prepares_any
+        if trees.width == 1:
+            return replace(plan, trees=trees, attach_to=1 if attached else None)
         with self._learned.lock:
-            attached = plan.prepares_any
-            if trees.width == 1:
-                return replace(plan, trees=trees, attach_to=1 if attached else None)
-            trees, chances = self._chances(plan, trees)
-            kind = self._kind(attached)
-            nodes = np.arange(trees.batch, trees.batch * (1 + self._max_nodes) + 1)
-            seconds = self._seconds(kind, trees.batch, nodes, 1) + self._drafting(plan)
-            choice = choose(chances, seconds, packed=self._packed)
-            sizes = choice.sizes
-            if trees.batch == 1:
+            by_rank = self._learned.by_rank
+            if by_rank is not None:
+                by_rank.remember(plan.requests, trees)
+                trees = by_rank.weighed(trees)
+            chances = self._falling(plan, trees)
+            kind, batch = self._kind(attached), trees.batch
+            drafting = self._drafting(plan)
+            seconds = [drafting + time for time in self._seconds(kind, batch, 1)[batch:]]
+            sizes = choose(chances, seconds, packed=self._packed)
+            if batch == 1:
                 sizes = [self._probed(sizes[0], len(chances[0]), kind)]
             self._recent = max(max(sizes), RECENT * self._recent)
-            if any(n < size - 1 for n, size in zip(sizes, trees.sizes, strict=True)):
+            if any(size < whole - 1 for size, whole in zip(sizes, trees.sizes, strict=True)):
                 trees = trees.best(sizes)
-            gains = [float(own[:n].sum()) for own, n in zip(chances, sizes, strict=True)]
-            attach_to = self._attach_to(plan, trees, chances) if attached else None
+            gains = [sum(own[:size]) for own, size in zip(chances, sizes, strict=True)]
+            attach_to = self._attach_to(plan, trees) if attached else None
             return replace(plan, trees=trees, gains=gains, attach_to=attach_to)
 
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:
@@ -136,11 +152,10 @@ class DynamicSizer(Sizer):
         with self._learned.lock:
             self._learned.steps += 1
             if outcome.seconds is not None:
-                self._observe_times(plan, outcome)
-            if plan.trees is None or not any(plan.budgets):
-                return
-            self._book(plan, outcome)
-            self._count(plan, outcome)
+                self._observe_times(plan, outcome, outcome.seconds)
+            if any(plan.budgets):
+                self._book(plan, outcome)
+                self._count(plan, outcome)
 
     def end(self, request: Context) -> None:
         """See `Sizer.end`."""
@@ -159,47 +174,55 @@ class DynamicSizer(Sizer):
             state = self._states[request.id] = _State(Modes(self._ways, learned.modes), first, learned.gain)
         return state
 
-    def _chances(self, plan: StepPlan, trees: TokenTree) -> tuple[TokenTree, list[np.ndarray]]:
-        """The trees, best draft tokens first, and the probability of each draft token that it is accepted."""
-        by_rank = self._learned.by_rank
-        if by_rank is not None:
-            by_rank.remember(plan.requests, trees)
-            trees = by_rank.weighed(trees).best([size - 1 for size in trees.sizes])
-            worth = np.exp(trees.logp.numpy(force=True))
-            return trees, [worth[b, 1:size] for b, size in enumerate(trees.sizes)]
-        logp = trees.logp.numpy(force=True)
-        shares = self._learned.ledger.shares()
-        found = []
-        for b, (request, size) in enumerate(zip(plan.requests, trees.sizes, strict=True)):
-            falling = -np.sort(-logp[b, 1:size])
-            found.append(self._states[request.id].ledger.own_shares(shares, cells_of(falling)))
-        return trees, found
+    def _chances(self, plan: StepPlan, trees: TokenTree) -> list[list[float]]:
+        """The probability of each draft token that it is accepted, by tree."""
+        logp = [row[1:size] for row, size in zip(trees.logp.tolist(), trees.sizes, strict=True)]
+        if self._learned.by_rank is not None:
+            return [[math.exp(p) for p in own] for own in logp]
+        return [
+            self._learned.ledger.chances(cells_of(own), self._states[request.id].ledger)
+            for request, own in zip(plan.requests, logp, strict=True)
+        ]
+
+    def _falling(self, plan: StepPlan, trees: TokenTree) -> list[list[float]]:
+        """The same in the order in which trees are cut, by falling log-probability."""
+        chances = self._chances(plan, trees)
+        for own, row in zip(chances, trees.logp.tolist(), strict=True):
+            if any(a < b for a, b in pairwise(row)):
+                logp = row[1 : 1 + len(own)]
+                own[:] = [own[i] for i in sorted(range(len(own)), key=logp.__getitem__, reverse=True)]
+        return chances
 
     def _kind(self, attached: bool) -> Kind:
         return Kind.ATTACHED if attached else Kind.TREES if self._pruner is None else Kind.PRUNED
 
-    def _rows(self, kind: Kind, batch: int, nodes: np.ndarray | int, attach_to: int | np.ndarray | None) -> np.ndarray:
+    def _seconds(self, kind: Kind, batch: int, attach_to: int | None) -> list[float]:
+        """Seconds of passes over trees of 0, 1, 2, ... nodes in all, and of what follows them in a step."""
+        attach_to = 0 if attach_to is None else attach_to
+        table = self._times.curve(batch, kind).table
+        held = self._seconds_of.get((kind, batch, attach_to))
+        if held is None or held[0] is not table:
+            rows = self._rows(kind, batch, np.arange(batch * (1 + self._max_nodes) + 1), attach_to or None)
+            held = table, table[np.minimum(rows, len(table) - 1)].tolist()
+            self._seconds_of[kind, batch, attach_to] = held
+        return held[1]
+
+    def _rows(self, kind: Kind, batch: int, nodes: np.ndarray, attach_to: int | None) -> np.ndarray:
         """Rows through all layers that passes over so many nodes in all amount to."""
-        rows: np.ndarray = np.asarray(nodes)
+        rows = nodes
         if kind is Kind.ATTACHED:
             rows = self._drafter.rows(rows, batch, None if attach_to is None else batch * attach_to)
         if self._pruner is not None:
             rows = self._pruner.rows(rows)
         return np.rint(rows).astype(np.int64)
 
-    def _seconds(
-        self, kind: Kind, batch: int, nodes: np.ndarray | int, attach_to: int | np.ndarray | None
-    ) -> np.ndarray:
-        """Seconds of passes over so many nodes in all, and of what follows them."""
-        rows = self._rows(kind, batch, nodes, attach_to)
-        return self._times.curve(batch, kind).table(int(rows.max()) + 1)[rows]
-
     def _drafting(self, plan: StepPlan) -> float:
+        """Seconds that the drafter takes before the pass."""
         ways = {self._states[r.id].way for r, budget in zip(plan.requests, plan.budgets, strict=True) if budget}
         return max((self._times.drafting(len(plan.requests), way) for way in ways), default=0.0)
 
     def _probed(self, size: int, most: int, kind: Kind) -> int:
-        """`size`, or the next one that was never tried: kernels have steps, and a curve between two points has none."""
+        """`size`, or one next to it that was never tried: kernels have steps, a curve between two points has none."""
         if kind is not Kind.TREES or not self._times.learns:
             return size
         curve = self._times.curve(1)
@@ -209,81 +232,78 @@ class DynamicSizer(Sizer):
                     return other
         return size
 
-    def _attach_to(self, plan: StepPlan, trees: TokenTree, chances: Sequence[np.ndarray]) -> int:
+    def _attach_to(self, plan: StepPlan, trees: TokenTree) -> int:
         """How many nodes of each tree are worth rows of the drafter's: the likeliest to be accepted last have them.
 
-        A draft that was prepared at the node accepted last brings what drafts bring of late; one prepared further up
-        has said part of it already, and counts half.
+        A draft that was prepared at the node accepted last brings what drafts bring of late; one that was prepared
+        above it still brings a part of that.
         """
         batch, width = trees.batch, trees.width
-        ends = np.zeros((batch, width))
-        ends[:, 0] = 1.0
-        parents = trees.parents.numpy(force=True)
-        for b, (own, size) in enumerate(zip(chances, trees.sizes, strict=True)):
-            ends[b, 1:size] = own[: size - 1]
-            np.subtract.at(ends[b], parents[b, 1:size], own[: size - 1])
-        ends[:, 1:] = -np.sort(-ends[:, 1:].clip(min=0.0), axis=1)
-        covered = ends.cumsum(1).sum(0)  # expected number of trees that end at one of the first k nodes
-        counts = np.arange(1, width + 1)
-        seconds = self._seconds(Kind.ATTACHED, batch, batch * width, counts)
-        price = self._times.plain(batch) / batch  # seconds that a token is worth
-        return 1 + int((0.5 * covered * self._learned.gain * price - seconds).argmax())
+        covered = [1.0] + [0.0] * (width - 1)  # by number of nodes, the share of the trees' ends that these are
+        for own, parents in zip(self._chances(plan, trees), trees.parents.tolist(), strict=True):
+            ends = [1.0, *own]
+            for chance, parent in zip(own, parents[1:], strict=False):
+                ends[parent] -= chance
+            covered[0] += (ends[0] - 1.0) / batch
+            for i, chance in enumerate(sorted(ends[1:], reverse=True), 1):
+                covered[i] += max(chance, 0.0) / batch
+        worth = (1 - OVERLAP) * self._learned.gain * self._times.plain(batch)
+        best, most, brought = 1, -math.inf, 0.0
+        for count, share in enumerate(covered, 1):
+            brought += share
+            value = brought * worth - self._seconds(Kind.ATTACHED, batch, count)[batch * width]
+            if value > most:
+                best, most = count, value
+        return best
 
     # ---------------------------------------------------------------- what is learned
 
-    def _observe_times(self, plan: StepPlan, outcome: Outcome) -> None:
-        assert outcome.seconds is not None
-        batch = len(plan.requests)
+    def _observe_times(self, plan: StepPlan, outcome: Outcome, seconds: float) -> None:
+        batch, rows = len(plan.requests), outcome.rows
         kind = Kind.ATTACHED if outcome.attached else Kind.PRUNED if outcome.pruned else Kind.TREES
-        rows = int(self._rows(kind, batch, outcome.rows, plan.attach_to)) if kind is not Kind.TREES else outcome.rows
-        self._times.observe(batch, kind, rows, outcome.seconds - outcome.drafting)
-        if any(plan.budgets):
-            ways = {self._states[r.id].way for r, budget in zip(plan.requests, plan.budgets, strict=True) if budget}
-            if len(ways) == 1:
-                self._times.observe_drafting(batch, ways.pop(), outcome.drafting)
+        if kind is not Kind.TREES:
+            rows = int(self._rows(kind, batch, np.array(rows), plan.attach_to))
+        self._times.observe(batch, kind, rows, seconds - outcome.drafting)
+        ways = {self._states[r.id].way for r, budget in zip(plan.requests, plan.budgets, strict=True) if budget}
+        if len(ways) == 1:
+            self._times.observe_drafting(batch, ways.pop(), outcome.drafting)
 
     def _book(self, plan: StepPlan, outcome: Outcome) -> None:
         """Set what each request's draft tokens bring against the time that they take."""
-        assert plan.trees is not None
+        trees, modes = plan.trees, self._learned.modes
+        assert trees is not None
+        assert modes is not None
         batch = len(plan.requests)
         plain = self._times.plain(batch)
+        seconds = self._seconds(self._kind(outcome.attached), batch, plan.attach_to)
+        nodes = sum(trees.sizes) if self._packed else batch * trees.width
+        bare, whole = seconds[batch], seconds[nodes]
         drafted = sum(budget > 0 for budget in plan.budgets)
-        kind = self._kind(outcome.attached)
-        whole = float(self._seconds(kind, batch, outcome.rows, plan.attach_to))
-        bare = float(self._seconds(kind, batch, batch, 1))
-        rows = sum(plan.trees.sizes) - batch
-        each = (whole - bare) / max(rows, 1)  # seconds of a draft token
-        aside = (bare - plain) / batch + self._drafting(plan) / drafted
-        gains = plan.gains or [0.0] * batch
+        token = plain / batch  # seconds that a token is worth
         for b, request in enumerate(plan.requests):
             state = self._states[request.id]
             if not plan.budgets[b] or (state.way == PREPARED and not plan.gains):
                 continue
-            seconds = (plan.trees.sizes[b] - 1) * each + aside
-            advantage = gains[b] - seconds * batch / plain
-            for modes in (state.modes, self._learned.modes):
-                assert modes is not None
-                modes.book(state.way, advantage, step=self._learned.steps)
+            share = (trees.sizes[b] - 1) / max(sum(trees.sizes) - batch, 1)
+            spent = (whole - bare) * share + (bare - plain) / batch + self._drafting(plan) / drafted
+            advantage = (plan.gains[b] if plan.gains else 0.0) - spent / token
+            state.modes.book(state.way, advantage, self._learned.steps)
+            modes.book(state.way, advantage, self._learned.steps)
             came = max(len(outcome.accepted[b]) - 1, 0)
             state.gain += GAIN_RATE * (came - state.gain)
-            self._learned.gain += GAIN_RATE / batch * (came - self._learned.gain)
+            self._learned.gain += GAIN_RATE / drafted * (came - self._learned.gain)
 
     def _count(self, plan: StepPlan, outcome: Outcome) -> None:
         """Tell the ledgers which draft tokens were verified, and which of them accepted."""
         trees = plan.trees
         assert trees is not None
-        if trees.width == 1:
-            return
         if self._learned.by_rank is not None:
             self._learned.by_rank.compare(plan.requests)
-            return
-        logp = trees.logp.numpy(force=True)
-        for b, (request, size) in enumerate(zip(plan.requests, trees.sizes, strict=True)):
-            if size == 1:
-                continue
-            order = np.argsort(-logp[b, 1:size], kind="stable")
-            cells = np.empty(size - 1, np.int64)
-            cells[order] = cells_of(logp[b, 1:size][order])
-            accepted = cells[[node - 1 for node in outcome.accepted[b] if node]]
-            for ledger in (self._states[request.id].ledger, self._learned.ledger):
-                ledger.add(cells, accepted)
+        elif trees.width > 1:
+            logp = trees.logp.tolist()
+            for b, (request, size) in enumerate(zip(plan.requests, trees.sizes, strict=True)):
+                if size > 1:
+                    cells = cells_of(logp[b][1:size])
+                    accepted = [node - 1 for node in outcome.accepted[b] if node]
+                    self._learned.ledger.add(cells, accepted)
+                    self._states[request.id].ledger.add(cells, accepted)

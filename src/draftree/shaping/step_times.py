@@ -48,7 +48,7 @@ class StepTimes:
 
     def plain(self, requests: int) -> float:
         """Seconds of a step without draft tokens."""
-        return float(self.curve(requests).table(requests + 1)[requests])
+        return float(self.curve(requests).table[requests])
 
     def drafting(self, requests: int, way: int) -> float:
         """Seconds of drafting in that way, before the pass."""
