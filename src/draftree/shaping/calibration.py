@@ -50,7 +50,8 @@ class Calibration:
         worth = np.zeros(logp.shape)
         for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
             if size > 1:
-                worth[b, 1:size] = self._ledger.chances(cells_of(logp[b, 1:size].tolist()), self._own.get(request.id))
+                chances = self._ledger.chances(self._own.get(request.id))
+                worth[b, 1:size] = [chances[cell] for cell in cells_of(logp[b, 1:size].tolist())]
         return worth
 
     def remember(self, requests: Sequence[Context], trees: TokenTree) -> None:

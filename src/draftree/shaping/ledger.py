@@ -69,20 +69,21 @@ class Ledger:
             self._accepted = [count / weight for count in self._accepted]
             self._weight = 1.0
 
-    def chances(self, cells: Sequence[int], own: Ledger | None = None) -> list[float]:
-        """The probability that draft tokens of these cells are accepted, for the request that `own` is the ledger of.
+    def chances(self, own: Ledger | None = None) -> list[float]:
+        """By cell, the probability that its draft tokens are accepted, for the request that `own` is the ledger of.
 
         Args:
-            cells: of draft tokens.
             own: counts of one request; None for a request that nothing is known of.
         """
-        weight, verified, accepted = CLAIM * self._weight, self._verified, self._accepted
-        scale = self._weight
-        shares = [(accepted[cell] + scale * _CLAIMED[cell]) / (verified[cell] + weight) for cell in cells]
+        claim, scale = CLAIM * self._weight, self._weight
+        shares = [
+            (accepted + scale * claimed) / (verified + claim)
+            for accepted, verified, claimed in zip(self._accepted, self._verified, _CLAIMED, strict=True)
+        ]
         if own is None:
             return shares
-        shrink, verified, accepted = SHRINK * own._weight, own._verified, own._accepted
+        shrink = SHRINK * own._weight
         return [
-            (accepted[cell] + shrink * share) / (verified[cell] + shrink)
-            for cell, share in zip(cells, shares, strict=True)
+            (accepted + shrink * share) / (verified + shrink)
+            for accepted, verified, share in zip(own._accepted, own._verified, shares, strict=True)
         ]

@@ -32,6 +32,7 @@ ASK_FACTOR, ASK_LEAST = 2.0, 8  # draft tokens asked for: this times the largest
 RECENT = 0.9  # how fast the largest tree of late fades, by step
 PROBE_AFTER = 4  # steps of a size, before sizes next to it that were never tried are
 GAIN_FIRST, GAIN_RATE = 0.5, 0.1  # accepted draft tokens a step, before any was seen; weight of a step in their mean
+LEARN_EVERY = 4  # steps that are learned from together: out of cold caches, one takes as long as four in a row
 OVERLAP = 0.5  # of what a prepared draft brings, the part that one prepared at the node above brings as well
 
 
@@ -60,14 +61,23 @@ class Learned:
 
 
 class _State:
-    """What is known of one request; `way` is that of the step being planned, `next` that of the one behind it."""
+    """What is known of one request.
 
-    __slots__ = ("gain", "ledger", "modes", "next", "way")
+    Attributes:
+        way, next: of drafting, in the step being planned and in the one behind it.
+        chances: by cell of the ledger, that draft tokens are accepted; None where that has to be read again.
+    """
+
+    __slots__ = ("chances", "gain", "ledger", "modes", "next", "way")
 
     def __init__(self, modes: Modes, first: int, gain: float) -> None:
         self.ledger = Ledger(FADING_OWN)
         self.modes, self.gain = modes, gain
         self.way, self.next = PLAIN, first
+        self.chances: list[float] | None = None
+
+
+_Seen = tuple[StepPlan, Outcome, list[int]]  # a step, what it brought, and each request's way of drafting
 
 
 class DynamicSizer(Sizer):
@@ -102,6 +112,7 @@ class DynamicSizer(Sizer):
         self._packed = packed and pruner is None and not can.prepares  # what is done inside a pass is padded
         self._states: dict[int, _State] = {}
         self._recent = 0.0  # the largest tree of late
+        self._unread: list[_Seen] = []  # steps that are still to be learned from
         self._seconds_of: dict[tuple[Kind, int, int], tuple[np.ndarray, list[float]]] = {}  # see `_seconds`
 
     # ---------------------------------------------------------------- the contract
@@ -133,7 +144,9 @@ class DynamicSizer(Sizer):
             if by_rank is not None:
                 by_rank.remember(plan.requests, trees)
                 trees = by_rank.weighed(trees)
-            chances = self._falling(plan, trees)
+            logp = _draft_tokens(trees)
+            falling = all(a >= b for own in logp for a, b in pairwise(own))
+            chances = self._chances(plan, logp if falling else [sorted(own, reverse=True) for own in logp])
             kind, batch = self._kind(attached), trees.batch
             drafting = self._drafting(plan)
             seconds = [drafting + time for time in self._seconds(kind, batch, 1)[batch:]]
@@ -142,23 +155,20 @@ class DynamicSizer(Sizer):
                 sizes = [self._probed(sizes[0], len(chances[0]), kind)]
             self._recent = max(max(sizes), RECENT * self._recent)
             if any(size < whole - 1 for size, whole in zip(sizes, trees.sizes, strict=True)):
-                trees = trees.best(sizes)
+                trees = trees.first(sizes) if falling else trees.best(sizes)
             gains = [sum(own[:size]) for own, size in zip(chances, sizes, strict=True)]
             attach_to = self._attach_to(plan, trees) if attached else None
             return replace(plan, trees=trees, gains=gains, attach_to=attach_to)
 
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:
         """See `Sizer.observe`."""
-        with self._learned.lock:
-            self._learned.steps += 1
-            if outcome.seconds is not None:
-                self._observe_times(plan, outcome, outcome.seconds)
-            if any(plan.budgets):
-                self._book(plan, outcome)
-                self._count(plan, outcome)
+        self._unread.append((plan, outcome, [self._states[request.id].way for request in plan.requests]))
+        if len(self._unread) >= LEARN_EVERY:
+            self._learn()
 
     def end(self, request: Context) -> None:
         """See `Sizer.end`."""
+        self._learn()
         with self._learned.lock:
             self._states.pop(request.id, None)
             if self._learned.by_rank is not None:
@@ -174,24 +184,18 @@ class DynamicSizer(Sizer):
             state = self._states[request.id] = _State(Modes(self._ways, learned.modes), first, learned.gain)
         return state
 
-    def _chances(self, plan: StepPlan, trees: TokenTree) -> list[list[float]]:
-        """The probability of each draft token that it is accepted, by tree."""
-        logp = [row[1:size] for row, size in zip(trees.logp.tolist(), trees.sizes, strict=True)]
+    def _chances(self, plan: StepPlan, logp: Sequence[Sequence[float]]) -> list[list[float]]:
+        """The probabilities that draft tokens of these log-probabilities are accepted, by tree."""
         if self._learned.by_rank is not None:
             return [[math.exp(p) for p in own] for own in logp]
-        return [
-            self._learned.ledger.chances(cells_of(own), self._states[request.id].ledger)
-            for request, own in zip(plan.requests, logp, strict=True)
-        ]
-
-    def _falling(self, plan: StepPlan, trees: TokenTree) -> list[list[float]]:
-        """The same in the order in which trees are cut, by falling log-probability."""
-        chances = self._chances(plan, trees)
-        for own, row in zip(chances, trees.logp.tolist(), strict=True):
-            if any(a < b for a, b in pairwise(row)):
-                logp = row[1 : 1 + len(own)]
-                own[:] = [own[i] for i in sorted(range(len(own)), key=logp.__getitem__, reverse=True)]
-        return chances
+        found = []
+        for request, own in zip(plan.requests, logp, strict=True):
+            state = self._states[request.id]
+            if state.chances is None:
+                state.chances = self._learned.ledger.chances(state.ledger)
+            chances = state.chances
+            found.append([chances[cell] for cell in cells_of(own)])
+        return found
 
     def _kind(self, attached: bool) -> Kind:
         return Kind.ATTACHED if attached else Kind.TREES if self._pruner is None else Kind.PRUNED
@@ -240,7 +244,7 @@ class DynamicSizer(Sizer):
         """
         batch, width = trees.batch, trees.width
         covered = [1.0] + [0.0] * (width - 1)  # by number of nodes, the share of the trees' ends that these are
-        for own, parents in zip(self._chances(plan, trees), trees.parents.tolist(), strict=True):
+        for own, parents in zip(self._chances(plan, _draft_tokens(trees)), trees.parents.tolist(), strict=True):
             ends = [1.0, *own]
             for chance, parent in zip(own, parents[1:], strict=False):
                 ends[parent] -= chance
@@ -258,17 +262,31 @@ class DynamicSizer(Sizer):
 
     # ---------------------------------------------------------------- what is learned
 
-    def _observe_times(self, plan: StepPlan, outcome: Outcome, seconds: float) -> None:
-        batch, rows = len(plan.requests), outcome.rows
+    def _learn(self) -> None:
+        """Learn from the steps since the last time."""
+        unread, self._unread = self._unread, []
+        with self._learned.lock:
+            for plan, outcome, ways in unread:
+                self._learned.steps += 1
+                if outcome.seconds is not None:
+                    self._observe_times(plan, outcome, ways, outcome.seconds)
+                if any(plan.budgets):
+                    self._book(plan, outcome, ways)
+                    self._count(plan, outcome)
+            for state in self._states.values():
+                state.chances = None
+
+    def _observe_times(self, plan: StepPlan, outcome: Outcome, ways: Sequence[int], seconds: float) -> None:
+        batch, rows = len(ways), outcome.rows
         kind = Kind.ATTACHED if outcome.attached else Kind.PRUNED if outcome.pruned else Kind.TREES
         if kind is not Kind.TREES:
             rows = int(self._rows(kind, batch, np.array(rows), plan.attach_to))
         self._times.observe(batch, kind, rows, seconds - outcome.drafting)
-        ways = {self._states[r.id].way for r, budget in zip(plan.requests, plan.budgets, strict=True) if budget}
-        if len(ways) == 1:
-            self._times.observe_drafting(batch, ways.pop(), outcome.drafting)
+        used = {way for way, budget in zip(ways, plan.budgets, strict=True) if budget}
+        if len(used) == 1:
+            self._times.observe_drafting(batch, used.pop(), outcome.drafting)
 
-    def _book(self, plan: StepPlan, outcome: Outcome) -> None:
+    def _book(self, plan: StepPlan, outcome: Outcome, ways: Sequence[int]) -> None:
         """Set what each request's draft tokens bring against the time that they take."""
         trees, modes = plan.trees, self._learned.modes
         assert trees is not None
@@ -280,15 +298,18 @@ class DynamicSizer(Sizer):
         bare, whole = seconds[batch], seconds[nodes]
         drafted = sum(budget > 0 for budget in plan.budgets)
         token = plain / batch  # seconds that a token is worth
-        for b, request in enumerate(plan.requests):
+        drafting = max(
+            self._times.drafting(batch, way) for way, budget in zip(ways, plan.budgets, strict=True) if budget
+        )
+        for b, (request, way) in enumerate(zip(plan.requests, ways, strict=True)):
             state = self._states[request.id]
-            if not plan.budgets[b] or (state.way == PREPARED and not plan.gains):
+            if not plan.budgets[b] or (way == PREPARED and not plan.gains):
                 continue
             share = (trees.sizes[b] - 1) / max(sum(trees.sizes) - batch, 1)
-            spent = (whole - bare) * share + (bare - plain) / batch + self._drafting(plan) / drafted
+            spent = (whole - bare) * share + (bare - plain) / batch + drafting / drafted
             advantage = (plan.gains[b] if plan.gains else 0.0) - spent / token
-            state.modes.book(state.way, advantage, self._learned.steps)
-            modes.book(state.way, advantage, self._learned.steps)
+            state.modes.book(way, advantage, self._learned.steps)
+            modes.book(way, advantage, self._learned.steps)
             came = max(len(outcome.accepted[b]) - 1, 0)
             state.gain += GAIN_RATE * (came - state.gain)
             self._learned.gain += GAIN_RATE / drafted * (came - self._learned.gain)
@@ -300,10 +321,14 @@ class DynamicSizer(Sizer):
         if self._learned.by_rank is not None:
             self._learned.by_rank.compare(plan.requests)
         elif trees.width > 1:
-            logp = trees.logp.tolist()
-            for b, (request, size) in enumerate(zip(plan.requests, trees.sizes, strict=True)):
-                if size > 1:
-                    cells = cells_of(logp[b][1:size])
-                    accepted = [node - 1 for node in outcome.accepted[b] if node]
+            for request, logp, path in zip(plan.requests, _draft_tokens(trees), outcome.accepted, strict=True):
+                if logp:
+                    cells = cells_of(logp)
+                    accepted = [node - 1 for node in path if node]
                     self._learned.ledger.add(cells, accepted)
                     self._states[request.id].ledger.add(cells, accepted)
+
+
+def _draft_tokens(trees: TokenTree) -> list[list[float]]:
+    """Log-probabilities of each tree's draft tokens."""
+    return [row[1:size] for row, size in zip(trees.logp.tolist(), trees.sizes, strict=True)]
