@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftree.drafting import Context
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree
 from draftree.shaping.cells import Reach
 from draftree.shaping.compiled import AHEAD, LEVELS, PARTS

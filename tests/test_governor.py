@@ -16,9 +16,9 @@ from zoo import build
 
 from draftree.drafting import BiTA, Context, Lookahead, Merge
 from draftree.engine import Engine, Rules
-from draftree.host import open_host
-from draftree.host.cost import StepCost
 from draftree.pruning import EarlyHead, EarlyPruning
+from draftree.runner import open_runner
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
 from draftree.shaping.governor import FRUITLESS, REST_FIRST, REST_LAST, Governor
 from draftree.tree import TokenTree
@@ -138,7 +138,7 @@ def test_batches_have_curves_of_their_own() -> None:
 def test_trees_grow_where_most_of_them_leaves_on_the_way() -> None:
     cost = StepCost((1, 64), (1.0, 8.0))
     early = EarlyPruning(EarlyHead.fresh(build("llama"), layer=1), always=True)
-    early.bind(open_host(build("llama")), cost)
+    early.bind(open_runner(build("llama")), cost)
     worth = np.array([[0.0, 0.6, 0.3, 0.16, 0.12, 0.1, 0.09]])
     plain, pruned = DynamicTree(), DynamicTree()
     plain.bind(cost)

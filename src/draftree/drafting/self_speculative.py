@@ -19,12 +19,12 @@ from torch import nn
 from draftree.drafting.base import Context, Drafter, Seat, Step, floor_of
 from draftree.drafting.folder import Trained
 from draftree.drafting.times import smoothed
-from draftree.host.ahead import AheadPlan, Course
-from draftree.host.bypass import omitted_modules
-from draftree.host.likeliest import best_on_host
-from draftree.host.plan import Plan
-from draftree.host.skip import Skip
-from draftree.host.target import Target, inspect_model
+from draftree.runner.cpu.ahead import AheadPlan, Course
+from draftree.runner.hooked.bypass import omitted_modules
+from draftree.runner.layout.skip import Skip
+from draftree.runner.plan import Plan
+from draftree.runner.target import Target, inspect_model
+from draftree.runner.top_tokens import top_tokens
 from draftree.tree import TokenTree
 
 WORTH = 1.2  # tokens that a drafted row has to promise for the time of a step: about what a step brings in all
@@ -184,7 +184,7 @@ class SelfSpeculative(Trained, Drafter):
         seat = request.seat
         if seat is None or budget < 1 or seat.committed != len(request.tokens) - 1:
             return 0
-        limit = seat.host.target.max_positions or math.inf
+        limit = seat.runner.target.max_positions or math.inf
         return max(int(min(self.num_draft_tokens, request.room - 1, limit - len(request.tokens) + 1)), 0)
 
     def _run(self, requests: Sequence[Context], reaches: Sequence[int]) -> Course:
@@ -195,8 +195,8 @@ class SelfSpeculative(Trained, Drafter):
             seat,
             [request.tokens[-1] for request in requests],
             reaches,
-            self._skips[len(seat.host.target.layers)],
-            best=min(self.branching, seat.host.target.vocab_size),
+            self._skips[len(seat.runner.target.layers)],
+            best=min(self.branching, seat.runner.target.vocab_size),
             least=max(math.log(max(self._least(), LEAST)), floor_of(requests)),
             ends=tuple(self._eos),
             floors=[request.prompt_length for request in requests],
@@ -261,14 +261,14 @@ def run_chains(
     Returns:
         what may follow the rows made; the cache is as it was, but for columns behind the texts.
     """
-    host, cache, batch = seat.host, seat.cache, len(newest)
+    runner, cache, batch = seat.runner, seat.cache, len(newest)
     slots = slice(seat.slot, seat.slot + batch)
     lengths = cache.lengths[slots]
     taking_part = [reach > 0 for reach in reaches]
     given = [[token] for token in newest]
-    with host.lock:
+    with runner.lock:
         plan = AheadPlan(lengths, given, max(reaches), best, least, ends=ends, taking_part=taking_part, skip=skip)
-        course = host.run_ahead(plan, cache, seat.slot)
+        course = runner.run_ahead(plan, cache, seat.slot)
         if course is not None:
             return course
         course = Course([[] for _ in newest], [[] for _ in newest])
@@ -276,9 +276,9 @@ def run_chains(
         paths = [0.0 if part else -math.inf for part in taking_part]
         try:
             for row in range(max(reaches)):
-                result = host.run(_row_plan(seat, tokens, skip, floors), cache, seat.slot, seat.encoder)
+                result = runner.run(_row_plan(seat, tokens, skip, floors), cache, seat.slot, seat.encoder)
                 cache.commit([[0]] * batch, result.segments)  # for the next row to see; nothing of it stays
-                found, logp = best_on_host(result.logits, best)
+                found, logp = top_tokens(result.logits, best)
                 for b in range(batch):
                     course.tokens[b].append(found[b, 0].tolist())
                     course.logp[b].append(logp[b, 0].tolist())
@@ -295,7 +295,7 @@ def run_chains(
 
 def _row_plan(seat: Seat, tokens: Sequence[int], skip: Skip, floors: Sequence[int]) -> Plan:
     """One row a request, behind what its slot holds."""
-    target = seat.host.target
+    target = seat.runner.target
     places = torch.tensor(seat.cache.lengths[seat.slot : seat.slot + len(tokens)], device=target.device)[:, None]
     if target.max_positions is not None:  # rows of requests that do not take part may lie beyond
         places = places.clamp(max=target.max_positions - 1)

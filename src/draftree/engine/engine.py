@@ -17,9 +17,9 @@ from draftree.engine.limits import check_early_exit, check_lossy_drafter, check_
 from draftree.engine.loop import Loop
 from draftree.engine.recorder import Recorder, about_engine, check_recorder
 from draftree.engine.request import Emitted, Request, Rules, State
-from draftree.host import Host, open_host
-from draftree.host.cost import cached_cost
 from draftree.pruning import EarlyPruning, LossyCALM
+from draftree.runner import Runner, open_runner
+from draftree.runner.step_cost import cached_cost
 from draftree.shaping import DynamicTree, Shape
 
 
@@ -32,8 +32,8 @@ class Engine:
         slots: requests decoded together; more wait.
         shape: sizes the trees; by default by measured cost and calibrated probability (`DynamicTree`).
         pruner: drops unlikely guesses inside the pass (`EarlyPruning`); None for none.
-        host: "auto" (loop where the model qualifies, else hooked), "loop", "hooked", or a host opened for the model.
-        compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
+        runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or one opened for the model.
+        compile: let torch's inductor compile the eager runner's passes, which takes seconds for each number of rows.
         strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
             that does and does not promise.
         capacity: cache columns to allocate at first, where the need is known; also the context that step costs are
@@ -55,7 +55,7 @@ class Engine:
         slots: int = 8,
         shape: Shape | None = None,
         pruner: EarlyPruning | None = None,
-        host: str | Host = "auto",
+        runner: str | Runner = "auto",
         compile: bool = False,
         strict: bool = False,
         capacity: int = 256,
@@ -92,11 +92,11 @@ class Engine:
                 f"pruner is a {type(pruner).__name__}: pass a pruner object such as draftree.EarlyPruning(head)."
             )
         check_early_exit(early_exit, drafter=drafter, acceptance=acceptance, strict=strict)
-        self.model = model  # hosts hold it weakly
-        self.host: Host = open_host(model, host, compile=compile)
+        self.model = model  # runners hold it weakly
+        self.runner: Runner = open_runner(model, runner, compile=compile)
         if early_exit is not None:
-            early_exit.bind(self.host)
-        self.target = self.host.target
+            early_exit.bind(self.runner)
+        self.target = self.runner.target
         self.slots = slots
         self.drafter = drafter
         self.shape = shape
@@ -104,7 +104,7 @@ class Engine:
         if strict:
             from draftree.engine.strict import measure_tolerance
 
-            tolerance = measure_tolerance(self.host)
+            tolerance = measure_tolerance(self.runner)
         prefix = None
         if drafter is not None:
             drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
@@ -112,18 +112,18 @@ class Engine:
             if self.shape is None:
                 drafter.shape = self.shape = drafter.shape or DynamicTree()
             if type(self.shape).bind is not Shape.bind:  # or nothing has to be measured
-                self.shape.bind(cached_cost(self.host, capacity), drafter, pruner, packed=self.host.packs)
+                self.shape.bind(cached_cost(self.runner, capacity), drafter, pruner, packed=self.runner.packs)
         if pruner is not None:
-            pruner.bind(self.host, None if pruner.always else cached_cost(self.host, capacity))
-        self.cache = self.host.new_cache(slots, capacity, prefix)
-        self.encoder = self.host.new_encoder(slots) if self.target.encoder_decoder else None
+            pruner.bind(self.runner, None if pruner.always else cached_cost(self.runner, capacity))
+        self.cache = self.runner.new_cache(slots, capacity, prefix)
+        self.encoder = self.runner.new_encoder(slots) if self.target.encoder_decoder else None
         track = None
         if recorder is not None:
             lossy = acceptance if acceptance is not None else early_exit
-            about = about_engine(model, self.host, drafter, self.shape, pruner, lossy, strict=strict)
+            about = about_engine(model, self.runner, drafter, self.shape, pruner, lossy, strict=strict)
             track = recorder.track(about, drafter)
         self.loop = Loop(
-            self.host,
+            self.runner,
             self.cache,
             self.encoder,
             drafter,
@@ -189,7 +189,7 @@ class Engine:
         elif request.state is State.RUNNING:
             request.finish_reason = "cancelled"
             if not self._stepping:  # a step lets it go when it is done: slots must not move under it
-                with self.host.guard():
+                with self.runner.guard():
                     self._leave(request)
 
     @property
@@ -232,7 +232,7 @@ class Engine:
             raise RuntimeError("The engine is in a step already: call step() from one thread and from no callback.")
         self._stepping = True
         try:
-            with self.host.guard():
+            with self.runner.guard():
                 self._step()
         finally:
             self._stepping = False
@@ -262,10 +262,10 @@ class Engine:
         self.cache.clear(slot)
         self.running.append(request)
         request.state = State.RUNNING
-        request.context.seat = Seat(self.host, self.cache, self.encoder, slot)
+        request.context.seat = Seat(self.runner, self.cache, self.encoder, slot)
         try:
             if self.encoder is not None:
-                with self.host.lock:
+                with self.runner.lock:
                     self.encoder.admit(slot, request.encoder_input, states=request.encoder_states)
             if self.drafter is not None:
                 self.drafter.begin(request.context)
@@ -282,7 +282,7 @@ class Engine:
             if self.encoder is not None:
                 self.encoder.move(last, slot)
             moved = self.running[slot] = self.running[last]
-            moved.context.seat = Seat(self.host, self.cache, self.encoder, slot)
+            moved.context.seat = Seat(self.runner, self.cache, self.encoder, slot)
         self.running.pop()
         request.context.seat = None
         self.cache.clear(last)

@@ -17,8 +17,8 @@ from draftree.engine.limits import check_prompt, check_source
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
-from draftree.host import Host, Target, open_host
 from draftree.pruning import EarlyPruning, LossyCALM
+from draftree.runner import Runner, Target, open_runner
 from draftree.shaping import Shape
 
 
@@ -56,7 +56,7 @@ def generate(
     streamer: Any = None,
     strict: bool = False,
     acceptance: LossyRule | None = None,
-    host: str | Host = "auto",
+    runner: str | Runner = "auto",
     compile: bool = False,
     tokenizer: Any = None,
     recorder: Recorder | None = None,
@@ -82,8 +82,8 @@ def generate(
         streamer: Hugging Face streamer (batch 1).
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible guesses and CHANGES the text.
-        host: "auto", "loop", "hooked", or a host opened for the model.
-        compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
+        runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or a runner opened for the model.
+        compile: let torch's inductor compile the eager runner's passes, which takes seconds for each number of rows.
         tokenizer: needed for `stop_strings`.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
@@ -101,7 +101,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "eos_token_id": eos_token_id,
     }
-    opened = open_host(model, host, compile=compile)
+    opened = open_runner(model, runner, compile=compile)
     target = opened.target
     _check_ids(input_ids, attention_mask)
     input_ids = input_ids.long()
@@ -110,7 +110,7 @@ def generate(
         "drafter": drafter,
         "pruner": pruner,
         "shape": shape,
-        "host": opened,
+        "runner": opened,
         "strict": strict,
         "acceptance": acceptance,
         "recorder": recorder,

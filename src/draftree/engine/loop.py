@@ -20,11 +20,11 @@ from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.recorder import Track
 from draftree.engine.request import Request
 from draftree.engine.stats import STAGES
-from draftree.host import Host
-from draftree.host.cache import SlotCache
-from draftree.host.encoder import EncoderState
-from draftree.host.plan import PassResult
 from draftree.pruning import EarlyPruning, LossyCALM
+from draftree.runner import Runner
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.encoder import EncoderState
+from draftree.runner.plan import PassResult
 from draftree.shaping import Shape
 from draftree.tree import TokenTree
 
@@ -36,7 +36,7 @@ class Loop:
     """Advances requests in neighbouring slots; knows nothing of how they came there.
 
     Args:
-        host: runs the passes.
+        runner: runs the passes.
         cache: the requests' keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
         drafter: makes guesses; None for none.
@@ -51,7 +51,7 @@ class Loop:
 
     def __init__(
         self,
-        host: Host,
+        runner: Runner,
         cache: SlotCache,
         encoder: EncoderState | None,
         drafter: Drafter | None,
@@ -63,12 +63,12 @@ class Loop:
         track: Track | None = None,
         early_exit: LossyCALM | None = None,
     ) -> None:
-        self.host = host
-        self.target = host.target
+        self.runner = runner
+        self.target = runner.target
         # Rows attached to a pass are made on the model's device, of trees that lie there.
         self._attaches = drafter is not None and type(drafter).plan is not Drafter.plan
         within = self._attaches or pruner is not None or early_exit is not None
-        self.device = host.target.device if within else host.plan_device
+        self.device = runner.target.device if within else runner.plan_device
         self.cache = cache
         self.encoder = encoder
         self.drafter = drafter
@@ -112,7 +112,7 @@ class Loop:
         else:
             # Reading the choices waits for the device, so it counts as part of the pass.
             plain = turn.plan.width == trees.width and not turn.plan.surgeries
-            packed = plain and self.host.packs and turn.plan.sizes is not None
+            packed = plain and self.runner.packs and turn.plan.sizes is not None
             rows = sum(trees.sizes) if packed else trees.batch * trees.width
             attached = bool(turn.plan.taps or turn.plan.surgeries or turn.plan.embeddings is not None)
             whole = time.perf_counter() - marks[0]
@@ -180,11 +180,11 @@ class Loop:
         if self.reject_drafts and trees.width > 1:  # their -1 needs an embedding all the same
             turn.plan.tokens = turn.plan.tokens.clamp(min=0)
         if self.pruner is not None and turn.offset == 0 and trees.width > 1:
-            turn.plan = self.pruner.enter(self.host, turn.plan, trees)
+            turn.plan = self.pruner.enter(self.runner, turn.plan, trees)
         if self.early_exit is not None and turn.offset == 0:
             turn.plan = self.early_exit.enter(turn.plan, [r.context for r in requests], len(self.target.layers))
-        with self.host.lock:
-            return turn, self.host.run(turn.plan, self.cache, first, self.encoder)
+        with self.runner.lock:
+            return turn, self.runner.run(turn.plan, self.cache, first, self.encoder)
 
     def _prefill(self, first: int, requests: list[Request], chunks: list[list[int]], floors: list[int]) -> None:
         """Commit a part of long prompts; the drafter sees its hidden states, nothing is guessed or emitted."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from draftree.drafting.base import Context, Drafter
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 from draftree.tree import TokenTree
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.host.cost import MOST_FACTOR, StepCost
+from draftree.runner.step_cost import MOST_FACTOR, StepCost
 
 ALPHA = 0.2  # weight of a new time in its size's average
 FADING = 0.02  # lambda: how fast a size's weight falls, per step in which other sizes were seen

@@ -26,7 +26,7 @@ PRIOR = 10.0  # how many trees the drafter's own probability counts for
 
 
 class Drafted(NamedTuple):
-    """A tree whose text is still to come: number `b` of `trees` (on the host), and the position behind its root."""
+    """A tree whose text is still to come: number `b` of `trees` (on the CPU), and the position behind its root."""
 
     position: int
     trees: TokenTree
@@ -140,7 +140,7 @@ class Counts:
 
 
 class CompiledCounts(Counts):
-    """The same; trees in other memory than the host's, and too large ones, go the plain way."""
+    """The same; trees in other memory than the CPU's, and too large ones, go the plain way."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from draftree.drafting.base import Context, Drafter
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 from draftree.shaping.base import Shape
 from draftree.shaping.by_rank import ByRank
 from draftree.shaping.calibration import Calibration
