@@ -1,6 +1,6 @@
 """Build hook: compiles the package's C files beside their sources, for wheels and editable installs alike.
 
-They are the twin of the Lookahead trie, the decoder layer of the loop host, and
+They are the twin of the Lookahead trie, the decoder layer of the CPU runner and
 that of what is asked about a tree every step.
 They need no Python headers, so the wheel is tagged `py3-none-<platform>`. Without a compiler the build goes on: the
 package is then pure Python, slower, and the same in what it gives. `python hatch_build.py` compiles in a checkout.
@@ -21,7 +21,7 @@ LIBRARIES = {
     # No fused multiply-add: the trie's twins agree to the last bit, on any processor.
     "drafting/lookahead/_trie": ["-std=c99", "-O2", "-ffp-contract=off"],
     "tree/_tree": ["-std=c99", "-O2"],
-    "host/_layer": ["-std=gnu99", "-O3", "-fno-math-errno", "-fno-trapping-math"],
+    "runner/cpu/_layer": ["-std=gnu99", "-O3", "-fno-math-errno", "-fno-trapping-math"],
 }
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from draftree.drafting import Attachment, Context, Drafter, Step
-from draftree.host import HookedHost, Target
-from draftree.host.plan import Plan, Surgery
+from draftree.runner import HookedRunner, Target
+from draftree.runner.plan import Plan, Surgery
 from draftree.tree import TokenTree
 
 References = Mapping[tuple[int, ...], Sequence[int]]  # prompt -> what the target says after it
@@ -105,10 +105,10 @@ class InModel(RandomTree):
         generator = torch.Generator().manual_seed(7)
         self.embeddings = torch.randn(self.masks, target.hidden_size, generator=generator)
         self.transfer = torch.randn(target.hidden_size, target.hidden_size, generator=generator) / 8
-        host = HookedHost(target)
-        cache = host.new_cache(1)
+        runner = HookedRunner(target)
+        cache = runner.new_cache(1)
         one = torch.ones(1, 1, 1, dtype=torch.bool)
-        host.run(Plan(torch.tensor([[3]]), torch.tensor([[0]]), one), cache)
+        runner.run(Plan(torch.tensor([[3]]), torch.tensor([[0]]), one), cache)
         self.deep_prefix = []
         for keys, values in zip(cache._keys, cache._values, strict=True):
             assert keys is not None
@@ -162,9 +162,9 @@ class InModel(RandomTree):
                 assert step.result.rows is not None
                 final = step.result.rows[b, step.offset :].tolist()
                 own = [final.index(step.offset + step.trees.width + i) for i in (0, self.masks)]
-                assert step.result.host is not None
+                assert step.result.runner is not None
                 states = step.result.hidden[self.layers][b : b + 1, [step.offset + i for i in own]]
-                logits = step.result.host.logits(states)[0]
+                logits = step.result.runner.logits(states)[0]
                 assert logits.isfinite().all()
                 self.own_guesses[request.id] = logits.argmax(-1).tolist()
 

@@ -75,11 +75,11 @@ def _do(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], seen: Count
     out = func(*given, **options)
     if name == "copy_":
         if isinstance(args[0], FarTensor) != isinstance(args[1], FarTensor):
-            _count(seen, "to device" if isinstance(args[0], FarTensor) else "to host")
+            _count(seen, "to device" if isinstance(args[0], FarTensor) else "to_cpu")
         return args[0]
     to_far = asked[-1] == FAR if asked else name != "cpu"
     if far and not to_far:
-        _count(seen, "to host")
+        _count(seen, "to_cpu")
     if not far and (name == "to" if tensors else name in ("tensor", "as_tensor")):
         _count(seen, "to device")
 

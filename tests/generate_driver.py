@@ -14,7 +14,7 @@ from torch import Tensor
 from zoo import build
 
 from draftree.drafting import BiLD, Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, SelfSpeculative
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed, Shape
 
 NEW = 24

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from draftree.host import Host, LoopHost
-from draftree.host.capture import Capture
-from draftree.host.captured import CapturedPasses
+from draftree.runner import EagerRunner, Runner
+from draftree.runner.cuda_graphs.capture import Capture
+from draftree.runner.cuda_graphs.passes import CapturedPasses
 
 aten = torch.ops.aten
 ASKING = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.is_nonzero, aten._unique2, aten.equal}
@@ -89,15 +89,15 @@ class Tape(Capture):
         return replay
 
 
-def passes(host: Host) -> CapturedPasses:
-    """The recorded passes of a host."""
-    assert isinstance(host, LoopHost)
-    assert host._captured is not None
-    return host._captured
+def passes(runner: Runner) -> CapturedPasses:
+    """The recorded passes of a runner."""
+    assert isinstance(runner, EagerRunner)
+    assert runner._captured is not None
+    return runner._captured
 
 
-def tape(host: Host) -> Tape:
+def tape(runner: Runner) -> Tape:
     """What records them."""
-    found = passes(host)._capture
+    found = passes(runner)._capture
     assert isinstance(found, Tape)
     return found

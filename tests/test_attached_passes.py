@@ -15,14 +15,15 @@ from zoo import build
 from draftree import DynamicTree, generate
 from draftree.drafting.hidden_transfer import HiddenTransfer
 from draftree.drafting.in_model import InModelDrafter
-from draftree.host import one_call, open_host
-from draftree.host.base import Host
-from draftree.host.cache import SlotCache
-from draftree.host.compiled import load_library
-from draftree.host.cost import StepCost
-from draftree.host.loop import LoopHost
-from draftree.host.one_call import OneCall
-from draftree.host.plan import PassResult, Plan, Projection, Segment, Surgery
+from draftree.runner import open_runner
+from draftree.runner.base import Runner
+from draftree.runner.cpu import one_call
+from draftree.runner.cpu.layers import load_library
+from draftree.runner.cpu.one_call import OneCall
+from draftree.runner.eager.runner import EagerRunner
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.plan import PassResult, Plan, Projection, Segment, Surgery
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import Fixed
 from draftree.shaping.best_first import _best_first, best_first
 from draftree.tree import compiled as compiled_trees
@@ -41,9 +42,9 @@ def model() -> Any:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, PassResult, PassResult]]:
     """Every pass in one call that holds more than a tree, and what the several calls of the other way make of it."""
     found: list[tuple[Plan, PassResult, PassResult]] = []
-    in_one = LoopHost._run_at_once
+    in_one = EagerRunner._run_at_once
 
-    def both(self: LoopHost, at_once: OneCall, plan: Plan, cache: SlotCache, first: int) -> PassResult | None:
+    def both(self: EagerRunner, at_once: OneCall, plan: Plan, cache: SlotCache, first: int) -> PassResult | None:
         brought = in_one(self, at_once, plan, cache, first)
         if brought is not None and not plan.plain:
             self._at_once = None
@@ -51,7 +52,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, PassResult, PassRe
             self._at_once = at_once
         return brought
 
-    monkeypatch.setattr(LoopHost, "_run_at_once", both)
+    monkeypatch.setattr(EagerRunner, "_run_at_once", both)
     return found
 
 
@@ -88,15 +89,15 @@ def test_prompts_that_end_in_mid_stack_go_the_other_way(
 
 
 def test_the_likeliest_tokens_of_rows(model: Any) -> None:
-    host = open_host(model)
+    runner = open_runner(model)
     torch.manual_seed(0)
     hidden = torch.randn(2, 5, model.config.hidden_size)
     rows = [[4, 0, -1], [1, -1, 3]]
-    tokens, logp = host.best(hidden, rows, 4)
-    expected = Host.best(host, hidden, rows, 4)
+    tokens, logp = runner.best(hidden, rows, 4)
+    expected = Runner.best(runner, hidden, rows, 4)
     assert np.array_equal(tokens, expected[0])
     assert np.allclose(logp, expected[1], atol=1e-4)
-    truth = host.logits(hidden).log_softmax(-1)
+    truth = runner.logits(hidden).log_softmax(-1)
     assert tokens[1, 2, 0] == int(truth[1, 3].argmax())
     assert np.isneginf(logp[0, 2]).all()
     assert tokens[0, 2].tolist() == [0, 0, 0, 0]
@@ -174,7 +175,7 @@ def test_steps_between_two_plans_are_drafted_too(name: str, model: Any, monkeypa
 
 
 def test_matrices_live_until_their_pass_is_over(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many drafters have met the host, and wherever among a pass's joins room is made for more."""
+    """However many drafters have met the runner, and wherever among a pass's joins room is made for more."""
     monkeypatch.setattr(one_call, "KEPT", 2)
     ids = torch.tensor(prompts((9,)))
     plain = generate(model, ids, max_new_tokens=12).sequences
@@ -185,20 +186,20 @@ def test_matrices_live_until_their_pass_is_over(model: Any, monkeypatch: pytest.
 
 
 def test_embeddings_of_another_type_are_those_numbers(model: Any) -> None:
-    host = open_host(model)
+    runner = open_runner(model)
     torch.manual_seed(0)
     embeddings = torch.randn(1, 1, model.config.hidden_size, dtype=torch.float64)
 
     def logits(given: torch.Tensor) -> torch.Tensor:
         seen = torch.ones(2, 2, dtype=torch.bool).tril()[None]
         plan = Plan(torch.tensor([[5, 0]]), torch.tensor([[0, 1]]), seen, embeddings=given)
-        return host.run(plan, host.new_cache(1)).logits
+        return runner.run(plan, runner.new_cache(1)).logits
 
     assert torch.equal(logits(embeddings), logits(embeddings.float()))
 
 
 def test_passes_that_one_call_cannot_hold_go_the_other_way(model: Any) -> None:
-    at_once = open_host(model)._at_once
+    at_once = open_runner(model)._at_once
     seen = torch.ones(3, 3, dtype=torch.bool).tril()[None]
     joined = torch.ones(4, 4, dtype=torch.bool).tril()[None]
     matrix = torch.eye(model.config.hidden_size)

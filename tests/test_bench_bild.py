@@ -171,8 +171,8 @@ def test_operations_are_those_of_counting_by_hand(family):
         assert shapes.encoder == shapes.encoder_layers * (4 * d * inner + mlp)
     else:
         assert shapes.weights == sum(p.numel() for n, p in model.named_parameters() if p.dim() == 2) - head
-    assert "run" not in vars(__import__("draftree.host", fromlist=["open_host"]).open_host(model)), (
-        "hosts are as before"
+    assert "run" not in vars(__import__("draftree.runner", fromlist=["open_runner"]).open_runner(model)), (
+        "runners are as before"
     )
 
 

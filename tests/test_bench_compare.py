@@ -217,7 +217,7 @@ def test_every_case_is_told_with_its_prompts_and_no_answer_differs(compared):
     assert {s["turn"] for s in single["samples"] if "turn" in s} == {1}
     assert next(r for r in pair["rows"] if r["method"] == "hf_assisted")["not_measured"].endswith("at a time")
     assert pair["about"]["prompts"] == 2, "a third prompt does not fill a batch of two"
-    assert model["step_seconds"]["loop"]["rows"][0] == 1
+    assert model["step_seconds"]["auto"]["rows"][0] == 1
     points = {p["method"]: p for p in model["plane"]["points"]}
     assert "medusa+bita" in points
     assert points["medusa"]["verify"] > 1, "a pass with guesses takes longer than a plain one"

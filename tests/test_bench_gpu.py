@@ -17,8 +17,8 @@ from draftree.bench.sizes import SIZES, Size
 from draftree.bench.speed_figures import EFFICIENCY, STEP_FLOOR, WANTED, step_table
 from draftree.bench.speed_steps import time_rows
 from draftree.cli import app
-from draftree.host import open_host
-from draftree.host.cost import StepCost, measure_cost
+from draftree.runner import open_runner
+from draftree.runner.step_cost import StepCost, measure_cost
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -58,7 +58,7 @@ def test_memory_is_looked_at_first(demo, monkeypatch):
 
 def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch):
     monkeypatch.setattr(inflate_measure, "BUFFER", 2**23)
-    monkeypatch.setattr(gpu, "measure_cost", lambda host, context: measure_cost(host, 0.01, context=context))
+    monkeypatch.setattr(gpu, "measure_cost", lambda runner, context: measure_cost(runner, 0.01, context=context))
     small = Size.of(demo.model.config)
     shape = Size(2 * small.hidden_size, small.layers, 2 * small.heads, 2 * small.kv_heads, small.head_dim, 1024, 4200)
     prompts = [p for p in embedded_prompts() if p.set == "wikisql"]
@@ -88,31 +88,31 @@ def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch)
 
 
 def test_the_planner_takes_what_rows_are_worth(demo):
-    host = open_host(demo.model)
+    runner = open_runner(demo.model)
     walked = [0.8, 0.5, 0.2]
-    free = choices(StepCost((1, 256), (1.0, 1.0)), host, walked)
+    free = choices(StepCost((1, 256), (1.0, 1.0)), runner, walked)
     assert all(row["guesses"] == 3 and row["tokens"] == pytest.approx(2.5) for row in free)
     assert all(row["speed_up"] == pytest.approx(2.5) for row in free)
-    dear = choices(StepCost((1, 2), (1.0, 2.0)), host, walked)
+    dear = choices(StepCost((1, 2), (1.0, 2.0)), runner, walked)
     assert all(row["guesses"] == 0 and row["speed_up"] == pytest.approx(1.0) for row in dear)
     # Rows are free up to 16: a batch of 64 has none to spare, one request has.
-    bent = choices(StepCost((1, 16, 32), (1.0, 1.0, 2.0)), host, walked)
+    bent = choices(StepCost((1, 16, 32), (1.0, 1.0, 2.0)), runner, walked)
     assert bent[0]["guesses"] == 3
     assert bent[-1]["guesses"] == 0
-    assert choices(StepCost((1, 2), (1.0, 2.0)), host, [])[0]["guesses"] == 0
+    assert choices(StepCost((1, 2), (1.0, 2.0)), runner, [])[0]["guesses"] == 0
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
-def test_every_form_that_is_not_the_hosts_own_is_measured_beside_it(demo):
+def test_every_form_that_is_not_the_runners_own_is_measured_beside_it(demo):
     small = copy.deepcopy(demo.model)
-    hosts = {form: open_host(small, form=form) for form in ("tensors", "captured")}
-    assert set(forms_beside(small, hosts["captured"], compiled=True)) == {"draftree_tensors", "draftree_compile"}
-    assert set(forms_beside(small, hosts["tensors"], compiled=False)) == {"draftree_captured"}
-    beside = forms_beside(small, hosts["captured"], compiled=True)
-    assert beside["draftree_compile"].form == "loop, inductor"
+    runners = {form: open_runner(small, form=form) for form in ("tensors", "captured")}
+    assert set(forms_beside(small, runners["captured"], compiled=True)) == {"draftree_tensors", "draftree_compile"}
+    assert set(forms_beside(small, runners["tensors"], compiled=False)) == {"draftree_captured"}
+    beside = forms_beside(small, runners["captured"], compiled=True)
+    assert beside["draftree_compile"].form == "inductor"
     watcher = Watcher()
     timed = {name: (other, (1,)) for name, other in beside.items()}
-    steps = time_rows(small, hosts["captured"], (1, 2), 8, 1, watcher, timed)
+    steps = time_rows(small, runners["captured"], (1, 2), 8, 1, watcher, timed)
     assert [(row["method"], row["rows"]) for row in steps.rows][-2:] == [
         ("draftree_tensors", 1),
         ("draftree_compile", 1),

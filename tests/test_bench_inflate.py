@@ -52,7 +52,7 @@ def test_without_matplotlib_the_figures_are_written_all_the_same(tmp_path, monke
     assert "draftree[bench]" in done.output
     result = json.loads((tmp_path / "bench-inflate.json").read_text())
     assert result["about"]["dtype"] == "bfloat16"
-    assert result["about"]["host"] == "loop, captured"
+    assert result["about"]["runner"] == "cuda_graphs"
     assert not (tmp_path / "bench-inflate.png").exists()
     monkeypatch.setattr(inflate_report, "has_matplotlib", lambda: False)
     with pytest.raises(ValueError, match=r"draftree\[bench\]"):

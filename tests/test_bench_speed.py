@@ -33,8 +33,8 @@ from draftree.bench.speed_stages import PASS_PARTS, STEP_PARTS, engine_stages, p
 from draftree.bench.speed_steps import weight_bytes
 from draftree.bench.summary import Estimate
 from draftree.cli import app
-from draftree.host import open_host
-from draftree.host.compiled import load_library
+from draftree.runner import open_runner
+from draftree.runner.cpu.layers import load_library
 from draftree.shaping import DynamicTree
 
 TINY = ["bench", "speed", "--params", "20M", "--answers", "1", "--max-new-tokens", "10", "--rounds", "1"]
@@ -192,7 +192,7 @@ def test_stages_are_of_steps_with_exactly_so_many_rows(demo, warm):
 
 @pytest.mark.skipif(load_library() is None, reason="the compiled layers were not built")
 def test_parts_of_a_pass_add_up_to_the_whole(demo):
-    found = pass_parts(open_host(demo.model, "loop"), 8, 9, Watcher())
+    found = pass_parts(open_runner(demo.model, "cpu"), 8, 9, Watcher())
     assert found["bandwidth"] > 1e9
     assert found["peak"] > 1e9
     products = sum(p.numel() for name, p in demo.model.named_parameters() if "proj" in name)
@@ -205,7 +205,7 @@ def test_parts_of_a_pass_add_up_to_the_whole(demo):
 
 
 def test_parts_are_told_of_compiled_layers_alone(demo):
-    assert pass_parts(open_host(demo.model, "hooked"), 16, 1, Watcher()) is None
+    assert pass_parts(open_runner(demo.model, "hooked"), 16, 1, Watcher()) is None
 
 
 def test_a_few_of_many_are_spread():

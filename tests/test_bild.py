@@ -20,7 +20,7 @@ import draftree
 from draftree.acceptance import LossyBiLD
 from draftree.drafting import BiLD, DraftModel
 from draftree.engine import Engine, Rules, generate
-from draftree.host.ahead import AheadPlan, Course
+from draftree.runner.cpu.ahead import AheadPlan, Course
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 
@@ -155,8 +155,8 @@ def test_lossless_is_the_large_models_text(name: str, options: dict[str, Any]) -
 def test_the_small_model_stops_where_it_falls_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads what is new and writes its chain, and the word that it is not sure of; nothing behind that."""
     drafter = BiLD(noisy(name), 0.24, None, lossless=True, num_draft_tokens=10)
-    host, runs = drafter._small.host, []
-    run_ahead = host.run_ahead
+    runner, runs = drafter._small.runner, []
+    run_ahead = runner.run_ahead
 
     def watched(plan: AheadPlan, *others: Any) -> Course | None:
         course = run_ahead(plan, *others)
@@ -164,7 +164,7 @@ def test_the_small_model_stops_where_it_falls_back(name: str, monkeypatch: pytes
         runs.append((plan, course))
         return course
 
-    monkeypatch.setattr(host, "run_ahead", watched)
+    monkeypatch.setattr(runner, "run_ahead", watched)
     generate(build(name), torch.tensor(prompts((9,))), drafter=drafter, max_new_tokens=40, eos_token_id=[])
     early = written = 0
     for plan, course in runs:

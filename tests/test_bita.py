@@ -15,8 +15,8 @@ from zoo import build
 import draftree
 from draftree.drafting import BiTA
 from draftree.engine import generate
-from draftree.host import LoopHost, inspect_model
-from draftree.host.cost import StepCost
+from draftree.runner import EagerRunner, inspect_model
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
 
 
@@ -41,8 +41,8 @@ def slow(model: Any, drafter: BiTA, tokens: list[int]) -> Tensor:
     return out.logits[0, n:]
 
 
-def hosts(name: str) -> list[str]:
-    return ["loop", "hooked"] if LoopHost.qualifies(inspect_model(build(name))) else ["hooked"]
+def runners(name: str) -> list[str]:
+    return ["cpu", "hooked"] if EagerRunner.qualifies(inspect_model(build(name))) else ["hooked"]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma", "gpt2", "gpt_neox"])
@@ -51,14 +51,14 @@ def test_mask_rows_equal_a_slow_pass(name: str, options: dict[str, Any]) -> None
     model = build(name)
     drafter = randomised(BiTA.fresh(model, **options))
     ids, mask = left_pad(prompts())
-    for host in hosts(name):
+    for runner in runners(name):
         seen = recorded(drafter)
-        generate(model, ids, mask, drafter=drafter, shape=Fixed(12), max_new_tokens=NEW, host=host)
+        generate(model, ids, mask, drafter=drafter, shape=Fixed(12), max_new_tokens=NEW, runner=runner)
         assert any(s.walked for s in seen)
         for s in seen[::4]:
             # With one group, the root of the step spoke, and what was accepted is passed.
             passed = s.walked if options.get("groups") else 0
-            agree(s, slow(model, drafter, s.tokens[: len(s.tokens) - 1 - passed])[passed:], f"{name}, {host}")
+            agree(s, slow(model, drafter, s.tokens[: len(s.tokens) - 1 - passed])[passed:], f"{name}, {runner}")
 
 
 @pytest.mark.parametrize("shape", ["fixed", "dynamic"])

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from draftree.host import cache as cache_module
-from draftree.host.cache import SlotCache
-from draftree.host.plan import Segment
+from draftree.runner.kv import cache as cache_module
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.plan import Segment
 
 LAYERS, SLOTS, HEADS = 3, 4, 2
 KEY_DIM, VALUE_DIM = 3, 2  # different, as in latent attention

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from generate_driver import left_pad, prompts
-from host_driver import one_thread
+from runner_driver import one_thread
 from torch import Tensor
 from torch.nn import functional as F
 from zoo import build
 
 import draftree
-from draftree.host import inspect_model
+from draftree.runner import inspect_model
 
 __all__ = ["one_thread"]
 NEW = 20
@@ -147,4 +147,4 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot leave it early"):
         draftree.generate(build("gpt2"), ids, early_exit=rule)
     with pytest.raises(ValueError, match="cannot leave it early"):
-        draftree.generate(model, ids, early_exit=rule, host="hooked")
+        draftree.generate(model, ids, early_exit=rule, runner="hooked")

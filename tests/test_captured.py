@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from host_driver import BUSHY, Run, Tree, difference, one_thread, prune  # noqa: F401
+from runner_driver import BUSHY, Run, Tree, difference, one_thread, prune  # noqa: F401
 from tape import Tape, passes, tape
 from zoo import VOCABULARY, build
 
-from draftree.host import LoopHost, inductor, inspect_model, loop, open_host
-from draftree.host.capture import Again
-from draftree.host.frames import band_of, bucket_of
-from draftree.host.plan import Plan, Segment, Surgery
-from draftree.host.product import may_pack
-from draftree.host.skip import Skip
+from draftree.runner import EagerRunner, inspect_model, open_runner
+from draftree.runner.cuda_graphs.capture import Again
+from draftree.runner.cuda_graphs.frames import band_of, bucket_of
+from draftree.runner.eager import inductor
+from draftree.runner.eager import runner as eager_runner
+from draftree.runner.eager.product import may_pack
+from draftree.runner.layout.skip import Skip
+from draftree.runner.plan import Plan, Segment, Surgery
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gemma3", "glm4", "olmo3", "mistral-window", "qwen2-window", "phi3")
 CLOSE = 2e-5
@@ -30,13 +32,13 @@ CLOSE = 2e-5
 
 @pytest.fixture(autouse=True)
 def taped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "capture_for", lambda device: Tape())
+    monkeypatch.setattr(eager_runner, "capture_for", lambda device: Tape())
 
 
-def both(name: str) -> tuple[LoopHost, LoopHost]:
-    """The two forms of a host for the model of that name."""
+def both(name: str) -> tuple[EagerRunner, EagerRunner]:
+    """The two forms of a runner for the model of that name."""
     target = inspect_model(build(name))
-    return LoopHost(target, "tensors"), LoopHost(target, "captured")
+    return EagerRunner(target, "eager"), EagerRunner(target, "cuda_graphs")
 
 
 def far(trees: list[Tree], ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -48,7 +50,7 @@ def far(trees: list[Tree], ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def test_logits_over_all_buckets(name: str, lengths: tuple[int, ...]) -> None:
     """Sizes between buckets and at them, step after step, with rows kept out of the middle of trees."""
     tensors, captured = both(name)
-    runs = [Run(host, lengths).prefill() for host in (tensors, captured)]
+    runs = [Run(runner, lengths).prefill() for runner in (tensors, captured)]
     for number, size in enumerate((1, 2, 3, 5, 8, 13, 1, 32, 60, 100, 2, 1)):
         trees = [Tree.random(max(1, size - 3 * b), 7 * number + b) for b in range(len(lengths))]
         wanted, found = (run.step(trees) for run in runs)
@@ -64,7 +66,7 @@ def test_logits_over_all_buckets(name: str, lengths: tuple[int, ...]) -> None:
 def test_the_same_bits_where_shapes_are_the_same() -> None:
     """A full bucket that ends with its band: every operation has the shape that it has without frames."""
     tensors, captured = both("llama")
-    runs = [Run(host, (256 - 16,), capacity=256).prefill() for host in (tensors, captured)]
+    runs = [Run(runner, (256 - 16,), capacity=256).prefill() for runner in (tensors, captured)]
     tree = Tree.random(16, 3)
     wanted, found = (run.step([tree]).logits for run in runs)
     assert torch.equal(wanted, found)
@@ -118,7 +120,7 @@ def test_bands_and_buckets() -> None:
 
 def test_a_cache_that_grows_drops_what_reads_the_old_one() -> None:
     tensors, captured = both("llama")
-    runs = [Run(host, (180, 120), capacity=64).prefill() for host in (tensors, captured)]
+    runs = [Run(runner, (180, 120), capacity=64).prefill() for runner in (tensors, captured)]
     capacities = set()
     for number in range(10):
         trees = [Tree.random(16, 2 * number + b) for b in range(2)]
@@ -220,7 +222,7 @@ def test_rows_that_join_leave_are_tapped_or_left_out(name: str) -> None:
         "last rows": {"first_logit_row": 11},
     }
     for kind, options in plans.items():
-        runs = [Run(host, (21, 30)).prefill() for host in (tensors, captured)]
+        runs = [Run(runner, (21, 30)).prefill() for runner in (tensors, captured)]
         wanted, found = (run.step(trees, **options) for run in runs)
         assert difference(found.logits, wanted.logits) < CLOSE, kind
         assert set(found.hidden) == set(wanted.hidden), kind
@@ -249,8 +251,8 @@ def test_embeddings_and_a_deep_prefix(name: str) -> None:
     on = torch.zeros(2, 13, dtype=torch.bool)
     on[:, 10:] = True
     results = []
-    for host in (tensors, captured):
-        run = Run(host, (21, 30), prefix=prefix).prefill()
+    for runner in (tensors, captured):
+        run = Run(runner, (21, 30), prefix=prefix).prefill()
         results.append([run.step(trees, embeddings=extra, prefix_rows=on).logits, run.step(trees).logits])
     for wanted, found in zip(*results, strict=True):
         assert difference(found, wanted) < CLOSE
@@ -261,8 +263,8 @@ def test_rows_that_speak_of_committed_columns() -> None:
     """Trees grown over several passes, as a draft model grows them, in ragged batches."""
     tensors, captured = both("qwen2-window")
     logits = []
-    for host in (tensors, captured):
-        run = Run(host, (5, 21, 30)).prefill()
+    for runner in (tensors, captured):
+        run = Run(runner, (5, 21, 30)).prefill()
         visible = torch.ones(3, 3, 14, dtype=torch.bool)
         visible[:, 0, 11:] = torch.tensor([True, False, False])
         visible[:, 1, 12] = False
@@ -271,7 +273,7 @@ def test_rows_that_speak_of_committed_columns() -> None:
         visible[2, 2, 0] = False
         positions = torch.tensor([5, 21, 30])[:, None] + torch.tensor([0, 0, 1])
         plan = Plan(torch.tensor([[5, 6, 7]] * 3), positions, visible)
-        logits.append(host.run(plan, run.cache).logits)
+        logits.append(runner.run(plan, run.cache).logits)
     assert passes(captured).recorded == 2  # the prompt of five tokens, and this
     assert difference(logits[1], logits[0]) < CLOSE
 
@@ -289,17 +291,17 @@ def test_what_does_not_fit_goes_the_usual_way() -> None:
 @pytest.mark.parametrize("name", ["llama-dynamic", "phi3-longrope"])
 def test_angles_that_depend_on_length_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="depend on a text's length"):
-        LoopHost(inspect_model(build(name)), "captured")
+        EagerRunner(inspect_model(build(name)), "cuda_graphs")
 
 
 # ---------------------------------------------------------------- weights
 
 
 def test_weights_changed_in_place_are_seen_and_replaced_ones_drop_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "may_copy", lambda *args, **kwargs: False)  # as of a large model
+    monkeypatch.setattr(eager_runner, "may_copy", lambda *args, **kwargs: False)  # as of a large model
     model = copy.deepcopy(build("llama"))
-    host = LoopHost(inspect_model(model), "captured")
-    run = Run(host, (21,)).prefill()
+    runner = EagerRunner(inspect_model(model), "cuda_graphs")
+    run = Run(runner, (21,)).prefill()
     trees = [Tree.random(6, 1)]
     before = run.step(trees).logits
     linear: Any = model.model.layers[1].mlp.down_proj
@@ -307,13 +309,13 @@ def test_weights_changed_in_place_are_seen_and_replaced_ones_drop_recordings(mon
         linear.weight.mul_(2.0)
     doubled = run.step(trees).logits
     assert difference(doubled, before) > 1e-2
-    assert passes(host).recorded == 1
+    assert passes(runner).recorded == 1
     linear.weight = torch.nn.Parameter(linear.weight.detach() / 2)
     assert difference(run.step(trees).logits, before) < CLOSE
-    assert passes(host).recorded == 2
+    assert passes(runner).recorded == 2
     linear.weight.data = linear.weight.data * 2  # another way to the same
     assert difference(run.step(trees).logits, doubled) < CLOSE
-    assert passes(host).recorded == 3
+    assert passes(runner).recorded == 3
 
 
 # ---------------------------------------------------------------- products for fixed shapes
@@ -323,53 +325,54 @@ def test_bfloat16_on_a_cpu_takes_packed_weights_by_itself() -> None:
     """Recorded passes multiply packed weights, others the stock ones, and both say the same as far as 16 bits go."""
     model = copy.deepcopy(build("qwen2")).to(torch.bfloat16)  # biases
     if not may_pack(torch.bfloat16, torch.device("cpu")):
-        assert open_host(model, "loop").form == "loop"
+        assert open_runner(model, "eager").form == "eager"
         return
-    host = open_host(model)
-    assert host.form == "loop, captured"
-    assert isinstance(host, LoopHost)
-    fixed, usual = passes(host)._layers[0], host._layers[0]
+    runner = open_runner(model)
+    assert runner.form == "cuda_graphs"
+    assert isinstance(runner, EagerRunner)
+    fixed, usual = passes(runner)._layers[0], runner._layers[0]
     assert [t.is_mkldnn for t in fixed.tensors()].count(True) == 4
     assert usual.live()
     assert not any(t.is_mkldnn for t in usual.tensors())
-    eager = LoopHost(host.target, "tensors")
-    runs = [Run(h, (21, 30)).prefill() for h in (eager, host)]
+    eager = EagerRunner(runner.target, "eager")
+    runs = [Run(h, (21, 30)).prefill() for h in (eager, runner)]
     trees = [Tree(BUSHY, 1), Tree.random(9, 2)]
     wanted, found = (run.step(trees).logits.float() for run in runs)
     assert far(trees, found, wanted) < 0.15
     assert far(trees, found, wanted) < 0.05 * float(wanted.std()) * 8
-    assert passes(host).recorded == 1
+    assert passes(runner).recorded == 1
 
 
 def test_what_cannot_be_is_refused() -> None:
     gpt2 = build("gpt2")
-    for options in ({"form": "captured"}, {"compile": True}):
-        with pytest.raises(ValueError, match=r"(form='captured'|compile=True) is for models that the loop host drives"):
-            open_host(gpt2, **options)
-    with pytest.raises(ValueError, match="form is 'grahp': choose"):
-        open_host(build("llama"), form="grahp")
-    with pytest.raises(ValueError, match="has a form of its own"):
-        open_host(build("llama"), form="tensors", compile=True)
+    with pytest.raises(ValueError, match="does not qualify for the eager runner"):
+        open_runner(gpt2, "cuda_graphs")
+    with pytest.raises(ValueError, match="compile=True is for models that the eager runner drives"):
+        open_runner(gpt2, compile=True)
+    with pytest.raises(ValueError, match="runner is 'grahp': choose"):
+        open_runner(build("llama"), "grahp")
+    with pytest.raises(ValueError, match="a way of running of its own"):
+        open_runner(build("llama"), "eager", compile=True)
     with pytest.raises(ValueError, match="opened already"):
-        open_host(build("llama"), open_host(build("llama")), compile=True)
+        open_runner(build("llama"), open_runner(build("llama")), compile=True)
 
 
 def test_no_compiler_no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match=r"needs a C\+\+ compiler, and there is none on this machine"):
-        LoopHost(inspect_model(build("llama")), "inductor")
+        EagerRunner(inspect_model(build("llama")), "inductor")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_compiled_by_inductor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each number of rows is compiled once, for all layers; logits are those of tensors."""
-    monkeypatch.setattr(loop, "capture_for", lambda device: Again())  # a tape sees nothing of compiled loops
-    tensors = LoopHost(inspect_model(build(name)), "tensors")
-    host = open_host(build(name), compile=True)
-    assert isinstance(host, LoopHost)
-    assert host.form == "loop, inductor"
-    runs = [Run(h, (21,)).prefill() for h in (tensors, host)]
+    monkeypatch.setattr(eager_runner, "capture_for", lambda device: Again())  # a tape sees nothing of compiled loops
+    tensors = EagerRunner(inspect_model(build(name)), "eager")
+    runner = open_runner(build(name), compile=True)
+    assert isinstance(runner, EagerRunner)
+    assert runner.form == "inductor"
+    runs = [Run(h, (21,)).prefill() for h in (tensors, runner)]
     for size in (3, 4, 4):
         trees = [Tree.random(size, size)]
         wanted, found = (run.step(trees) for run in runs)
@@ -378,7 +381,7 @@ def test_compiled_by_inductor(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
             run.commit(trees, [trees[0].branches[-1]], result)
     left_out = Skip.of([1], [2])
     assert difference(runs[1].step(trees, skip=left_out).logits, runs[0].step(trees, skip=left_out).logits) < CLOSE
-    known = passes(host)._layers[0]._known
+    known = passes(runner)._layers[0]._known
     halves = [key for key in known if key[0] in ("project", "leave")]
     assert len({key[1] for key in halves}) == 2  # whole layers, and one without its MLP
     assert len(halves) == 2 * 2  # two halves of each

@@ -10,8 +10,8 @@ import pytest
 import torch
 from drafters_for_tests import RandomTree
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
-from host_driver import BUSHY, Run, Tree, one_thread  # noqa: F401
 from in_model_driver import MAKERS, make
+from runner_driver import BUSHY, Run, Tree, one_thread  # noqa: F401
 from tape import Tape, passes, tape
 from test_engine_strict import PROMPTS as STRICT_PROMPTS
 from test_engine_strict import flat
@@ -19,15 +19,16 @@ from test_engine_strict import run as run_strict
 from zoo import build
 
 from draftree.engine import Engine, Rules, generate
-from draftree.host import LoopHost, inspect_model, loop, open_host
-from draftree.host.capture import Again
 from draftree.integrations import custom_generate
+from draftree.runner import EagerRunner, inspect_model, open_runner
+from draftree.runner.cuda_graphs.capture import Again
+from draftree.runner.eager import runner as eager_runner
 from draftree.shaping import Fixed
 
 
 @pytest.fixture(autouse=True)
 def taped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "capture_for", lambda device: Tape())
+    monkeypatch.setattr(eager_runner, "capture_for", lambda device: Tape())
 
 
 LAW = ("llama", "gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "glm4")))
@@ -42,18 +43,18 @@ def test_token_ids_are_those_of_hugging_face(name: str, sampled: bool, batch: in
     ids, mask = left_pad(rows)
     options: dict[str, Any] = SAMPLED | {"seed": 11} if sampled else {}
     if sampled and batch > 1:  # request b draws from seed + b
-        wanted = generate(model, ids, mask, host="hooked", max_new_tokens=NEW, **options).sequences
+        wanted = generate(model, ids, mask, runner="hooked", max_new_tokens=NEW, **options).sequences
     else:
         wanted = hf(model, ids, mask, **options)
-    host = open_host(model, form="captured")
+    runner = open_runner(model, "cuda_graphs")
     accepted = 0
     for number, (kind, new) in enumerate(drafters(references_of(rows, wanted)).items()):
         shape = list(SHAPES.values())[number % len(SHAPES)]()
-        out = generate(model, ids, mask, drafter=new(), shape=shape, host=host, max_new_tokens=NEW, **options)
+        out = generate(model, ids, mask, drafter=new(), shape=shape, runner=runner, max_new_tokens=NEW, **options)
         same(out.sequences, wanted, kind)
         accepted += out.stats.total.accepted
     assert accepted > wanted.shape[1] - ids.shape[1]
-    assert tape(host).replayed > 5 * (wanted.shape[1] - ids.shape[1])
+    assert tape(runner).replayed > 5 * (wanted.shape[1] - ids.shape[1])
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -62,24 +63,24 @@ def test_drafters_inside_the_model(kind: str) -> None:
     model, rows = build("llama"), prompts()
     ids, mask = left_pad(rows)
     wanted = hf(model, ids, mask)
-    host = open_host(model, form="captured")
-    before = tape(host).replayed
-    out = generate(model, ids, mask, drafter=make(kind, model), shape=Fixed(12), host=host, max_new_tokens=NEW)
+    runner = open_runner(model, "cuda_graphs")
+    before = tape(runner).replayed
+    out = generate(model, ids, mask, drafter=make(kind, model), shape=Fixed(12), runner=runner, max_new_tokens=NEW)
     same(out.sequences, wanted, kind)
-    eager = open_host(model, form="tensors")
-    plain = generate(model, ids, mask, drafter=make(kind, model), shape=Fixed(12), host=eager, max_new_tokens=NEW)
+    eager = open_runner(model, "eager")
+    plain = generate(model, ids, mask, drafter=make(kind, model), shape=Fixed(12), runner=eager, max_new_tokens=NEW)
     assert out.stats.total.steps == plain.stats.total.steps  # the same guesses, so the same rows
-    assert tape(host).replayed >= before + out.stats.total.steps // 3
+    assert tape(runner).replayed >= before + out.stats.total.steps // 3
 
 
 def test_requests_that_come_and_go() -> None:
     """Slots are taken, freed and moved between steps; texts are those of requests alone."""
     model = build("qwen3")
-    host = open_host(model, form="captured")
+    runner = open_runner(model, "cuda_graphs")
     asked = prompts((12, 30, 7, 21, 17, 3), seed=5)
     alone = [hf(model, torch.tensor([p]), max_new_tokens=6 + 5 * i)[0, len(p) :].tolist() for i, p in enumerate(asked)]
     references = {tuple(p): text for p, text in zip(asked, alone, strict=True)}
-    engine = Engine(model, drafter=RandomTree(references, 3), shape=Fixed(9), slots=3, capacity=32, host=host)
+    engine = Engine(model, drafter=RandomTree(references, 3), shape=Fixed(9), slots=3, capacity=32, runner=runner)
     requests = []
     for i, prompt in enumerate(asked):
         requests.append(engine.add(prompt, Rules(max_new_tokens=6 + 5 * i, eos_token_ids=(2,))))
@@ -88,7 +89,7 @@ def test_requests_that_come_and_go() -> None:
     for request, text in zip(requests, alone, strict=True):
         assert request.error is None
         assert request.tokens == text
-    assert passes(host).recorded > 3
+    assert passes(runner).recorded > 3
 
 
 def test_strict_mode_in_sixteen_bits() -> None:
@@ -97,11 +98,11 @@ def test_strict_mode_in_sixteen_bits() -> None:
     The model's scores are so close together that other bits would be other tokens.
     """
     model = flat("llama")
-    host = open_host(model, form="captured")
-    plain, _ = run_strict(model, host)
+    runner = open_runner(model, "cuda_graphs")
+    plain, _ = run_strict(model, runner)
     references = {tuple(p): r.tokens for p, r in zip(STRICT_PROMPTS, plain, strict=True)}
     for kind in (RandomTree(references, 3), RandomTree(references, 4)):
-        drafted, engine = run_strict(model, host, drafter=kind, strict=True)
+        drafted, engine = run_strict(model, runner, drafter=kind, strict=True)
         assert engine.loop.tolerance == 0.0
         assert [r.tokens for r in drafted] == [r.tokens for r in plain]
         assert sum(r.stats.accepted for r in drafted) > 100
@@ -110,12 +111,12 @@ def test_strict_mode_in_sixteen_bits() -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2-window"])
 def test_rows_apart_have_the_bits_of_steps_of_one_row(name: str) -> None:
     model = copy.deepcopy(build(name)).to(torch.bfloat16)
-    host = LoopHost(inspect_model(model), "captured")
+    runner = EagerRunner(inspect_model(model), "cuda_graphs")
     tree = Tree(BUSHY, 3)
-    run = Run(host, (21,)).prefill()
+    run = Run(runner, (21,)).prefill()
     apart = run.step([tree], row_by_row=True).logits
     for node, branch in enumerate(tree.branches):
-        steps = Run(host, (21,)).prefill()
+        steps = Run(runner, (21,)).prefill()
         for above in branch:
             one = Tree((-1,), 1)
             one.tokens = tree.tokens[above : above + 1]
@@ -126,19 +127,19 @@ def test_rows_apart_have_the_bits_of_steps_of_one_row(name: str) -> None:
 
 def test_a_second_call_of_generate_records_nothing_anew() -> None:
     model = copy.deepcopy(build("llama"))
-    host = open_host(model, form="captured")
+    runner = open_runner(model, "cuda_graphs")
     ids = torch.tensor(prompts(LENGTHS[:1]))
-    first = generate(model, ids, host=host, max_new_tokens=NEW).sequences
-    recorded = passes(host).recorded
-    same(generate(model, ids, host=host, max_new_tokens=NEW).sequences, first)
-    assert passes(host).recorded == recorded > 0
-    assert host.captured_bytes["kept stores"] > 0
-    assert LoopHost(host.target, "tensors").captured_bytes == {}
+    first = generate(model, ids, runner=runner, max_new_tokens=NEW).sequences
+    recorded = passes(runner).recorded
+    same(generate(model, ids, runner=runner, max_new_tokens=NEW).sequences, first)
+    assert passes(runner).recorded == recorded > 0
+    assert runner.captured_bytes["kept stores"] > 0
+    assert EagerRunner(runner.target, "eager").captured_bytes == {}
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 def test_compile_is_an_option_of_generate_and_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "capture_for", lambda device: Again())  # a tape sees nothing of compiled loops
+    monkeypatch.setattr(eager_runner, "capture_for", lambda device: Again())  # a tape sees nothing of compiled loops
     model = copy.deepcopy(build("llama"))
     ids = torch.tensor(prompts(LENGTHS[:1]))
     wanted = hf(model, ids)
@@ -148,6 +149,6 @@ def test_compile_is_an_option_of_generate_and_the_engine(monkeypatch: pytest.Mon
     assert out.stats.total.accepted > 0
     theirs = model.generate(ids, custom_generate=custom_generate(compile=True), max_new_tokens=NEW, do_sample=False)
     same(theirs, wanted)
-    assert Engine(model, compile=True).host.form == "loop, inductor"
-    with pytest.raises(ValueError, match="compile=True is for models that the loop host drives"):
+    assert Engine(model, compile=True).runner.form == "inductor"
+    with pytest.raises(ValueError, match="compile=True is for models that the eager runner drives"):
         generate(build("gpt2"), ids, compile=True)

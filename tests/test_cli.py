@@ -91,7 +91,7 @@ def test_demo_counts_only_the_engine_and_not_the_display(demo):
 def test_methods_give_what_hugging_face_gives(demo):
     ids = encode_prompt(demo.tokenizer, "Describe the restaurant: name[Aromi], food[French], area[riverside]")
     reference = HuggingFace("hf", "hf", demo.model, 12).answer(ids)
-    ours = Draftree("plain", "plain", demo.model, 12, host="hooked").answer(ids)
+    ours = Draftree("plain", "plain", demo.model, 12, runner="hooked").answer(ids)
     assert ours.ids == reference.ids
     assert reference.stats is None
     assert ours.stats.emitted == len(ours.ids)
@@ -169,7 +169,7 @@ def test_generate_reads_standard_input_and_keeps_its_trie(tmp_path):
         (["generate", "--top-k", "5", "hello"], "--top-k shapes the draw of --sample"),
         (["generate", "--temperature", "0.5", "hello"], "--temperature shapes the draw of --sample"),
         (["generate", "--model", "./no-such-folder", "hello"], "no model folder './no-such-folder'"),
-        (["generate", "--host", "loup", "hello"], "choose 'auto', 'loop' or 'hooked'"),
+        (["generate", "--runner", "loup", "hello"], "choose 'auto', 'hooked', 'eager', 'cpu' or 'cuda_graphs'"),
         (["generate", "--max-new-tokens", "5000", "hello"], "context"),
         (["generate", "--bild", "demo", "--drafter", "none", "hello"], "leave --drafter out"),
         (["generate", "--bild", "demo", "--fallback-threshold", "1.5", "hello"], "fallback_threshold is 1.5: give"),

@@ -8,17 +8,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from host_driver import Tree, one_thread  # noqa: F401
+from runner_driver import Tree, one_thread  # noqa: F401
 from torch import Tensor, nn
 from zoo import VOCABULARY, build
 
-from draftree.host import compiled, open_host
-from draftree.host.cache import SlotCache
-from draftree.host.compiled import LIBRARY, load_library
-from draftree.host.loop import LoopHost
-from draftree.host.panels import Packed
-from draftree.host.plan import PassResult, Plan, Segment, Surgery
-from draftree.host.target import inspect_model
+from draftree.runner import open_runner
+from draftree.runner.cpu import layers as compiled
+from draftree.runner.cpu.layers import LIBRARY, load_library
+from draftree.runner.cpu.packed import Packed
+from draftree.runner.eager.runner import EagerRunner
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.plan import PassResult, Plan, Segment, Surgery
+from draftree.runner.target import inspect_model
 
 PLAIN = ("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "glm4", "olmo2", "gemma")
 FAMILIES = (*PLAIN, "gemma2", "gemma3", "olmo3")  # torch attends where a window ends or scores are capped
@@ -68,16 +69,16 @@ def test_a_tree_gives_the_bits_of_its_branches(family: str, threads: int) -> Non
     """Each node in a ragged batch of trees has the logits of token by token decoding, to the last bit."""
     torch.manual_seed(5)
     torch.set_num_threads(threads)
-    host = LoopHost(inspect_model(build(family)))
+    runner = EagerRunner(inspect_model(build(family)))
     prompts = [torch.randint(0, VOCABULARY, (1, n)) for n in (5, 23)]
     trees = [Tree.random(13, seed) for seed in (1, 2)]
 
     def prefilled(slots: int) -> SlotCache:
-        cache = host.new_cache(slots)
+        cache = runner.new_cache(slots)
         for slot in range(slots):
             n = prompts[slot].shape[1]
             square = torch.ones(1, n, n, dtype=torch.bool).tril()
-            result = host.run(Plan(prompts[slot], torch.arange(n)[None], square), cache, slot)
+            result = runner.run(Plan(prompts[slot], torch.arange(n)[None], square), cache, slot)
             cache.commit([list(range(n))], result.segments)
         return cache
 
@@ -89,51 +90,51 @@ def test_a_tree_gives_the_bits_of_its_branches(family: str, threads: int) -> Non
             starts + torch.tensor([tree.depths for tree in trees]),
             torch.stack([tree.visible(13) for tree in trees]),
         )
-        together = host.run(plan, cache).logits
-        assert host.packs or family != "llama"
+        together = runner.run(plan, cache).logits
+        assert runner.packs or family != "llama"
         for sizes in ((4, 13), (13, 1)):  # the same without the rows behind them, which others do not see
             cache = prefilled(2)
-            packed = host.run(replace(plan, sizes=sizes), cache).logits
+            packed = runner.run(replace(plan, sizes=sizes), cache).logits
             for b, size in enumerate(sizes):
                 assert torch.equal(packed[b, :size], together[b, :size])
             cache.commit([[0, 2, 3], [0]], [Segment(0, None, plan.positions, plan.visible)])
             follow = Plan(torch.tensor([[5], [6]]), torch.tensor(cache.lengths)[:, None], ONE.expand(2, -1, -1))
-            behind = host.run(follow, cache).logits
+            behind = runner.run(follow, cache).logits
             cache = prefilled(2)
-            host.run(plan, cache)
+            runner.run(plan, cache)
             cache.commit([[0, 2, 3], [0]], [Segment(0, None, plan.positions, plan.visible)])
-            assert torch.equal(host.run(follow, cache).logits, behind)
+            assert torch.equal(runner.run(follow, cache).logits, behind)
         for b, tree in enumerate(trees):
             for node, branch in enumerate(tree.branches):
                 cache = prefilled(2)
                 start = cache.lengths[b]
                 for depth, above in enumerate(branch):
                     step = Plan(tree.tokens[above].view(1, 1), torch.tensor([[start + depth]]), ONE)
-                    result = host.run(step, cache, b)
+                    result = runner.run(step, cache, b)
                     cache.commit([[0]], result.segments)
                 assert torch.equal(result.logits[0, 0], together[b, node])
     finally:
         torch.set_num_threads(1)
 
 
-def host_without_library(model: object, monkeypatch: pytest.MonkeyPatch) -> LoopHost:
+def runner_without_library(model: object, monkeypatch: pytest.MonkeyPatch) -> EagerRunner:
     with monkeypatch.context() as patch:
-        patch.setattr("draftree.host.loop.load_library", lambda: None)
-        return LoopHost(inspect_model(model))
+        patch.setattr("draftree.runner.eager.runner.load_library", lambda: None)
+        return EagerRunner(inspect_model(model))
 
 
-def passes(host: LoopHost, seed: int) -> list[PassResult]:
+def passes(runner: EagerRunner, seed: int) -> list[PassResult]:
     """Prompts, a ragged batch of trees with a pruning and rows joining, and a step behind what was kept."""
     torch.manual_seed(seed)
-    vocabulary, width = host.target.vocab_size, host.target.hidden_size
-    kv, _, dim = host._layers[0].parts.heads
-    prefix = [(torch.randn(kv, 3, dim), torch.randn(kv, 3, dim)) for _ in host.target.layers] if seed % 2 else None
-    cache = host.new_cache(4, 300, prefix)
+    vocabulary, width = runner.target.vocab_size, runner.target.hidden_size
+    kv, _, dim = runner._layers[0].parts.heads
+    prefix = [(torch.randn(kv, 3, dim), torch.randn(kv, 3, dim)) for _ in runner.target.layers] if seed % 2 else None
+    cache = runner.new_cache(4, 300, prefix)
     results = []
     for slot, length in enumerate((5, 131, 17)):
         tokens = torch.randint(0, vocabulary, (1, length))
         causal = torch.ones(1, length, length, dtype=torch.bool).tril()
-        results.append(host.run(Plan(tokens, torch.arange(length)[None], causal), cache, slot))
+        results.append(runner.run(Plan(tokens, torch.arange(length)[None], causal), cache, slot))
         cache.commit([list(range(length))], results[-1].segments)
     rows, kept, joined = 7, 4, 2
     lengths = torch.tensor(cache.lengths[:3])[:, None]
@@ -150,12 +151,12 @@ def passes(host: LoopHost, seed: int) -> list[PassResult]:
         embeddings=torch.randn(3, 1, width),
         prefix_rows=None if prefix is None else torch.rand(3, rows) < 0.5,
         surgeries=surgeries,
-        taps=(0, 1, 2, len(host.target.layers)),
+        taps=(0, 1, 2, len(runner.target.layers)),
     )
-    results.append(host.run(plan, cache))
+    results.append(runner.run(plan, cache))
     cache.commit([[0, 1], [0], [0, 1, 2]], results[-1].segments)
     start = torch.tensor(cache.lengths[:3])[:, None]
-    results.append(host.run(Plan(torch.randint(0, vocabulary, (3, 1)), start, torch.ones(3, 1, 1).bool()), cache))
+    results.append(runner.run(Plan(torch.randint(0, vocabulary, (3, 1)), start, torch.ones(3, 1, 1).bool()), cache))
     return results
 
 
@@ -164,8 +165,8 @@ def passes(host: LoopHost, seed: int) -> list[PassResult]:
 @pytest.mark.parametrize("seed", [2, 3])
 def test_same_as_tensor_operations(family: str, threads: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(family)
-    fast, plain = LoopHost(inspect_model(model)), host_without_library(model, monkeypatch)
-    assert (fast.form, plain.form) == (f"loop, compiled {compiled.ABI}", "loop")
+    fast, plain = EagerRunner(inspect_model(model)), runner_without_library(model, monkeypatch)
+    assert (fast.form, plain.form) == (f"cpu {compiled.ABI}", "eager")
     torch.set_num_threads(threads)
     try:
         results, expected = passes(fast, seed), passes(plain, seed)
@@ -180,9 +181,9 @@ def test_same_as_tensor_operations(family: str, threads: int, seed: int, monkeyp
 @pytest.mark.parametrize("change", [lambda m: m.to(torch.bfloat16), lambda m: m.double()])
 def test_only_float32(change: Callable[[nn.Module], nn.Module]) -> None:
     model = change(copy.deepcopy(build("llama")))
-    assert "compiled" not in open_host(model, "loop").form
+    assert open_runner(model).name != "cpu"
     with pytest.raises(ValueError, match="Compiled layers are for float32 on a CPU"):
-        open_host(model, "loop", form="compiled")
+        open_runner(model, "cpu")
 
 
 @pytest.mark.parametrize("damage", ["missing", "stale", "no library"])
@@ -199,10 +200,10 @@ def test_without_a_library_tensor_operations_do(damage: str, monkeypatch: pytest
 
 def test_segments_are_described_anew() -> None:
     """Rows that leave and join change what C is told of a pass."""
-    host = LoopHost(inspect_model(build("llama")))
-    cache = host.new_cache(1)
+    runner = EagerRunner(inspect_model(build("llama")))
+    cache = runner.new_cache(1)
     cache.open(0, 1, 8)
     for rows in (1, 3):
         square = torch.ones(1, rows, rows, dtype=torch.bool)
-        angles = host.angles(Segment(0, None, torch.arange(rows)[None], square), (), torch.float32, cache)
+        angles = runner.angles(Segment(0, None, torch.arange(rows)[None], square), (), torch.float32, cache)
         assert angles.described.rows == rows

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree
 from draftree.shaping.cost_line import CostLine
 

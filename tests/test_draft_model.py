@@ -14,8 +14,8 @@ from zoo import build
 
 from draftree.drafting import Context, DraftModel
 from draftree.engine import Engine, Rules, generate
-from draftree.host import inspect_model
-from draftree.host.plan import Plan
+from draftree.runner import inspect_model
+from draftree.runner.plan import Plan
 from draftree.shaping import DynamicTree, Fixed
 from draftree.tree import TokenTree
 
@@ -29,7 +29,7 @@ class Watched(DraftModel):
         super().__init__(model, **options)
         self.drafted: list[tuple[list[int], TokenTree]] = []
         self.passes = self.rows = self.runs = 0
-        run, run_ahead = self._small.host.run, self._small.host.run_ahead
+        run, run_ahead = self._small.runner.run, self._small.runner.run_ahead
 
         def counting(plan: Plan, *arguments: Any) -> Any:
             self.passes += 1
@@ -43,9 +43,9 @@ class Watched(DraftModel):
                 self.rows += sum(map(len, course.tokens))
             return course
 
-        self._small.host = copy.copy(self._small.host)  # hosts are shared by all who open the model
-        self._small.host.run = counting  # type: ignore[method-assign]
-        self._small.host.run_ahead = counting_ahead  # type: ignore[method-assign]
+        self._small.runner = copy.copy(self._small.runner)  # runners are shared by all who open the model
+        self._small.runner.run = counting  # type: ignore[method-assign]
+        self._small.runner.run_ahead = counting_ahead  # type: ignore[method-assign]
 
     def bind(self, target: Any, **hints: Any) -> None:
         small = self._small
@@ -66,13 +66,13 @@ def path_logp(model: Any, text: Sequence[int], path: Sequence[int]) -> float:
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("host", ["loop", "hooked"])
+@pytest.mark.parametrize("runner", ["cpu", "hooked"])
 @pytest.mark.parametrize("name", EVERY_FAMILY)
-def test_guesses_have_the_probabilities_of_the_small_model(name: str, host: str, beam: int) -> None:
+def test_guesses_have_the_probabilities_of_the_small_model(name: str, runner: str, beam: int) -> None:
     """In a ragged batch, behind texts partly guessed and partly not, with requests that join and leave."""
-    if host == "loop" and name not in ("llama", "mistral"):
-        pytest.skip("the loop host does not drive it")
-    drafter = Watched(noisy(name), depth=4, branching=3, beam=beam, confidence=0, host=host)
+    if runner == "cpu" and name not in ("llama", "mistral"):
+        pytest.skip("the eager runner does not drive it")
+    drafter = Watched(noisy(name), depth=4, branching=3, beam=beam, confidence=0, runner=runner)
     engine = Engine(build(name), drafter=drafter, shape=Fixed(9), slots=3)
     made = [engine.add(p, Rules(max_new_tokens=6 + 3 * i)) for i, p in enumerate(prompts((5, 40, 9, 30, 1)))]
     engine.run()
@@ -88,7 +88,7 @@ def test_guesses_have_the_probabilities_of_the_small_model(name: str, host: str,
             assert float(tree.logp[0, node]) == pytest.approx(logp, abs=tolerance)
             checked += 1
     assert checked > 30
-    assert (drafter.runs > 0) == (beam == 1 and host == "loop")
+    assert (drafter.runs > 0) == (beam == 1 and runner == "cpu")
 
 
 @pytest.mark.parametrize("beam", [1, 2])
@@ -206,7 +206,7 @@ def test_nothing_is_read_behind_guesses_that_are_not_wanted(options: dict[str, i
 
 @pytest.mark.parametrize("confidence", [0, 0.05])
 def test_one_call_or_many_make_the_same_trees(confidence: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the host runs ahead in one call, the tree is that of a pass for each depth with a beam of one."""
+    """Where the runner runs ahead in one call, the tree is that of a pass for each depth with a beam of one."""
     rows = prompts((12, 30, 1))
     trees = []
     for run in (True, False):
@@ -370,7 +370,7 @@ def test_pairs_that_do_not_fit(demo: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"depth": 0}, {"branching": 0}, {"beam": -1}, {"confidence": 1.5}, {"host": "fast"}]
+    "options", [{"depth": 0}, {"branching": 0}, {"beam": -1}, {"confidence": 1.5}, {"runner": "fast"}]
 )
 def test_options(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):

@@ -16,8 +16,8 @@ from zoo import MEMBERS, build, construct
 from draftree.drafting import Context, Lookahead, PromptLookup, Step
 from draftree.engine import Engine, Rules, generate
 from draftree.engine import loop as loop_module
-from draftree.host import inspect_model
-from draftree.host.plan import PassResult
+from draftree.runner import inspect_model
+from draftree.runner.plan import PassResult
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 
@@ -47,9 +47,9 @@ def test_a_drafter_sees_the_states_of_every_committed_row(
     answers = [plain.add(prompt, Rules(max_new_tokens=20)) for prompt in PROMPTS]
     plain.run()
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, answers, strict=True)}
-    for host in ("loop", "hooked") if name == "llama" else ("hooked",):
+    for runner in ("cpu", "hooked") if name == "llama" else ("hooked",):
         drafter = InModel(references, seed=9)
-        engine = Engine(model, drafter=drafter, shape=Fixed(10), slots=3, host=host)
+        engine = Engine(model, drafter=drafter, shape=Fixed(10), slots=3, runner=runner)
         made = [engine.add(prompt, Rules(max_new_tokens=20)) for prompt in PROMPTS]
         engine.run()
         assert [r.tokens for r in made] == [r.tokens for r in answers]

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from host_driver import one_thread
+from runner_driver import one_thread
 from zoo import CAUSAL, CORE, ENCODER_DECODER, MEMBERS, build, construct
 
 import draftree
 from draftree.drafting.early_exit import early_exit_model
-from draftree.host import pack_weights
-from draftree.host.hooked import HookedHost
-from draftree.host.skip import Skip
-from draftree.host.target import inspect_model
+from draftree.runner import pack_weights
+from draftree.runner.hooked.runner import HookedRunner
+from draftree.runner.layout.skip import Skip
+from draftree.runner.target import inspect_model
 
 __all__ = ["one_thread"]
 FAMILIES = [
@@ -31,7 +31,7 @@ def test_says_what_the_layers_say(name: str) -> None:
     given = {"input_ids": ids}
     if MEMBERS[name].encoder_decoder:
         given = {"input_ids": ids.flip(1), "decoder_input_ids": ids}
-    with HookedHost(inspect_model(model)).bypass.without(Skip.behind(2, 4)):
+    with HookedRunner(inspect_model(model)).bypass.without(Skip.behind(2, 4)):
         wanted = model(**given).logits
     torch.testing.assert_close(small(**given).logits, wanted, rtol=0, atol=1e-5)
     own = dict(model.named_parameters())

@@ -17,10 +17,10 @@ from zoo import CAUSAL, ENCODER_DECODER, build
 
 import draftree
 from draftree.engine import generate
-from draftree.host import LoopHost, inspect_model, open_host
-from draftree.host.cost import StepCost
-from draftree.host.plan import Plan
 from draftree.pruning import EarlyHead, EarlyPruning
+from draftree.runner import EagerRunner, inspect_model, open_runner
+from draftree.runner.plan import Plan
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
 from draftree.tree import TokenTree
 
@@ -53,13 +53,13 @@ def randomised_head(head: EarlyHead) -> EarlyHead:
 def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: Any) -> None:
     model = build(name)
     rows = prompts()
-    fast = LoopHost.qualifies(inspect_model(model))
+    fast = EagerRunner.qualifies(inspect_model(model))
     outside = {} if model.config.is_encoder_decoder else drafters(references_of(rows, wanted), in_model=False)
     makers = outside | {kind: lambda kind=kind: make(kind, model) for kind in MAKERS}
     pruned = drafted = accepted = 0
     for number, (kind, maker) in enumerate(makers.items()):
         criterion = list(PRUNERS)[number % len(PRUNERS)]
-        host = "loop" if fast and number % 2 else "hooked"
+        runner = "cpu" if fast and number % 2 else "hooked"
         out = generate(
             model,
             ids,
@@ -67,11 +67,11 @@ def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options
             drafter=maker(),
             pruner=PRUNERS[criterion](model),
             shape=Fixed(16),
-            host=host,
+            runner=runner,
             max_new_tokens=NEW,
             **options,
         )
-        same(out.sequences, wanted, f"{name} on {host} with {kind}, {criterion}")
+        same(out.sequences, wanted, f"{name} on {runner} with {kind}, {criterion}")
         total = out.stats.total
         pruned, drafted, accepted = pruned + total.pruned, drafted + total.drafted, accepted + total.accepted
     assert 0 < pruned < drafted
@@ -105,7 +105,7 @@ def test_alone_and_with_a_dynamic_tree() -> None:
     pruned = []
     for cost in (flat, steep):
         early = EarlyPruning(randomised_head(EarlyHead.fresh(model, layer=1)), top_k=8)
-        early.bind(open_host(model), cost)
+        early.bind(open_runner(model), cost)
         early.bind = lambda *_: None  # type: ignore[method-assign, assignment]
         drafter = drafters(references_of(rows, wanted), in_model=False)["random"]()
         out = generate(model, ids, drafter=drafter, pruner=early, shape=Fixed(24), max_new_tokens=NEW)
@@ -151,25 +151,25 @@ def _ranks(logp: list[float]) -> list[int]:
 
 
 @pytest.mark.parametrize("criterion", list(PRUNERS))
-@pytest.mark.parametrize("host_name", ["loop", "hooked"])
+@pytest.mark.parametrize("runner_name", ["cpu", "hooked"])
 @torch.no_grad()
-def test_those_stay_that_should(criterion: str, host_name: str) -> None:
+def test_those_stay_that_should(criterion: str, runner_name: str) -> None:
     model = build("llama")
-    early, host = PRUNERS[criterion](model), open_host(model, host_name)
-    early.bind(host)
+    early, runner = PRUNERS[criterion](model), open_runner(model, runner_name)
+    early.bind(runner)
     generator = torch.Generator().manual_seed(2)
     size = 20
     parents = [-1, *(int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, size))]
     tokens = torch.randint(3, 97, (1, size), generator=generator)
     tree = TokenTree.from_arrays(tokens[0, 1:], [p - 1 for p in parents[1:]], root=int(tokens[0, 0]))
     text = prompts((12,))[0]
-    with host.guard():
-        cache = host.new_cache(1)
+    with runner.guard():
+        cache = runner.new_cache(1)
         causal = torch.ones(1, 12, 12, dtype=torch.bool).tril()
-        result = host.run(Plan(torch.tensor([text]), torch.arange(12)[None], causal), cache)
+        result = runner.run(Plan(torch.tensor([text]), torch.arange(12)[None], causal), cache)
         cache.commit([list(range(12))], result.segments)
         plan = Plan(tokens, 12 + tree.depth, tree.ancestors, last_logit_row=size)
-        result = host.run(early.enter(host, plan, tree), cache)
+        result = runner.run(early.enter(runner, plan, tree), cache)
     wanted = reference(model, early, [*text, int(tokens[0, 0])], tree)
     assert 1 < len(wanted) < size
     assert result.rows is not None
@@ -210,7 +210,7 @@ def test_it_learns_what_a_look_costs_and_how_much_leaves() -> None:
     model = build("llama")
     cost = StepCost((1, 64), (1.0, 64.0))
     early = EarlyPruning(EarlyHead.fresh(model, layer=1))
-    early.bind(open_host(model), cost)
+    early.bind(open_runner(model), cost)
     assert early.pays(32)
     every, root = torch.ones(1, 32, dtype=torch.bool), torch.zeros(1, 32, dtype=torch.bool)
     root[0, 0] = True

@@ -78,8 +78,8 @@ events = st.lists(
 )
 
 
-def play(name: str, drafter: Drafter, slots: int, script: list[Any], host: str = "auto") -> None:
-    engine = Engine(build(name), drafter=drafter, shape=Fixed(8), slots=slots, host=host)
+def play(name: str, drafter: Drafter, slots: int, script: list[Any], runner: str = "auto") -> None:
+    engine = Engine(build(name), drafter=drafter, shape=Fixed(8), slots=slots, runner=runner)
     made: list[tuple[Request, int, str]] = []
     for what, number, kind in script:
         if what == "add":
@@ -101,7 +101,7 @@ def play(name: str, drafter: Drafter, slots: int, script: list[Any], host: str =
 @given(events, st.integers(1, 4), st.sampled_from(["random", "lookahead", "in-model"]))
 def test_any_schedule(script: list[Any], slots: int, kind: str) -> None:
     drafter = drafter_of(kind, "llama")
-    play("llama", drafter, slots, script, "loop" if len(script) % 2 else "hooked")
+    play("llama", drafter, slots, script, "cpu" if len(script) % 2 else "hooked")
     if isinstance(drafter, RandomTree):
         assert not drafter.live
 
@@ -190,11 +190,13 @@ def test_a_request_may_decline_drafts() -> None:
     assert requests[0].stats.drafted == 0 < requests[1].stats.drafted
 
 
-@pytest.mark.parametrize("host", ["loop", "hooked"])
+@pytest.mark.parametrize("runner", ["cpu", "hooked"])
 @pytest.mark.parametrize("kind", ["random", "in-model"])
-def test_two_engines_on_one_model(host: str, kind: str) -> None:
+def test_two_engines_on_one_model(runner: str, kind: str) -> None:
     model = build("llama")
-    engines = [Engine(model, drafter=drafter_of(kind, "llama"), shape=Fixed(8), slots=2, host=host) for _ in range(2)]
+    engines = [
+        Engine(model, drafter=drafter_of(kind, "llama"), shape=Fixed(8), slots=2, runner=runner) for _ in range(2)
+    ]
     made = [engines[n % 2].add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
     while any(engine.busy for engine in engines):
         for engine in engines:
@@ -203,8 +205,8 @@ def test_two_engines_on_one_model(host: str, kind: str) -> None:
         check(request, "llama", n, "greedy")
 
 
-@pytest.mark.parametrize("host", ["loop", "hooked"])
-def test_two_threads_share_a_drafter(host: str) -> None:
+@pytest.mark.parametrize("runner", ["cpu", "hooked"])
+def test_two_threads_share_a_drafter(runner: str) -> None:
     """Each thread has its engine; the trie has one lock, hooks on the model another."""
     wanted = {n: alone("llama", n, "greedy") for n in range(6)}
     shared = Lookahead(decoding_length=16, branch_length=5)
@@ -213,7 +215,7 @@ def test_two_threads_share_a_drafter(host: str) -> None:
     def work(own: Drafter) -> None:
         try:
             for _ in range(4):
-                engine = Engine(build("llama"), drafter=own, shape=Fixed(8), slots=3, host=host)
+                engine = Engine(build("llama"), drafter=own, shape=Fixed(8), slots=3, runner=runner)
                 made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
                 engine.run()
                 for n, request in enumerate(made):
@@ -221,7 +223,7 @@ def test_two_threads_share_a_drafter(host: str) -> None:
         except BaseException as error:
             failed.append(error)
 
-    others: list[Drafter] = [InModel(known("llama"), seed=1)] if host == "hooked" else []
+    others: list[Drafter] = [InModel(known("llama"), seed=1)] if runner == "hooked" else []
     threads = [threading.Thread(target=work, args=(d,)) for d in [shared, shared, *others]]
     for thread in threads:
         thread.start()

@@ -133,14 +133,14 @@ def test_a_drafter_that_raises_over_one_request(stage: str) -> None:
     goes_on(engine)
 
 
-@pytest.mark.parametrize("host", ["loop", "hooked"])
+@pytest.mark.parametrize("runner", ["cpu", "hooked"])
 @pytest.mark.parametrize("kind", [RandomTree, InModel])
 @pytest.mark.parametrize("layer", [0, 3])
-def test_a_failing_pass(host: str, kind: type[RandomTree], layer: int) -> None:
+def test_a_failing_pass(runner: str, kind: type[RandomTree], layer: int) -> None:
     """Also in the middle of the stack, after rows were changed."""
     model = build("llama")
     drafter = kind(REFERENCES, 3)
-    engine = Engine(model, drafter=drafter, shape=Fixed(8), slots=2, host=host)
+    engine = Engine(model, drafter=drafter, shape=Fixed(8), slots=2, runner=runner)
     made = [engine.add(prompt, Rules(max_new_tokens=NEW)) for prompt in PROMPTS]
     engine.step()
     stores = engine.cache.stores

@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 from zoo import MEMBERS, build, construct
 
 from draftree.engine import Engine, Request, Rules, generate
-from draftree.host import Host, open_host
+from draftree.runner import Runner, open_runner
 from draftree.shaping import Fixed
 
 NEW = 40
@@ -53,9 +53,9 @@ def rules(b: int, sample: bool, gaps: list[Gaps] | None) -> Rules:
 
 
 def run(
-    model: Any, host: str | Host, *, sample: bool = False, gaps: list[Gaps] | None = None, **options: Any
+    model: Any, runner: str | Runner, *, sample: bool = False, gaps: list[Gaps] | None = None, **options: Any
 ) -> tuple[list[Request], Engine]:
-    engine = Engine(model, slots=1, shape=Fixed(12), host=host, **options)
+    engine = Engine(model, slots=1, shape=Fixed(12), runner=runner, **options)
     made = [engine.add(prompt, rules(b, sample, gaps)) for b, prompt in enumerate(PROMPTS)]
     engine.run()
     assert all(r.error is None for r in made)
@@ -68,20 +68,20 @@ def first_difference(a: Request, b: Request) -> int | None:
 
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
-    ("name", "host"), [("llama", "loop"), ("qwen3", "loop"), ("gpt2", "hooked"), ("llama", "hooked")]
+    ("name", "runner"), [("llama", "cpu"), ("qwen3", "cpu"), ("gpt2", "hooked"), ("llama", "hooked")]
 )
-def test_differences_come_from_near_ties_alone(name: str, host: str, sample: bool) -> None:
+def test_differences_come_from_near_ties_alone(name: str, runner: str, sample: bool) -> None:
     """Without strict mode ids differ; with it they differ only where the plain engine's choice was a near-tie.
 
-    Where the measured tolerance is 0 that means nowhere, which is what bfloat16 on the loop host gives on CPUs.
+    Where the measured tolerance is 0 that means nowhere, which is what bfloat16 on the eager runner gives on CPUs.
     """
-    if host == "loop":  # at fixed shapes, which it takes by itself, so few bits move that no id of these does
-        host = open_host(flat(name), form="tensors")
+    if runner == "cpu":  # at fixed shapes, which it takes by itself, so few bits move that no id of these does
+        runner = open_runner(flat(name), "eager")
     gaps: list[Gaps] = []
-    plain, _ = run(flat(name), host, sample=sample, gaps=gaps)
+    plain, _ = run(flat(name), runner, sample=sample, gaps=gaps)
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
-    loose, _ = run(flat(name), host, sample=sample, drafter=RandomTree(references, 3))
-    strict, engine = run(flat(name), host, sample=sample, drafter=RandomTree(references, 3), strict=True)
+    loose, _ = run(flat(name), runner, sample=sample, drafter=RandomTree(references, 3))
+    strict, engine = run(flat(name), runner, sample=sample, drafter=RandomTree(references, 3), strict=True)
     assert any(a.tokens != b.tokens for a, b in zip(plain, loose, strict=True))
     tolerance = engine.loop.tolerance
     assert tolerance is not None
@@ -98,15 +98,15 @@ def test_differences_come_from_near_ties_alone(name: str, host: str, sample: boo
         assert stats.emitted == stats.steps + stats.accepted - stats.re_decided - guessed
 
 
-@pytest.mark.parametrize("host", ["loop", "hooked"])
+@pytest.mark.parametrize("runner", ["cpu", "hooked"])
 @pytest.mark.parametrize("kind", [RandomTree, InModel])
 @pytest.mark.parametrize("sample", [False, True])
-def test_fp32_changes_nothing(host: str, kind: type[RandomTree], sample: bool) -> None:
+def test_fp32_changes_nothing(runner: str, kind: type[RandomTree], sample: bool) -> None:
     model = build("llama")
-    plain, _ = run(model, host, sample=sample)
+    plain, _ = run(model, runner, sample=sample)
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
     drafter = kind(references, 2)
-    strict, engine = run(model, host, sample=sample, drafter=drafter, strict=True)
+    strict, engine = run(model, runner, sample=sample, drafter=drafter, strict=True)
     assert [r.tokens for r in strict] == [r.tokens for r in plain]
     assert engine.loop.tolerance is not None
     assert engine.loop.tolerance < 1e-3
@@ -119,7 +119,7 @@ def test_fp32_changes_nothing(host: str, kind: type[RandomTree], sample: bool) -
 def test_every_choice_a_near_tie() -> None:
     """With an absurd tolerance every position is decided without guesses: slow, and the plain text."""
     model = build("llama")
-    plain, _ = run(model, "loop")
+    plain, _ = run(model, "cpu")
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
     engine = Engine(model, slots=4, drafter=InModel(references, 1), shape=Fixed(12), strict=True)
     engine.loop.tolerance = 1e9

@@ -10,24 +10,26 @@ import pytest
 from drafters_for_tests import RandomTree
 from far_device import FAR, FarDevice, moved
 from generate_driver import LENGTHS, NEW, drafters, hf, left_pad, prompts, references_of
-from host_driver import one_thread  # noqa: F401
 from in_model_driver import MAKERS, make
+from runner_driver import one_thread  # noqa: F401
 from zoo import build
 
 from draftree.drafting import Drafter
 from draftree.engine import Engine, Rules
-from draftree.host import LoopHost, inspect_model
+from draftree.runner import EagerRunner, inspect_model
 from draftree.shaping import Fixed
 
-FORMS = ("captured", "tensors")
+FORMS = ("captured", "eager")
 
 
 def far_engine(form: str, drafter: Drafter | None, **options: Any) -> Engine:
     """On a copy of the model that lies on the device; to be called in it."""
     model = moved(copy.deepcopy(build("llama")))
     assert model.device == FAR
-    host = LoopHost(inspect_model(model), form)
-    return Engine(model, host=host, drafter=drafter, slots=3, shape=None if drafter is None else Fixed(9), **options)
+    runner = EagerRunner(inspect_model(model), form)
+    return Engine(
+        model, runner=runner, drafter=drafter, slots=3, shape=None if drafter is None else Fixed(9), **options
+    )
 
 
 def answers(batch: int) -> tuple[list[list[int]], list[list[int]], Any]:
@@ -43,7 +45,7 @@ def test_a_step_waits_once(batch: int, drafting: bool) -> None:
     """One copy to the device says what the pass is, one from it which tokens are the best; moved rows take another."""
     rows, texts, references = answers(batch)
     with FarDevice() as device:
-        engine = far_engine("captured", RandomTree(references, 1) if drafting else None)
+        engine = far_engine("cuda_graphs", RandomTree(references, 1) if drafting else None)
         requests = [engine.add(row, Rules(max_new_tokens=NEW, eos_token_ids=(2,))) for row in rows]
         engine.step()  # prompts are read
         moves = 0
@@ -52,7 +54,7 @@ def test_a_step_waits_once(batch: int, drafting: bool) -> None:
             engine.step()
             to_device = device.seen.pop("to device")
             moves += to_device - 1
-            assert dict(device.seen) == {"to host": 1}
+            assert dict(device.seen) == {"to_cpu": 1}
             assert to_device <= 1 + batch
     assert [r.tokens for r in requests] == [text[: len(r.tokens)] for r, text in zip(requests, texts, strict=True)]
     assert sum(r.stats.accepted for r in requests) > 5 * drafting - 1

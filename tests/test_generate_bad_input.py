@@ -59,8 +59,8 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "drafter of another type": ({"drafter": "lookahead"}, TypeError, "drafter is a str"),
     "drafter class": ({"drafter": Lookahead}, TypeError, "pass a drafter object"),
     "shape of another type": ({"shape": 16}, TypeError, "shape is a int"),
-    "unknown host": ({"host": "fast"}, ValueError, "choose 'auto', 'loop' or 'hooked'"),
-    "host that does not fit": ({"model": "gpt2", "host": "loop"}, ValueError, "host='hooked'"),
+    "unknown runner": ({"runner": "fast"}, ValueError, "choose 'auto', 'hooked', 'eager', 'cpu' or 'cuda_graphs'"),
+    "runner that does not fit": ({"model": "gpt2", "runner": "cpu"}, ValueError, "runner='hooked'"),
     "temperature 0": ({"do_sample": True, "temperature": 0.0}, ValueError, "do_sample=False"),
     "negative temperature": ({"do_sample": True, "temperature": -1.0}, ValueError, "over 0"),
     "top_p beyond 1": ({"do_sample": True, "top_p": 1.5}, ValueError, "top_p"),
@@ -131,7 +131,7 @@ def test_recurrent_models() -> None:
         ({"drafter": 3}, TypeError, "drafter is a int"),
         ({"shape": "dynamic"}, TypeError, "shape is a str"),
         ({"pruner": "early", "drafter": PromptLookup()}, TypeError, "pruner is a str"),
-        ({"host": None}, ValueError, "host is None"),
+        ({"runner": None}, ValueError, "runner is None"),
     ],
 )
 def test_engine_options(options: dict[str, Any], kind: type[Exception], words: str) -> None:

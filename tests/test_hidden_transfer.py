@@ -37,22 +37,22 @@ def slow(model: Any, drafter: HiddenTransfer, tokens: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-@pytest.mark.parametrize("host", ["loop", "hooked"])
+@pytest.mark.parametrize("runner", ["cpu", "hooked"])
 @pytest.mark.parametrize(
     "options",
     [{}, {"transfer_layers": [1, 1, 2]}, {"masked": True, "transfer_layers": [2, 2]}, {"groups": 1}],
     ids=str,
 )
-def test_pseudo_rows_equal_a_slow_pass(name: str, host: str, options: dict[str, Any]) -> None:
+def test_pseudo_rows_equal_a_slow_pass(name: str, runner: str, options: dict[str, Any]) -> None:
     model = build(name)
     drafter = randomised(HiddenTransfer.fresh(model, **options))
     seen = recorded(drafter)
     ids, mask = left_pad(prompts())
-    generate(model, ids, mask, drafter=drafter, shape=Fixed(12), max_new_tokens=NEW, host=host)
+    generate(model, ids, mask, drafter=drafter, shape=Fixed(12), max_new_tokens=NEW, runner=runner)
     assert any(s.walked for s in seen)
     for s in seen[::4]:
         passed = s.walked if options.get("groups") else 0
-        agree(s, slow(model, drafter, s.tokens[: len(s.tokens) - 1 - passed])[passed:], f"{name}, {host}")
+        agree(s, slow(model, drafter, s.tokens[: len(s.tokens) - 1 - passed])[passed:], f"{name}, {runner}")
 
 
 def test_a_fresh_transfer_is_the_identity() -> None:

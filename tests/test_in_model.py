@@ -1,4 +1,4 @@
-"""The one law for drafters inside the model, with random weights: every method, family, tree, batch and host."""
+"""The one law for drafters inside the model, with random weights: every method, family, tree, batch and runner."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from draftree.drafting import BiTA, Context, HiddenTransfer, Medusa
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine, Rules, generate
 from draftree.engine import loop as loop_module
-from draftree.host import LoopHost, inspect_model
-from draftree.host.cost import StepCost
+from draftree.runner import EagerRunner, inspect_model
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
 from draftree.tree import TokenTree
 
@@ -28,8 +28,8 @@ SEED = 11
 STEEP = StepCost((1, 2, 64), (1.0, 2.0, 64.0))  # a row costs what a token brings: nothing can pay
 
 
-def hosts(name: str) -> list[str]:
-    return ["loop", "hooked"] if LoopHost.qualifies(inspect_model(build(name))) else ["hooked"]
+def runners(name: str) -> list[str]:
+    return ["cpu", "hooked"] if EagerRunner.qualifies(inspect_model(build(name))) else ["hooked"]
 
 
 def batch(name: str) -> tuple[Tensor, Tensor]:
@@ -39,11 +39,11 @@ def batch(name: str) -> tuple[Tensor, Tensor]:
 
 
 def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: object) -> int:
-    """Every drafter on every host, shapes in turn; returns how many guesses were accepted."""
+    """Every drafter on every runner, shapes in turn; returns how many guesses were accepted."""
     accepted = 0
     shapes = list(SHAPES)
     for number, kind in enumerate(MAKERS):
-        for host in hosts(name):
+        for runner in runners(name):
             shape = shapes[number % 2]
             out = generate(
                 build(name),
@@ -51,11 +51,11 @@ def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options
                 mask,
                 drafter=make(kind, build(name)),
                 shape=SHAPES[shape](),
-                host=host,
+                runner=runner,
                 max_new_tokens=NEW,
                 **options,
             )
-            same(out.sequences, wanted, f"{name} on {host} with {kind}, {shape}")
+            same(out.sequences, wanted, f"{name} on {runner} with {kind}, {shape}")
             accepted += out.stats.total.accepted
     return accepted
 

@@ -14,8 +14,8 @@ from draftree.bench.inflate import inflate, places_of
 from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import embedded_prompts, take_per_set
 from draftree.bench.sizes import SIZES, Size, parameters_named, size_for
-from draftree.host import open_host
-from draftree.host.plan import Plan
+from draftree.runner import open_runner
+from draftree.runner.plan import Plan
 
 # Of the embedded model: heads and groups other than its 4 and 2, widths that are no multiples, and more tokens.
 DEMO_SIZES = {
@@ -67,8 +67,8 @@ def test_states_after_a_share_of_the_layers_are_those_after_the_same_share_of_th
     small_states = demo.model(ids, output_hidden_states=True).hidden_states
     count = ids.shape[1]
     plan = Plan(ids, torch.arange(count)[None], torch.ones(1, count, count).tril().bool(), taps=tuple(range(14)))
-    host = open_host(large)
-    states = host.run(plan, host.new_cache(1)).hidden
+    runner = open_runner(large)
+    states = runner.run(plan, runner.new_cache(1)).hidden
     for after in range(8):  # behind the last layer Hugging Face gives normed states
         at = places.layer(after)
         assert at == after * 13 // 8

@@ -12,8 +12,8 @@ from zoo import build
 from draftree.drafting import Context, Jacobi, Step
 from draftree.drafting.jacobi import Pool
 from draftree.engine import Engine, Rules, generate
-from draftree.host import inspect_model
 from draftree.pruning import EarlyPruning, demo_early_head
+from draftree.runner import inspect_model
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 
@@ -47,13 +47,13 @@ class Watched(Jacobi):
 
 
 @pytest.mark.parametrize(
-    ("name", "host"), [("llama", "loop"), ("llama", "hooked"), ("gpt2", "auto"), ("gemma3", "auto"), ("bloom", "auto")]
+    ("name", "runner"), [("llama", "cpu"), ("llama", "hooked"), ("gpt2", "auto"), ("gemma3", "auto"), ("bloom", "auto")]
 )
-def test_trajectories_are_what_the_model_makes_of_them(name: str, host: str) -> None:
+def test_trajectories_are_what_the_model_makes_of_them(name: str, runner: str) -> None:
     """Behind prompts, accepted runs of any length and rests, in a ragged batch; each place alone says the same."""
     model = build(name)
     drafter = Watched(4, 4, 6, from_prompt=True)
-    engine = Engine(model, drafter=drafter, shape=Fixed(9), slots=3, host=host)
+    engine = Engine(model, drafter=drafter, shape=Fixed(9), slots=3, runner=runner)
     made = [engine.add(p, Rules(max_new_tokens=14 + i)) for i, p in enumerate(prompts((5, 30, 9, 17)))]
     engine.run()
     assert drafter._live == {}

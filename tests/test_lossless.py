@@ -1,4 +1,5 @@
-"""The one law: whatever drafter, shape, host and batch, the token ids are those of plain decoding and of Hugging Face.
+"""The one law: whatever drafter, shape, runner and batch, the token ids are those of plain decoding and of
+Hugging Face.
 
 Models are tiny and random; trees are partly true and partly wrong, so that guesses hold and fail at every depth.
 """
@@ -12,23 +13,23 @@ from torch import Tensor
 from zoo import CAUSAL, build
 
 from draftree.engine import generate
-from draftree.host import LoopHost, inspect_model
+from draftree.runner import EagerRunner, inspect_model
 
 DEFAULT = ("llama", "qwen3", "gpt2", "gemma3", "bloom", "mpt", "opt", "deepseek_v3")
 FAMILIES = [pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL]
 SEED = 11
 
 
-def hosts(name: str) -> list[str]:
-    return ["loop", "hooked"] if LoopHost.qualifies(inspect_model(build(name))) else ["hooked"]
+def runners(name: str) -> list[str]:
+    return ["cpu", "hooked"] if EagerRunner.qualifies(inspect_model(build(name))) else ["hooked"]
 
 
 def check_all(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, every: bool, **options: object) -> None:
-    """Every drafter on every host, each in every shape or (not `every`) in turn, against `wanted`."""
+    """Every drafter on every runner, each in every shape or (not `every`) in turn, against `wanted`."""
     rows = prompts(LENGTHS if len(ids) > 1 else LENGTHS[:1])
     references = references_of(rows, wanted)
     accepted = 0
-    for host in hosts(name):
+    for runner in runners(name):
         for number, (kind, make) in enumerate(drafters(references).items()):
             shapes = list(SHAPES) if every or kind == "random" else [list(SHAPES)[number % len(SHAPES)]]
             for shape in shapes:
@@ -38,11 +39,11 @@ def check_all(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, every
                     mask,
                     drafter=make(),
                     shape=SHAPES[shape](),
-                    host=host,
+                    runner=runner,
                     max_new_tokens=NEW,
                     **options,
                 )
-                same(out.sequences, wanted, f"{name} on {host} with {kind}, {shape}")
+                same(out.sequences, wanted, f"{name} on {runner} with {kind}, {shape}")
                 total = out.stats.total
                 assert total.emitted <= total.steps + total.accepted
                 accepted += total.accepted

@@ -14,8 +14,8 @@ from zoo import MEMBERS, build, construct
 import draftree
 from draftree.drafting.medusa import MedusaWeights
 from draftree.engine import generate
-from draftree.host import inspect_model
-from draftree.host.probe import probe
+from draftree.runner import inspect_model
+from draftree.runner.hooked.probe import probe
 from draftree.shaping import Fixed
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from drafters_for_tests import InModel, Raising, RandomTree
+from draftree.shaping.counts import PER_FACTOR
 from generate_driver import NEW, hf, left_pad, prompts, references_of, same
 from in_model_driver import make, recorded
 from zoo import build
@@ -18,10 +19,9 @@ from draftree.drafting import BiTA, Context, Drafter, HiddenTransfer, Lookahead,
 from draftree.drafting.merge.votes import HEED, Votes
 from draftree.engine import Engine, Rules, generate
 from draftree.engine.generate import GenerateOutput
-from draftree.host.cost import StepCost
 from draftree.pruning import EarlyHead, EarlyPruning
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
-from draftree.shaping.counts import PER_FACTOR
 from draftree.tree import TokenTree
 
 Paths = Sequence[Sequence[int]]
@@ -235,10 +235,10 @@ def test_guesses_are_calibrated_by_what_came() -> None:
 TRIO = ("bita", "hidden-transfer", "medusa")
 
 
-def run(drafter: Drafter, name: str, *, host: str = "auto", size: int = 8, **options: Any) -> GenerateOutput:
+def run(drafter: Drafter, name: str, *, runner: str = "auto", size: int = 8, **options: Any) -> GenerateOutput:
     ids, mask = left_pad(prompts())
     return generate(
-        build(name), ids, mask, drafter=drafter, shape=Fixed(size), host=host, max_new_tokens=NEW, **options
+        build(name), ids, mask, drafter=drafter, shape=Fixed(size), runner=runner, max_new_tokens=NEW, **options
     )
 
 
@@ -252,7 +252,7 @@ def early_pruning(layer: int) -> EarlyPruning:
     return EarlyPruning(head, criterion="best", keep=4, always=True)
 
 
-@pytest.mark.parametrize(("host", "pruned_at"), [("loop", None), ("hooked", None), ("loop", 1), ("hooked", 2)])
+@pytest.mark.parametrize(("runner", "pruned_at"), [("cpu", None), ("hooked", None), ("cpu", 1), ("hooked", 2)])
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -261,7 +261,7 @@ def early_pruning(layer: int) -> EarlyPruning:
         ("medusa", "bita-masks-only-groups", "bita", "hidden-transfer"),
     ],
 )
-def test_in_a_joint_pass_each_guesses_as_alone(kinds: tuple[str, ...], host: str, pruned_at: int | None) -> None:
+def test_in_a_joint_pass_each_guesses_as_alone(kinds: tuple[str, ...], runner: str, pruned_at: int | None) -> None:
     """Rows stand elsewhere and see others' rows nowhere, so every drafter's candidates are those it has alone.
 
     Also where rows leave in mid-stack, and those of others between one's own have left.
@@ -270,13 +270,13 @@ def test_in_a_joint_pass_each_guesses_as_alone(kinds: tuple[str, ...], host: str
     drafters = [make(kind, model) for kind in kinds]
     together = [recorded(drafter) for drafter in drafters]
     pruner = None if pruned_at is None else early_pruning(pruned_at)
-    total = run(Merge(drafters), "llama", host=host, pruner=pruner).stats.total
+    total = run(Merge(drafters), "llama", runner=runner, pruner=pruner).stats.total
     assert total.accepted > 0
     assert (total.pruned > 0) == (pruner is not None)
     for kind, seen in zip(kinds, together, strict=True):
         own = make(kind, model)
         alone = recorded(own)
-        run(own, "llama", host=host, size=own.max_nodes)
+        run(own, "llama", runner=runner, size=own.max_nodes)
         known = {tuple(s.tokens): s for s in alone if s.logp.isfinite().all()}
         shared = [(s, known[tuple(s.tokens)]) for s in seen if tuple(s.tokens) in known and s.logp.isfinite().all()]
         assert len(shared) > 10, kind

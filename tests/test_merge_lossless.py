@@ -1,4 +1,4 @@
-"""The one law for merged drafters: families, batches, hosts, greedy and sampled; an EOS inside merged drafts."""
+"""The one law for merged drafters: families, batches, runners, greedy and sampled; an EOS inside merged drafts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo import CAUSAL, build
 
 from draftree.drafting import Merge
 from draftree.engine import generate
-from draftree.host import LoopHost, inspect_model
+from draftree.runner import EagerRunner, inspect_model
 
 DEFAULT = ("llama", "gpt2", "gemma3")
 FAMILIES = [pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL]
@@ -40,13 +40,13 @@ def merges(model: Any, references: References) -> dict[str, Callable[[], Merge]]
 
 
 def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: Any) -> None:
-    """Every merge on every host, shapes in turn, against `wanted`."""
+    """Every merge on every runner, shapes in turn, against `wanted`."""
     model = build(name)
     references = references_of(prompts(LENGTHS if len(ids) > 1 else LENGTHS[:1]), wanted)
-    hosts = ["loop", "hooked"] if LoopHost.qualifies(inspect_model(model)) else ["hooked"]
+    runners = ["cpu", "hooked"] if EagerRunner.qualifies(inspect_model(model)) else ["hooked"]
     accepted = 0
     for number, (kind, merged) in enumerate(merges(model, references).items()):
-        for host in hosts:
+        for runner in runners:
             shape = list(SHAPES)[number % 2]
             out = generate(
                 model,
@@ -54,11 +54,11 @@ def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options
                 mask,
                 drafter=merged(),
                 shape=SHAPES[shape](),
-                host=host,
+                runner=runner,
                 max_new_tokens=NEW,
                 **options,
             )
-            same(out.sequences, wanted, f"{name} on {host} with {kind}, {shape}")
+            same(out.sequences, wanted, f"{name} on {runner} with {kind}, {shape}")
             accepted += out.stats.total.accepted
     assert accepted > wanted.shape[1] - ids.shape[1]  # or nothing was shown
 

@@ -16,9 +16,10 @@ from draftree.bench.inflate import inflate
 from draftree.bench.sizes import Size
 from draftree.drafting.folder import model_hash
 from draftree.engine.generate import generate
-from draftree.host import open_host, pack_weights, product, unpack_weights
-from draftree.host.compiled import load_library
-from draftree.host.panels import HUGE_PAGE, Packed, PackedLinear, from_panels, to_panels
+from draftree.runner import open_runner, pack_weights, unpack_weights
+from draftree.runner.cpu.layers import load_library
+from draftree.runner.cpu.packed import HUGE_PAGE, Packed, PackedLinear, from_panels, to_panels
+from draftree.runner.eager import product
 
 FAMILIES = ("llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi3", "glm", "olmo2", "gemma3")
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
@@ -35,29 +36,29 @@ def linears_of(model, kind):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("host", ["loop", "hooked"])
-def test_a_packed_model_says_the_same(name, host):
+@pytest.mark.parametrize("runner", ["cpu", "hooked"])
+def test_a_packed_model_says_the_same(name, runner):
     model = packed_copy(name)
     tied = [model.get_output_embeddings()] if name == "llama-tied" else []
     assert linears_of(model, torch.nn.Linear) == tied
     ids = torch.tensor(prompts((9,)))
     wanted = hf(build(name), ids)
     assert torch.equal(hf(model, ids), wanted)
-    assert torch.equal(generate(model, ids, host=host, max_new_tokens=wanted.shape[1] - 9).sequences, wanted)
+    assert torch.equal(generate(model, ids, runner=runner, max_new_tokens=wanted.shape[1] - 9).sequences, wanted)
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, build(name)(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_loop_host_has_no_copy_of_its_own(name):
+def test_the_cpu_runner_has_no_copy_of_its_own(name):
     model = packed_copy(name)
-    host = open_host(model, "loop")
-    assert host.form.startswith("loop, compiled")
+    runner = open_runner(model, "cpu")
+    assert runner.form.startswith("cpu")
     own = {m.panels.untyped_storage().data_ptr() for m in linears_of(model, PackedLinear)}
-    read = [p._panels.untyped_storage().data_ptr() for layer in host._layers for p in layer._packed]
+    read = [p._panels.untyped_storage().data_ptr() for layer in runner._layers for p in layer._packed]
     assert set(read) <= own
     tied = name == "llama-tied"
-    assert (host._head._packed._panels.untyped_storage().data_ptr() in own) != tied
+    assert (runner._head._packed._panels.untyped_storage().data_ptr() in own) != tied
 
 
 def test_one_copy_of_the_weights_is_alive(demo):
@@ -79,7 +80,7 @@ def test_unpacked_it_is_as_it_was():
         assert all(torch.equal(before[key], after[key]) for key in before)
         assert [type(m) for m in model.modules()] == [type(m) for m in build(name).modules()]
         assert all(p.requires_grad for p in model.parameters())
-        assert open_host(model, "loop").form.startswith("loop, compiled")
+        assert open_runner(model, "cpu").form.startswith("cpu")
 
 
 def test_packing_twice_changes_nothing():
@@ -98,10 +99,10 @@ def test_it_saves_and_loads_stock_files(tmp_path):
     other = construct(MEMBERS["qwen2"])
     for parameter in other.parameters():
         torch.nn.init.normal_(parameter)
-    host = open_host(model, "loop")
+    runner = open_runner(model, "cpu")
     model.load_state_dict(other.state_dict())
     assert all(torch.equal(model.state_dict()[k], v) for k, v in other.state_dict().items())
-    assert open_host(model, "loop") is not host, "new weights, new host"
+    assert open_runner(model, "cpu") is not runner, "new weights, new runner"
     wrong = other.state_dict()
     wrong["lm_head.weight"] = torch.zeros(3, 64)
     with pytest.raises(RuntimeError, match=r"lm_head\.weight has shape"):
@@ -130,9 +131,9 @@ def test_gradients_of_inputs_pass_through():
     torch.testing.assert_close(embeddings.grad, expected.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_cast_it_leaves_the_loop_host_and_still_works():
+def test_cast_it_leaves_the_cpu_runner_and_still_works():
     model = packed_copy("llama").to(torch.bfloat16)
-    assert open_host(model).name == "hooked"
+    assert open_runner(model).name == "hooked"
     ids = torch.tensor(prompts((9,)))
     with torch.no_grad():
         expected = copy.deepcopy(build("llama")).to(torch.bfloat16)(ids).logits
@@ -145,7 +146,7 @@ def test_heads_that_end_within_a_panel_are_packed_apart():
     pack_weights(model)
     ids = torch.tensor(prompts((9,)))
     assert torch.equal(
-        generate(model, ids, host="loop", max_new_tokens=12).sequences, hf(stock, ids, max_new_tokens=12)
+        generate(model, ids, runner="cpu", max_new_tokens=12).sequences, hf(stock, ids, max_new_tokens=12)
     )
 
 
@@ -170,15 +171,14 @@ def test_what_lies_apart_is_copied():
     assert torch.equal(packed._panels, torch.cat([m.panels for m in parts]))
 
 
-@pytest.mark.parametrize(("free", "form"), [(10**6, "loop"), (None, "loop"), (10**12, "loop, compiled")])
+@pytest.mark.parametrize(("free", "form"), [(10**6, "eager"), (None, "eager"), (10**12, "cpu")])
 def test_large_models_are_copied_where_memory_is_plenty(free, form, monkeypatch):
     monkeypatch.setattr(product, "COPY_LIMIT", 1000)
     monkeypatch.setattr(product, "free_bytes", lambda _: free)
     model = copy.deepcopy(build("llama"))
-    assert open_host(model, "loop").form.startswith(form)
-    assert ("compiled" in open_host(model, "loop").form) == ("compiled" in form)
+    assert open_runner(model, "auto").name == form
     pack_weights(model)
-    assert open_host(model, "loop").form.startswith("loop, compiled"), "a packed model needs no copy"
+    assert open_runner(model, "cpu").form.startswith("cpu"), "a packed model needs no copy"
 
 
 def test_free_memory_is_known_here():
@@ -192,6 +192,6 @@ def test_what_cannot_be_packed_is_refused(monkeypatch):
         pack_weights(build("gpt2"))
     with pytest.raises(ValueError, match=r"float32 on the CPU, and these are torch\.bfloat16"):
         pack_weights(copy.deepcopy(build("llama")).to(torch.bfloat16))
-    monkeypatch.setattr("draftree.host.packing.load_library", lambda: None)
+    monkeypatch.setattr("draftree.runner.cpu.packing.load_library", lambda: None)
     with pytest.raises(ValueError, match="not built"):
         pack_weights(copy.deepcopy(build("llama")))

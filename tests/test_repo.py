@@ -19,7 +19,7 @@ FLOORS = {
     "errors": 0,
     "demo_model": 0,
     "tree": 0,
-    "host": 1,
+    "runner": 1,
     "drafting": 2,
     "shaping": 2,
     "pruning": 2,
@@ -51,7 +51,7 @@ DRAFTERS = {
 
 
 def name_of(path: Path) -> tuple[str, ...]:
-    """The module's name as parts below draftree: host/cache.py is ("host", "cache")."""
+    """The module's name as parts below draftree: runner/cache.py is ("runner", "cache")."""
     parts = path.relative_to(SRC).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
 
@@ -84,22 +84,22 @@ def test_imports_of_understands_every_spelling():
 import draftree
 import draftree.engine.loop
 from draftree.tree import TokenTree
-from draftree import host
+from draftree import runner
 from .cache import SlotCache
 from ..drafting import lookahead
 def late():
     from ..cli import main
 """
-    assert imports_of(source, ("host", "hooked"), is_package=False) == {
+    assert imports_of(source, ("runner", "hooked"), is_package=False) == {
         ("__init__",),
         ("engine", "loop"),
         ("tree", "TokenTree"),
-        ("host",),
-        ("host", "cache", "SlotCache"),
+        ("runner",),
+        ("runner", "cache", "SlotCache"),
         ("drafting", "lookahead"),
         ("cli", "main"),
     }
-    assert imports_of("from .a import b", ("host",), is_package=True) == {("host", "a", "b")}
+    assert imports_of("from .a import b", ("runner",), is_package=True) == {("runner", "a", "b")}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from generate_driver import LENGTHS, left_pad, prompts, same
-from host_driver import one_thread
+from runner_driver import one_thread
 from zoo import MEMBERS, build, construct
 
 import draftree
@@ -17,27 +17,27 @@ from draftree.drafting.base import Context, Seat
 from draftree.drafting.folder import base_of, load_drafter
 from draftree.engine.engine import Engine
 from draftree.engine.request import Rules
-from draftree.host import HookedHost, Host, LoopHost, inspect_model
-from draftree.host.plan import Plan
-from draftree.host.skip import Skip
+from draftree.runner import EagerRunner, HookedRunner, Runner, inspect_model
+from draftree.runner.layout.skip import Skip
+from draftree.runner.plan import Plan
 from draftree.shaping import Fixed
 
 __all__ = ["one_thread"]
 SKIP = {"skip_attention": [2], "skip_mlp": [2, 3]}
 
 
-def engine(model: Any, drafter: Any, host: str, slots: int = 3) -> Engine:
-    return Engine(model, drafter=drafter, shape=None if drafter is None else Fixed(12), host=host, slots=slots)
+def engine(model: Any, drafter: Any, runner: str, slots: int = 3) -> Engine:
+    return Engine(model, drafter=drafter, shape=None if drafter is None else Fixed(12), runner=runner, slots=slots)
 
 
-@pytest.mark.parametrize("host", ["loop", "hooked"])
+@pytest.mark.parametrize("runner", ["cpu", "hooked"])
 @pytest.mark.parametrize("options", [{"exit_layer": 2}, SKIP], ids=["exit", "skip"])
-def test_nothing_drafted_stays_in_the_cache(host: str, options: dict[str, Any]) -> None:
+def test_nothing_drafted_stays_in_the_cache(runner: str, options: dict[str, Any]) -> None:
     """After as many tokens all columns of texts are those of an engine that never drafted, in every layer."""
     model = build("llama")
     caches = []
     for drafter in (None, SelfSpeculative(confidence=0, branching=3, **options)):
-        made = engine(model, drafter, host)
+        made = engine(model, drafter, runner)
         requests = [made.add(row, Rules(max_new_tokens=100)) for row in prompts(LENGTHS)]
         while min(len(r.output) for r in requests) < 24:
             made.step()
@@ -51,51 +51,51 @@ def test_nothing_drafted_stays_in_the_cache(host: str, options: dict[str, Any]) 
         for layer in range(4):
             for store in ("_keys", "_values"):
                 ours, theirs = (getattr(c, store)[layer][slot, :, :n] for c in (drafted, plain))
-                if host == "loop":
+                if runner == "cpu":
                     assert torch.equal(ours, theirs), (slot, layer, store)
                 else:
                     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("host", ["loop", "hooked"])
-def test_requests_that_come_and_go(host: str) -> None:
+@pytest.mark.parametrize("runner", ["cpu", "hooked"])
+def test_requests_that_come_and_go(runner: str) -> None:
     """Five requests of different lengths in two slots: seats move, texts stay those of each alone."""
     model = build("qwen3")
-    made = engine(model, SelfSpeculative(confidence=0, exit_layer=3), host, slots=2)
+    made = engine(model, SelfSpeculative(confidence=0, exit_layer=3), runner, slots=2)
     rows = prompts((5, 21, 9, 13, 7))
     requests = [made.add(row, Rules(max_new_tokens=8 + 5 * i)) for i, row in enumerate(rows)]
     made.run()
     for i, (row, request) in enumerate(zip(rows, requests, strict=True)):
-        alone = draftree.generate(model, torch.tensor([row]), max_new_tokens=8 + 5 * i, host=host, eos_token_id=[])
+        alone = draftree.generate(model, torch.tensor([row]), max_new_tokens=8 + 5 * i, runner=runner, eos_token_id=[])
         assert request.tokens == alone.sequences[0, len(row) :].tolist()
         assert request.context.seat is None
     assert sum(r.stats.accepted for r in requests) > 0
 
 
-def seated(host: Host, texts: list[list[int]]) -> list[Context]:
+def seated(runner: Runner, texts: list[list[int]]) -> list[Context]:
     """Requests whose texts but for the newest token are in a cache."""
-    cache = host.new_cache(len(texts))
+    cache = runner.new_cache(len(texts))
     contexts = []
     for slot, text in enumerate(texts):
         n = len(text) - 1
         plan = Plan(torch.tensor([text[:-1]]), torch.arange(n)[None], torch.ones(1, n, n).tril().bool())
-        result = host.run(plan, cache, slot)
+        result = runner.run(plan, cache, slot)
         cache.commit([list(range(n))], result.segments)
-        contexts.append(Context(slot, text, n, 50, seat=Seat(host, cache, None, slot)))
+        contexts.append(Context(slot, text, n, 50, seat=Seat(runner, cache, None, slot)))
     return contexts
 
 
 @pytest.mark.parametrize("options", [{"exit_layer": 2}, SKIP], ids=["exit", "skip"])
 def test_one_call_drafts_what_passes_draft(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     trees = []
-    for kind in (LoopHost, HookedHost, LoopHost):
-        host = kind(inspect_model(build("llama")))
+    for kind in (EagerRunner, HookedRunner, EagerRunner):
+        runner = kind(inspect_model(build("llama")))
         if len(trees) == 2:  # without running ahead
-            monkeypatch.setattr(LoopHost, "run_ahead", Host.run_ahead)
+            monkeypatch.setattr(EagerRunner, "run_ahead", Runner.run_ahead)
         drafter = SelfSpeculative(confidence=0, num_draft_tokens=5, branching=3, **options)
-        drafter.bind(host.target)
-        contexts = seated(host, prompts((21, 13, 17)))
-        with host.guard():
+        drafter.bind(runner.target)
+        contexts = seated(runner, prompts((21, 13, 17)))
+        with runner.guard():
             trees.append(drafter.draft(contexts, [12, 0, 4]))
         assert contexts[0].seat is not None
         assert contexts[0].seat.cache.lengths == [20, 12, 16]
@@ -107,12 +107,12 @@ def test_one_call_drafts_what_passes_draft(options: dict[str, Any], monkeypatch:
 
 def test_the_chain_is_what_the_rest_of_the_model_says() -> None:
     """Token by token, the whole model's keys and values before the newest token and the rest's own behind it."""
-    host = HookedHost(inspect_model(build("llama")))
-    (context,) = seated(host, prompts((21,)))
+    runner = HookedRunner(inspect_model(build("llama")))
+    (context,) = seated(runner, prompts((21,)))
     drafter = SelfSpeculative(exit_layer=2, confidence=0, num_draft_tokens=4, branching=1)
-    drafter.bind(host.target)
+    drafter.bind(runner.target)
     chain = drafter.draft([context], [9]).tokens[0].tolist()
-    (again,) = seated(host, prompts((21,)))
+    (again,) = seated(runner, prompts((21,)))
     assert again.seat is not None
     cache, said = again.seat.cache, [context.tokens[-1]]
     for _ in range(4):
@@ -120,19 +120,19 @@ def test_the_chain_is_what_the_rest_of_the_model_says() -> None:
         plan = Plan(
             torch.tensor([said]), 20 + torch.arange(n)[None], torch.ones(1, n, n).tril().bool(), skip=Skip.behind(2, 4)
         )
-        said.append(int(host.run(plan, cache).logits[0, -1].argmax()))
+        said.append(int(runner.run(plan, cache).logits[0, -1].argmax()))
     assert chain == said
 
 
 def test_where_a_chain_ends() -> None:
-    host = LoopHost(inspect_model(build("llama")))
+    runner = EagerRunner(inspect_model(build("llama")))
 
     def drafted(
         texts: list[list[int]], eos: tuple[int, ...] = (), room: int = 50, least: float | None = None, **options: Any
     ) -> list[int]:
         drafter = SelfSpeculative(exit_layer=2, branching=1, **{"confidence": 0.0, "num_draft_tokens": 6} | options)
-        drafter.bind(host.target, eos_token_ids=eos)
-        contexts = seated(host, texts)
+        drafter.bind(runner.target, eos_token_ids=eos)
+        contexts = seated(runner, texts)
         for context in contexts:
             context.room = room
             context.least = None if least is None else (least, 0.0, 0.0)
@@ -150,19 +150,19 @@ def test_where_a_chain_ends() -> None:
     end = next(i for i, token in enumerate(whole) if i and token not in whole[:i])
     assert drafted([text], eos=(whole[end],)) == whole[: end + 1]
     drafter = SelfSpeculative(exit_layer=2)
-    drafter.bind(host.target)
-    (context,) = seated(host, [text])
+    drafter.bind(runner.target)
+    (context,) = seated(runner, [text])
     context.tokens = [*context.tokens, 5]  # not read yet: nothing to draft from
     assert drafter.draft([context], [9]).sizes == (1,)
     assert drafter.draft([Context(7, text, 3, 50)], [9]).sizes == (1,)
 
 
 def test_an_error_in_a_draft_leaves_lengths_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = HookedHost(inspect_model(build("llama")))
-    (context,) = seated(host, prompts((21,)))
+    runner = HookedRunner(inspect_model(build("llama")))
+    (context,) = seated(runner, prompts((21,)))
     drafter = SelfSpeculative(exit_layer=2, confidence=0)
-    drafter.bind(host.target)
-    runs, run = [], HookedHost.run
+    drafter.bind(runner.target)
+    runs, run = [], HookedRunner.run
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         runs.append(1)
@@ -170,7 +170,7 @@ def test_an_error_in_a_draft_leaves_lengths_alone(monkeypatch: pytest.MonkeyPatc
             raise RuntimeError("no more")
         return run(*args, **kwargs)
 
-    monkeypatch.setattr(HookedHost, "run", failing)
+    monkeypatch.setattr(HookedRunner, "run", failing)
     with pytest.raises(RuntimeError, match="no more"):
         drafter.draft([context], [9])
     assert context.seat is not None

@@ -16,9 +16,9 @@ from zoo import build
 
 from draftree.drafting import Context, Lookahead
 from draftree.engine import Engine, Rules, generate
-from draftree.host import cost as cost_module
-from draftree.host import open_host
-from draftree.host.cost import StepCost, cached_cost, measure_cost
+from draftree.runner import open_runner
+from draftree.runner import step_cost as cost_module
+from draftree.runner.step_cost import StepCost, cached_cost, measure_cost
 from draftree.shaping import DynamicTree, Fixed
 from draftree.shaping.calibration import Calibration
 from draftree.shaping.cost_line import CostLine
@@ -284,7 +284,7 @@ def test_real_steps_bend_the_curve() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
 def test_measured_curves(name: str) -> None:
-    cost = measure_cost(open_host(build(name)), seconds=0.02)
+    cost = measure_cost(open_runner(build(name)), seconds=0.02)
     assert cost.rows[0] == 1
     assert (cost.seconds > 0).all()
     assert (np.diff(cost.of(range(1, 100))) >= 0).all()
@@ -294,20 +294,20 @@ def test_short_contexts_are_measured_too(monkeypatch: pytest.MonkeyPatch) -> Non
     from zoo import MEMBERS, construct
 
     model = construct(MEMBERS["gpt2"], n_positions=40)
-    cost = measure_cost(open_host(model), seconds=0.0)
+    cost = measure_cost(open_runner(model), seconds=0.0)
     assert cost.rows.tolist() == [1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32]
     monkeypatch.setattr(cost_module, "PATIENCE", 0.0)
-    assert measure_cost(open_host(model), seconds=0.0).rows.tolist() == [1, 2, 3]  # slow models are not kept waiting
+    assert measure_cost(open_runner(model), seconds=0.0).rows.tolist() == [1, 2, 3]  # slow models are not kept waiting
 
 
 def test_long_contexts_have_curves_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
     asked = []
-    monkeypatch.setattr(cost_module, "measure_cost", lambda host, context: asked.append(context) or FLAT)
-    host = open_host(build("llama"))
-    monkeypatch.setattr(host, "costs", {})
+    monkeypatch.setattr(cost_module, "measure_cost", lambda runner, context: asked.append(context) or FLAT)
+    runner = open_runner(build("llama"))
+    monkeypatch.setattr(runner, "costs", {})
     for context in (40, 300, 1024, 3000, 9000):
-        cached_cost(host, context)
+        cached_cost(runner, context)
     assert asked == [128, 1024, 4096]
     assert len(list(tmp_path.iterdir())) == 3
-    monkeypatch.setattr(host, "costs", {})
+    monkeypatch.setattr(runner, "costs", {})

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from host_driver import one_thread
+from runner_driver import one_thread
 from test_training import data_for
 from zoo import MEMBERS, build, construct
 
 import draftree
 from draftree.drafting.folder import load_drafter
-from draftree.host import HookedHost, Host, LoopHost, inspect_model
-from draftree.host.cost import StepCost
-from draftree.host.skip import Skip
+from draftree.runner import EagerRunner, HookedRunner, Runner, inspect_model
+from draftree.runner.layout.skip import Skip
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import Fixed
 from draftree.training.replay import Prices, Replay, Score
 from draftree.training.rows import Row
@@ -36,16 +36,16 @@ def answered(model: Any, prompts: list[list[int]]) -> list[Row]:
     return rows
 
 
-@pytest.mark.parametrize("kind", [LoopHost, HookedHost])
+@pytest.mark.parametrize("kind", [EagerRunner, HookedRunner])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("skip", [Skip.behind(3, 4), Skip.of([2], [3])], ids=["exit", "parts"])
-def test_replay_accepts_what_decoding_accepts(kind: type[Host], name: str, skip: Skip) -> None:
+def test_replay_accepts_what_decoding_accepts(kind: type[Runner], name: str, skip: Skip) -> None:
     """Steps, drafted rows and accepted tokens of a real run without any stop but the text's end."""
     model, depth = build(name), 3
-    host = kind(inspect_model(model))
+    runner = kind(inspect_model(model))
     prompts = [[5, 9, 3, 0, 7, 11, 4], [8, 8, 2, 6, 13, 40, 41, 42, 43, 60]]
     rows = answered(model, prompts)
-    replay = Replay(host, rows, NEW, depth)
+    replay = Replay(runner, rows, NEW, depth)
     free = Prices(0.0, 0.0, 0.0, STEPS)  # so that every row is worth it
     for row, (true, logp) in zip(rows, replay.chains(skip), strict=True):
         drafter = draftree.SelfSpeculative(
@@ -56,7 +56,7 @@ def test_replay_accepts_what_decoding_accepts(kind: type[Host], name: str, skip:
             torch.tensor([row.tokens[: row.start]]),
             drafter=drafter,
             shape=Fixed(depth),
-            host=host,
+            runner=runner,
             max_new_tokens=NEW,
             eos_token_id=[],
         )
@@ -72,7 +72,7 @@ def test_replay_accepts_what_decoding_accepts(kind: type[Host], name: str, skip:
 
 def test_speed_is_tokens_over_measured_times() -> None:
     model = build("llama")
-    replay = Replay(LoopHost(inspect_model(model)), answered(model, [[5, 9, 3, 0, 7]]), NEW, 4)
+    replay = Replay(EagerRunner(inspect_model(model)), answered(model, [[5, 9, 3, 0, 7]]), NEW, 4)
     assert replay.score(Skip(), Prices(0.0, 0.0, 0.0, STEPS)) == pytest.approx(Score(5.0, 1.0, 5.0, 4.0), rel=0.1)
     dear = replay.score(Skip(), Prices(1.0, 0.0, 0.0, STEPS))
     assert dear.rows == 1  # no chain promises enough for a second row
@@ -92,16 +92,16 @@ class Table:
 
 
 def test_sets_grow_by_what_has_done_best() -> None:
-    host = HookedHost(inspect_model(build("llama")))
+    runner = HookedRunner(inspect_model(build("llama")))
     search = Search(Table(), Prices(1, 0, 0, STEPS), SearchOptions(width=8))  # type: ignore[arg-type]
-    tried = search.run(host)
+    tried = search.run(runner)
     assert tried[:3] == [(s, Table().score(s, search.prices)) for s in (Skip.behind(n, 4) for n in (1, 2, 3))]
     assert max(tried, key=lambda found: found[1].speed)[0] == Skip.of([1], [2])
     assert len({skip for skip, _ in tried}) == len(tried)
     late = Search(Table(), Prices(1, 0, 0, STEPS), SearchOptions(seconds=1e-9))  # type: ignore[arg-type]
-    assert len(late.run(host)) == 1
+    assert len(late.run(runner)) == 1
     narrow = Search(Table(), Prices(1, 0, 0, STEPS), SearchOptions(width=1))  # type: ignore[arg-type]
-    assert len(narrow.run(host)) < len(tried)
+    assert len(narrow.run(runner)) < len(tried)
 
 
 def test_a_search_leaves_a_folder(tmp_path: Path) -> None:

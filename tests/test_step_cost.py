@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draftree.shaping.gathered import StepTime
 from zoo import build
 
-from draftree.host import cost as cost_module
-from draftree.host import open_host
-from draftree.host.cost import StepCost, cached_cost
-from draftree.shaping.gathered import StepTime
+from draftree.runner import open_runner
+from draftree.runner import step_cost as cost_module
+from draftree.runner.step_cost import StepCost, cached_cost
 from draftree.shaping.planner import Planner
 
 FLAT = StepCost((1, 64), (1.0, 1.001))
@@ -36,37 +36,37 @@ def test_the_curve_is_kept_on_disk(damage: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
     measured = []
 
-    def measure(host: object, context: int) -> StepCost:
-        measured.append(host)
+    def measure(runner: object, context: int) -> StepCost:
+        measured.append(runner)
         return StepCost((1, 2), (1.0, 2.0 + len(measured)))
 
     monkeypatch.setattr(cost_module, "measure_cost", measure)
-    host = open_host(build("llama"))
-    monkeypatch.setattr(host, "costs", {})
-    assert cached_cost(host).seconds.tolist() == [1.0, 3.0]
-    assert cached_cost(host) is cached_cost(host)
-    host.costs.clear()
-    assert cached_cost(host).seconds.tolist() == [1.0, 3.0]  # from disk
+    runner = open_runner(build("llama"))
+    monkeypatch.setattr(runner, "costs", {})
+    assert cached_cost(runner).seconds.tolist() == [1.0, 3.0]
+    assert cached_cost(runner) is cached_cost(runner)
+    runner.costs.clear()
+    assert cached_cost(runner).seconds.tolist() == [1.0, 3.0]  # from disk
     assert len(measured) == 1
     (path,) = tmp_path.iterdir()
-    host.costs.clear()
+    runner.costs.clear()
     if damage == "missing":
         path.unlink()
     else:
         path.write_bytes(damage.encode("latin-1"))
-    assert cached_cost(host).seconds.tolist() == [1.0, 4.0]
+    assert cached_cost(runner).seconds.tolist() == [1.0, 4.0]
     assert json.loads(path.read_text()) == {"rows": [1.0, 2.0], "seconds": [1.0, 4.0]}
-    monkeypatch.setattr(host, "costs", {})
+    monkeypatch.setattr(runner, "costs", {})
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("DRAFTREE_CACHE", str(blocked))
-    monkeypatch.setattr(cost_module, "measure_cost", lambda host, context: FLAT)
-    host = open_host(build("llama"))
-    monkeypatch.setattr(host, "costs", {})
-    assert cached_cost(host) is FLAT
+    monkeypatch.setattr(cost_module, "measure_cost", lambda runner, context: FLAT)
+    runner = open_runner(build("llama"))
+    monkeypatch.setattr(runner, "costs", {})
+    assert cached_cost(runner) is FLAT
 
 
 def test_a_curve_from_disk_that_no_longer_holds_is_measured_again(
@@ -79,21 +79,21 @@ def test_a_curve_from_disk_that_no_longer_holds_is_measured_again(
     slow = StepCost((1, 16, 64), (1.0, 1.0, 2.0))
     measured = []
 
-    def measure(host: object, seconds: float = 0.0, counts: object = None, context: int = 128) -> StepCost:
+    def measure(runner: object, seconds: float = 0.0, counts: object = None, context: int = 128) -> StepCost:
         measured.append(counts)
         return truth
 
-    host = open_host(build("llama"))
+    runner = open_runner(build("llama"))
     for held, calls in ((truth, 1), (flat, 2), (slow, 0)):
-        monkeypatch.setattr(host, "costs", {})
-        path = tmp_path / f"{cost_module._key(host)}.json"
+        monkeypatch.setattr(runner, "costs", {})
+        path = tmp_path / f"{cost_module._key(runner)}.json"
         path.write_text(json.dumps({"rows": held.rows.tolist(), "seconds": held.seconds.tolist()}))
         measured.clear()
         monkeypatch.setattr(cost_module, "measure_cost", measure)
-        found = cached_cost(host)
+        found = cached_cost(runner)
         assert len(measured) == calls
         assert found.seconds.tolist() == (slow if held is slow else truth).seconds.tolist()
-    monkeypatch.setattr(host, "costs", {})
+    monkeypatch.setattr(runner, "costs", {})
 
 
 def test_a_curve_that_makes_no_sense_is_measured_again_and_not_handed_on(
@@ -102,14 +102,14 @@ def test_a_curve_that_makes_no_sense_is_measured_again_and_not_handed_on(
     """Threads that wait for a busy process: two rows took a thousand times one. All guesses would be dear for good."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
     nonsense, truth = StepCost((1, 2, 16), (0.0003, 0.3, 0.4)), StepCost((1, 2, 16), (0.0003, 0.0004, 0.001))
-    host = open_host(build("llama"))
-    path = tmp_path / f"{cost_module._key(host)}.json"
+    runner = open_runner(build("llama"))
+    path = tmp_path / f"{cost_module._key(runner)}.json"
     for found, expected in (([truth], truth), ([nonsense, truth], truth), ([nonsense] * 3, None)):
         path.write_text(json.dumps({"rows": nonsense.rows.tolist(), "seconds": nonsense.seconds.tolist()}))
         left = list(found)
         monkeypatch.setattr(cost_module, "measure_cost", lambda *_, left=left, **__: left.pop(0))
-        monkeypatch.setattr(host, "costs", {})
-        cost = cached_cost(host)
+        monkeypatch.setattr(runner, "costs", {})
+        cost = cached_cost(runner)
         assert not left
         if expected is not None:
             assert cost.seconds.tolist() == expected.seconds.tolist()
@@ -117,13 +117,13 @@ def test_a_curve_that_makes_no_sense_is_measured_again_and_not_handed_on(
         else:  # no more than a pass for each row
             assert cost.seconds.tolist() == pytest.approx([0.0003, 0.0006, 0.0048])
             assert json.loads(path.read_text())["seconds"] == nonsense.seconds.tolist()  # as it was
-    monkeypatch.setattr(host, "costs", {})
+    monkeypatch.setattr(runner, "costs", {})
 
 
 def test_a_curve_is_measured_warm_and_within_one_mood_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step behind one of many more rows finds its caches cold; and the machine is twice as quick in some moments."""
-    host = open_host(build("llama"))
-    now, before, run = 0.0, 1, host.run
+    runner = open_runner(build("llama"))
+    now, before, run = 0.0, 1, runner.run
 
     def timed(plan: Any, *args: Any, **options: Any) -> Any:
         nonlocal now, before
@@ -139,9 +139,9 @@ def test_a_curve_is_measured_warm_and_within_one_mood_of_the_machine(monkeypatch
         def perf_counter() -> float:
             return now
 
-    monkeypatch.setattr(host, "run", timed)
+    monkeypatch.setattr(runner, "run", timed)
     monkeypatch.setattr(cost_module, "time", Clock)
-    cost = cost_module.measure_cost(host)
+    cost = cost_module.measure_cost(runner)
     np.testing.assert_allclose(cost.seconds / cost.seconds[0], (1 + 0.1 * cost.rows) / 1.1, rtol=0.03)
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 import zoo
 
-from draftree.host import LoopHost, inspect_model
-from draftree.host.plan import Plan
-from draftree.host.threads import LONGEST_REST, PER_MULTIPLICATION, PER_PASS, REST, Pace, Pauses
+from draftree.runner import EagerRunner, inspect_model
+from draftree.runner.cpu.threads import LONGEST_REST, PER_MULTIPLICATION, PER_PASS, REST, Pace, Pauses
+from draftree.runner.plan import Plan
 
 WORK, WORTH = 3_000_000, 1_000_000
 ALONE = 0.001  # seconds that one thread takes
@@ -133,12 +133,12 @@ def test_all_models_of_a_process_rest_together(machine: Machine) -> None:
 
 
 def test_passes_of_a_model_rest_and_give_the_same(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
-    monkeypatch.setattr("draftree.host.threads.PAUSES", machine.pace._pauses)
-    monkeypatch.setattr("draftree.host.compiled.WORTH_THREADS", 0)
-    host = LoopHost(inspect_model(zoo.build("llama")))  # one that learns nothing from the clocks of other tests
-    if host._compiled is None:
+    monkeypatch.setattr("draftree.runner.cpu.threads.PAUSES", machine.pace._pauses)
+    monkeypatch.setattr("draftree.runner.cpu.layers.WORTH_THREADS", 0)
+    runner = EagerRunner(inspect_model(zoo.build("llama")))  # one that learns nothing from the clocks of other tests
+    if runner._compiled is None:
         pytest.skip("the layers are not compiled here")
-    stack = host._compiled
+    stack = runner._compiled
     chosen: list[int] = []
     stalls = iter((0.0, 1.0, 0.0, 0.0, 0.0))
     run = stack._run
@@ -148,7 +148,7 @@ def test_passes_of_a_model_rest_and_give_the_same(monkeypatch: pytest.MonkeyPatc
         run(layers, count, of_pass, *rest)
         machine.clock.seconds += next(stalls)
 
-    whole = host._whole.compiled
+    whole = runner._whole.compiled
     assert whole is not None
     monkeypatch.setattr(whole, "_run", timed)
     tokens = torch.arange(12)[None]
@@ -156,8 +156,8 @@ def test_passes_of_a_model_rest_and_give_the_same(monkeypatch: pytest.MonkeyPatc
     plan = Plan(tokens, torch.arange(12)[None], visible, first_logit_row=3)  # not in one call
     logits = []
     for _ in range(4):
-        logits.append(host.run(plan, host.new_cache(1)).logits)
+        logits.append(runner.run(plan, runner.new_cache(1)).logits)
     machine.clock.seconds += LONGEST_REST
-    logits.append(host.run(plan, host.new_cache(1)).logits)
+    logits.append(runner.run(plan, runner.new_cache(1)).logits)
     assert chosen == [2, 2, 1, 1, 2]
     assert all(torch.equal(logits[0], later) for later in logits[1:])

@@ -63,7 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def record(case: str, host: str = "auto", guesses: int = 12) -> tuple[Recorder, Any]:
+def record(case: str, runner: str = "auto", guesses: int = 12) -> tuple[Recorder, Any]:
     """A ragged batch with everything of `case`."""
     model, what = build("llama"), CASES[case]
     ids, mask = left_pad(prompts())
@@ -75,7 +75,7 @@ def record(case: str, host: str = "auto", guesses: int = 12) -> tuple[Recorder, 
         drafter=what["drafter"](model),
         pruner=what["pruner"](model) if "pruner" in what else None,
         shape=None if case in ("plain", "early-exit") else Fixed(guesses),
-        host=host,
+        runner=runner,
         max_new_tokens=NEW,
         recorder=recorder,
         **what.get("options", {}),

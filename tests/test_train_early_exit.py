@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from host_driver import one_thread
+from runner_driver import one_thread
 from test_training import OPTIONS, data_for
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM

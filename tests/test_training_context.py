@@ -27,7 +27,7 @@ def whole_pass_loss(objective, batch):
         first_logit_row=width,
     )
     encoder = objective.encoder(batch)
-    logits = objective.host.run_with_gradients(plan, objective.prefix(count), encoder).logits
+    logits = objective.runner.run_with_gradients(plan, objective.prefix(count), encoder).logits
     truths = [batch.truth(place) for place in objective.places]
     truth, there = (torch.stack(parts, -1) for parts in zip(*truths, strict=True))
     return cross_entropy(logits.unflatten(1, (-1, objective.masks)), truth, there)

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from draftree.cli import app
-from draftree.host import inspect_model
+from draftree.runner import inspect_model
 from draftree.training.answers import AnswerOptions, make_data
 from draftree.training.journal import JOURNAL, META, Journal
 from draftree.training.questions import Question, Template, read_questions

@@ -9,9 +9,9 @@ from zoo import MEMBERS, build
 from draftree.drafting.base import Context, Step
 from draftree.drafting.folder import method_class
 from draftree.engine.passes import tree_pass
-from draftree.host import open_host
-from draftree.host.encoder import EncoderState
-from draftree.host.loop import LoopHost
+from draftree.runner import open_runner
+from draftree.runner.eager.runner import EagerRunner
+from draftree.runner.kv.encoder import EncoderState
 from draftree.training.objective import Objective
 from draftree.training.options import prepare
 from draftree.training.rows import Batch, Row, collate
@@ -56,10 +56,10 @@ def packed(objective: Objective, rows: list[Row]) -> tuple[Batch, torch.Tensor]:
     return batch, torch.stack(logits, 2)
 
 
-def decoded(drafter, host, row: Row, split: int) -> torch.Tensor:
+def decoded(drafter, runner, row: Row, split: int) -> torch.Tensor:
     """Guesses [2, D, V] at token `split` and at the next one, from one decoding step over a tree of both."""
-    target = host.target
-    cache = host.new_cache(1, 64, drafter.deep_prefix)
+    target = runner.target
+    cache = runner.new_cache(1, 64, drafter.deep_prefix)
     encoder = None
     if target.encoder_decoder:
         encoder = EncoderState(target, 1)
@@ -68,11 +68,11 @@ def decoded(drafter, host, row: Row, split: int) -> torch.Tensor:
     trunk = list(row.tokens[:split])
     if split > 2:  # a part of the prompt is in the cache already
         early = tree_pass([trunk[:1]], TokenTree.roots(torch.tensor([trunk[1]])), [0], None, [row.start])
-        cache.commit(early.committed([[0]]), host.run(early.plan, cache, 0, encoder).segments)
+        cache.commit(early.committed([[0]]), runner.run(early.plan, cache, 0, encoder).segments)
     tree = TokenTree.from_paths(row.tokens[split], [[row.tokens[split + 1]]])
     start = cache.lengths[0]
     turn = tree_pass([trunk[start:]], tree, [start], drafter.plan([context], tree), [row.start], target.max_positions)
-    result = host.run(turn.plan, cache, 0, encoder)
+    result = runner.run(turn.plan, cache, 0, encoder)
     step = Step([context], tree, result, turn.trunk, turn.offset)
     return torch.cat([drafter.guesses(step, torch.tensor([node])) for node in (0, 1)])
 
@@ -84,12 +84,12 @@ def test_training_pass_equals_decoding_steps(family, case):
     method, settings, training = CASES[case]
     drafter, objective = prepare(method, model, settings, training)
     randomise(drafter.weights)
-    host = open_host(model, "hooked")
-    drafter.bind(host.target)
+    runner = open_runner(model, "hooked")
+    drafter.bind(runner.target)
     rows = rows_for(model)
     batch, guesses = packed(objective, rows)
-    hosts = [host] + ([open_host(model, "loop")] if LoopHost.qualifies(host.target) else [])
-    for each in hosts:
+    runners = [runner] + ([open_runner(model, "cpu")] if EagerRunner.qualifies(runner.target) else [])
+    for each in runners:
         for b, row in enumerate(rows):
             splits = batch.splits[b][batch.real[b]].tolist()
             assert splits == list(range(row.start - 1, len(row) - 2))
@@ -110,7 +110,7 @@ def test_a_wrong_packing_would_be_seen():
     visible = plan.visible.clone()
     visible[:, :, : rows[0].start + 1] = True  # the first group sees the answer's first token
     with torch.no_grad():
-        wrong = objective.host.run_with_gradients(
+        wrong = objective.runner.run_with_gradients(
             replace(plan, visible=visible), objective.prefix(1), context=objective.context(later)
         ).logits.unflatten(1, (-1, 3))
     assert (wrong[0, 0] - guesses[0, 0]).abs().max() > 0.01

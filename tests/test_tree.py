@@ -123,7 +123,7 @@ def test_path_nodes_lead_from_the_root(batch, data):
 
 
 @given(models(), st.data())
-def test_host_walks(model, data):
+def test_runner_walks(model, data):
     tree = TokenTree.stack([TokenTree.roots(torch.tensor([2])), model.tree()])
     node = data.draw(st.integers(0, len(model) - 1))
     assert tuple(tree.path(1, node)) == model.path(node)
@@ -175,22 +175,22 @@ def test_to_its_own_device_is_the_same_tree():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @given(batches(), st.data())
-def test_a_gpu_gives_the_answers_of_the_host(batch, data):
-    host = stacked(batch)
-    gpu = host.to("cuda")
-    says = torch.tensor([data.draw(st.lists(TOKENS, min_size=host.width, max_size=host.width)) for _ in batch])
+def test_a_gpu_gives_the_answers_of_the_cpu(batch, data):
+    runner = stacked(batch)
+    gpu = runner.to("cuda")
+    says = torch.tensor([data.draw(st.lists(TOKENS, min_size=runner.width, max_size=runner.width)) for _ in batch])
     keep = says > 0
     assert gpu.ancestors.is_cuda
-    assert torch.equal(gpu.ancestors.cpu(), host.ancestors)
-    ours, theirs = host.longest_match(says), gpu.longest_match(says.cuda())
+    assert torch.equal(gpu.ancestors.cpu(), runner.ancestors)
+    ours, theirs = runner.longest_match(says), gpu.longest_match(says.cuda())
     assert torch.equal(theirs.cpu(), ours)
-    for a, b in zip(gpu.path_nodes(theirs), host.path_nodes(ours), strict=True):
+    for a, b in zip(gpu.path_nodes(theirs), runner.path_nodes(ours), strict=True):
         assert torch.equal(a.cpu(), b)
-    (g, g_index), (h, h_index) = gpu.prune(keep.cuda()), host.prune(keep)
+    (g, g_index), (h, h_index) = gpu.prune(keep.cuda()), runner.prune(keep)
     assert torch.equal(g_index.cpu(), h_index)
     limits = list(range(len(batch)))
-    pairs = [(g, h), (gpu.best(3), host.best(3)), (gpu.best(limits), host.best(limits))]
-    pairs += [(gpu.merge(gpu.best(3)), host.merge(host.best(3)))]
+    pairs = [(g, h), (gpu.best(3), runner.best(3)), (gpu.best(limits), runner.best(limits))]
+    pairs += [(gpu.merge(gpu.best(3)), runner.merge(runner.best(3)))]
     for a, b in pairs:
         assert a.device == gpu.device
         for i in range(b.batch):

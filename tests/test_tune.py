@@ -26,7 +26,7 @@ from draftree.drafting import Lookahead, Merge, PromptLookup
 from draftree.drafting.folder import demo_drafter
 from draftree.engine import Engine, RequestStats, Rules
 from draftree.engine.limits import eos_token_ids
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
 
 NEW = 24

@@ -1,4 +1,4 @@
-"""The zoo: every family on every host that drives it, each check against the stock model.
+"""The zoo: every family on every runner that drives it, each check against the stock model.
 
 One test a family and check. `pytest -k zoo -rA` ends with a table of the largest differences.
 """
@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from host_driver import BUSHY, Run, Tree, difference, hosts_for, one_thread, prune, stock_logits  # noqa: F401
+from runner_driver import BUSHY, Run, Tree, difference, one_thread, prune, runners_for, stock_logits  # noqa: F401
 from torch import Tensor
 from transformers import DynamicCache
 
-from draftree.host.base import Host
-from draftree.host.families import TESTED_FAMILIES, Family, ViewsFinalRows
-from draftree.host.parts import FAMILIES
-from draftree.host.plan import Surgery
-from draftree.host.target import inspect_model
+from draftree.runner.base import Runner
+from draftree.runner.eager.parts import FAMILIES
+from draftree.runner.hooked.families import TESTED_FAMILIES, Family, ViewsFinalRows
+from draftree.runner.plan import Surgery
+from draftree.runner.target import inspect_model
 
 TOLERANCE = 1e-4
 KEPT = [0, 1, 2, 4, 7, 10]  # of the bushy tree; every kept node's parent is kept
 BRANCH = [0, 1, 4, 7, 10]
 
-Check = Callable[[Host, Any], float]
+Check = Callable[[Runner, Any], float]
 CHECKS: dict[str, Check] = {}
 
 
@@ -42,9 +42,9 @@ def check(function: Check) -> Check:
 
 
 @check
-def tree(host: Host, model: Any) -> float:
+def tree(runner: Runner, model: Any) -> float:
     """Logits of a tree behind a context longer than any window, and of a chain behind it."""
-    run, bushy = Run(host).prefill(), Tree(BUSHY, 2)
+    run, bushy = Run(runner).prefill(), Tree(BUSHY, 2)
     prompt = difference(run.last[None], stock_logits(model, run.texts, run.sources[0]))
     result = run.step([bushy])
     assert result.rows is None
@@ -52,17 +52,17 @@ def tree(host: Host, model: Any) -> float:
 
 
 @check
-def chunks(host: Host, model: Any) -> float:
+def chunks(runner: Runner, model: Any) -> float:
     """A prompt prefilled in two pieces, the second longer than the window, says the same."""
-    run, bushy = Run(host, [23]).prefill([9, 14]), Tree(BUSHY, 3)
+    run, bushy = Run(runner, [23]).prefill([9, 14]), Tree(BUSHY, 3)
     prompt = difference(run.last[None], stock_logits(model, run.texts, run.sources[0]))
     return max(prompt, run.error([bushy], run.step([bushy])))
 
 
 @check
-def pruned(host: Host, model: Any) -> float:
+def pruned(runner: Runner, model: Any) -> float:
     """Rows dropped after two layers leave the others' logits; layers then commit by maps of their own."""
-    run, bushy, after = Run(host).prefill(), Tree(BUSHY, 2), Tree((-1, 0, 0, 1), 5)
+    run, bushy, after = Run(runner).prefill(), Tree(BUSHY, 2), Tree((-1, 0, 0, 1), 5)
     result = run.step([bushy], surgeries=prune(2, torch.tensor([KEPT])))
     assert result.rows is not None
     assert result.rows.tolist() == [KEPT]
@@ -72,9 +72,9 @@ def pruned(host: Host, model: Any) -> float:
 
 
 @check
-def pruned_by_states(host: Host, model: Any) -> float:
+def pruned_by_states(runner: Runner, model: Any) -> float:
     """As `pruned`, twice in one pass and by functions of the hidden states."""
-    run, bushy, after = Run(host).prefill(), Tree(BUSHY, 2), Tree((-1, 0, 0, 1), 5)
+    run, bushy, after = Run(runner).prefill(), Tree(BUSHY, 2), Tree((-1, 0, 0, 1), 5)
     shapes = []
 
     def keep(rows: list[int]) -> Callable[[Tensor], Tensor]:
@@ -86,7 +86,7 @@ def pruned_by_states(host: Host, model: Any) -> float:
 
     surgeries = (Surgery(1, keep=keep(KEPT)), Surgery(3, keep=keep([0, 1, 3, 4, 5])))
     result = run.step([bushy], surgeries=surgeries)
-    width = host.target.hidden_size
+    width = runner.target.hidden_size
     assert shapes == [(1, len(BUSHY), width), (1, len(KEPT), width)]
     assert result.rows is not None
     assert result.rows.tolist() == [BRANCH]
@@ -96,10 +96,10 @@ def pruned_by_states(host: Host, model: Any) -> float:
 
 
 @check
-def pruned_batch(host: Host, model: Any) -> float:
+def pruned_batch(runner: Runner, model: Any) -> float:
     """Three requests keep different rows of different trees, padded with -1."""
     trees = [Tree(BUSHY, 2), Tree.random(9, 3), Tree.random(6, 4)]
-    run = Run(host, [12, 21, 17], first=1).prefill()
+    run = Run(runner, [12, 21, 17], first=1).prefill()
     kept = [trees[0].branches[9] + [2, 6], trees[1].branches[8], trees[2].branches[5]]
     kept = [sorted(k) for k in kept]
     width = max(len(k) for k in kept)
@@ -119,9 +119,9 @@ def _stand_ins(hidden: Tensor, nodes: list[int], steps: list[int]) -> Tensor:
 
 
 @check
-def appended(host: Host, model: Any) -> float:
+def appended(runner: Runner, model: Any) -> float:
     """Rows that join after two layers: node 12's next and next but one, node 3's next."""
-    run, bushy = Run(host).prefill(), Tree(BUSHY, 2)
+    run, bushy = Run(runner).prefill(), Tree(BUSHY, 2)
     nodes, steps, size = [12, 12, 3], [1, 2, 1], bushy.size
     visible = torch.zeros(1, 3, size + 3, dtype=torch.bool)
     for i, node in enumerate(nodes):
@@ -150,9 +150,9 @@ def appended(host: Host, model: Any) -> float:
 
 
 @check
-def ragged_batch(host: Host, model: Any) -> float:
+def ragged_batch(runner: Runner, model: Any) -> float:
     """Three requests of different lengths, three steps, other trees in each step; one has a single row."""
-    run, worst = Run(host, [9, 21, 14], capacity=1).prefill(together=True), 0.0
+    run, worst = Run(runner, [9, 21, 14], capacity=1).prefill(together=True), 0.0
     for step, sizes in enumerate([(8, 8, 5), (6, 1, 9), (7, 4, 7)]):
         trees = [Tree.random(size, 10 * step + b) for b, size in enumerate(sizes)]
         result = run.step(trees)
@@ -163,15 +163,15 @@ def ragged_batch(host: Host, model: Any) -> float:
 
 
 @check
-def deep_prefix(host: Host, model: Any) -> float:
+def deep_prefix(runner: Runner, model: Any) -> float:
     """Chosen rows see keys and values that nobody else sees, whatever their siblings are."""
-    probe = Run(host).prefill()
+    probe = Run(runner).prefill()
     shapes = [(k.shape[1], k.shape[3], v.shape[3]) for k, v in zip(probe.cache._keys, probe.cache._values, strict=True)]
     generator = torch.Generator().manual_seed(9)
     prefix = [
         (torch.randn(h, 3, dk, generator=generator), torch.randn(h, 3, dv, generator=generator)) for h, dk, dv in shapes
     ]
-    run, bushy = Run(host, prefix=prefix).prefill(), Tree(BUSHY, 2)
+    run, bushy = Run(runner, prefix=prefix).prefill(), Tree(BUSHY, 2)
     on = torch.zeros(1, bushy.size, dtype=torch.bool)
     on[0, [3, 12]] = True  # two leaves, so that nobody inherits what they saw
     result = run.step([bushy], prefix_rows=on)
@@ -186,18 +186,18 @@ def deep_prefix(host: Host, model: Any) -> float:
         seeing[0, -1] = True
         chain = run.step([alone], prefix_rows=seeing)
         worst = max(worst, difference(result.logits[0, leaf], chain.logits[0, -1]))
-        if _prefix_reference(host):
+        if _prefix_reference(runner):
             text = torch.cat([run.texts[0], alone.tokens])
             worst = max(worst, difference(result.logits[0, leaf], _stock_with_prefix(model, text, prefix)))
     return worst
 
 
-def _prefix_reference(host: Host) -> bool:
+def _prefix_reference(runner: Runner) -> bool:
     """Whether stock can be given a prefix: full attention, explicit positions, no bias by column."""
-    family = getattr(host, "family", None)
+    family = getattr(runner, "family", None)
     plain = family is None or type(family) in (Family, ViewsFinalRows)
-    full = all(kind.window is None and kind.chunk is None for kind in host.target.kinds)
-    return plain and full and getattr(host, "_takes_positions", True)
+    full = all(kind.window is None and kind.chunk is None for kind in runner.target.kinds)
+    return plain and full and getattr(runner, "_takes_positions", True)
 
 
 @torch.no_grad()
@@ -216,25 +216,25 @@ def _stock_with_prefix(model: Any, text: Tensor, prefix: list[tuple[Tensor, Tens
 
 
 @check
-def embeddings(host: Host, model: Any) -> float:
+def embeddings(runner: Runner, model: Any) -> float:
     """Rows that enter by their embedding equal rows that enter by their token."""
-    run, bushy = Run(host).prefill(), Tree(BUSHY, 2)
+    run, bushy = Run(runner).prefill(), Tree(BUSHY, 2)
     plan = run.plan([bushy])
-    decoder = host.target.decoder
+    decoder = runner.target.decoder
     table = decoder.get_input_embeddings() or model.get_input_embeddings()
     with torch.no_grad():
         plan.embeddings = table(plan.tokens[:, -4:])
     plan.tokens = plan.tokens.clone()
     plan.tokens[:, -4:] = 5  # must not be looked at
-    return run.error([bushy], host.run(plan, run.cache, 0, run.encoder))
+    return run.error([bushy], runner.run(plan, run.cache, 0, run.encoder))
 
 
 @check
-def taps(host: Host, model: Any) -> float:
+def taps(runner: Runner, model: Any) -> float:
     """Tapped states are those that the stock model reports, also of rows that leave later."""
-    run = Run(host).prefill()
+    run = Run(runner).prefill()
     chain = Tree((-1, 0, 1, 2), 4)
-    layers = len(host.target.layers)
+    layers = len(runner.target.layers)
     model = copy.deepcopy(model)  # asked for hidden states, a stock model keeps hooks of its own
     with torch.no_grad():
         text = torch.cat([run.texts[0], chain.tokens])[None]
@@ -257,27 +257,27 @@ def taps(host: Host, model: Any) -> float:
 
 
 @check
-def control(host: Host, model: Any) -> float:
+def control(runner: Runner, model: Any) -> float:
     """The comparison notices wrong trees: a causal mask, positions by column, a window one too long."""
-    run, bushy = Run(host).prefill(), Tree(BUSHY, 2)
+    run, bushy = Run(runner).prefill(), Tree(BUSHY, 2)
     stock = run.stock(0, bushy)
     causal, columns = run.plan([bushy]), run.plan([bushy])
     causal.visible = torch.ones_like(causal.visible).tril()
     columns.positions = 21 + torch.arange(bushy.size)[None]
     for plan in (causal, columns):
-        wrong = host.run(plan, run.cache, 0, run.encoder)
+        wrong = runner.run(plan, run.cache, 0, run.encoder)
         assert difference(wrong.logits[0], stock) > 100 * TOLERANCE
-    if any(kind.window for kind in host.target.kinds):
-        kinds = tuple(replace(k, window=k.window and k.window + 1) for k in host.target.kinds)
-        wide = type(host)(replace(host.target, kinds=kinds))
+    if any(kind.window for kind in runner.target.kinds):
+        kinds = tuple(replace(k, window=k.window and k.window + 1) for k in runner.target.kinds)
+        wide = type(runner)(replace(runner.target, kinds=kinds))
         assert difference(Run(wide).prefill().step([bushy]).logits[0], stock) > 10 * TOLERANCE
     return run.error([bushy], run.step([bushy]))
 
 
 @check
-def restored(host: Host, model: Any) -> float:
+def restored(runner: Runner, model: Any) -> float:
     """A pass that fails half-way leaves no hook, no patch and no trace in the cache."""
-    run, bushy = Run(host).prefill(), Tree(BUSHY, 2)
+    run, bushy = Run(runner).prefill(), Tree(BUSHY, 2)
     before_hooks, before_state, before = _hooks(model), _instance_state(model), run.stock(0, bushy)
 
     def fail(hidden: Tensor) -> Tensor:
@@ -310,27 +310,27 @@ RESULTS: dict[tuple[str, str, str], float] = {}
 def table() -> Iterator[None]:
     """Print the table of largest differences when the matrix is done."""
     yield
-    rows = sorted({(member, host) for member, host, _ in RESULTS}, key=lambda row: (MEMBERS.index(row[0]), row[1]))
+    rows = sorted({(member, runner) for member, runner, _ in RESULTS}, key=lambda row: (MEMBERS.index(row[0]), row[1]))
     print("\n" + " ".join(["zoo: largest difference from stock", *CHECKS]))
-    for member, host in rows:
-        figures = (RESULTS.get((member, host, name)) for name in CHECKS)
-        print(f"{member:18s} {host:7s}", " ".join("   -   " if f is None else f"{f:7.0e}" for f in figures))
+    for member, runner in rows:
+        figures = (RESULTS.get((member, runner, name)) for name in CHECKS)
+        print(f"{member:18s} {runner:7s}", " ".join("   -   " if f is None else f"{f:7.0e}" for f in figures))
 
 
 @pytest.mark.parametrize("member", MEMBERS)
 @pytest.mark.parametrize("name", CHECKS)
 def test_zoo(member: str, name: str) -> None:
     model = zoo.build(member)
-    for host in hosts_for(model):
-        error = CHECKS[name](host, model)
-        RESULTS[member, host.name, name] = error
-        assert error <= TOLERANCE, f"{host.name} host: {error:.1e}"
+    for runner in runners_for(model):
+        error = CHECKS[name](runner, model)
+        RESULTS[member, runner.name, name] = error
+        assert error <= TOLERANCE, f"{runner.name} runner: {error:.1e}"
 
 
-def test_every_member_of_a_known_shape_has_both_hosts() -> None:
+def test_every_member_of_a_known_shape_has_both_runners() -> None:
     for member in zoo.CAUSAL:
-        hosts = [host.name for host in hosts_for(zoo.build(member.id))]
-        assert hosts == ["hooked"] + ["loop"] * (member.model_type in FAMILIES)
+        runners = [runner.name for runner in runners_for(zoo.build(member.id))]
+        assert runners == ["hooked"] + ["cpu"] * (member.model_type in FAMILIES)
 
 
 def test_zoo_is_what_the_library_calls_tested() -> None:
@@ -338,7 +338,7 @@ def test_zoo_is_what_the_library_calls_tested() -> None:
 
 
 def test_the_docs_show_the_zoo() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "hosts.md").read_text()
-    assert zoo.table() in page, "docs/hosts.md: replace the table by what `python tests/zoo.py` prints"
+    page = (Path(__file__).parents[1] / "docs" / "runners.md").read_text()
+    assert zoo.table() in page, "docs/runners.md: replace the table by what `python tests/zoo.py` prints"
     for family in zoo.families(recurrent=True):
         assert family in page

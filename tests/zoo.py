@@ -376,19 +376,19 @@ def families(*, recurrent: bool = False) -> set[str]:
 
 
 def table() -> str:
-    """The table of families in docs/hosts.md, one line a member; `python tests/zoo.py` prints it."""
-    from draftree.host.crossed import CrossHost
-    from draftree.host.families import family_of
-    from draftree.host.loop import LoopHost
-    from draftree.host.target import inspect_model
+    """The table of families in docs/runners.md, one line a member; `python tests/zoo.py` prints it."""
+    from draftree.runner.cpu.t5 import T5Runner
+    from draftree.runner.eager.runner import EagerRunner
+    from draftree.runner.hooked.families import family_of
+    from draftree.runner.target import inspect_model
 
-    lines = ["| family | tested as | hosts | what is special | provider |", "|---|---|---|---|---|"]
+    lines = ["| family | tested as | runners | what is special | provider |", "|---|---|---|---|---|"]
     for member in CAUSAL + ENCODER_DECODER:
         target = inspect_model(build(member.id))
-        hosts = "hooked, loop" if LoopHost.qualifies(target) or CrossHost.qualifies(target) else "hooked"
+        runners = "hooked, loop" if EagerRunner.qualifies(target) or T5Runner.qualifies(target) else "hooked"
         provider = type(family_of(target)).__name__
         provider = "" if provider == "Family" else f"`{provider}`"
-        cells = [f"`{member.model_type}`", member.id, hosts, member.note, provider]
+        cells = [f"`{member.model_type}`", member.id, runners, member.note, provider]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

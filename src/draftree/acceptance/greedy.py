@@ -20,7 +20,7 @@ def greedy_walks(
         rows: LongTensor [B, n], node number behind each row (-1 padding), where nodes were pruned in the pass.
         tolerance: stop before the first choice whose two best logits are closer than this (strict mode).
     """
-    best = best_tokens(logits).to(tree.device)  # where trees are on the host, the one copy from the device
+    best = best_tokens(logits).to(tree.device)  # where trees are on the CPU, the one copy from the device
     if tree.width == 1 and tolerance is None:
         return [Walk([0], [token], [None]) for token in best[:, 0].tolist()]
     if tolerance is None and tree.tokens.is_cpu:
@@ -65,7 +65,7 @@ def best_tokens(logits: Tensor) -> Tensor:
 
 
 def _walk_by_name(tree: TokenTree, b: int, best: Tensor, rows: Tensor | None) -> Walk | None:
-    """The walk through tree `b` on the host, node by node: a fifth of the masks' time.
+    """The walk through tree `b` on the runner, node by node: a fifth of the masks' time.
 
     None where siblings on the way share a token, so that there are several.
     """

@@ -30,7 +30,7 @@ from draftree.bench.prompts import Prompt
 from draftree.drafting.folder import CONFIG, Trained
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine.limits import check_prompt
-from draftree.host import inspect_model
+from draftree.runner import inspect_model
 
 IN_MODEL = ("bita", "hidden-transfer", "medusa")
 

@@ -22,10 +22,10 @@ from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.request import Rules
-from draftree.host.likeliest import best_on_host
-from draftree.host.probe import probe
-from draftree.host.target import Target
 from draftree.pruning.early_head import EarlyHead
+from draftree.runner.hooked.probe import probe
+from draftree.runner.target import Target
+from draftree.runner.top_tokens import top_tokens
 from draftree.shaping import Shape
 from draftree.tree import TokenTree
 
@@ -142,7 +142,7 @@ def hits_of(setup: Setup, trained: Trained, prompts: Sequence[Sequence[int]]) ->
         logits = guesses(step)
         if logits is None:
             return
-        tokens, _ = best_on_host(logits, min(RANKS, logits.shape[-1]))
+        tokens, _ = top_tokens(logits, min(RANKS, logits.shape[-1]))
         for b, emitted in enumerate(step.emitted):
             if emitted:
                 request = step.requests[b]

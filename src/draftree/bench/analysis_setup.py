@@ -17,7 +17,7 @@ from rich.table import Table
 from draftree.bench.harness import Task, Watcher
 from draftree.bench.summary import LEVEL, RESAMPLES, Estimate
 from draftree.drafting.folder import Trained
-from draftree.host.target import Target, inspect_model
+from draftree.runner.target import Target, inspect_model
 
 RANKS = 10  # best guesses looked at
 
@@ -85,7 +85,7 @@ class Setup:
 
     @property
     def target(self) -> Target:
-        """What the hosts know of the model."""
+        """What the runners know of the model."""
         return inspect_model(self.model)
 
 

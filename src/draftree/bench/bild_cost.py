@@ -1,6 +1,6 @@
 """Arithmetic and memory operations of decoding, counted pass by pass (BiLD, section 7.3.1 and figure 8).
 
-Every pass of a host is looked at: how many rows, and how many columns each of them sees. From the shapes of the
+Every pass of a runner is looked at: how many rows, and how many columns each of them sees. From the shapes of the
 model's matrices follow the operations. With W values in the decoder's matrices and its head, A their inputs and outputs
 together, L layers, q values of a query and k of a key or value row, s tokens of the source (0 for decoder-only models),
 a pass of r rows which together see p columns, behind c committed ones, takes
@@ -29,9 +29,9 @@ from typing import Any
 from torch import nn
 
 from draftree.bench.methods import Draftree
-from draftree.host import Host, open_host
-from draftree.host.ahead import AheadPlan, Course
-from draftree.host.plan import PassResult, Plan
+from draftree.runner import Runner, open_runner
+from draftree.runner.cpu.ahead import AheadPlan, Course
+from draftree.runner.plan import PassResult, Plan
 
 CROSS = ("EncDecAttention", "encoder_attn", "crossattention", "encoder_decoder_attention")
 
@@ -120,12 +120,12 @@ class Shapes:
 
 
 @contextmanager
-def counting(host: Host, shapes: Shapes, source: int, into: Operations) -> Iterator[None]:
-    """Count the passes of a host, one request at a time, while the context is open.
+def counting(runner: Runner, shapes: Shapes, source: int, into: Operations) -> Iterator[None]:
+    """Count the passes of a runner, one request at a time, while the context is open.
 
     A run ahead counts as the passes of one row that it stands for.
     """
-    run, run_ahead = host.run, host.run_ahead
+    run, run_ahead = runner.run, runner.run_ahead
 
     def counted(plan: Plan, cache: Any, first: int = 0, encoder: Any = None) -> PassResult:
         context = int(cache.lengths[first])
@@ -141,12 +141,12 @@ def counting(host: Host, shapes: Shapes, source: int, into: Operations) -> Itera
             into.add(shapes.decoder(1, context + made + 1, context + made, source))
         return course
 
-    host.run = counted  # type: ignore[method-assign]
-    host.run_ahead = counted_ahead  # type: ignore[method-assign]
+    runner.run = counted  # type: ignore[method-assign]
+    runner.run_ahead = counted_ahead  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del host.run, host.run_ahead
+        del runner.run, runner.run_ahead
 
 
 def operations_of(method: Draftree, models: Sequence[Any], prompts: Sequence[Sequence[int]]) -> Operations:
@@ -158,12 +158,12 @@ def operations_of(method: Draftree, models: Sequence[Any], prompts: Sequence[Seq
         prompts: token ids.
     """
     total = Operations()
-    hosts = [(open_host(model), Shapes(model)) for model in models]
+    runners = [(open_runner(model), Shapes(model)) for model in models]
     for ids in prompts:
         with ExitStack() as stack:
-            for host, shapes in hosts:
+            for runner, shapes in runners:
                 source = len(ids) if shapes.encoder_layers else 0
                 total.add(shapes.source(source))
-                stack.enter_context(counting(host, shapes, source, total))
+                stack.enter_context(counting(runner, shapes, source, total))
             method.answer(ids)
     return total

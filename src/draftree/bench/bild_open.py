@@ -11,7 +11,7 @@ from draftree.bench.prompts import embedded_prompts, take_per_set
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter
 from draftree.drafting.second_model import check_pair
-from draftree.host import inspect_model
+from draftree.runner import inspect_model
 from draftree.training.questions import Question, read_questions
 
 UNALIGNED, ALIGNED = "unaligned", "aligned"

@@ -24,8 +24,8 @@ from draftree.bench.machine import describe, now
 from draftree.bench.methods import Sampling
 from draftree.bench.models import load_model
 from draftree.bench.prompts import Prompt
-from draftree.host import open_host
-from draftree.host.cost import measure_cost
+from draftree.runner import open_runner
+from draftree.runner.step_cost import measure_cost
 from draftree.training.journal import Journal, fingerprint
 
 MERGED = f"{WARM}+hidden_transfer"
@@ -72,7 +72,7 @@ class Measured:
         model: its name.
         cases: one result each.
         plane: the result of the plane; None where it was left out.
-        costs: by host, `rows` and `seconds` of a step with so many.
+        costs: by runner, `rows` and `seconds` of a step with so many.
     """
 
     model: str
@@ -210,10 +210,10 @@ def plane_names(kit: Kit) -> list[str]:
 
 def _costs(model: Any) -> dict[str, dict[str, list[float]]]:
     found = {}
-    for host in ("loop", "hooked"):
+    for runner in ("auto", "hooked"):
         try:
-            cost = measure_cost(open_host(model, host))
-        except ValueError:  # not every model qualifies for the loop host
+            cost = measure_cost(open_runner(model, runner))
+        except ValueError:  # not every model qualifies for the eager runner
             continue
-        found[host] = {"rows": cost.rows.tolist(), "seconds": cost.seconds.tolist()}
+        found[runner] = {"rows": cost.rows.tolist(), "seconds": cost.seconds.tolist()}
     return found

@@ -17,7 +17,7 @@ from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import Prompt, take_per_set
 from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
 from draftree.engine.limits import check_prompt
-from draftree.host import inspect_model
+from draftree.runner import inspect_model
 
 TURN_ROOM = 32  # tokens that a chat template may put around a turn
 

@@ -29,8 +29,8 @@ LABELS = {
     COMPILED: "HF static + compile",
     "hf_prompt_lookup": "HF prompt lookup, 10",
     "hf_assisted": "HF assisted",
-    HOOKED: "plain, hooked host",
-    PLAIN: "plain, loop host",
+    HOOKED: "plain, hooked runner",
+    PLAIN: "plain, eager runner",
     "prompt_lookup": "PromptLookup",
     "jacobi": "Jacobi",
     SMALL: "DraftModel",
@@ -120,7 +120,7 @@ class Kit:
         if name in (REFERENCE, COMPILED, "hf_prompt_lookup", "hf_assisted"):
             return self._theirs(name)
         if name in (PLAIN, HOOKED):
-            plain = self._ours(name, lambda: None, host="loop" if name == PLAIN else "hooked")
+            plain = self._ours(name, lambda: None, runner="auto" if name == PLAIN else "hooked")
             plain.optional = name == PLAIN  # not every model qualifies
             return plain
         if name == REFUSED:

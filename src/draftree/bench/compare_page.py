@@ -239,8 +239,8 @@ def _depth_card(result: Result) -> str:
 
 def _cost_card(costs: dict[str, dict[str, list[float]]]) -> str:
     series = [
-        svg.Series(f"{host} host", [(n, 1000 * s) for n, s in zip(c["rows"], c["seconds"], strict=True)], colour)
-        for colour, (host, c) in enumerate(costs.items())
+        svg.Series(f"{runner} runner", [(n, 1000 * s) for n, s in zip(c["rows"], c["seconds"], strict=True)], colour)
+        for colour, (runner, c) in enumerate(costs.items())
     ]
     picture = svg.lines(series, "rows of a step", "milliseconds", x_log=True)
     return _card("Step time by rows", "The fastest of several steps behind 128 tokens of context.", picture)

@@ -33,17 +33,17 @@ from draftree.bench.speed_figures import (
     PROMPT_LOOKUP,
     TENSORS,
     SpeedKit,
-    host_in,
+    runner_in,
 )  # fmt: skip
 from draftree.bench.speed_steps import check_context, time_rows
-from draftree.host import Host, open_host
-from draftree.host.cost import StepCost, measure_cost
-from draftree.host.product import free_bytes
+from draftree.runner import Runner, open_runner
+from draftree.runner.eager.product import free_bytes
+from draftree.runner.step_cost import StepCost, measure_cost
 from draftree.shaping.planner import Planner
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-FORMS = (TENSORS, CAPTURED, COMPILE)  # beside the loop host as it comes
+FORMS = (TENSORS, CAPTURED, COMPILE)  # beside the eager runner as it comes
 FORM_ROWS = (1, 8, 64)  # to time them with: compiling takes its time
 METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, PLAIN, WARM, LIMITED)
 ROOM = 3 * 2**30  # bytes beside the weights: caches, buffers whose copying tells the bandwidth, logits
@@ -143,12 +143,12 @@ def run_gpu(
     watcher.stage("inflating", None)
     large = inflate(small, shape=size, dtype=dtype, device=device)
     label = shape if isinstance(shape, str) else "inflated"
-    host = open_host(large)
-    forms = forms_beside(large, host, compiled=settings.compiled)
+    runner = open_runner(large)
+    forms = forms_beside(large, runner, compiled=settings.compiled)
     timed = {name: (other, FORM_ROWS) for name, other in forms.items()}
-    steps = time_rows(large, host, ROWS, settings.context, settings.rounds, watcher, timed)
+    steps = time_rows(large, runner, ROWS, settings.context, settings.rounds, watcher, timed)
     watcher.stage("the curve of steps", None)
-    cost = measure_cost(host, context=settings.context)
+    cost = measure_cost(runner, context=settings.context)
     warm = teach(small, tokenizer, texts, asked, watcher)
     kit = SpeedKit(large, settings.max_new_tokens, warm=warm, compiled=settings.compiled)
     left = settings.seconds - (time.perf_counter() - began) - COMPILING * settings.compiled
@@ -156,17 +156,17 @@ def run_gpu(
     texts = replace(texts, tasks=spread(texts.tasks, count))
     names = [method for method in (*METHODS, *forms) if settings.compiled or method != COMPILED]
     case = run_case(kit, tokenizer, texts, asked, names, name=name, watcher=watcher)
-    about = case.about | {"started": started, "settings": asdict(settings), "host": host.form}
+    about = case.about | {"started": started, "settings": asdict(settings), "runner": runner.form}
     about |= {"size": asdict(size) | {"parameters": size.parameters}, "seconds": time.perf_counter() - began}
     about["model"] += f" inflated to {label}"
-    return findings_of(label, host.form, steps, case, cost, choices(cost, host, by_depth(case))), about
+    return findings_of(label, runner.form, steps, case, cost, choices(cost, runner, by_depth(case))), about
 
 
-def forms_beside(model: Any, host: Host, *, compiled: bool) -> dict[str, Host]:
-    """The loop host in the forms that `host` is not in, by the names of `FORM_LABELS`."""
-    own = {"loop": TENSORS, "loop, captured": CAPTURED}.get(host.form)
+def forms_beside(model: Any, runner: Runner, *, compiled: bool) -> dict[str, Runner]:
+    """The eager runner in the forms that `runner` is not in, by the names of `FORM_LABELS`."""
+    own = {"eager": TENSORS, "cuda_graphs": CAPTURED}.get(runner.form)
     names = [name for name in FORMS if name != own and (compiled or name != COMPILE)]
-    return {name: host_in(model, name) for name in names}
+    return {name: runner_in(model, name) for name in names}
 
 
 def _answered(model: Any, ids: Sequence[int], settings: GpuSettings, left: float, most: int) -> int:
@@ -189,12 +189,12 @@ def by_depth(case: Result) -> list[float]:
     return [count / row.stats.steps for count in row.stats.accepted_by_depth[:GUESSES]]
 
 
-def choices(cost: StepCost, host: Host, walked: Sequence[float]) -> list[dict[str, Any]]:
+def choices(cost: StepCost, runner: Runner, walked: Sequence[float]) -> list[dict[str, Any]]:
     """What the planner would choose for batches of like requests.
 
     Args:
         cost: of a step by its rows.
-        host: whose padding costs or does not.
+        runner: whose padding costs or does not.
         walked: probability that a request's guesses are walked to depth 1, 2, ..: one chain for each request.
 
     Returns
@@ -203,7 +203,7 @@ def choices(cost: StepCost, host: Host, walked: Sequence[float]) -> list[dict[st
     of the step and of a plain one, and the `speed_up` expected over plain decoding.
     """
     planner, found = Planner(GUESSES, cost), []
-    planner.bind(cost, None, None, packed=host.packs)
+    planner.bind(cost, None, None, packed=runner.packs)
     for batch in BATCHES:
         worth = np.tile(np.array([0.0, *walked]), (batch, 1))
         choice = planner.best(worth, attached=False)

@@ -14,7 +14,7 @@ from draftree.bench.plot import BEST, THEIRS
 from draftree.bench.speed_figures import case_table, differing, figure_table, figures_of, step_table
 from draftree.bench.speed_page import draw_wanted
 from draftree.bench.speed_steps import Steps
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 
 
 def findings_of(
@@ -24,7 +24,7 @@ def findings_of(
 
     Args:
         label: of the model.
-        form: of the host.
+        form: of the runner.
         steps, case, cost: what was measured.
         chosen: of `gpu.choices`.
     """
@@ -66,4 +66,4 @@ def findings_of(
         case_table(label, case), table,
     ]  # fmt: skip
     more = {"floor": steps.floor, "answers": case.as_dict()}
-    return Findings(rows, tables, draw, (12, 4.4), more, [f"Host: {form}.", differing(label, case)])
+    return Findings(rows, tables, draw, (12, 4.4), more, [f"Runner: {form}.", differing(label, case)])

@@ -31,8 +31,8 @@ from draftree.bench.inflate_weights import inflated_weights
 from draftree.bench.places import Places
 from draftree.bench.sizes import Size, parameters_named, size_for, size_named
 from draftree.drafting.folder import model_hash
-from draftree.host.product import free_bytes
-from draftree.host.target import Target, inspect_model
+from draftree.runner.eager.product import free_bytes
+from draftree.runner.target import Target, inspect_model
 
 FAMILIES = ("llama", "mistral", "qwen2")
 

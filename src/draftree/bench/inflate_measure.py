@@ -1,7 +1,7 @@
 """`draftree bench inflate`: what a step costs at any size, by its rows, against the memory's speed.
 
 A small model is inflated in memory (`draftree.bench.inflate`), the large one's answers are compared with its own, and
-steps of 1 to 64 rows behind a context are timed, Hugging Face's `forward` and the loop host interleaved. A step reads
+steps of 1 to 64 rows behind a context are timed, Hugging Face's `forward` and draftree's own interleaved. A step reads
 every weight once, however few its rows: no step is faster than the weights' bytes at the memory's bandwidth, which is
 measured here too.
 """
@@ -26,8 +26,8 @@ from draftree.bench.models import encode_prompt
 from draftree.bench.prompts import Prompt, take_per_set
 from draftree.bench.sizes import Size
 from draftree.engine.generate import generate
-from draftree.host import Host, open_host
-from draftree.host.plan import Plan
+from draftree.runner import Runner, open_runner
+from draftree.runner.plan import Plan
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 HF, LOOP = "hf_forward", "draftree_loop"
@@ -36,7 +36,7 @@ FORM_LABELS = {
     "draftree_captured": "draftree, captured",
     "draftree_compile": "draftree, compile",
 }
-LABELS = {HF: "HF forward", LOOP: "draftree, loop host", **FORM_LABELS}
+LABELS = {HF: "HF forward", LOOP: "draftree, eager runner", **FORM_LABELS}
 BUFFER = 256 * 2**20  # bytes, far beyond any cache
 
 
@@ -117,19 +117,19 @@ def run_inflate(
     watcher.stage("inflating", None)
     large = inflate(small, params, shape=shape, dtype=dtype, device=device)
     size = Size.of(large.config)
-    host = open_host(large, "loop")
+    runner = open_runner(large, "auto")
     about = describe(large, name) | {"started": started}
     about["model"] += f" inflated to {params or shape}"
     chosen = take_per_set([p for p in prompts if not p.warm], 1)[: settings.prompts]
     watcher.stage("comparing answers", len(chosen))
     equality = compare_models(small, large, [encode_prompt(tokenizer, p.text) for p in chosen], settings, watcher)
     read = (size.parameters - size.vocab_size * size.hidden_size) * large.dtype.itemsize
-    times, speed = time_steps(large, host, settings, watcher)
+    times, speed = time_steps(large, runner, settings, watcher)
     about |= {
         "finished": now(),
         "settings": asdict(settings),
         "size": asdict(size) | {"parameters": size.parameters},
-        "host": host.form,
+        "runner": runner.form,
         "clock": "CPU time" if _clock(large.device) is time.thread_time else "time",
     }
     floor = {"weight_bytes": float(read), "bandwidth": speed, "seconds": read / speed}
@@ -146,7 +146,7 @@ def compare_models(
     -------
     `prompts` and `tokens` compared, `logits` (largest difference on the prompts' rows, over the small model's
     vocabulary), `spread` (their standard deviation), and `differing`: prompts where the large model's greedy answer by
-    the loop host is not Hugging Face's of the small one, with the place.
+    the eager runner is not Hugging Face's of the small one, with the place.
     """
     differing, worst, spread, tokens = [], 0.0, 0.0, 0
     for number, ids in enumerate(prompts):
@@ -158,7 +158,7 @@ def compare_models(
         length = settings.max_new_tokens
         answer = small.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=length, do_sample=False)
         wanted = _new(answer, ids)
-        got = generate(large, given.to(large.device), max_new_tokens=length, host="loop").sequences
+        got = generate(large, given.to(large.device), max_new_tokens=length, runner="auto").sequences
         tokens += len(wanted)
         parted = difference(small, ids, wanted, _new(got, ids))
         if parted is not None:
@@ -206,7 +206,7 @@ class Bandwidth:
 
 
 def time_steps(
-    large: Any, host: Host, settings: InflateSettings, watcher: Watcher
+    large: Any, runner: Runner, settings: InflateSettings, watcher: Watcher
 ) -> tuple[dict[tuple[str, int], list[float]], float]:
     """Seconds of steps by method and rows, and the memory's bandwidth (bytes a second), all interleaved.
 
@@ -215,7 +215,7 @@ def time_steps(
     device, context = large.device, settings.context
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 1000, (1, max(context, ROWS[-1])), generator=generator).to(device)
-    steps = {HF: _hf_steps(large, tokens, context), LOOP: _host_steps(host, tokens, context)}
+    steps = {HF: _hf_steps(large, tokens, context), LOOP: _runner_steps(runner, tokens, context)}
     clock, memory = _clock(device), Bandwidth(device)
     times: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in steps for rows in ROWS}
     watcher.stage("steps", (settings.rounds + 1) * len(times))
@@ -248,19 +248,19 @@ def _hf_steps(model: Any, tokens: Tensor, context: int) -> Callable[[int], None]
     return step
 
 
-def _host_steps(host: Host, tokens: Tensor, context: int) -> Callable[[int], None]:
-    tokens, device = tokens.to(host.plan_device), host.plan_device
-    cache = host.new_cache(1, context + ROWS[-1])
+def _runner_steps(runner: Runner, tokens: Tensor, context: int) -> Callable[[int], None]:
+    tokens, device = tokens.to(runner.plan_device), runner.plan_device
+    cache = runner.new_cache(1, context + ROWS[-1])
 
     def plan(first: int, rows: int) -> Plan:
         square = torch.ones(1, rows, rows, dtype=torch.bool, device=device).tril()
         return Plan(tokens[:, :rows], first + torch.arange(rows, device=device)[None], square)
 
-    result = host.run(plan(0, context), cache)
+    result = runner.run(plan(0, context), cache)
     cache.commit([list(range(context))], result.segments)
 
     def step(rows: int) -> None:
-        host.run(plan(context, rows), cache)
+        runner.run(plan(context, rows), cache)
 
     return step
 

@@ -39,7 +39,7 @@ def render(result: InflateResult) -> Group:
         f"In brackets: over one row. Medians of {about['settings']['rounds']} rounds, {about['clock']}.",
         f"Floor: {floor['weight_bytes'] / 1e9:.2f} GB of weights at {floor['bandwidth'] / 1e9:.1f} GB/s take "
         f"{1000 * floor['seconds']:.1f} ms; over a step of one row: {', '.join(shares)}.",
-        f"Host: {about['host']}.",
+        f"Runner: {about['runner']}.",
         _equality(result),
     ]
     return Group(f"{heading(result)}.", table, *lines)

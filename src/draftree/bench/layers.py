@@ -26,8 +26,8 @@ from draftree.bench.prompts import Prompt, take_per_set
 from draftree.bench.summary import Row, summarise
 from draftree.drafting import SelfSpeculative
 from draftree.engine.limits import check_prompt
-from draftree.host import Target, inspect_model
 from draftree.pruning import LossyCALM
+from draftree.runner import Target, inspect_model
 from draftree.shaping import Fixed
 
 PLAIN = "plain"

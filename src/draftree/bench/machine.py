@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from draftree import __version__
-from draftree.host.cost import chip_name
+from draftree.runner.step_cost import chip_name
 
 
 def now() -> str:

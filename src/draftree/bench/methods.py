@@ -254,7 +254,7 @@ class Draftree(Method):
         make_drafter: gives the drafter of a round, or None for plain decoding.
         make_shape: gives the shape of a round; None leaves the engine's default.
         sampling: how tokens are drawn; None takes the best.
-        options: more of `Engine`, such as `host` or `reject_drafts`.
+        options: more of `Engine`, such as `runner` or `reject_drafts`.
     """
 
     def __init__(

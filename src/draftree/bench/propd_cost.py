@@ -16,8 +16,8 @@ from draftree.bench.analysis_setup import Findings, plain_axis
 from draftree.bench.propd_runs import Way, batches, run_all
 from draftree.bench.propd_setup import ProPDSetup
 from draftree.drafting import Context
-from draftree.host import open_host
-from draftree.host.cost import StepCost, measure_cost
+from draftree.runner import open_runner
+from draftree.runner.step_cost import StepCost, measure_cost
 from draftree.shaping import DynamicTree, Fixed
 from draftree.shaping.calibration import Calibration
 from draftree.tree import TokenTree
@@ -65,8 +65,8 @@ def gpu_curve(rows: Sequence[int] = (*ROWS, 256, 512, 1024, 2048, 4096)) -> Step
 
 def step_cost(setup: ProPDSetup) -> Findings:
     """Both curves, and for every drafter and batch the sizes that pay by each of them."""
-    host = open_host(setup.model)
-    here = measure_cost(host, SECONDS, ROWS)
+    runner = open_runner(setup.model)
+    here = measure_cost(runner, SECONDS, ROWS)
     curves = {"here": here, "GPU": gpu_curve()}
     table = Table(
         "drafter", "curve", *(f"batch {b}" for b in BATCHES),

@@ -23,7 +23,7 @@ from draftree.bench.speed_figures import METHODS, Figure, SpeedKit, figures_of
 from draftree.bench.speed_page import findings_of
 from draftree.bench.speed_stages import engine_stages, pass_parts
 from draftree.bench.speed_steps import Steps, check_context, time_rows
-from draftree.host import open_host
+from draftree.runner import open_runner
 
 ROWS = (1, 2, 4, 8, 16, 32)
 STEPS_OFTEN = 5  # times as many rounds of the small model's steps, which are short
@@ -61,7 +61,7 @@ class Measured:
 
     Attributes:
         label: its name in tables.
-        about: commit, device and so on, its size, the host's form.
+        about: commit, device and so on, its size, the runner's form.
         steps: timed steps.
         case: the answers.
         figures: made of both.
@@ -142,13 +142,13 @@ class _Bench:
     def measure(self, label: str, kind: str, model: Any, texts: Texts) -> Measured:
         """All of one model; `kind` says what is wanted of it."""
         settings = self.settings
-        host = open_host(model)
+        runner = open_runner(model)
         often = settings.rounds * (STEPS_OFTEN if kind == "embedded" else 1)
-        steps = time_rows(model, host, ROWS, settings.context, often, self.watcher)
+        steps = time_rows(model, runner, ROWS, settings.context, often, self.watcher)
         stages: list[dict[str, Any]] = []
         parts = None
         if settings.stages:
-            parts = pass_parts(host, settings.context, PARTS_ROUNDS[kind], self.watcher)
+            parts = pass_parts(runner, settings.context, PARTS_ROUNDS[kind], self.watcher)
             stages = engine_stages(model, self.warm, texts.tasks, settings.max_new_tokens, self.watcher)
         names = [name for name in METHODS if settings.compiled or name != COMPILED]
         kit = SpeedKit(
@@ -159,7 +159,7 @@ class _Bench:
         )
         figures = figures_of(kind, label, steps.rows, steps.floor, case)
         size = Size.of(model.config)
-        about = case.about | {"host": host.form, "size": asdict(size) | {"parameters": size.parameters}}
+        about = case.about | {"runner": runner.form, "size": asdict(size) | {"parameters": size.parameters}}
         return Measured(label, about, steps, case, figures, stages, parts)
 
 

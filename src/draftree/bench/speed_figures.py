@@ -31,10 +31,10 @@ from draftree.bench.inflate_measure import FORM_LABELS, HF, LOOP
 from draftree.bench.methods import Draftree, Method
 from draftree.bench.summary import Estimate
 from draftree.drafting import Drafter, Lookahead
-from draftree.host import Host, open_host
+from draftree.runner import Runner, open_runner
 from draftree.shaping import DynamicTree
 
-TENSORS, CAPTURED, COMPILE = FORM_LABELS  # plain decoding by the loop host in one form or another
+TENSORS, CAPTURED, COMPILE = FORM_LABELS  # plain decoding by the eager runner in one form or another
 NODES = 16  # most rows of the trees whose overhead is told: the root, and guesses
 LIMITED = "lookahead_16"
 LIMITED_LABEL = f"Lookahead, warm trie, up to {NODES - 1} guesses"
@@ -74,8 +74,8 @@ class SpeedKit(Kit):
     def method(self, name: str) -> Method:
         """See `Kit.method`."""
         if name in FORM_LABELS:
-            host = host_in(self.model, name)
-            return Draftree(name, named(name), self.model, self.max_new_tokens, host=host)
+            runner = runner_in(self.model, name)
+            return Draftree(name, named(name), self.model, self.max_new_tokens, runner=runner)
         if name == LIMITED:
             return Draftree(LIMITED, LIMITED_LABEL, self.model, self.max_new_tokens, self._trie(NODES - 1))
         return super().method(name)
@@ -198,10 +198,11 @@ def named(method: str) -> str:
     return LIMITED_LABEL if method == LIMITED else label_of(method)
 
 
-def host_in(model: Any, name: str) -> Host:
-    """The loop host in the form that `FORM_LABELS` calls `name`."""
+def runner_in(model: Any, name: str) -> Runner:
+    """The eager runner in the form that `FORM_LABELS` calls `name`."""
     form = name.removeprefix("draftree_")
-    return open_host(model, compile=True) if form == "compile" else open_host(model, form=form)
+    choices = {"tensors": "eager", "captured": "cuda_graphs"}
+    return open_runner(model, compile=True) if form == "compile" else open_runner(model, choices[form])
 
 
 def figure_table(figures: Sequence[Figure], title: str) -> Table:

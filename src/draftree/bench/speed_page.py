@@ -42,7 +42,7 @@ def findings_of(measured: Sequence[Measured]) -> Findings:
         if one.parts is not None:
             tables.append(part_table(one))
             rows += [{"kind": "pass", "model": one.label} | row for row in one.parts["passes"]]
-        remarks += [f"{one.label}: host {one.about['host']}.", differing(one.label, one.case)]
+        remarks += [f"{one.label}: runner {one.about['runner']}.", differing(one.label, one.case)]
         slow, compared = one.case.disturbed
         if compared and slow > 0.02 * compared:
             remarks.append(f"{one.label}: the machine was not quiet.")

@@ -32,13 +32,13 @@ from draftree.bench.speed_steps import settle
 from draftree.drafting import Drafter
 from draftree.engine import Request
 from draftree.engine.stats import STAGES
-from draftree.host.base import Host
-from draftree.host.compiled import CompiledAngles, CompiledStack
-from draftree.host.cost import StepCost
-from draftree.host.loop import LoopHost
-from draftree.host.masks import limits
-from draftree.host.panels import Packed
-from draftree.host.plan import Plan, Segment
+from draftree.runner.base import Runner
+from draftree.runner.cpu.layers import CompiledAngles, CompiledStack
+from draftree.runner.cpu.packed import Packed
+from draftree.runner.eager.runner import EagerRunner
+from draftree.runner.layout.masks import limits
+from draftree.runner.plan import Plan, Segment
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Shape
 
 ROWS = (1, 8, 16)
@@ -181,21 +181,21 @@ class _Work:
 class _Inside:
     """The parts of a pass of `rows` rows behind `context` tokens, each as a call without arguments."""
 
-    def __init__(self, host: LoopHost, stack: CompiledStack, rows: int, context: int, tokens: Tensor) -> None:
-        assert host._library is not None
-        self._host, self._library, self._stack, self._rows = host, host._library, stack, rows
-        cache = self._cache = host.new_cache(1, context + rows)
+    def __init__(self, runner: EagerRunner, stack: CompiledStack, rows: int, context: int, tokens: Tensor) -> None:
+        assert runner._library is not None
+        self._runner, self._library, self._stack, self._rows = runner, runner._library, stack, rows
+        cache = self._cache = runner.new_cache(1, context + rows)
         square = torch.ones(1, context, context, dtype=torch.bool).tril()
-        result = host.run(Plan(tokens[:, :context], torch.arange(context)[None], square), cache)
+        result = runner.run(Plan(tokens[:, :context], torch.arange(context)[None], square), cache)
         cache.commit([list(range(context))], result.segments)
         positions = context + torch.arange(rows)[None]
         self._plan = Plan(tokens[:, :rows].contiguous(), positions, torch.ones(1, rows, rows, dtype=torch.bool).tril())
         cache.open(0, 1, rows)
         segment = Segment(0, None, positions, self._plan.visible)
-        angles = host.angles(segment, (), torch.float32, cache, host.target.kinds[0])
+        angles = runner.angles(segment, (), torch.float32, cache, runner.target.kinds[0])
         assert isinstance(angles, CompiledAngles)
         self._angles = angles
-        self._first = host._embedding(self._plan.tokens).detach().clone()
+        self._first = runner._embedding(self._plan.tokens).detach().clone()
         self._x = self._first.clone()
         layers, threads = stack._layers, stack.threads(rows)
         kv, groups, dim = layers[0].parts.heads
@@ -218,7 +218,7 @@ class _Inside:
         weights = 4.0 * sum(m.inputs * m.outputs for m in matrices)
         seen = context + (rows + 1) / 2
         context_bytes = 8.0 * len(layers) * kv * dim * context
-        head = host._head._packed.described
+        head = runner._head._packed.described
         self.work = {
             "linear": _Work(weights, weights / 2 * rows),
             "attention": _Work(context_bytes, 4.0 * len(layers) * kv * groups * dim * rows * seen),
@@ -243,12 +243,12 @@ class _Inside:
                 product(*call)
 
         return {
-            "whole": lambda: self._host.run(self._plan, self._cache),
+            "whole": lambda: self._runner.run(self._plan, self._cache),
             "layers": lambda: self._stack.run(0, len(self._stack._layers), self._x, self._angles),
             "halves": halves,
             "products": products,
             "nothing": nothing,
-            "head": lambda: self._host._head(self._x),
+            "head": lambda: self._runner._head(self._x),
         }
 
     def again(self) -> None:
@@ -256,11 +256,11 @@ class _Inside:
         self._x.copy_(self._first)
 
 
-def pass_parts(host: Host, context: int, rounds: int, watcher: Watcher) -> dict[str, Any] | None:
+def pass_parts(runner: Runner, context: int, rounds: int, watcher: Watcher) -> dict[str, Any] | None:
     """Seconds of a pass by its parts, with floors; None where layers are not compiled, or do not see all of a context.
 
     Args:
-        host: of the model.
+        runner: of the model.
         context: tokens before the rows.
         rounds: how often each part is timed; medians are told.
         watcher: hears how far it is.
@@ -270,18 +270,18 @@ def pass_parts(host: Host, context: int, rounds: int, watcher: Watcher) -> dict[
     `bandwidth` (bytes a second), `peak` (operations a second) and `passes`: for each number of rows the `whole`, the
     parts in `PASS_PARTS`, and `floors` of some of them, the larger of what bytes and operations take.
     """
-    if not isinstance(host, LoopHost) or host._compiled is None or host._at_once is None:
+    if not isinstance(runner, EagerRunner) or runner._compiled is None or runner._at_once is None:
         return None
-    if any(limits(kind, context + ROWS[-1]) for kind in host._kinds):
+    if any(limits(kind, context + ROWS[-1]) for kind in runner._kinds):
         return None
     size = (1, max(context, ROWS[-1]))
-    tokens = torch.randint(0, host.target.vocab_size, size, generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, runner.target.vocab_size, size, generator=torch.Generator().manual_seed(0))
     clock, memory = _clock(torch.device("cpu")), Bandwidth(torch.device("cpu"))
-    assert host._library is not None
-    peak = Peak(host._library)
+    assert runner._library is not None
+    peak = Peak(runner._library)
     watcher.stage("parts of passes", rounds + 1)
     with torch.inference_mode():
-        insides = {rows: _Inside(host, host._compiled, rows, context, tokens) for rows in ROWS}
+        insides = {rows: _Inside(runner, runner._compiled, rows, context, tokens) for rows in ROWS}
         times: dict[tuple[int, str], list[float]] = {}
         for number in range(rounds + 1):
             memory.sample()

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from draftree.bench.harness import Watcher
-from draftree.bench.inflate_measure import HF, LOOP, Bandwidth, _clock, _hf_steps, _host_steps, _rows, _wait
+from draftree.bench.inflate_measure import HF, LOOP, Bandwidth, _clock, _hf_steps, _rows, _runner_steps, _wait
 from draftree.bench.sizes import Size
-from draftree.host import Host
+from draftree.runner import Runner
 
 SETTLING, LONG = 10, 0.02  # most steps before a timed one, and seconds of them that are enough
 
@@ -38,33 +38,33 @@ class Steps:
 
 def time_rows(
     model: Any,
-    host: Host,
+    runner: Runner,
     counts: Sequence[int],
     context: int,
     rounds: int,
     watcher: Watcher,
-    forms: Mapping[str, tuple[Host, Sequence[int]]] | None = None,
+    forms: Mapping[str, tuple[Runner, Sequence[int]]] | None = None,
 ) -> Steps:
-    """Time steps of `counts` rows behind `context` tokens, by the host and by Hugging Face's forward, interleaved.
+    """Time steps of `counts` rows behind `context` tokens, by the runner and by Hugging Face's forward, interleaved.
 
     Args:
         model: a decoder-only model.
-        host: opened for it.
+        runner: opened for it.
         counts: rows, 1 among them.
         context: tokens before the rows.
         rounds: how often each is timed.
         watcher: hears how far it is.
-        forms: hosts in other forms by their names in `inflate_measure.FORM_LABELS`, and rows to time them with, 1 among
+        forms: other runners by their names in `inflate_measure.FORM_LABELS`, and rows to time them with, 1 among
             them.
     """
     device = model.device
     generator = torch.Generator().manual_seed(0)
     vocabulary = min(1000, int(model.config.vocab_size))
     tokens = torch.randint(0, vocabulary, (1, max(context, *counts)), generator=generator).to(device)
-    steps = {HF: _hf_steps(model, tokens, context), LOOP: _host_steps(host, tokens, context)}
+    steps = {HF: _hf_steps(model, tokens, context), LOOP: _runner_steps(runner, tokens, context)}
     rows = dict.fromkeys(steps, counts)
     for name, (other, some) in (forms or {}).items():
-        steps[name], rows[name] = _host_steps(other, tokens, context), some
+        steps[name], rows[name] = _runner_steps(other, tokens, context), some
     clock, memory = _clock(device), Bandwidth(device)
     times: dict[tuple[str, int], list[float]] = {(name, n): [] for name in steps for n in rows[name]}
     watcher.stage("steps", rounds * len(times))

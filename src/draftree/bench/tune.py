@@ -23,7 +23,7 @@ from draftree.bench.tune_record import Record, Text
 from draftree.bench.tune_replay import Replayed
 from draftree.bench.tune_space import Candidate, Predicted, Space, trained_of
 from draftree.engine.limits import check_prompt
-from draftree.host import inspect_model
+from draftree.runner import inspect_model
 from draftree.shaping import Shape
 
 RECORD, REPLAY = 0.25, 0.5  # shares of the time that are over when recording ends, and replaying

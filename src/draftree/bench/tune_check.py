@@ -18,8 +18,8 @@ from draftree.bench.tune_record import Record
 from draftree.bench.tune_replay import Replayed, Times
 from draftree.bench.tune_space import Candidate, Space, trained_of
 from draftree.drafting import Drafter
-from draftree.host.cost import StepCost
 from draftree.pruning import EarlyPruning
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Shape
 
 SIZES: tuple[int | None, ...] = (4, 16, None)

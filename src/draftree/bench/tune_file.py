@@ -18,8 +18,8 @@ import torch
 
 from draftree.drafting import Drafter, DraftModel, Lookahead, Merge, PromptLookup
 from draftree.drafting.folder import demo_drafter, load_drafter, model_hash
-from draftree.host import inspect_model
-from draftree.host.cost import chip_name
+from draftree.runner import inspect_model
+from draftree.runner.step_cost import chip_name
 from draftree.shaping import DynamicTree, Fixed, Shape
 
 FORMAT = 1

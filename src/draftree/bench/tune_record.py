@@ -23,9 +23,9 @@ from draftree.drafting.base import Context, Step
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine, Rules
 from draftree.engine.limits import eos_token_ids
-from draftree.host import open_host
-from draftree.host.cost import StepCost, cached_cost
-from draftree.host.likeliest import best_on_host
+from draftree.runner import open_runner
+from draftree.runner.step_cost import StepCost, cached_cost
+from draftree.runner.top_tokens import top_tokens
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 
@@ -132,7 +132,7 @@ class Record:
         self.model, self.new, self.trained = model, max_new_tokens, trained
         self.texts: list[Text] = []
         self.lessons: list[Text] = []
-        self._host = open_host(model)
+        self._runner = open_runner(model)
         self._prompts = 0.0
         self._prepared = {name: TimedRoots() for name in trained}
 
@@ -148,7 +148,9 @@ class Record:
         self.texts.append(text)
 
     def _run(self, ids: Sequence[int], **parts: Any) -> _Run:
-        engine = Engine(self.model, slots=1, host=self._host, capacity=max(CAPACITY, len(ids) + self.new + 64), **parts)
+        engine = Engine(
+            self.model, slots=1, runner=self._runner, capacity=max(CAPACITY, len(ids) + self.new + 64), **parts
+        )
         request = engine.add(ids, Rules(self.new, eos_token_ids(self.model)))
         stats = request.stats
         begin = time.perf_counter()
@@ -173,7 +175,7 @@ class Record:
         def see(step: Step) -> None:
             logits = drafter.guesses(step, torch.zeros(1, dtype=torch.long, device=step.trees.device))
             if logits is not None:
-                tokens, logp = best_on_host(logits, drafter.candidates)
+                tokens, logp = top_tokens(logits, drafter.candidates)
                 seen[len(step.requests[0].tokens)] = tokens[0], logp[0]
 
         self._run(ids, drafter=Onlooker(see, drafter), shape=self._prepared[name])
@@ -182,9 +184,9 @@ class Record:
     def pace(self) -> Pace:
         """What steps took; steps of several rows are timed here, on some of the texts.
 
-        The host's own curve, of steps alone, is not what decoding takes: it only tells of more rows than are timed.
+        The runner's own curve, of steps alone, is not what decoding takes: it only tells of more rows than are timed.
         """
-        curve = cached_cost(self._host)
+        curve = cached_cost(self._runner)
         shapes = {guesses: Timed(guesses) for guesses in PROBES}
         drafting = dict.fromkeys(PROBES, 0.0)
         for text in self.texts[:PROBED]:

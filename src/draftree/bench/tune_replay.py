@@ -23,7 +23,7 @@ from draftree.drafting.base import Attachment, Context, Step
 from draftree.drafting.groups import Groups, Spawners
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import RequestStats
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 from draftree.shaping import Shape
 from draftree.shaping.best_first import OffPath, best_first
 from draftree.tree import TokenTree

@@ -17,7 +17,7 @@ from draftree.drafting import Drafter, Lookahead, Merge
 from draftree.drafting.base import Context
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine.limits import eos_token_ids
-from draftree.host import inspect_model
+from draftree.runner import inspect_model
 
 SIZES: tuple[int | None, ...] = (None, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # guesses of a step; None: sized by cost
 PROBE = 8  # guesses of a step while a trie's options are searched

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.options import DRAFTER, Host, Sample, Temperature, TopK, TopP, complete_drafter
+from draftree.cli.options import DRAFTER, Runner, Sample, Temperature, TopK, TopP, complete_drafter
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
@@ -92,7 +92,7 @@ class Guessing:
 
 @dataclass(frozen=True)
 class Choosing:
-    """How tokens are chosen, and by which host."""
+    """How tokens are chosen, and by which runner."""
 
     sample: Sample = False
     temperature: Temperature = 1.0
@@ -100,7 +100,7 @@ class Choosing:
     top_p: TopP = None
     seed: Annotated[int, typer.Option(help="Of the draw; prompt b of several draws with seed + b.")] = 0
     raw: Annotated[bool, typer.Option("--raw", help="No chat template around a prompt.")] = False
-    host: Host = "auto"
+    runner: Runner = "auto"
     strict: Annotated[bool, typer.Option("--strict", help="Decide near-ties again (16-bit models).")] = False
 
     def check(self) -> None:

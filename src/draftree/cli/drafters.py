@@ -58,7 +58,7 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     """
     from draftree.drafting import DraftModel, Jacobi, Lookahead, Merge, PromptLookup
     from draftree.drafting.folder import CONFIG, demo_drafter, load_drafter
-    from draftree.host import inspect_model
+    from draftree.runner import inspect_model
 
     check_drafter(name, trie)
     if "+" in name and not Path(name).is_dir():
@@ -105,7 +105,7 @@ def make_bild(
     from draftree.drafting import BiLD
     from draftree.drafting.bild import check_options
     from draftree.drafting.folder import demo_drafter
-    from draftree.host import inspect_model
+    from draftree.runner import inspect_model
 
     given = {"fallback_threshold": fallback_threshold, "rollback_threshold": rollback_threshold}
     thresholds: dict[str, Any] = {option: value for option, value in given.items() if value is not None}

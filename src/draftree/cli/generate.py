@@ -40,7 +40,7 @@ def generate(
     parts = guessing.for_engine(target, tokenizer, trie)
     options = choosing.options(target, tokenizer)
     ids = encode_prompt(tokenizer, text, raw=choosing.raw)
-    engine = Engine(target, **parts, slots=1, host=choosing.host, strict=choosing.strict)
+    engine = Engine(target, **parts, slots=1, runner=choosing.runner, strict=choosing.strict)
     console = line_console()
     coloured = ColouredText(tokenizer)
     begin = time.perf_counter()

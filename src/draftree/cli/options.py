@@ -28,7 +28,7 @@ Prompts = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")]
 Results = Annotated[Path, typer.Option(help="Folder for the results.")]
-Host = Annotated[str, typer.Option(help="auto, loop or hooked.")]
+Runner = Annotated[str, typer.Option(help="auto, hooked, eager, cpu or cuda_graphs.")]
 
 # What to measure.
 Experiment = Annotated[str | None, typer.Argument(help="Which one; --list tells them.", show_default=False)]

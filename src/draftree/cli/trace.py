@@ -90,7 +90,7 @@ def trace(
         **parts,
         shape=None if nodes is None else Fixed(nodes),
         slots=slots or len(texts),
-        host=choosing.host,
+        runner=choosing.runner,
         strict=choosing.strict,
         recorder=recorder,
     )

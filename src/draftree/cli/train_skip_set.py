@@ -20,7 +20,9 @@ def skip_set(
     width: Annotated[int, typer.Option(min=1, help="Parts tried in a round, the most promising ones.")] = 4,
     seconds: Annotated[float, typer.Option(min=1, help="After which no further set is tried.")] = 600,
     max_length: Longest = None,
-    host: Annotated[str, typer.Option(help="auto, loop or hooked: what decoding will use.")] = "auto",
+    runner: Annotated[
+        str, typer.Option(help="auto, hooked, eager, cpu or cuda_graphs: what decoding will use.")
+    ] = "auto",
     threads: Threads = None,
 ) -> None:
     """Attentions and MLPs that SelfSpeculative leaves out, for the best predicted speed."""
@@ -34,7 +36,7 @@ def skip_set(
     target, _ = load_model(model)
     console = line_console()
     with StageBar(console) as bar:
-        found = search_skip_set(target, data, out, options=options, host=host, watcher=bar)
+        found = search_skip_set(target, data, out, options=options, runner=runner, watcher=bar)
     settings = found["settings"]
     checked, whole = found["predicted_on_dev"], found["predicted_with_nothing_left_out"]
     lines = [

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
-from draftree.host.plan import PassResult, Surgery
-from draftree.host.target import Target
+from draftree.runner.plan import PassResult, Surgery
+from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 if TYPE_CHECKING:
-    from draftree.host import Host
-    from draftree.host.cache import SlotCache
-    from draftree.host.encoder import EncoderState
+    from draftree.runner import Runner
+    from draftree.runner.kv.cache import SlotCache
+    from draftree.runner.kv.encoder import EncoderState
 
 
 @dataclass(slots=True)
@@ -104,18 +104,18 @@ class StepPlan:
 class Place:
     """Where the target keeps a running request.
 
-    A drafter may pass rows of its own through the target there, behind the committed text (`host.run`,
-    `host.run_ahead`), as long as the cache's lengths are in the end what they were: the next pass writes over them.
+    A drafter may pass rows of its own through the target there, behind the committed text (`runner.run`,
+    `runner.run_ahead`), as long as the cache's lengths are in the end what they were: the next pass writes over them.
     Requests that are drafted for together sit in neighbouring slots, in their order.
 
     Attributes:
-        host: what runs passes; its lock is to be held around them.
+        runner: what runs passes; its lock is to be held around them.
         cache: the target's keys and values.
         encoder: cross attention of an encoder-decoder, else None.
         slot: of the request in both.
     """
 
-    host: Host
+    runner: Runner
     cache: SlotCache
     encoder: EncoderState | None
     slot: int
@@ -137,7 +137,7 @@ class Attachment:
         prefix_rows: BoolTensor [B, N + M], rows that see the deep prefix.
         surgeries: changes mid-stack, in terms of these N + M rows.
         taps: layers whose incoming hidden states the drafter wants; the number of layers itself taps what the last one
-            returns, from which `Host.logits` makes logits. Passes make logits of trees only.
+            returns, from which `Runner.logits` makes logits. Passes make logits of trees only.
         laid: what a pass worked out from the above; an attachment that comes back with the same tree spares that work.
     """
 

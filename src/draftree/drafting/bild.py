@@ -20,8 +20,8 @@ from torch import Tensor
 from draftree.acceptance.bild import DISTANCES, LossyBiLD
 from draftree.drafting.base import Capabilities, Context
 from draftree.drafting.second_model import SecondModel
-from draftree.host import Target
-from draftree.host.likeliest import best_on_host
+from draftree.runner import Target
+from draftree.runner.top_tokens import top_tokens
 from draftree.tree import TokenTree
 from draftree.tree.structure import Structure, structure_of
 
@@ -47,7 +47,7 @@ class BiLD(SecondModel):
         distance: what `rollback_threshold` is compared with: "cross-entropy", "kl" or "1-p" (see `LossyBiLD`).
         final_review: whether the large model reviews the tail behind its last turn when the small one ends the text.
             False ends the text there, as the authors' code does. Of no effect under `lossless`.
-        host: how the small model is driven: "auto", "loop" or "hooked".
+        runner: how the small model is driven: auto, hooked, eager, cpu or cuda_graphs.
 
     Raises:
         TypeError, ValueError: a model that cannot draft, or an option out of range.
@@ -65,10 +65,10 @@ class BiLD(SecondModel):
         num_draft_tokens: int = 10,
         distance: str = "cross-entropy",
         final_review: bool = True,
-        host: str = "auto",
+        runner: str = "auto",
     ) -> None:
         check_options(fallback_threshold, rollback_threshold, num_draft_tokens, distance)
-        super().__init__(model, host)
+        super().__init__(model, runner)
         self.fallback_threshold, self.rollback_threshold = fallback_threshold, rollback_threshold
         self.lossless, self.num_draft_tokens, self.distance = lossless, num_draft_tokens, distance
         self.final_review = final_review
@@ -117,7 +117,7 @@ class BiLD(SecondModel):
         reaches: Sequence[int],
         chains: Sequence[Chain],
     ) -> bool:
-        """Write all chains in one call; False where no host can, or where more than the best tokens is needed."""
+        """Write all chains in one call; False where no runner can, or where more than the best tokens is needed."""
         choosing = not self.lossless and any(request.chooser is not None for request in requests)
         if choosing or self.distance == "kl":
             return False
@@ -168,7 +168,7 @@ class BiLD(SecondModel):
         logits: Tensor,
     ) -> list[bool]:
         """Add a token to each chain that goes on; return which may have another. `logits` is [B, 1, V]."""
-        tokens, logp = best_on_host(logits, 1)
+        tokens, logp = top_tokens(logits, 1)
         going_on = []
         for b, (request, chain) in enumerate(zip(requests, chains, strict=True)):
             token, best = int(tokens[b, 0, 0]), float(logp[b, 0, 0])

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from draftree.drafting.base import Attachment, Step
 from draftree.drafting.groups import Groups, Spawners, own_logits
 from draftree.drafting.in_model import InModelDrafter
-from draftree.host.plan import Surgery
-from draftree.host.target import Target
+from draftree.runner.plan import Surgery
+from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 STD = 0.02  # of the initial values
@@ -156,11 +156,11 @@ class BiTA(InModelDrafter):
 
     def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
         """See `InModelDrafter.likeliest`."""
-        hidden, host = step.result.hidden.get(self._shapes["layers"]), step.result.host
+        hidden, runner = step.result.hidden.get(self._shapes["layers"]), step.result.runner
         rows = self._groups.rows_ahead(step, self.depth, 1, self.depth)
-        if rows is None or hidden is None or host is None:
+        if rows is None or hidden is None or runner is None:
             return super().likeliest(step)
-        return host.best(hidden, rows, self.candidates)
+        return runner.best(hidden, rows, self.candidates)
 
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`: mask i of a node spoke of the place i + 1 behind it."""

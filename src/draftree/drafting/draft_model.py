@@ -23,8 +23,8 @@ from draftree.drafting.folder import model_hash
 from draftree.drafting.second_model import SecondModel
 from draftree.drafting.small_model import Path
 from draftree.drafting.times import smoothed
-from draftree.host import inspect_model
-from draftree.host.likeliest import best_on_host
+from draftree.runner import inspect_model
+from draftree.runner.top_tokens import top_tokens
 from draftree.tree import TokenTree
 
 PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one, before both were timed
@@ -42,11 +42,11 @@ class DraftModel(SecondModel):
         depth: most tokens ahead.
         branching: most tokens tried behind each node; 1 drafts a chain.
         beam: most nodes of a depth that the small model reads, all of them in one pass; 1 follows the likeliest path
-            alone, with what else was likely beside it. None: 1 where the host can follow it in one call
-            (`Host.run_ahead`; a float32 model on a CPU), else 4.
+            alone, with what else was likely beside it. None: 1 where the runner can follow it in one call
+            (`Runner.run_ahead`; a float32 model on a CPU), else 4.
         confidence: stop where the paths to be read next have less than this probability together; None: where a
             pass over them takes longer than their guesses are worth, both models' times being measured as they run.
-        host: how the small model is driven: "auto", "loop" or "hooked".
+        runner: how the small model is driven: auto, hooked, eager, cpu or cuda_graphs.
 
     Raises:
         TypeError, ValueError: a model that cannot draft, or an option out of range.
@@ -63,14 +63,14 @@ class DraftModel(SecondModel):
         branching: int = 4,
         beam: int | None = None,
         confidence: float | None = None,
-        host: str = "auto",
+        runner: str = "auto",
     ) -> None:
         for option, value in (("depth", depth), ("branching", branching), ("beam", beam)):
             if value is not None and value < 1:
                 raise ValueError(f"{option} is {value}: give at least 1.")
         if confidence is not None and not 0 <= confidence <= 1:
             raise ValueError(f"confidence is {confidence}: give a probability from 0 (never stop) to 1, or None.")
-        super().__init__(model, host)
+        super().__init__(model, runner)
         self.depth, self.branching, self.beam, self.confidence = depth, branching, beam, confidence
         self._pass_seconds = self._step_seconds = 0.0
         self._drafted = 0.0  # when the last draft was handed over; 0 where its step has been seen
@@ -136,7 +136,7 @@ class DraftModel(SecondModel):
     ) -> bool:
         """Grow all trees in one call: the likeliest path, and what else was likely along it; False where none can."""
         begin = time.perf_counter()
-        best = min(self.branching, self._small.host.target.vocab_size)
+        best = min(self.branching, self._small.runner.target.vocab_size)
         least = math.log(max(self._least(), LEAST))
         courses = self._small.ahead(ids, texts, reaches, best, least, tuple(self._eos))
         if courses is None:
@@ -158,7 +158,7 @@ class DraftModel(SecondModel):
         return WORTH * (self._pass_seconds / self._step_seconds if timed else PRICE_FIRST)
 
     def _offer(self, growths: Sequence[_Growth], frontiers: Sequence[Sequence[int]], logits: torch.Tensor) -> None:
-        tokens, logp = best_on_host(logits, min(self.branching, logits.shape[-1]))
+        tokens, logp = top_tokens(logits, min(self.branching, logits.shape[-1]))
         for b, (growth, frontier) in enumerate(zip(growths, frontiers, strict=True)):
             for i, above in enumerate(frontier):
                 growth.offer(above, tokens[b, i].tolist(), logp[b, i].tolist())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from draftree.host.target import inspect_model
+from draftree.runner.target import inspect_model
 
 COUNTS = ("num_decoder_layers", "decoder_layers")  # what encoder-decoders call the number of decoder layers
 

@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from draftree.host.panels import PackedLinear
-from draftree.host.target import inspect_model
+from draftree.runner.cpu.packed import PackedLinear
+from draftree.runner.target import inspect_model
 
 CONFIG = "draftree_config.json"
 WEIGHTS = "drafter.safetensors"

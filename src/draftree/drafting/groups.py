@@ -173,26 +173,26 @@ def own_logits(step: Step, layer: int, first: Tensor, stride: int, depth: int, p
         stride: from one of them to the next.
         depth: how many there are.
         passed: LongTensor [B, 1], how many of them speak of tokens that are accepted by now; None for none. D is what
-            they leave of `depth` for one request on the host, else `depth`, with -inf where nothing is left.
+            they leave of `depth` for one request on the CPU, else `depth`, with -inf where nothing is left.
 
     Returns:
         None where the pass held no such rows.
     """
     result = step.result
     hidden = result.hidden.get(layer)
-    if hidden is None or result.host is None or not step.own_rows:
+    if hidden is None or result.runner is None or not step.own_rows:
         return None
     if result.rows is None and len(first) == 1 and first.is_cpu:
         begin = step.offset + int(first)
         gone = 0 if passed is None else min(int(passed), depth)
         if gone == depth:
             return hidden.new_empty(1, 0, result.logits.shape[-1])
-        return result.host.logits(hidden[:, begin + stride * gone : begin + stride * depth : stride])
+        return result.runner.logits(hidden[:, begin + stride * gone : begin + stride * depth : stride])
     order = torch.arange(depth, device=first.device)
     if passed is not None:
         order = passed + order
     wanted = step.offset + first + stride * order.clamp(max=depth - 1)
     if result.rows is not None:  # rows have left in mid-stack: find where each one ended up
         wanted = (result.rows[:, None] == wanted[:, :, None]).byte().argmax(-1)
-    logits = result.host.logits(hidden.gather(1, wanted[:, :, None].expand(-1, -1, hidden.shape[2])))
+    logits = result.runner.logits(hidden.gather(1, wanted[:, :, None].expand(-1, -1, hidden.shape[2])))
     return logits if passed is None else logits.masked_fill_((order >= depth)[:, :, None], -torch.inf)

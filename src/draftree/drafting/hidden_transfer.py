@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from draftree.drafting.base import Attachment, Step
 from draftree.drafting.groups import Groups, Spawners, own_logits
 from draftree.drafting.in_model import InModelDrafter, checked_shapes
-from draftree.host.plan import Projection, Surgery
-from draftree.host.target import Target
+from draftree.runner.plan import Projection, Surgery
+from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 STEPS = 3
@@ -152,11 +152,11 @@ class HiddenTransfer(InModelDrafter):
 
     def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
         """See `InModelDrafter.likeliest`."""
-        hidden, host = step.result.hidden.get(self._shapes["layers"]), step.result.host
+        hidden, runner = step.result.hidden.get(self._shapes["layers"]), step.result.runner
         rows = self._groups.rows_ahead(step, 1, None, self.depth)
-        if rows is None or hidden is None or host is None:
+        if rows is None or hidden is None or runner is None:
             return super().likeliest(step)
-        return host.best(hidden, rows, self.candidates)
+        return runner.best(hidden, rows, self.candidates)
 
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`: step i of a node spoke of the place i + 1 behind it."""

@@ -1,7 +1,7 @@
 """What drafters trained inside the model share: shapes and settings, candidates kept between steps, trees of them.
 
 BiTA, Hidden Transfer and Medusa read their guesses off the pass that verifies the ones before: for each depth below
-the node accepted last, a row of logits. Its best few tokens and their log-probabilities go to the host in one copy,
+the node accepted last, a row of logits. Its best few tokens and their log-probabilities go to the CPU in one copy,
 and the next step drafts a tree of them. How those rows come about is all that a method adds to this file.
 """
 
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.folder import Trained
-from draftree.host.likeliest import best_on_host
-from draftree.host.probe import probe
-from draftree.host.target import Target, inspect_model
+from draftree.runner.hooked.probe import probe
+from draftree.runner.target import Target, inspect_model
+from draftree.runner.top_tokens import top_tokens
 from draftree.shaping.best_first import OffPath, best_first
 from draftree.shaping.static import Choices, choices_named
 from draftree.tree import TokenTree
@@ -66,7 +66,7 @@ class InModelDrafter(Trained, Drafter):
 
     Attributes:
         method: the word of folders and commands.
-        weights: all trained tensors; fp32 on the host until the drafter is bound, when a copy in the model's type and
+        weights: all trained tensors; fp32 on the CPU until the drafter is bound, when a copy in the model's type and
             on its device is made (where it differs).
         settings: JSON-able constructor arguments besides `shapes`.
     """
@@ -173,7 +173,7 @@ class InModelDrafter(Trained, Drafter):
         """
         last = [walked[-1] if walked else 0 for walked in step.accepted]
         logits = self.guesses(step, torch.tensor(last, device=step.trees.device))
-        return None if logits is None else best_on_host(logits, self.candidates)
+        return None if logits is None else top_tokens(logits, self.candidates)
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: keep the candidates of the node accepted last."""

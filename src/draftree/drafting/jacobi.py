@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.groups import own_logits
-from draftree.host.target import Target
+from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 WIDEST = 128  # places of a window; further ahead no row may stand

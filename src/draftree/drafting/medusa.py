@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from draftree.drafting.base import Attachment, Step
 from draftree.drafting.folder import base_of
 from draftree.drafting.in_model import InModelDrafter
-from draftree.host.probe import probe
-from draftree.host.target import Target, inspect_model
+from draftree.runner.hooked.probe import probe
+from draftree.runner.target import Target, inspect_model
 from draftree.tree import TokenTree
 
 Head = Callable[[Tensor], Tensor]
@@ -153,14 +153,14 @@ class Medusa(InModelDrafter):
     @torch.no_grad()
     def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.guesses`."""
-        hidden, host = step.result.hidden.get(self._tap), step.result.host
-        if hidden is None or host is None or self._placed is None:
+        hidden, runner = step.result.hidden.get(self._tap), step.result.runner
+        if hidden is None or runner is None or self._placed is None:
             return None
         rows = (step.offset + nodes)[:, None, None].expand(-1, 1, hidden.shape[2])
         if step.result.rows is not None:  # rows have left in mid-stack: find where each one ended up
             standing = (step.result.rows == rows[:, :, 0]).byte().argmax(1)
             rows = standing[:, None, None].expand_as(rows)
-        return self._placed(host.close(hidden.gather(1, rows))[:, 0], host.head)
+        return self._placed(runner.close(hidden.gather(1, rows))[:, 0], runner.head)
 
 
 class _Placed:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from draftree.drafting.base import Context, Drafter, Step
-from draftree.host.target import Target
+from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 CONFIDENCE = 0.7  # log-probability per token of a chain before calibration: any constant below 1 ranks depths

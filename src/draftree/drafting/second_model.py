@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftree.drafting.base import Context, Drafter
 from draftree.drafting.small_model import SmallModel
-from draftree.host import Host, Target, open_host
+from draftree.runner import Runner, Target, open_runner
 from draftree.tree import TokenTree
 
 
@@ -28,15 +28,15 @@ class SecondModel(Drafter):
 
     Args:
         model: a Hugging Face causal language model or encoder-decoder, as loaded; on any device, of any type.
-        host: how the small model is driven: "auto", "loop" or "hooked".
+        runner: how the small model is driven: auto, hooked, eager, cpu or cuda_graphs.
 
     Raises:
         TypeError, ValueError: a model that cannot draft.
     """
 
-    def __init__(self, model: Any, host: str = "auto") -> None:
-        self.model = model  # hosts hold it weakly
-        self._choice = host
+    def __init__(self, model: Any, runner: str = "auto") -> None:
+        self.model = model  # runners hold it weakly
+        self._choice = runner
         self._small = SmallModel(self._open())
         self._live: dict[int, Tensor | None] = {}  # requests that have begun, with what their encoder reads
         self._eos: frozenset[int] = frozenset()
@@ -73,8 +73,8 @@ class SecondModel(Drafter):
                 )
         return cls(model, **options)
 
-    def _open(self) -> Host:
-        return open_host(self.model, self._choice)
+    def _open(self) -> Runner:
+        return open_runner(self.model, self._choice)
 
     # ---------------------------------------------------------------- the drafter's contract
 
@@ -85,14 +85,14 @@ class SecondModel(Drafter):
             ValueError: another vocabulary, or an encoder on one side only.
         """
         with self._lock:
-            host = self._open()
-            small = host.target
+            runner = self._open()
+            small = runner.target
             check_pair(small, target)
             if self._met() is not target.model:  # engines come and go, one for each call of `generate`
                 self._met = weakref.ref(target.model)
                 warn_of_size(small, target, stacklevel=5)
-            if host is not self._small.host:  # its weights were changed, moved or cast
-                self._small = SmallModel(host)
+            if runner is not self._small.runner:  # its weights were changed, moved or cast
+                self._small = SmallModel(runner)
                 for request, source in self._live.items():
                     self._small.begin(request, source)
             self._eos = frozenset(hints.get("eos_token_ids", ()))
@@ -115,14 +115,14 @@ class SecondModel(Drafter):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        host = self._small.host
-        inference = host.guard is torch.inference_mode
+        runner = self._small.runner
+        inference = runner.guard is torch.inference_mode
         with self._lock:
-            if inference and torch.is_inference_mode_enabled():  # as in an engine whose host has the same guard
+            if inference and torch.is_inference_mode_enabled():  # as in an engine whose runner has the same guard
                 trees = self._grow(requests, budgets)
             else:
-                # A hooked host must not run in the inference mode of the target's: stock modules may keep its tensors.
-                with host.lock, torch.no_grad(), torch.inference_mode(inference):
+                # A hooked runner must not run in the target's inference mode: stock modules may keep its tensors.
+                with runner.lock, torch.no_grad(), torch.inference_mode(inference):
                     trees = self._grow(requests, budgets)
         return TokenTree.stack(trees)
 
@@ -132,7 +132,7 @@ class SecondModel(Drafter):
 
     def _reach(self, request: Context, depth: int) -> int:
         """How far ahead of a request's text to look: `depth`, or as far as it and the small model have room."""
-        limit = self._small.host.target.max_positions
+        limit = self._small.runner.target.max_positions
         reach = min(depth, request.room - 1)
         return reach if limit is None else min(reach, limit - len(request.tokens) + 1)
 

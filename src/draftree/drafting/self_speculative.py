@@ -19,12 +19,12 @@ from torch import nn
 from draftree.drafting.base import Capabilities, Context, Drafter, Place, Step
 from draftree.drafting.folder import Trained
 from draftree.drafting.times import smoothed
-from draftree.host.ahead import AheadPlan, Course
-from draftree.host.bypass import omitted_modules
-from draftree.host.likeliest import best_on_host
-from draftree.host.plan import Plan
-from draftree.host.skip import Skip
-from draftree.host.target import Target, inspect_model
+from draftree.runner.cpu.ahead import AheadPlan, Course
+from draftree.runner.hooked.bypass import omitted_modules
+from draftree.runner.layout.skip import Skip
+from draftree.runner.plan import Plan
+from draftree.runner.target import Target, inspect_model
+from draftree.runner.top_tokens import top_tokens
 from draftree.tree import TokenTree
 
 WORTH = 1.2  # tokens that a drafted row has to promise for the time of a step: about what a step brings in all
@@ -185,7 +185,7 @@ class SelfSpeculative(Trained, Drafter):
         place = request.place
         if place is None or budget < 1 or place.committed != len(request.tokens) - 1:
             return 0
-        limit = place.host.target.max_positions or math.inf
+        limit = place.runner.target.max_positions or math.inf
         return max(int(min(self.num_draft_tokens, request.room - 1, limit - len(request.tokens) + 1)), 0)
 
     def _run(self, requests: Sequence[Context], reaches: Sequence[int]) -> Course:
@@ -196,8 +196,8 @@ class SelfSpeculative(Trained, Drafter):
             place,
             [request.tokens[-1] for request in requests],
             reaches,
-            self._skips[len(place.host.target.layers)],
-            best=min(self.branching, place.host.target.vocab_size),
+            self._skips[len(place.runner.target.layers)],
+            best=min(self.branching, place.runner.target.vocab_size),
             least=math.log(max(self._least(), LEAST)),
             ends=tuple(self._eos),
             floors=[request.prompt_length for request in requests],
@@ -262,14 +262,14 @@ def run_chains(
     Returns:
         what may follow the rows made; the cache is as it was, but for columns behind the texts.
     """
-    host, cache, batch = place.host, place.cache, len(newest)
+    runner, cache, batch = place.runner, place.cache, len(newest)
     slots = slice(place.slot, place.slot + batch)
     lengths = cache.lengths[slots]
     taking_part = [reach > 0 for reach in reaches]
     given = [[token] for token in newest]
-    with host.lock:
+    with runner.lock:
         plan = AheadPlan(lengths, given, max(reaches), best, least, ends=ends, taking_part=taking_part, skip=skip)
-        course = host.run_ahead(plan, cache, place.slot)
+        course = runner.run_ahead(plan, cache, place.slot)
         if course is not None:
             return course
         course = Course([[] for _ in newest], [[] for _ in newest])
@@ -277,9 +277,9 @@ def run_chains(
         paths = [0.0 if part else -math.inf for part in taking_part]
         try:
             for row in range(max(reaches)):
-                result = host.run(_row_plan(place, tokens, skip, floors), cache, place.slot, place.encoder)
+                result = runner.run(_row_plan(place, tokens, skip, floors), cache, place.slot, place.encoder)
                 cache.commit([[0]] * batch, result.segments)  # for the next row to see; nothing of it stays
-                found, logp = best_on_host(result.logits, best)
+                found, logp = top_tokens(result.logits, best)
                 for b in range(batch):
                     course.tokens[b].append(found[b, 0].tolist())
                     course.logp[b].append(logp[b, 0].tolist())
@@ -296,7 +296,7 @@ def run_chains(
 
 def _row_plan(place: Place, tokens: Sequence[int], skip: Skip, floors: Sequence[int]) -> Plan:
     """One row a request, behind what its slot holds."""
-    target = place.host.target
+    target = place.runner.target
     places = torch.tensor(place.cache.lengths[place.slot : place.slot + len(tokens)], device=target.device)[:, None]
     if target.max_positions is not None:  # rows of requests that do not take part may lie beyond
         places = places.clamp(max=target.max_positions - 1)

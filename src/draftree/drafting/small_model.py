@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.host import Host
-from draftree.host.ahead import AheadPlan
-from draftree.host.plan import PassResult, Plan
+from draftree.runner import Runner
+from draftree.runner.cpu.ahead import AheadPlan
+from draftree.runner.plan import PassResult, Plan
 
 CHUNK = 512  # rows of a pass over prompts
 CLOSE = 16  # requests that differ by fewer unread tokens are caught up in one pass
@@ -71,22 +71,22 @@ class Path(NamedTuple):
 
 
 class SmallModel:
-    """The small model under its host, and its cache.
+    """The small model under its runner, and its cache.
 
     Args:
-        host: drives the small model.
+        runner: drives the small model.
 
     Attributes:
         last_rows: rows per request of the last call.
         runs_ahead: whether `ahead` has anything to give; found out in the first call.
     """
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
         self.last_rows = 0
-        self.runs_ahead = type(host).run_ahead is not Host.run_ahead  # until it says that it cannot
-        self._cache = host.new_cache(1)
-        self._encoder = host.new_encoder(1) if host.target.encoder_decoder else None
+        self.runs_ahead = type(runner).run_ahead is not Runner.run_ahead  # until it says that it cannot
+        self._cache = runner.new_cache(1)
+        self._encoder = runner.new_encoder(1) if runner.target.encoder_decoder else None
         self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
         self._read: dict[int, Branches] = {}
 
@@ -105,14 +105,14 @@ class SmallModel:
             self._arrange(range(slot), 2 * slot)
         if self._encoder is not None:
             self._check(source)
-            with self.host.lock:
+            with self.runner.lock:
                 self._encoder.admit(slot, source)
         self._cache.clear(slot)
         self._slots.append(request)
         self._read[request] = Branches()
 
     def _check(self, source: Tensor | None) -> None:
-        target = self.host.target
+        target = self.runner.target
         if source is None:
             raise ValueError(
                 "The small model reads the source with an encoder of its own, and was given none: pass the source's "
@@ -203,7 +203,7 @@ class SmallModel:
             each: log-probability of a token under which it is not either.
 
         Returns:
-            for each request what may come 1, 2, .. tokens ahead, the first of each on its path; None where the host
+            for each request what may come 1, 2, .. tokens ahead, the first of each on its path; None where the runner
             has no such call, and nothing is read.
         """
         if not self.runs_ahead:
@@ -217,7 +217,7 @@ class SmallModel:
         held = [self._read[request] for request in requests]
         places, taking_part = [read.certain for read in held], [text is not None for text in texts]
         plan = AheadPlan(places, unread, steps, best, least, each, ends, taking_part)
-        course = self.host.run_ahead(plan, self._cache, first, self._encoder)
+        course = self.runner.run_ahead(plan, self._cache, first, self._encoder)
         if course is None:
             self.runs_ahead = False
             return None
@@ -314,8 +314,8 @@ class SmallModel:
 
     def _pass(self, first: int, ids: np.ndarray, positions: np.ndarray, visible: np.ndarray, begin: int) -> PassResult:
         self.last_rows = ids.shape[1]
-        device, limit = self.host.plan_device, self.host.target.max_positions
+        device, limit = self.runner.plan_device, self.runner.target.max_positions
         if limit is not None:  # rows that only fill up may lie beyond
             positions = positions.clip(max=limit - 1)
         rows, places, seen = (torch.from_numpy(array).to(device) for array in (ids, positions, visible))
-        return self.host.run(Plan(rows, places, seen, first_logit_row=begin), self._cache, first, self._encoder)
+        return self.runner.run(Plan(rows, places, seen, first_logit_row=begin), self._cache, first, self._encoder)

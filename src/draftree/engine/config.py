@@ -11,8 +11,8 @@ from typing import Any
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine.recorder import Recorder, check_recorder
-from draftree.host import Host
 from draftree.pruning import EarlyPruning, LossyCALM
+from draftree.runner import Runner
 from draftree.shaping import Shape
 
 
@@ -25,8 +25,9 @@ class EngineConfig:
         slots: requests decoded together; more wait.
         shape: sizes the trees; by default by measured cost and by what was accepted (`DynamicTree`).
         pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
-        host: "auto" (loop where the model qualifies, else hooked), "loop", "hooked", or a host opened for the model.
-        compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
+        runner: "auto" (the fastest that the model qualifies for), "hooked", "eager", "cpu" or "cuda_graphs", or one that was
+            opened for the model.
+        compile: let torch's inductor compile the eager runner's passes, which takes seconds for each number of rows.
         strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
             that does and does not promise.
         capacity: cache columns to allocate at first, where the need is known.
@@ -46,7 +47,7 @@ class EngineConfig:
     slots: int = 8
     shape: Shape | None = None
     pruner: EarlyPruning | None = None
-    host: str | Host = "auto"
+    runner: str | Runner = "auto"
     compile: bool = False
     strict: bool = False
     capacity: int = 256

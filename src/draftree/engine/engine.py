@@ -18,8 +18,8 @@ from draftree.engine.loop import Loop
 from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.engine.strict import measure_tolerance
-from draftree.host import Host, open_host
-from draftree.host.cost import cached_cost
+from draftree.runner import Runner, open_runner
+from draftree.runner.step_cost import cached_cost
 from draftree.shaping import Shape, shape_for
 from draftree.shaping.base import Sizer
 
@@ -40,33 +40,33 @@ class Engine:
         if config is not None and options:
             raise TypeError(f"Engine got a config and the option {next(iter(options))!r}: put it into the config.")
         config = config or EngineConfig.of(**options)
-        self.model = model  # hosts hold it weakly
+        self.model = model  # runners hold it weakly
         self.config = config
-        self.host: Host = open_host(model, config.host, compile=config.compile)
-        self.target = self.host.target
+        self.runner: Runner = open_runner(model, config.runner, compile=config.compile)
+        self.target = self.runner.target
         if config.early_exit is not None:
-            config.early_exit.bind(self.host)
-        tolerance = measure_tolerance(self.host) if config.strict else None
+            config.early_exit.bind(self.runner)
+        tolerance = measure_tolerance(self.runner) if config.strict else None
         drafter, pruner = config.drafter, config.pruner
         self.shape: Shape | None = None
         self._sizer: Sizer | None = None
         if drafter is not None:
             drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
             self.shape = config.shape or shape_for(drafter)
-            cost = cached_cost(self.host) if self.shape.measures else None
-            self._sizer = self.shape.bind(cost, drafter, pruner, packed=self.host.packs)
+            cost = cached_cost(self.runner) if self.shape.measures else None
+            self._sizer = self.shape.bind(cost, drafter, pruner, packed=self.runner.packs)
         if pruner is not None:
-            pruner.bind(self.host, None if pruner.always else cached_cost(self.host))
-        self.cache = self.host.new_cache(
+            pruner.bind(self.runner, None if pruner.always else cached_cost(self.runner))
+        self.cache = self.runner.new_cache(
             config.slots, config.capacity, None if drafter is None else drafter.deep_prefix
         )
-        self.encoder = self.host.new_encoder(config.slots) if self.target.encoder_decoder else None
+        self.encoder = self.runner.new_encoder(config.slots) if self.target.encoder_decoder else None
         track = None
         if config.recorder is not None:
             lossy = config.rule if config.rule is not None else config.early_exit
-            about = about_engine(model, self.host, drafter, self.shape, pruner, lossy, strict=config.strict)
+            about = about_engine(model, self.runner, drafter, self.shape, pruner, lossy, strict=config.strict)
             track = config.recorder.track(about, drafter)
-        self.loop = Loop(config, self.host, self.cache, self.encoder, self._sizer, tolerance, track)
+        self.loop = Loop(config, self.runner, self.cache, self.encoder, self._sizer, tolerance, track)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i lives in slot i
         self._stepping = False
@@ -121,7 +121,7 @@ class Engine:
         elif request.state is State.RUNNING:
             request.finish_reason = "cancelled"
             if not self._stepping:  # a step lets it go when it is done: slots must not move under it
-                with self.host.guard():
+                with self.runner.guard():
                     self._leave(request)
 
     @property
@@ -164,7 +164,7 @@ class Engine:
             raise RuntimeError("The engine is in a step already: call step() from one thread and from no callback.")
         self._stepping = True
         try:
-            with self.host.guard():
+            with self.runner.guard():
                 self._step()
         finally:
             self._stepping = False
@@ -194,10 +194,10 @@ class Engine:
         self.cache.clear(slot)
         self.running.append(request)
         request.state = State.RUNNING
-        request.context.place = Place(self.host, self.cache, self.encoder, slot)
+        request.context.place = Place(self.runner, self.cache, self.encoder, slot)
         try:
             if self.encoder is not None:
-                with self.host.lock:
+                with self.runner.lock:
                     self.encoder.admit(slot, request.encoder_input, states=request.encoder_states)
             if self.config.drafter is not None:
                 self.config.drafter.begin(request.context)
@@ -214,7 +214,7 @@ class Engine:
             if self.encoder is not None:
                 self.encoder.move(last, slot)
             moved = self.running[slot] = self.running[last]
-            moved.context.place = Place(self.host, self.cache, self.encoder, slot)
+            moved.context.place = Place(self.runner, self.cache, self.encoder, slot)
         self.running.pop()
         request.context.place = None
         self.cache.clear(last)

@@ -18,8 +18,8 @@ from draftree.engine.limits import check_prompt, check_source
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
-from draftree.host import Host, open_host
 from draftree.pruning import EarlyPruning, LossyCALM
+from draftree.runner import Runner, open_runner
 from draftree.shaping import Shape
 
 
@@ -57,7 +57,7 @@ def generate(
     streamer: Any = None,
     strict: bool = False,
     acceptance: LossyRule | None = None,
-    host: str | Host = "auto",
+    runner: str | Runner = "auto",
     compile: bool = False,
     tokenizer: Any = None,
     recorder: Recorder | None = None,
@@ -83,8 +83,8 @@ def generate(
         streamer: Hugging Face streamer (batch 1).
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
-        host: "auto", "loop", "hooked", or a host opened for the model.
-        compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
+        runner: "auto", "auto", "hooked", or a runner opened for the model.
+        compile: let torch's inductor compile the eager runner's passes, which takes seconds for each number of rows.
         tokenizer: needed for `stop_strings`.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
@@ -102,7 +102,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "eos_token_id": eos_token_id,
     }
-    opened = open_host(model, host, compile=compile)
+    opened = open_runner(model, runner, compile=compile)
     target = opened.target
     _check_ids(input_ids, attention_mask)
     input_ids = input_ids.long()
@@ -110,7 +110,7 @@ def generate(
         drafter=drafter,
         pruner=pruner,
         shape=shape,
-        host=opened,
+        runner=opened,
         strict=strict,
         acceptance=acceptance,
         recorder=recorder,
@@ -139,7 +139,7 @@ def decode(
     streamer: Any,
 ) -> GenerateOutput:
     """Run a checked batch of a decoder-only model; arguments as in `generate`."""
-    target = open_host(model, config.host).target
+    target = open_runner(model, config.runner).target
     prompts = _real_tokens(input_ids, attention_mask)
     longest = max(len(prompt) for prompt in prompts)
     new = options.new_tokens(input_ids.shape[1], longest, target.max_positions)
@@ -179,7 +179,7 @@ def decode_seq2seq(
     streamer: Any,
 ) -> GenerateOutput:
     """Run a checked batch of an encoder-decoder: `input_ids` go to the encoder, sequences are the decoder's."""
-    target = open_host(model, config.host).target
+    target = open_runner(model, config.runner).target
     start = options.decoder_start
     starts = torch.full((input_ids.shape[0], 1), start, dtype=torch.long, device=input_ids.device)
     sources = _real_tokens(input_ids, attention_mask)

@@ -19,10 +19,10 @@ from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.recorder import Track
 from draftree.engine.request import Request
 from draftree.engine.stats import STAGES
-from draftree.host import Host
-from draftree.host.cache import SlotCache
-from draftree.host.encoder import EncoderState
-from draftree.host.plan import PassResult
+from draftree.runner import Runner
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.encoder import EncoderState
+from draftree.runner.plan import PassResult
 from draftree.shaping.base import Outcome, Sizer
 from draftree.tree import TokenTree
 
@@ -35,7 +35,7 @@ class Loop:
 
     Args:
         config: what the engine was asked for.
-        host: runs the passes.
+        runner: runs the passes.
         cache: the requests' keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
         sizer: sizes the trees; None without a drafter.
@@ -46,7 +46,7 @@ class Loop:
     def __init__(
         self,
         config: EngineConfig,
-        host: Host,
+        runner: Runner,
         cache: SlotCache,
         encoder: EncoderState | None,
         sizer: Sizer | None,
@@ -54,8 +54,8 @@ class Loop:
         track: Track | None,
     ) -> None:
         self.config = config
-        self.host = host
-        self.target = host.target
+        self.runner = runner
+        self.target = runner.target
         self.cache = cache
         self.encoder = encoder
         self.drafter = config.drafter
@@ -65,7 +65,7 @@ class Loop:
         self.track = track
         # Rows attached to a pass are made on the model's device, of trees that lie there.
         within = self.can.attaches or config.pruner is not None or config.early_exit is not None
-        self.device = host.target.device if within else host.plan_device
+        self.device = runner.target.device if within else runner.plan_device
 
     def advance(self, first: int, requests: list[Request], *, closed: bool = False) -> None:
         """One pass of the target over requests in slots [first, first + len(requests)).
@@ -123,7 +123,7 @@ class Loop:
     def _outcome(self, turn: TreePass, walks: list[Walk], seconds: float | None, drafting: float) -> Outcome:
         plan, trees = turn.plan, turn.trees
         attached = bool(plan.taps or plan.surgeries or plan.embeddings is not None)
-        packed = self.host.packs and plan.sizes is not None and plan.width == trees.width and not plan.surgeries
+        packed = self.runner.packs and plan.sizes is not None and plan.width == trees.width and not plan.surgeries
         return Outcome(
             accepted=[walk.nodes for walk in walks],
             rows=sum(trees.sizes) if packed else trees.batch * trees.width,
@@ -163,11 +163,11 @@ class Loop:
             turn.plan.tokens = turn.plan.tokens.clamp(min=0)
         pruner, early_exit = self.config.pruner, self.config.early_exit
         if pruner is not None and turn.offset == 0 and trees.width > 1:
-            turn.plan = pruner.enter(self.host, turn.plan, trees)
+            turn.plan = pruner.enter(self.runner, turn.plan, trees)
         if early_exit is not None and turn.offset == 0:
             turn.plan = early_exit.enter(turn.plan, plan.requests, len(self.target.layers))
-        with self.host.lock:
-            return turn, self.host.run(turn.plan, self.cache, first, self.encoder)
+        with self.runner.lock:
+            return turn, self.runner.run(turn.plan, self.cache, first, self.encoder)
 
     def _prefill(self, first: int, plan: StepPlan, chunks: list[list[int]], floors: list[int]) -> None:
         """Commit a part of long prompts; the drafter sees its hidden states, nothing is drafted or emitted."""

@@ -81,7 +81,7 @@ OURS = (
     "streamer",
     "strict",
     "acceptance",
-    "host",
+    "runner",
     "compile",
     "recorder",
     "early_exit",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafting.base import Attachment
-from draftree.host.plan import PassResult, Plan, Surgery
+from draftree.runner.plan import PassResult, Plan, Surgery
 from draftree.tree import TokenTree
 
 REACH = 256  # rows further ahead of their root than this do not exist
@@ -25,7 +25,7 @@ class TreePass:
     """A plan and where things are in it.
 
     Attributes:
-        plan: what the host runs.
+        plan: what the runner runs.
         trees: the trees in it.
         trunk: per request, real prompt rows.
         offset: row where trees begin.

@@ -93,7 +93,7 @@ class Track:
         self._requests: dict[int, Request] = {}
         self._last: list[Request] = []  # requests of the last step, all of them known
         self._ids: list[int] = []  # theirs
-        self._near: bool | None = None  # whether trees lie in the host's memory
+        self._near: bool | None = None  # whether trees lie in the CPU's memory
         self._asked: tuple[Sequence[int], tuple[int, ...], float, float] | None = None  # in the coming step
 
     def drafted(self, budgets: Sequence[int], trees: TokenTree, began: float) -> None:
@@ -282,16 +282,16 @@ class Recorder:
 
 
 def about_engine(
-    model: Any, host: Any, drafter: Drafter | None, shape: Any, pruner: Any, lossy: Any, *, strict: bool
+    model: Any, runner: Any, drafter: Drafter | None, shape: Any, pruner: Any, lossy: Any, *, strict: bool
 ) -> dict[str, Any]:
     """What a record says of its engine: names, no weights."""
-    target = host.target
+    target = runner.target
     name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
     return {
         "model": PurePath(name).name if PurePath(name).is_absolute() else name,  # where it lies is nobody's business
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
-        "host": type(host).__name__,
+        "runner": type(runner).__name__,
         "drafter": None if drafter is None else drafter.name,
         "shape": None if shape is None else type(shape).__name__,
         "pruner": None if pruner is None else f"{pruner.criterion} after layer {pruner.layer}",

@@ -21,10 +21,10 @@ from draftree.engine.batch import engine_for, feed, finish, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.limits import check_prompt
 from draftree.engine.options import refuse_other_methods, split_criteria
-from draftree.host import Host, Target, open_host
 from draftree.integrations.batched_processors import processors_by_request
 from draftree.integrations.model_inputs import check_inputs
 from draftree.pruning import EarlyPruning, LossyCALM
+from draftree.runner import Runner, Target, open_runner
 from draftree.shaping import Shape
 
 
@@ -36,7 +36,7 @@ def custom_generate(
     seed: int | None = None,
     strict: bool = False,
     acceptance: LossyRule | None = None,
-    host: str | Host = "auto",
+    runner: str | Runner = "auto",
     compile: bool = False,
     streamer: Any = None,
     recorder: Recorder | None = None,
@@ -53,8 +53,8 @@ def custom_generate(
             (batch 1) or seeds drawn from it.
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
-        host: "auto", "loop", "hooked", or a host opened for the model.
-        compile: let torch's inductor compile the loop host's passes, which takes seconds for each number of rows.
+        runner: "auto", "auto", "hooked", or a runner opened for the model.
+        compile: let torch's inductor compile the eager runner's passes, which takes seconds for each number of rows.
         streamer: Hugging Face drops `generate(streamer=)` on the way to custom loops, so give it here.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
@@ -70,12 +70,12 @@ def custom_generate(
     if on_stats is not None and not callable(on_stats):
         raise TypeError(f"on_stats is a {type(on_stats).__name__}: pass a function of the run's statistics, or None.")
 
-    def config(opened: Host) -> EngineConfig:
+    def config(opened: Runner) -> EngineConfig:
         return EngineConfig(
             drafter=drafter,
             pruner=pruner,
             shape=shape,
-            host=opened,
+            runner=opened,
             strict=strict,
             acceptance=acceptance,
             recorder=recorder,
@@ -92,7 +92,7 @@ def custom_generate(
         **model_kwargs: Any,
     ) -> Any:
         refuse_other_methods(generation_config)
-        opened = open_host(model, host, compile=compile)
+        opened = open_runner(model, runner, compile=compile)
         target = opened.target
         length, eos, criteria = split_criteria(stopping_criteria)
         new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]

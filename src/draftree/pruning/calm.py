@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from draftree.drafting.base import Context
-from draftree.host import Host, LoopHost
-from draftree.host.bypass import keys_and_values_of
-from draftree.host.plan import Plan
+from draftree.runner import EagerRunner, Runner
+from draftree.runner.hooked.bypass import keys_and_values_of
+from draftree.runner.plan import Plan
 
 SHARE = 0.9  # of the threshold that does not decay
 
@@ -58,21 +58,21 @@ class LossyCALM:
             return 2.0
         return SHARE * self.threshold + (1 - SHARE) * math.exp(-self.decay * said / most)
 
-    def bind(self, host: Host) -> None:
-        """Meet the host, before any work.
+    def bind(self, runner: Runner) -> None:
+        """Meet the runner, before any work.
 
         Raises:
             ValueError: keys and values of a model of this family cannot be made without its layers, or it has none
                 behind the first that rows may leave.
         """
-        layers = len(host.target.layers)
+        layers = len(runner.target.layers)
         if self.first_layer >= layers:
             raise ValueError(
                 f"first_layer is {self.first_layer} and the model has {layers} layers, so no token could leave early: "
                 f"give less than {layers}."
             )
-        if not isinstance(host, LoopHost):
-            keys_and_values_of(host.target)
+        if not isinstance(runner, EagerRunner):
+            keys_and_values_of(runner.target)
 
     def enter(self, plan: Plan, requests: Sequence[Context], layers: int) -> Plan:
         """The plan of a pass of one row for each of `requests`, in a model of so many layers, with leave to leave."""

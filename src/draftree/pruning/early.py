@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.host.base import Host
-from draftree.host.cost import StepCost
-from draftree.host.plan import Plan, Surgery
-from draftree.host.probe import probe
 from draftree.pruning.early_head import EarlyHead
+from draftree.runner.base import Runner
+from draftree.runner.hooked.probe import probe
+from draftree.runner.plan import Plan, Surgery
+from draftree.runner.step_cost import StepCost
 from draftree.tree import TokenTree
 
 CRITERIA = ("top-k", "best", "threshold")
@@ -89,13 +89,13 @@ class EarlyPruning:
         self._look = 0.0  # seconds of looking, against those of a pass of as many rows
         self._missed = 0
 
-    def bind(self, host: Host, cost: StepCost | None = None) -> None:
+    def bind(self, runner: Runner, cost: StepCost | None = None) -> None:
         """Meet the model, and what a step costs by its number of rows; by default every pass is pruned.
 
         Raises:
             ValueError: a model of other shapes.
         """
-        target = host.target
+        target = runner.target
         found = {
             "hidden_size": target.hidden_size,
             "layers": len(target.layers),
@@ -107,7 +107,7 @@ class EarlyPruning:
                     f"This early head was made for a model with {name} {wanted}, and this one has {found.get(name)}: "
                     "load the head that was trained for it."
                 )
-        probe(target)  # a host asks it for the model's head, and must not begin to in the middle of a pass
+        probe(target)  # a runner asks it for the model's head, and must not begin to in the middle of a pass
         self._cost = cost
         self._share = self.layer / len(target.layers)
         self._weights = self.head.weights
@@ -138,8 +138,8 @@ class EarlyPruning:
 
     # ---------------------------------------------------------------- a pass
 
-    def enter(self, host: Host, plan: Plan, trees: TokenTree) -> Plan:
-        """The plan of a pass of `host` over `trees` (which begin at row 0), with the pruning in it where that pays.
+    def enter(self, runner: Runner, plan: Plan, trees: TokenTree) -> Plan:
+        """The plan of a pass of `runner` over `trees` (which begin at row 0), with the pruning in it where that pays.
 
         Raises:
             ValueError: the drafter drops rows in the pass itself.
@@ -153,7 +153,7 @@ class EarlyPruning:
         visible = plan.visible
         for surgery in before:
             visible = _joined(visible, surgery)
-        cut = _Cut(self, host, trees.tokens, trees.parents, trees.ancestors, visible)
+        cut = _Cut(self, runner, trees.tokens, trees.parents, trees.ancestors, visible)
         total = visible.shape[1]
         surgeries = [*before, Surgery(self.layer, keep=cut)]
         if same is not None:
@@ -165,18 +165,18 @@ class EarlyPruning:
                 total += _added(surgery)
         return replace(plan, surgeries=tuple(surgeries))
 
-    def alive(self, host: Host, hidden: Tensor, tokens: Tensor, parents: Tensor, ancestors: Tensor) -> Tensor:
+    def alive(self, runner: Runner, hidden: Tensor, tokens: Tensor, parents: Tensor, ancestors: Tensor) -> Tensor:
         """Which nodes stay: BoolTensor [B, N], closed upwards; roots do, padding does not.
 
         Args:
-            host: whose head is asked.
+            runner: whose head is asked.
             hidden: [B, N, d], the nodes' states after `layer` layers.
             tokens, parents: LongTensor [B, N].
             ancestors: BoolTensor [B, N, N].
         """
         inner, place = _inner(parents)
         states = hidden if inner is None else hidden.gather(1, inner[:, :, None].expand(-1, -1, hidden.shape[2]))
-        logits = self._weights(states, host.head)  # [B, I, V]
+        logits = self._weights(states, runner.head)  # [B, I, V]
         requests = torch.arange(len(tokens), device=tokens.device)[:, None]
         guesses = tokens[:, 1:].clamp(min=0)
         said = logits[requests, place]  # [B, N - 1, V]
@@ -218,7 +218,7 @@ class _Cut:
     """
 
     pruner: EarlyPruning
-    host: Host
+    runner: Runner
     tokens: Tensor
     parents: Tensor
     ancestors: Tensor
@@ -227,7 +227,7 @@ class _Cut:
     def __call__(self, hidden: Tensor) -> Tensor | None:
         began = time.perf_counter()
         nodes = self.tokens.shape[1]
-        alive = self.pruner.alive(self.host, hidden[:, :nodes], self.tokens, self.parents, self.ancestors)
+        alive = self.pruner.alive(self.runner, hidden[:, :nodes], self.tokens, self.parents, self.ancestors)
         real = self.parents >= 0
         real[:, 0] = True
         self.pruner.note(alive, real, time.perf_counter() - began, hidden.shape[0] * hidden.shape[1])
@@ -241,13 +241,13 @@ class _Cut:
         """For request `b` alone."""
         own = slice(b, b + 1)
         tensors = (self.tokens, self.parents, self.ancestors, self.visible)
-        return _Cut(self.pruner, self.host, *(t[own] for t in tensors))
+        return _Cut(self.pruner, self.runner, *(t[own] for t in tensors))
 
 
 def _inner(parents: Tensor) -> tuple[Tensor | None, Tensor]:
     """Nodes with children, LongTensor [B, I] ascending (0 in padding), and where each guess's parent is among them.
 
-    None for all nodes: off the host, as to count them would wait for the device.
+    None for all nodes: off the runner, as to count them would wait for the device.
     """
     above = parents[:, 1:].clamp(min=0)
     if not parents.is_cpu:

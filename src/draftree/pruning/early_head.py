@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.folder import Trained
-from draftree.host.target import inspect_model
+from draftree.runner.target import inspect_model
 
 EPSILON = 1e-6
 

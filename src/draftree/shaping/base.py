@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from draftree.drafting.base import Context, Drafter, StepPlan
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 from draftree.tree import TokenTree
 
 if TYPE_CHECKING:

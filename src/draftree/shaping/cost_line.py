@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 
 MOST_FACTOR = 2.0  # a step counts as no more than this much slower or faster than its size's average
 ALPHA = 0.2  # weight of a new time in its size's average

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from draftree.drafting.base import Drafter
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 from draftree.shaping.base import Shape, Sizer
 from draftree.shaping.cost_line import CostLine
 from draftree.shaping.sizer import DynamicSizer, Learned

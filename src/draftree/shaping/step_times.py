@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from draftree.host.cost import StepCost
+from draftree.runner.step_cost import StepCost
 
 RATE = 0.1  # weight of a step in the time of drafting; the first ones weigh more
 STALL = 3.0  # times the usual, as a single step counts

@@ -307,8 +307,8 @@
   // ---- moving
 
   function showRequest() {
-    const { model, dtype, device, host, drafter, shape, pruner, acceptance, strict } = run();
-    const said = [`${model}, ${dtype} on ${device}, ${host}`, `drafter ${drafter || "none"}`];
+    const { model, dtype, device, runner, drafter, shape, pruner, acceptance, strict } = run();
+    const said = [`${model}, ${dtype} on ${device}, ${runner}`, `drafter ${drafter || "none"}`];
     if (shape) said.push(`shape ${shape}`);
     if (pruner) said.push(`pruned by ${pruner}`);
     said.push(acceptance === "lossless" ? "lossless" : `${acceptance}: the text is not the model's own`);

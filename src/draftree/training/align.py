@@ -19,7 +19,7 @@ import torch
 from draftree.bench.quality import quality
 from draftree.drafting.folder import base_of
 from draftree.drafting.second_model import check_pair, warn_of_size
-from draftree.host.target import inspect_model
+from draftree.runner.target import inspect_model
 from draftree.training.align_objective import AlignObjective
 from draftree.training.answers import AnswerOptions, answer_all
 from draftree.training.options import TrainOptions

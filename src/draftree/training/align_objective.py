@@ -1,6 +1,6 @@
 """Loss and agreement of a small model on a large one's answers (BiLD, section 3.5): what `draftree train align` trains.
 
-Unlike the objectives of drafters this one drives no host: the small model is a stock one, trained as a whole by its
+Unlike the objectives of drafters this one drives no runner: the small model is a stock one, trained as a whole by its
 own forward pass, so that what comes out is a stock model again.
 """
 

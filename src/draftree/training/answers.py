@@ -16,7 +16,7 @@ from draftree.drafting.lookahead import Lookahead
 from draftree.engine.engine import Engine
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.request import Request, Rules, State
-from draftree.host.target import Target, inspect_model
+from draftree.runner.target import Target, inspect_model
 from draftree.training.journal import Journal, fingerprint
 from draftree.training.questions import Question, Template
 
@@ -33,13 +33,13 @@ class AnswerOptions:
         max_new_tokens: most tokens of an answer; less where the context ends before.
         slots: requests decoded together.
         skip_long: leave out questions that do not fit into the context, instead of refusing them.
-        host: "auto", "loop" or "hooked".
+        runner: auto, hooked, eager, cpu or cuda_graphs.
     """
 
     max_new_tokens: int = 256
     slots: int = 8
     skip_long: bool = False
-    host: str = "auto"
+    runner: str = "auto"
 
 
 def make_data(
@@ -123,7 +123,7 @@ def answer_all(
     model: Any, tokenizer: Any, template: Template, questions: Iterable[Question], options: AnswerOptions
 ) -> Iterator[Answered]:
     """Answer questions greedily, `options.slots` at a time; yields each as soon as its last turn is over."""
-    engine = Engine(model, drafter=Lookahead(), slots=options.slots, host=options.host)
+    engine = Engine(model, drafter=Lookahead(), slots=options.slots, runner=options.runner)
     waiting = iter(questions)
     talks: list[_Talk] = []
     while True:

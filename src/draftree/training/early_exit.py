@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from draftree.drafting.folder import base_of
-from draftree.host.probe import probe
-from draftree.host.target import inspect_model
+from draftree.runner.hooked.probe import probe
+from draftree.runner.target import inspect_model
 from draftree.training.align_objective import AlignObjective, answers_in
 from draftree.training.objective import cross_entropy, hits_of
 from draftree.training.options import TrainOptions

@@ -1,4 +1,4 @@
-"""What every training objective shares: a batch becomes one plan, the hooked host runs it, guesses meet the truth.
+"""What every training objective shares: a batch becomes one plan, the hooked runner runs it, guesses meet the truth.
 
 The plan is the one of inference, for many split points at a time: the same rows, positions, visibility and surgeries,
 so a row learns under the very conditions under which it will guess. The model itself is frozen, and is no part of the
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.drafting.folder import Trained
-from draftree.host.encoder import EncoderState
-from draftree.host.hooked import HookedHost
-from draftree.host.plan import Plan
-from draftree.host.probe import probe
-from draftree.host.target import inspect_model
+from draftree.runner.hooked.probe import probe
+from draftree.runner.hooked.runner import HookedRunner
+from draftree.runner.kv.encoder import EncoderState
+from draftree.runner.plan import Plan
+from draftree.runner.target import inspect_model
 from draftree.training.rows import Batch
 
 RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 50)
@@ -45,7 +45,7 @@ class Objective(nn.Module, ABC):
         super().__init__()
         self.weights = trained.weights
         self.target = inspect_model(model)
-        self.host = HookedHost(self.target)
+        self.runner = HookedRunner(self.target)
         self.anatomy = probe(self.target)
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Objective(nn.Module, ABC):
         `hits` [D, R]: cases of depth d in which it was within the best `RANKS[r]`; `seen` [D]: cases.
         """
         batch = Batch(tokens, length, start, splits, real, source, source_length)
-        with self.host.lock:
+        with self.runner.lock:
             loss, logits = self.measure(batch)
         if self.training:
             return {"loss": loss}
@@ -86,8 +86,8 @@ class Objective(nn.Module, ABC):
         return Plan(**({"tokens": batch.tokens} | fields | more))
 
     def parts(self, batch: Batch) -> list[Batch]:
-        """The batch; row by row for the families that the host drives so, where a surgery must know its rows."""
-        whole = self.host.family.ragged_batches
+        """The batch; row by row for the families that the runner drives so, where a surgery must know its rows."""
+        whole = self.runner.family.ragged_batches
         return [batch] if whole else [batch.of(b) for b in range(len(batch.tokens))]
 
     def encoder(self, batch: Batch) -> EncoderState | None:
@@ -108,7 +108,7 @@ class Objective(nn.Module, ABC):
     def tap(self, batch: Batch, layer: int) -> Tensor:
         """The states [B, S, d] of the split points on their way into layer `layer` (or out of the last one)."""
         plan = self.plan(batch, taps=(layer,), first_logit_row=batch.tokens.shape[1] - 1)
-        hidden = self.host.run_with_gradients(plan, encoder=self.encoder(batch)).hidden[layer]
+        hidden = self.runner.run_with_gradients(plan, encoder=self.encoder(batch)).hidden[layer]
         return pick(hidden, batch.splits)
 
 

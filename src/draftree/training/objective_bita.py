@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from draftree.drafting.folder import Trained
-from draftree.host.cache import SlotCache
-from draftree.host.encoder import EncoderState
-from draftree.host.plan import Plan, Surgery
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.encoder import EncoderState
+from draftree.runner.plan import Plan, Surgery
 from draftree.training.objective import Objective, cross_entropy
 from draftree.training.rows import Batch
 
@@ -43,7 +43,7 @@ class BiTAObjective(Objective):
         """See `Objective.measure`."""
         encoder, prefix = self.encoder(batch), self.prefix(len(batch.tokens))
         context = self.context(batch, encoder)
-        logits = self.host.run_with_gradients(self.packed(batch), prefix, encoder, context).logits
+        logits = self.runner.run_with_gradients(self.packed(batch), prefix, encoder, context).logits
         logits = logits.unflatten(1, (-1, self.masks))  # [B, S, M, V]
         truths = [batch.truth(place) for place in self.places]
         truth, there = (torch.stack(parts, -1) for parts in zip(*truths, strict=True))
@@ -52,8 +52,8 @@ class BiTAObjective(Objective):
     def context(self, batch: Batch, encoder: EncoderState | None = None) -> SlotCache:
         """Keys and values of the real rows: they see no mask, so they go first, and no gradients are followed there."""
         plan = self.plan(batch, first_logit_row=batch.tokens.shape[1] - 1)
-        cache = self.host.new_cache(plan.batch, plan.width)
-        segments = self.host.run(plan, cache, encoder=encoder).segments
+        cache = self.runner.new_cache(plan.batch, plan.width)
+        segments = self.runner.run(plan, cache, encoder=encoder).segments
         cache.commit([list(range(plan.width))] * plan.batch, segments)
         return cache
 

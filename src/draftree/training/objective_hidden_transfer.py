@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from draftree.drafting.folder import Trained
-from draftree.host.plan import Plan, Surgery
+from draftree.runner.plan import Plan, Surgery
 from draftree.training.objective import Objective, pick
 from draftree.training.rows import Batch
 
@@ -39,7 +39,7 @@ class HiddenTransferObjective(Objective):
         """See `Objective.measure`."""
         parts = self.parts(batch)
         logits = torch.cat(
-            [self.host.run_with_gradients(self.packed(p), encoder=self.encoder(p)).logits for p in parts]
+            [self.runner.run_with_gradients(self.packed(p), encoder=self.encoder(p)).logits for p in parts]
         )
         width, splits = batch.tokens.shape[1], batch.splits.shape[1]
         real = logits[:, :width].detach()

@@ -19,11 +19,11 @@ import torch
 
 from draftree.drafting.base import Place
 from draftree.drafting.self_speculative import LEAST, WORTH, run_chains
-from draftree.host import Host
-from draftree.host.bypass import omitted_modules
-from draftree.host.cost import StepCost, cached_cost
-from draftree.host.plan import Plan
-from draftree.host.skip import Omitted, Skip
+from draftree.runner import Runner
+from draftree.runner.hooked.bypass import omitted_modules
+from draftree.runner.layout.skip import Omitted, Skip
+from draftree.runner.plan import Plan
+from draftree.runner.step_cost import StepCost, cached_cost
 from draftree.training.rows import Row
 
 CHUNK = 512  # rows of a pass
@@ -73,28 +73,28 @@ class Replay:
     """Recorded texts in a cache, and chains of guesses at them.
 
     Args:
-        host: drives the model.
+        runner: drives the model.
         rows: the texts.
         places: most places of each.
         depth: longest chain.
     """
 
-    def __init__(self, host: Host, rows: Sequence[Row], places: int, depth: int) -> None:
-        self._host, self._depth = host, depth
-        self._cache = host.new_cache(len(rows), max(map(len, rows)) + min(CHUNK, places * depth))
-        self._encoder = host.new_encoder(len(rows)) if host.target.encoder_decoder else None
+    def __init__(self, runner: Runner, rows: Sequence[Row], places: int, depth: int) -> None:
+        self._runner, self._depth = runner, depth
+        self._cache = runner.new_cache(len(rows), max(map(len, rows)) + min(CHUNK, places * depth))
+        self._encoder = runner.new_encoder(len(rows)) if runner.target.encoder_decoder else None
         self._texts = [list(row.tokens) for row in rows]
         self._floors = [row.start for row in rows]
         self._roots = [
             range(row.start - 1, min(row.start - 1 + places, len(text) - 1))
             for row, text in zip(rows, self._texts, strict=True)
         ]
-        with host.lock, host.guard():
+        with runner.lock, runner.guard():
             for slot, row in enumerate(rows):
                 self._read(slot, row)
 
     def _read(self, slot: int, row: Row) -> None:
-        device = self._host.target.device
+        device = self._runner.target.device
         if self._encoder is not None:
             self._encoder.admit(slot, torch.tensor(row.source, device=device))
         for begin in range(0, len(row), CHUNK):
@@ -103,12 +103,12 @@ class Replay:
             causal = torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
             places = begin + torch.arange(n, device=device)[None]
             plan = Plan(ids, places, causal, first_logit_row=n - 1, rope_floor=(row.start,))
-            result = self._host.run(plan, self._cache, slot, self._encoder)
+            result = self._runner.run(plan, self._cache, slot, self._encoder)
             self._cache.commit([list(range(n))], result.segments)
 
     def chains(self, skip: Skip) -> list[tuple[np.ndarray, np.ndarray]]:
         """By text: whether guesses [places, depth] are the text, and their log-probabilities there."""
-        with self._host.lock, self._host.guard():
+        with self._runner.lock, self._runner.guard():
             return [self._of_text(slot, skip) for slot in range(len(self._texts))]
 
     def _of_text(self, slot: int, skip: Skip) -> tuple[np.ndarray, np.ndarray]:
@@ -122,7 +122,7 @@ class Replay:
         return true, logp
 
     def _pass(self, slot: int, roots: range, skip: Skip) -> tuple[np.ndarray, np.ndarray]:
-        text, depth, device = self._texts[slot], self._depth, self._host.target.device
+        text, depth, device = self._texts[slot], self._depth, self._runner.target.device
         length, count = len(text), len(roots) * self._depth
         # Rows beyond the text's end stay at it: they guess nothing that counts.
         places = np.array([[min(root + j, length - 2) for j in range(depth)] for root in roots])
@@ -138,7 +138,7 @@ class Replay:
             rope_floor=(self._floors[slot],),
             skip=skip,
         )
-        result = self._host.run(plan, self._cache, slot, self._encoder)
+        result = self._runner.run(plan, self._cache, slot, self._encoder)
         best = result.logits[0].float().log_softmax(-1).max(-1)
         inside = np.array(roots)[:, None] + np.arange(depth) < length - 1
         guesses = best.indices.cpu().numpy().reshape(-1, depth)
@@ -169,48 +169,48 @@ class Replay:
     def time_row(self, skip: Skip) -> float:
         """Seconds of a drafted row behind the first text, and behind a verifying pass, which empties caches."""
         self.time_step()
-        place = Place(self._host, self._cache, self._encoder, 0)
+        place = Place(self._runner, self._cache, self._encoder, 0)
         newest, floor = self._texts[0][-1], self._floors[0]
-        with self._host.guard():
+        with self._runner.guard():
             begin = time.perf_counter()
             run_chains(place, [newest], [TIMED], skip, best=1, least=-math.inf, ends=(), floors=[floor])
             return (time.perf_counter() - begin) / TIMED
 
     def time_step(self) -> float:
         """Seconds of the whole model's pass of one row behind the first text."""
-        device = self._host.target.device
+        device = self._runner.target.device
         place = torch.tensor([[len(self._texts[0]) - 1]], device=device)
         row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
         plan = Plan(torch.tensor([self._texts[0][-1:]], device=device), place, row, rope_floor=(self._floors[0],))
-        with self._host.lock, self._host.guard():
+        with self._runner.lock, self._runner.guard():
             begin = time.perf_counter()
-            self._host.run(plan, self._cache, 0, self._encoder).logits[0, -1, 0].item()  # waits for the device
+            self._runner.run(plan, self._cache, 0, self._encoder).logits[0, -1, 0].item()  # waits for the device
             return time.perf_counter() - begin
 
 
-def measure_prices(host: Host, replay: Replay) -> Prices:
+def measure_prices(runner: Runner, replay: Replay) -> Prices:
     """Time drafted rows with everything, without any attention and without any MLP, and steps, interleaved."""
-    layers = range(len(host.target.layers))
+    layers = range(len(runner.target.layers))
     without = {"attention": Skip.of(layers), "mlp": Skip.of((), layers)}
-    if not parted(host):  # then layers are left out whole, and it does not matter which part costs what
+    if not parted(runner):  # then layers are left out whole, and it does not matter which part costs what
         without = dict.fromkeys(without, Skip.behind(1, len(layers)))
     kinds = {"all": Skip()} | without
-    steps = cached_cost(host)
+    steps = cached_cost(runner)
     fastest = dict.fromkeys(("step", *kinds), math.inf)
     for _ in range(ROUNDS):
         fastest["step"] = min(fastest["step"], replay.time_step())
         for kind, skip in kinds.items():
             fastest[kind] = min(fastest[kind], replay.time_row(skip))
-    row, parts = fastest["all"], len(layers) if parted(host) else 2 * (len(layers) - 1)
+    row, parts = fastest["all"], len(layers) if parted(runner) else 2 * (len(layers) - 1)
     attention, mlp = (max(row - fastest[kind], 0.0) / parts for kind in without)
     now = fastest["step"] / float(steps.of(1))  # the curve may be of a quieter or busier hour
     return Prices(row, attention, mlp, StepCost(steps.rows, steps.seconds * now))
 
 
-def parted(host: Host) -> bool:
+def parted(runner: Runner) -> bool:
     """Whether attentions and MLPs can be left out one by one."""
     try:
-        for layer in host.target.layers:
+        for layer in runner.target.layers:
             for part in Omitted:
                 omitted_modules(layer, part)
     except ValueError:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from draftree.drafting.folder import model_hash
-from draftree.host.target import Target
+from draftree.runner.target import Target
 from draftree.training.answers import decoder_start
 from draftree.training.journal import META, ROWS
 

@@ -18,7 +18,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from draftree.drafting.folder import base_of, model_hash
-from draftree.host.target import inspect_model
+from draftree.runner.target import inspect_model
 from draftree.training.objective import RANKS
 from draftree.training.options import METHODS, TrainOptions, prepare
 from draftree.training.record import write_curve

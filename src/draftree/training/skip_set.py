@@ -18,8 +18,8 @@ import torch
 
 from draftree.drafting.folder import base_of
 from draftree.drafting.self_speculative import SelfSpeculative
-from draftree.host import Host, open_host
-from draftree.host.skip import Skip
+from draftree.runner import Runner, open_runner
+from draftree.runner.layout.skip import Skip
 from draftree.training.replay import ROUNDS, Prices, Replay, Score, measure_prices, parted
 from draftree.training.rows import read_data
 from draftree.training.run import command
@@ -76,13 +76,13 @@ class Search:
     options: SearchOptions
     watcher: Watcher | None = None
 
-    def run(self, host: Host) -> list[tuple[Skip, Score]]:
+    def run(self, runner: Runner) -> list[tuple[Skip, Score]]:
         """Every set that was tried, in order.
 
         First every exit layer and every single part; then, round by round, the set grows by the part of the most
         promising ones that makes the fastest set.
         """
-        layers = len(host.target.layers)
+        layers = len(runner.target.layers)
         deadline = time.monotonic() + self.options.seconds
         tried: list[tuple[Skip, Score]] = []
 
@@ -92,7 +92,7 @@ class Search:
                 self.watcher.step()
             return tried[-1][1]
 
-        if parted(host):
+        if parted(runner):
             parts = [Skip.of([i]) for i in range(layers)] + [Skip.of((), [i]) for i in range(layers)]
         else:
             parts = [Skip.of([i], [i]) for i in range(layers)]
@@ -128,7 +128,7 @@ def search_skip_set(
     out: Path,
     *,
     options: SearchOptions | None = None,
-    host: str = "auto",
+    runner: str = "auto",
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
     """Search what SelfSpeculative leaves out of `model`, and write the drafter's folder; returns its recipe.
@@ -139,14 +139,14 @@ def search_skip_set(
         out: folder to write: the drafter's, recipe.json (everything that made it, and its predicted speed), and
             search.json with every set tried.
         options: see there.
-        host: that decoding will use, as times are its: "auto", "loop" or "hooked".
+        runner: that decoding will use, as times are its: auto, hooked, eager, cpu or cuda_graphs.
         watcher: hears how far it is.
 
     Raises:
         ValueError: bad data or options.
     """
     options = options or SearchOptions()
-    driver = open_host(model, host)
+    driver = open_runner(model, runner)
     layers = len(driver.target.layers)
     if layers < 2:
         raise ValueError("The model has one layer, so nothing can be left out: use another drafter.")
@@ -173,7 +173,7 @@ def search_skip_set(
         "search": asdict(options),
         "seconds": round(time.monotonic() - begin, 1),
         "sets": len(tried),
-        "host": driver.form,
+        "runner": driver.form,
         "row_seconds": {"whole": prices.row, "attention": prices.attention, "mlp": prices.mlp, "best": timed},
         "step_seconds": float(prices.steps.of(1)),
         "predicted": dict(tried)[best]._asdict(),

@@ -1,4 +1,4 @@
-/* Trees of a few nodes on the host: who sees whom, and which way the model's own choices lead.
+/* Trees of a few nodes on the CPU: who sees whom, and which way the model's own choices lead.
  *
  * Twin of the Python code in structure.py, acceptance/greedy.py and shaping/best_first.py, called through ctypes. Trees that a
  * trie finds have a new shape nearly every step, and a dozen array operations on them take longer than rows of a small model. */

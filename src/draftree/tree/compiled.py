@@ -1,4 +1,4 @@
-"""The compiled twin of what is asked about trees on the host every step (`_tree.c`), loaded through ctypes."""
+"""The compiled twin of what is asked about trees on the CPU every step (`_tree.c`), loaded through ctypes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def structure(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray, int] | None:
 def first(tree: TokenTree, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Tokens, parents, log-probabilities and sources of the first sizes[b] nodes of each tree, padded to the largest.
 
-    None without the library, and for trees that do not lie on the host one row behind the other.
+    None without the library, and for trees that do not lie on the CPU one row behind the other.
     """
     found = library()
     parts = (tree.tokens, tree.parents, tree.source, tree.logp)
@@ -81,7 +81,7 @@ def walks(parents: Tensor, tokens: Tensor, sizes: Sequence[int], best: Tensor) -
     None where siblings on the way share a token, and without the library.
 
     Args:
-        parents: LongTensor [B, N] on the host.
+        parents: LongTensor [B, N] on the runner.
         tokens: alike.
         sizes: real nodes of each tree.
         best: LongTensor [B, N or more], what the model says after each node.

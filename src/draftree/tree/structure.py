@@ -2,7 +2,7 @@
 
 Both come from pointer jumping (each round doubles how far up a node has looked), so the cost is a few
 array operations per doubling of the depth and never a loop over nodes. Decoding asks for the same few
-shapes over and over (chains, static trees, small trie answers), so what was worked out on the host is
+shapes over and over (chains, static trees, small trie answers), so what was worked out on the CPU is
 kept in a bounded cache under the bytes of the parent array, copies on other devices included.
 """
 
@@ -71,7 +71,7 @@ _cache = _Cache(CACHE_BYTES)
 def structure_of(parents: Tensor, device: torch.device | None = None) -> Structure:
     """The structure of `parents` (LongTensor [B, N], -1 for roots and padding) on `device`.
 
-    None means where the parents are. Parents in host memory go through the cache; elsewhere the work is
+    None means where the parents are. Parents in CPU memory go through the cache; elsewhere the work is
     done on the device, without a synchronisation.
     """
     if not parents.is_cpu:
@@ -93,7 +93,7 @@ def structure_of(parents: Tensor, device: torch.device | None = None) -> Structu
 
 
 def on_host(parents: np.ndarray) -> Structure:
-    """On the host: compiled, or by pointer jumping in numpy, where small arrays cost a third of torch's time."""
+    """On the runner: compiled, or by pointer jumping in numpy, where small arrays cost a third of torch's time."""
     found = compiled.structure(parents)
     if found is None:
         return jumped(parents)
@@ -147,7 +147,7 @@ def any_above(structure: Structure, flags: Tensor) -> Tensor:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`, waiting only where the host would read what has not arrived."""
+    """`tensor` on `device`, waiting only where the runner would read what has not arrived."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 

@@ -28,7 +28,7 @@ class TokenTree:
     parents: LongTensor [B, N], `parents[b, i] < i`; -1 for the root and in padding.
     logp: FloatTensor [B, N], natural log-probability of the path root..node (0.0 root, -inf padding).
     source: LongTensor [B, N], bit mask of the drafters that proposed the node (0 for root and padding).
-    sizes: real nodes of each tree, root included, on the host; nodes >= sizes[b] are padding.
+    sizes: real nodes of each tree, root included, on the CPU; nodes >= sizes[b] are padding.
 
     The plain constructor trusts its arguments; use the builders below. Siblings with the same token are
     legal (unshared branches of a trie), but only `from_arrays` makes them.
@@ -78,7 +78,7 @@ class TokenTree:
 
     @property
     def height(self) -> int:
-        """The largest depth in the batch. One device sync if the tree's shape was born off the host."""
+        """The largest depth in the batch. One device sync if the tree's shape was born off the runner."""
         structure = self.structure
         if structure.height is None:
             structure = structure._replace(height=int(structure.depth.max()))
@@ -89,7 +89,7 @@ class TokenTree:
     @property
     def real(self) -> Tensor:
         """BoolTensor [B, N], False in padding."""
-        # From the parents, as the sizes are on the host and would have to be copied over.
+        # From the parents, as the sizes are on the runner and would have to be copied over.
         real = self.parents >= 0
         real[:, 0] = True
         return real
@@ -208,7 +208,7 @@ class TokenTree:
         same path look at the same text, so adding their probabilities would count one piece of evidence
         twice; the maximum keeps children under their parents. weights: one positive factor a tree (self
         first) on its guesses' probability, capped at 1.
-        ValueError when batches, devices or roots differ. Runs on the host.
+        ValueError when batches, devices or roots differ. Runs on the runner.
         """
         return TokenTree(*algebra.merge((self, *others), weights))
 
@@ -248,7 +248,7 @@ class TokenTree:
         """
         return walks.path_nodes(self, node)
 
-    # ---- one tree, on the host: for tests, traces and people
+    # ---- one tree, on the runner: for tests, traces and people
 
     def path(self, b: int, node: int) -> list[int]:
         """Token ids from the root of tree b to `node`, both included."""

@@ -31,7 +31,7 @@ from draftree.demo_model import demo_model
 from draftree.drafting import Drafter
 from draftree.drafting.early_exit import early_exit_model
 from draftree.drafting.folder import demo_drafter
-from draftree.host import inspect_model
+from draftree.runner import inspect_model
 from draftree.training.align_inputs import template_of
 from draftree.training.questions import Question
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from draftree.drafting.base import Context, Drafter
 from draftree.drafting.lookahead.trie import Trie, checked_ids
-from draftree.host.target import Target
+from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 PROMPT, OUTPUT = 1, 2  # source bits of the trie

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafting.base import Attachment, Step
-from draftree.host.plan import Segment, Surgery
+from draftree.runner.plan import Segment, Surgery
 from draftree.tree import TokenTree
 
 Named = tuple[str, Attachment | None]  # a drafter's name and what it attaches

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.merge.attachments import Joint, join
 from draftree.drafting.merge.votes import Votes
-from draftree.host.target import Target
+from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 ASKED = 16  # guesses that a drafter is asked for at least: that two agree shows only as far as both have spoken

@@ -1,0 +1,157 @@
+"""Runners: how rows of tokens get through a stock model."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+
+from draftree.runner.base import Runner
+from draftree.runner.cpu.packed import PackedLinear
+from draftree.runner.cpu.packing import pack_weights, unpack_weights
+from draftree.runner.cpu.t5 import T5Runner
+from draftree.runner.eager.runner import CAPTURED, COMPILED, INDUCTOR, EagerRunner
+from draftree.runner.hooked.check import check_trees
+from draftree.runner.hooked.families import TESTED_FAMILIES
+from draftree.runner.hooked.runner import HookedRunner, lock_of
+from draftree.runner.target import Target, inspect_model
+
+__all__ = [
+    "EagerRunner",
+    "HookedRunner",
+    "Runner",
+    "T5Runner",
+    "Target",
+    "inspect_model",
+    "open_runner",
+    "pack_weights",
+    "unpack_weights",
+]
+
+CHOICES = ("auto", "hooked", "eager", "cpu", "cuda_graphs")
+
+# Building a runner inspects and may copy weights, so one serves all engines on a model for as long as the model stays
+# as it is; it holds no request's state, and the model only weakly, so an entry goes with its model.
+_runners: weakref.WeakKeyDictionary[Any, tuple[Any, dict[tuple[str, bool], Runner]]] = weakref.WeakKeyDictionary()
+_opening = threading.RLock()
+
+
+def open_runner(model: Any, choice: str | Runner = "auto", *, compile: bool = False) -> Runner:
+    """The runner for `model`: one of `CHOICES`, or one that has been opened already.
+
+    A family that is not in the tests is looked at once: its tree logits must be those of its branches.
+
+    Args:
+        model: a Hugging Face model.
+        choice: "hooked" (any model, through its own `forward`); for llama-shaped models "eager" (tensor operations),
+            "cpu" (float32 on a CPU, in C) or "cuda_graphs" (fixed shapes, recorded and replayed; CUDA graphs where the
+            device has them); "auto" for the fastest that drives this model here.
+        compile: fixed shapes compiled by torch's inductor, each when it is first used, which takes a while.
+
+    Raises:
+        TypeError, ValueError: a model that cannot be driven, or a choice that does not exist or fit.
+    """
+    if isinstance(choice, Runner):
+        if compile:
+            raise ValueError("This runner has been opened already: give `compile` where it is opened.")
+        return choice
+    if choice not in CHOICES:
+        raise ValueError(f"runner is {choice!r}: choose {', '.join(map(repr, CHOICES[:-1]))} or {CHOICES[-1]!r}.")
+    if compile and choice not in ("auto", CAPTURED):
+        raise ValueError(f"compile=True is a way of running of its own: leave out runner={choice!r}, or compile.")
+    if not isinstance(model, nn.Module):
+        target = inspect_model(model)  # says what is wrong with it
+        return _open(target, _resolved(choice, target, compile))
+    with _opening:
+        known, held = _runners.get(model, (None, {}))
+        with lock_of(model):  # no pass of another thread may have its hooks on the model while it is looked at
+            state = _state_of(model)
+        if known == state and (choice, compile) in held:
+            return held[choice, compile]
+        target = inspect_model(model)
+        if known != state:
+            held = {}
+            _runners[model] = state, held
+        name = _resolved(choice, target, compile)
+        if (name, compile) not in held:
+            held[name, compile] = _open(target, name)
+        held[choice, compile] = held[name, compile]
+        return held[name, compile]
+
+
+def _resolved(choice: str, target: Target, compile: bool) -> str:
+    """The way of running for a choice.
+
+    Raises:
+        ValueError: the model cannot be driven that way.
+    """
+    t5 = T5Runner.qualifies(target)
+    if compile:
+        if not EagerRunner.qualifies(target):
+            raise ValueError(
+                "compile=True is for models that the eager runner drives, and this "
+                f"'{target.model_type}' model is driven otherwise: leave it out."
+            )
+        return INDUCTOR
+    if choice == "hooked" or (choice == "auto" and not t5 and not EagerRunner.qualifies(target)):
+        return "hooked"
+    if t5 and choice in ("auto", COMPILED):
+        return "t5"
+    return EagerRunner.best_form(target) if choice == "auto" else choice
+
+
+def _open(target: Target, name: str) -> Runner:
+    runner: Runner
+    if name == "hooked":
+        runner = HookedRunner(target)
+    elif name == "t5":
+        runner = T5Runner(target)
+    else:
+        runner = EagerRunner(target, name)
+    if target.model_type not in TESTED_FAMILIES:
+        check_trees(runner)
+    return runner
+
+
+def _state_of(model: nn.Module) -> list[Any]:
+    """Whatever a runner depends on: modules, hooks, where weights lie and their version, kind of attention.
+
+    Moving or casting a model gives its parameters other memory, training gives them another version. One flat list:
+    this is asked before every text, and with a tuple for each part Python's collector took five times as long as the
+    rest.
+    """
+    state: list[Any] = [getattr(getattr(model, "config", None), "_attn_implementation", None)]
+    for module in _modules(model):
+        state.append(id(module))
+        state.append(type(module))
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                _add_place(parameter, state)
+        if isinstance(module, PackedLinear):
+            _add_place(module.panels, state)
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            if hooks:
+                state += map(id, hooks.values())
+        if "_hf_hook" in module.__dict__:
+            state.append("_hf_hook")
+    return state
+
+
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """Every module once. `Module.modules` takes five times as long, and this is asked before every text."""
+    found: dict[int, nn.Module] = {}
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and id(module) not in found:
+            found[id(module)] = module
+            waiting += module._modules.values()
+    return list(found.values())
+
+
+def _add_place(parameter: Tensor, to: list[Any]) -> None:
+    plain = type(parameter) in (nn.Parameter, Tensor)  # quantised ones have no single place in memory
+    to.append(parameter.data_ptr() if plain else id(parameter))
+    to.append(parameter._version)

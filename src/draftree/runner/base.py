@@ -1,0 +1,104 @@
+"""What every runner offers: a cache for its model, and passes over it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.runner.kv.cache import BLOCK, SlotCache
+from draftree.runner.kv.encoder import EncoderState
+from draftree.runner.plan import PassResult, Plan
+from draftree.runner.target import Target
+from draftree.runner.top_tokens import top_tokens
+
+if TYPE_CHECKING:
+    from draftree.runner.cpu.ahead import AheadPlan, Course
+
+
+class Runner(ABC):
+    """Gets rows through a stock model; knows nothing of drafters or requests."""
+
+    name: str
+    # What a step runs under: passes, commits and acceptance all together, since tensors made in inference mode can
+    # be changed only there. Never held across steps (a generator that does so disturbs other threads).
+    guard: ClassVar[type[torch.no_grad | torch.inference_mode]] = torch.no_grad
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.form: str = self.name  # what a pass is done with; step costs are kept by it
+        self.packs = False  # whether rows beyond a plan's `sizes` cost nothing
+        # Held around a pass where passes of several threads would meet on the model.
+        self.lock: AbstractContextManager[Any] = nullcontext()
+        self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
+
+    @property
+    def plan_device(self) -> torch.device:
+        """Where a plan's tensors lie best: on the model's device, or on the CPU where the runner takes them along."""
+        return self.target.device
+
+    def new_cache(
+        self, slots: int, capacity: int = BLOCK, prefix: list[tuple[Tensor, Tensor]] | None = None
+    ) -> SlotCache:
+        """An empty cache for `slots` requests, with `capacity` columns to begin with."""
+        return SlotCache(len(self.target.layers), slots, capacity, prefix)
+
+    def new_encoder(self, slots: int) -> EncoderState:
+        """The encoder's side of `slots` requests to an encoder-decoder."""
+        return EncoderState(self.target, slots)
+
+    @abstractmethod
+    def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
+        """Pass the rows of `plan` through the model, for the requests in slots [first, first + B).
+
+        The rows' keys and values lie behind each slot's context until `cache.commit` keeps some of them; a pass
+        that is not committed leaves no trace. `encoder` holds the cross attention of encoder-decoders.
+        """
+
+    @abstractmethod
+    def close(self, hidden: Tensor) -> Tensor:
+        """What the model's head reads [B, n, d'] of the last layer's output [B, n, d]."""
+
+    @abstractmethod
+    def head(self, closed: Tensor) -> Tensor:
+        """What the model's head says [B, n, V] of what it reads [B, n, d'], before anything is done to that."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [B, n, V] of the last layer's output [B, n, d], as a pass gives them."""
+
+    def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The likeliest tokens behind some rows, on the CPU.
+
+        Args:
+            hidden: [B, n, d], the last layer's output.
+            rows: [B][D], rows of each request, -1 where there is none.
+            count: K, tokens of each row.
+
+        Returns:
+            tokens int64 [B, D, K], best first, and their log-probabilities float32; 0 and -inf where there is no row.
+        """
+        wanted = torch.tensor(rows, device=hidden.device)
+        picked = hidden.gather(1, wanted.clamp(min=0)[:, :, None].expand(-1, -1, hidden.shape[2]))
+        tokens, logp = top_tokens(self.logits(picked), count)
+        missing = np.asarray(rows) < 0
+        if missing.any():
+            tokens, logp = tokens.copy(), logp.copy()
+            tokens[missing], logp[missing] = 0, -np.inf
+        return tokens, logp
+
+    def run_ahead(self, plan: AheadPlan, cache: SlotCache, first: int = 0, encoder: Any = None) -> Course | None:
+        """Let texts go on by their best tokens, a row a request and step, in less time than passes take.
+
+        Rows lie behind the context, a column a step, until `cache.commit` or `cache.keep` keeps some of them. Cache,
+        slots and encoder are those of `run`.
+
+        Returns:
+            what may follow the rows of the steps made, or None where this runner has no quicker way than passes.
+        """
+        return None

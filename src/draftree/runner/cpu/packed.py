@@ -1,0 +1,201 @@
+"""Weights in panels of sixteen outputs, as the compiled products read them, and a linear that holds its own so.
+
+A decoding step multiplies a handful of rows. In panels one pass over the weights feeds them all (`_thin.h`), and a
+stock linear's layout would have to be read against the grain. So runners make a copy in panels; or the model's linears
+themselves are put into panels, once, and there is no second copy (`draftree.runner.cpu.packing`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Sequence
+from ctypes import Structure, c_int64, c_size_t, c_void_p
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LANES = 16  # outputs of a panel
+HUGE_PAGE = 2 * 2**20
+WORTH_HUGE_PAGES = 2 * HUGE_PAGE
+ADVICE_HUGE = 14  # MADV_HUGEPAGE of Linux
+
+
+class Matrix(Structure):
+    """What C reads of a matrix."""
+
+    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64))
+
+
+def to_panels(weight: Tensor) -> Tensor:
+    """[outputs, inputs] as [panels, inputs, LANES], zeros behind the last output."""
+    outputs, inputs = weight.shape
+    panels = -(-outputs // LANES)
+    padded = F.pad(weight, (0, 0, 0, panels * LANES - outputs)) if outputs % LANES else weight
+    return _room(weight, panels, inputs, LANES).copy_(padded.view(panels, LANES, inputs).transpose(1, 2))
+
+
+def _room(like: Tensor, *shape: int) -> Tensor:
+    """An empty tensor; a large one on pages of 2 MiB where the system gives them, which saves a step some waiting."""
+    count = math.prod(shape)
+    size = count * like.element_size()
+    madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+    if size < WORTH_HUGE_PAGES or madvise is None or not like.is_cpu:
+        return like.new_empty(shape)
+    spacious = like.new_empty(count + HUGE_PAGE // like.element_size())
+    begin = -spacious.data_ptr() % HUGE_PAGE
+    # Only a wish: where it is refused, pages are as small as ever.
+    madvise(c_void_p(spacious.data_ptr() + begin), c_size_t(size), ADVICE_HUGE)
+    begin //= like.element_size()
+    return spacious[begin : begin + count].view(shape)
+
+
+def from_panels(panels: Tensor, outputs: int) -> Tensor:
+    """[outputs, inputs], a copy."""
+    return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:outputs].contiguous()
+
+
+class Packed:
+    """Linears on the same input as one matrix in panels; `described` is what C reads.
+
+    Linears that hold panels of one piece of memory, one behind the other, are read where they are; others are copied.
+    """
+
+    def __init__(self, linears: Sequence[Any]) -> None:
+        held = [m.panels if isinstance(m, PackedLinear | Stretch) else None for m in linears]
+        panels = joined([p for p in held if p is not None]) if all(p is not None for p in held) else None
+        if panels is None:
+            panels = to_panels(side_by_side(linears))
+        self._panels = panels
+        self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears])
+        bias = None if self._bias is None else self._bias.data_ptr()
+        outputs = sum(m.out_features for m in linears)
+        self.described = Matrix(panels.data_ptr(), bias, panels.shape[1], outputs)
+
+
+class Stretch(NamedTuple):
+    """Outputs [first, last) of a linear, as one of its own.
+
+    Attributes:
+        linear: stock or packed.
+        first, last: which outputs.
+    """
+
+    linear: Any
+    first: int
+    last: int
+
+    @property
+    def out_features(self) -> int:
+        """How many outputs."""
+        return self.last - self.first
+
+    @property
+    def weight(self) -> Tensor:
+        """[outputs, inputs]."""
+        weight: Tensor = self.linear.weight[self.first : self.last]
+        return weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[outputs], or None."""
+        return None if self.linear.bias is None else self.linear.bias[self.first : self.last]
+
+    @property
+    def panels(self) -> Tensor | None:
+        """Those of a packed linear, where both ends are those of panels."""
+        if not isinstance(self.linear, PackedLinear) or self.first % LANES or self.last % LANES:
+            return None
+        return self.linear.panels[self.first // LANES : self.last // LANES]
+
+
+def side_by_side(linears: Sequence[Any]) -> Tensor:
+    """Weights [outputs of all, inputs]; a single linear's own, as a copy would leave a hole in the heap."""
+    weights = [m.weight.detach() for m in linears]
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor | None:
+    """Contiguous tensors as one along their first dimension, without a copy; None where they do not lie so."""
+    first = parts[0]
+    end = first.data_ptr()
+    for part in parts:
+        if part.data_ptr() != end or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        end += part.nbytes
+    rows = sum(part.shape[0] for part in parts)
+    return first.as_strided((rows, *first.shape[1:]), first.stride())
+
+
+class PackedLinear(nn.Module):
+    """A linear whose weight lies in panels, and nowhere else.
+
+    It multiplies as `nn.Linear` does and saves and loads the same tensors; `weight` is a copy, made at each look. What
+    needs gradients of the weight needs `unpack_weights` first.
+
+    Attributes:
+        panels: [panels, in_features, LANES]; no parameter, as it is not the model's own layout.
+        bias: parameter [out_features], or None.
+    """
+
+    panels: Tensor
+
+    def __init__(self, panels: Tensor, outputs: int, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = panels.shape[1], outputs
+        self.register_buffer("panels", panels, persistent=False)
+        self.bias = bias
+
+    @property
+    def weight(self) -> Tensor:
+        """[out_features, in_features], a copy."""
+        return from_panels(self.panels, self.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        from draftree.runner.cpu.layers import load_library
+
+        library = load_library()
+        plain = x.dtype == self.panels.dtype == torch.float32 and x.is_cpu and self.panels.is_cpu
+        if library is None or not plain or (x.requires_grad and torch.is_grad_enabled()):
+            return F.linear(x, self.weight, self.bias)
+        rows = x.reshape(-1, self.in_features).contiguous()
+        out = rows.new_empty(rows.shape[0], self.out_features)
+        bias = None if self.bias is None else self.bias.data_ptr()
+        matrix = Matrix(self.panels.data_ptr(), bias, self.in_features, self.out_features)
+        library.layer_product(matrix, rows.data_ptr(), len(rows), torch.get_num_threads(), 0, out.data_ptr())
+        return out.view(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """See `nn.Linear`."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing: Any,
+        unexpected: Any,
+        errors: Any,
+    ) -> None:
+        name = prefix + "weight"
+        rest = {key: value for key, value in state_dict.items() if key != name}
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing, unexpected, errors)
+        if name not in state_dict:
+            missing.append(name)
+        elif state_dict[name].shape != (self.out_features, self.in_features):
+            errors.append(
+                f"{name} has shape {list(state_dict[name].shape)}, not {[self.out_features, self.in_features]}"
+            )
+        else:
+            with torch.no_grad():
+                self.panels.copy_(to_panels(state_dict[name].to(self.panels)))

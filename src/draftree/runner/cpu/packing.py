@@ -1,0 +1,81 @@
+"""The model's linears in panels, once: the eager runner's speed without a second copy of the weights.
+
+Asked for, never done unasked: a packed model says, saves and loads what it did, but its weights are no parameters any
+more, so it cannot be trained, and code that reaches into `weight` gets copies. `unpack_weights` puts it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from draftree.runner.cpu.layers import load_library
+from draftree.runner.cpu.packed import LANES, PackedLinear, side_by_side, to_panels
+from draftree.runner.eager.parts import Parts
+from draftree.runner.eager.runner import EagerRunner
+from draftree.runner.target import inspect_model
+
+
+@torch.no_grad()
+def pack_weights(model: Any) -> None:
+    """Put the linears of the decoder layers, and an untied head, into panels, one layer at a time.
+
+    Args:
+        model: a Hugging Face model in float32 on the CPU that the eager runner drives.
+
+    Raises:
+        ValueError: a model that the eager runner does not drive, of another type or on another device, or no compiled
+            library.
+    """
+    target = inspect_model(model)
+    if not EagerRunner.qualifies(target):
+        raise ValueError(
+            f"This '{target.model_type}' model does not qualify for the eager runner, and nothing else reads packed "
+            "weights: leave it as it is."
+        )
+    if target.dtype != torch.float32 or target.device.type != "cpu":
+        raise ValueError(
+            f"Weights are packed in float32 on the CPU, and these are {target.dtype} on {target.device.type}: leave "
+            "the model as it is, or move it first."
+        )
+    if load_library() is None:
+        raise ValueError("Packed weights need the compiled layers, which were not built: install a C compiler first.")
+    for layer in target.layers:
+        for linears in Parts.of(layer, target.config).linears():
+            _replace(layer, linears)
+    head, embedding = target.model.get_output_embeddings(), target.model.get_input_embeddings()
+    if type(head) is nn.Linear and head.weight is not embedding.weight:
+        _replace(target.model, [head])
+
+
+@torch.no_grad()
+def unpack_weights(model: Any) -> None:
+    """Put the linears that `pack_weights` packed back; parameters anew, which need gradients as Hugging Face's do."""
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if isinstance(module, PackedLinear):
+                linear = nn.Linear(module.in_features, module.out_features, module.bias is not None, device="meta")
+                linear.weight = nn.Parameter(module.weight)
+                linear.register_parameter("bias", module.bias)
+                setattr(parent, name, linear.train(module.training))
+
+
+def _replace(parent: nn.Module, linears: Sequence[Any]) -> None:
+    """Pack linears that read the same input below `parent`, in one piece of memory where panels do not straddle two."""
+    if any(type(linear) is not nn.Linear for linear in linears):
+        return  # packed already
+    if any(linear.out_features % LANES for linear in linears[:-1]):
+        for linear in linears:
+            _replace(parent, [linear])
+        return
+    panels = to_panels(side_by_side(linears))
+    counts = [-(-linear.out_features // LANES) for linear in linears]
+    for linear, own in zip(linears, panels.split(counts), strict=True):
+        packed = PackedLinear(own, linear.out_features, linear.bias).train(linear.training)
+        for module in list(parent.modules()):
+            for name, child in list(module.named_children()):
+                if child is linear:
+                    setattr(module, name, packed)

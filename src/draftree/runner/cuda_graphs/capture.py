@@ -1,0 +1,108 @@
+"""Recording work on a device once and replaying it without asking Python again: CUDA graphs behind two verbs.
+
+A recorded function reads and writes tensors that stay where they are; whoever replays it fills the ones it reads and
+looks at the ones it writes. `Again`, which has nothing to record, calls the function anew: so all that surrounds a
+graph runs on any device, tests included.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+WARM_UPS = 2  # calls before a capture: libraries set themselves up in the first
+
+
+class Capture(ABC):
+    """Makes replays of functions that take nothing, return nothing and always do the same operations."""
+
+    @abstractmethod
+    def record(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """What does the work of `fn` again, on the tensors it used. `fn` may have run by then, any number of times."""
+
+    def staging(self, words: int) -> Tensor:
+        """LongTensor [words] on the runner, to be sent from."""
+        return torch.zeros(words, dtype=torch.long)
+
+    def settle(self) -> None:
+        """Wait until what was sent has left, so that it may be written over."""
+
+    def send(self, staged: Tensor, to: Tensor) -> None:
+        """Copy from the runner to the device, in the order of the device's work."""
+        to.copy_(staged)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that the recordings themselves took."""
+        return 0
+
+
+class Again(Capture):
+    """Calls the function again."""
+
+    def record(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """See `Capture.record`."""
+        return fn
+
+
+class CudaCapture(Capture):
+    """CUDA graphs that share one pool of memory: one is replayed at a time, so what one leaves there is for the next.
+
+    Args:
+        device: a CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._sent = torch.cuda.Event()
+        self._taken = 0
+
+    def record(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """See `Capture.record`."""
+        with torch.cuda.device(self._device):
+            here = torch.cuda.current_stream(self._device)
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UPS):
+                    fn()
+            here.wait_stream(self._stream)
+            before = torch.cuda.memory_reserved(self._device)
+            graph = torch.cuda.CUDAGraph()
+            # "thread_local": other threads may allocate on the device meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                fn()
+            self._taken += max(0, torch.cuda.memory_reserved(self._device) - before)
+
+        def replay() -> None:
+            with torch.cuda.device(self._device):
+                graph.replay()
+
+        return replay
+
+    def staging(self, words: int) -> Tensor:
+        """See `Capture.staging`: pinned, so that sending does not wait for the device."""
+        return torch.zeros(words, dtype=torch.long, pin_memory=True)
+
+    def settle(self) -> None:
+        """See `Capture.settle`."""
+        self._sent.synchronize()
+
+    def send(self, staged: Tensor, to: Tensor) -> None:
+        """See `Capture.send`."""
+        to.copy_(staged, non_blocking=True)
+        self._sent.record(torch.cuda.current_stream(self._device))
+
+    @property
+    def nbytes(self) -> int:
+        """See `Capture.nbytes`: what the pool has taken from the device so far."""
+        return self._taken
+
+
+def capture_for(device: torch.device) -> Capture:
+    """Graphs where the device has them."""
+    return CudaCapture(device) if device.type == "cuda" else Again()

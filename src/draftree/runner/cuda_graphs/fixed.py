@@ -1,0 +1,173 @@
+"""What the layers of a recorded pass share: angles, masks and slots, made on the device of what the pass was told.
+
+The same numbers as those of `masks` and `cache`, which are free to take new shapes with every pass and to ask the
+device what it holds; here nothing is asked, and no shape depends on anything but the frame.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from draftree.runner.cuda_graphs.frames import Frame, Told
+from draftree.runner.eager.attention import Attention
+from draftree.runner.eager.layer import Angles
+from draftree.runner.layout.masks import LayerKind, limits
+from draftree.runner.layout.rotary import Rotation
+
+APART = 16  # rows that attend apart at a time
+
+
+class FixedSlots:
+    """Stands in for the cache in the layers: writes at told columns, gives a band of them.
+
+    Args:
+        frame: the pass's shape.
+        starts: [B], the column at which each request's rows begin.
+        stores: keys and values of every layer, each [slots, heads, capacity, dim].
+    """
+
+    def __init__(self, frame: Frame, starts: Tensor, stores: list[tuple[Tensor, Tensor]]) -> None:
+        own = slice(frame.first, frame.first + frame.batch)
+        self._stores = [(keys[own], values[own]) for keys, values in stores]
+        self._band = frame.band
+        self._slot = torch.arange(frame.batch, device=starts.device)[:, None].expand(-1, frame.rows)
+        self._row = torch.arange(frame.rows, device=starts.device)
+        self._starts = starts
+        self._column = starts[:, None] + self._row
+
+    def begin(self) -> None:
+        """A pass begins: its rows lie behind where it was told."""
+        self._column = self._starts[:, None] + self._row
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """As `SlotCache.update`, of rows [B, heads, R, dim]."""
+        held_keys, held_values = self._stores[layer_idx]
+        if len(self._slot) == 1:  # a fifth of the other's time on a CPU
+            held_keys.index_copy_(2, self._column[0], key_states)
+            held_values.index_copy_(2, self._column[0], value_states)
+        else:
+            held_keys[self._slot, :, self._column] = key_states.transpose(1, 2)
+            held_values[self._slot, :, self._column] = value_states.transpose(1, 2)
+        return held_keys[:, :, : self._band], held_values[:, :, : self._band]
+
+
+class FixedRows:
+    """Angles and masks of a recorded pass; see `attend.Rows`."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        told: Told,
+        columns: Tensor,
+        slots: FixedSlots,
+        tables: dict[str | None, tuple[Tensor, Tensor]],
+        rotation: Rotation,
+        dtype: torch.dtype,
+    ) -> None:
+        self._frame, self._told, self._columns, self._tables = frame, told, columns, tables
+        self._slots, self._rotation, self._dtype = slots, rotation, dtype
+        slots.begin()
+        self._angles: dict[str | None, Angles] = {}
+        self._masks: dict[LayerKind, Tensor] = {}
+        self._folded: dict[tuple[LayerKind, int], Tensor] = {}
+        self._seen: Tensor | None = None
+        self._ordered: Tensor | None = None
+
+    def angles(self, kind: LayerKind) -> Any:
+        """The angles in layers of that kind."""
+        name = None if None in self._tables else kind.name
+        if name not in self._angles:
+            cosine, sine = (F.embedding(self._told.positions, table)[:, :, None] for table in self._tables[name])
+            self._angles[name] = Angles(cosine, sine, self._slots, self._rotation)
+        return self._angles[name]
+
+    def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
+        """The attention of queries [B, kv, groups * R, dim] in a layer of that kind."""
+        if self._frame.apart:
+            return self._mix_apart(heads, query, keys, values, kind)
+        return heads(query, keys, values, self.mask(kind, heads.groups))
+
+    def _mix_apart(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
+        """The same, each row in the arithmetic of a pass of its own: its branch's columns follow the context.
+
+        Other branches' columns between them would change the order of sums. They go behind, where masks hide them.
+        """
+        batch, kv, _, dim = query.shape
+        rows, band = self._frame.rows, self._frame.band
+        order, mask = self._order(), self._additive(kind)
+        mask = mask.gather(3, order[:, None])
+        query = query.view(batch, kv, heads.groups, rows, dim)
+        mixed = torch.empty_like(query)
+        for first in range(0, rows, APART):  # each row's own keys and values take memory
+            some = slice(first, min(first + APART, rows))
+            n = some.stop - some.start
+            index = order[:, some, None, :, None].expand(-1, -1, kv, -1, dim)
+            key, value = (
+                part[:, None].expand(-1, n, -1, -1, -1).gather(3, index).view(batch * n, kv, band, dim)
+                for part in (keys, values)
+            )
+            ask = query[:, :, :, some].permute(0, 3, 1, 2, 4).reshape(batch * n, kv, heads.groups, dim)
+            told = heads(ask, key, value, mask[:, :, some].transpose(1, 2).reshape(batch * n, 1, 1, band))
+            mixed[:, :, :, some] = told.view(batch, n, kv, heads.groups, dim).permute(0, 2, 3, 1, 4)
+        return mixed.view(batch, kv, heads.groups * rows, dim)
+
+    def _order(self) -> Tensor:
+        """LongTensor [B, R, K]: each row's columns, those of other branches behind all others."""
+        if self._ordered is None:
+            others = (self._columns >= self._told.begins[:, None])[:, None] & ~self.seen
+            self._ordered = torch.where(others, self._columns + self._frame.band, self._columns).argsort(-1)
+        return self._ordered
+
+    def mask(self, kind: LayerKind, groups: int) -> Tensor:
+        """The additive mask repeated for every query head of a group: [B, 1, groups * R, K]."""
+        key = kind, groups
+        if key not in self._folded:
+            mask = self._additive(kind)
+            self._folded[key] = mask.repeat(1, 1, groups, 1) if groups > 1 and mask.shape[2] > 1 else mask
+        return self._folded[key]
+
+    def _additive(self, kind: LayerKind) -> Tensor:
+        """[B, 1, R, K]; layers that nothing is cut off from share one."""
+        if not limits(kind, self._frame.band):
+            kind = LayerKind()
+        if kind not in self._masks:
+            seen = self.seen
+            if kind.window is not None or kind.chunk is not None:
+                seen = seen & self._near(kind)
+            low = torch.finfo(self._dtype).min
+            mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, low)
+            self._masks[kind] = mask[:, None]
+        return self._masks[kind]
+
+    @property
+    def seen(self) -> Tensor:
+        """BoolTensor [B, R, K]: visibility without any window."""
+        if self._seen is None:
+            frame, told = self._frame, self._told
+            place = self._columns - told.begins[:, None]  # [B, K], the place in `visible` that speaks of a column
+            index = place.clamp(0, frame.told - 1)[:, None].expand(-1, frame.rows, -1)
+            spoken = told.visible.gather(2, index) & (place < frame.told)[:, None]
+            seen = (place < 0)[:, None] | spoken
+            if frame.prefix:
+                seen = torch.where(self._columns < frame.prefix, told.on_prefix[..., None], seen)
+            self._seen = seen
+        return self._seen
+
+    def _near(self, kind: LayerKind) -> Tensor:
+        """BoolTensor [B, R, K]: what window or chunk let through; a deep prefix is never cut."""
+        frame, told = self._frame, self._told
+        row = self._columns - told.starts[:, None]
+        own = told.positions.gather(1, row.clamp(0, frame.rows - 1))
+        context = (self._columns - frame.prefix).expand_as(row)
+        key = torch.where(row >= 0, own, context)[:, None]
+        query = told.positions[..., None]
+        near = torch.ones_like(self.seen)
+        if kind.window is not None:
+            near = (query - key) < kind.window
+        if kind.chunk is not None:
+            near = near & (query // kind.chunk == key // kind.chunk)
+        return near | (key < 0)

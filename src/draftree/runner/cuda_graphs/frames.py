@@ -1,0 +1,203 @@
+"""Passes of fixed shapes: how many rows and columns, and everything that a pass is told in buffers that stay in place.
+
+A recorded pass can be replayed only with the same shapes and the same memory. So row counts are rounded up to buckets
+and the columns that attention reads to bands; rows that pad a bucket see themselves and the context, write behind the
+real rows, where nothing is kept, and no real row sees them. All that differs between two passes of a frame lies in one
+packed tensor, which takes one copy to the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.runner.cuda_graphs.capture import Capture
+from draftree.runner.kv.cache import BLOCK
+from draftree.runner.layout.skip import Skip
+from draftree.runner.plan import Segment
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)  # rows of a request
+MOST_TOLD = 1024  # columns that visibility may speak of
+
+
+def bucket_of(rows: int) -> int | None:
+    """The least bucket of so many rows; None where there is none."""
+    return next((bucket for bucket in BUCKETS if rows <= bucket), None)
+
+
+def band_of(columns: int, capacity: int) -> int:
+    """Columns that attention reads where `columns` are needed: two bands an octave, and never more than there are."""
+    band = BLOCK
+    while band < columns:
+        step = 1 << (band.bit_length() - 1)
+        band += step // 2 if step > BLOCK else BLOCK
+    return min(band, capacity)
+
+
+class Frame(NamedTuple):
+    """The shape of a run of layers; what has the same frame and cache replays the same recording.
+
+    Attributes:
+        first: slot of the first request.
+        batch: requests, B.
+        rows: of each of them, R, a bucket.
+        band: columns that attention reads, K.
+        told: columns that visibility speaks of, T: rows of the pass, and committed columns before them.
+        prefix: columns of the deep prefix.
+        layers: the first layer and the one behind the last.
+        taps: layers in between whose incoming states are wanted.
+        injects: whether some rows enter as embeddings.
+        heads: rows that get logits, a bucket; 0 for none.
+        skip: what all rows leave out.
+        apart: whether each row attends in the arithmetic of a pass of its own.
+    """
+
+    first: int
+    batch: int
+    rows: int
+    band: int
+    told: int
+    prefix: int
+    layers: tuple[int, int]
+    taps: tuple[int, ...]
+    injects: bool
+    heads: int
+    skip: Skip | None
+    apart: bool
+
+
+class Told(NamedTuple):
+    """What a pass of a frame is told, as views of one packed tensor.
+
+    Attributes:
+        starts: [B], the column at which each request's rows begin.
+        begins: [B], the column of which `visible` speaks first.
+        ids: [B, R], tokens.
+        positions: [B, R].
+        visible: bool [B, R, T].
+        on_prefix: bool [B, R], rows that see the deep prefix.
+        injected: bool [B, R], rows that enter as embeddings.
+    """
+
+    starts: Tensor
+    begins: Tensor
+    ids: Tensor
+    positions: Tensor
+    visible: Tensor
+    on_prefix: Tensor
+    injected: Tensor
+
+
+class Buffers:
+    """Memory that all recordings of a runner share, since one is replayed at a time.
+
+    A recording keeps the views that it was made with; a larger one gets larger buffers.
+
+    Args:
+        capture: makes recordings, and carries what is told to the device.
+        device: where passes run.
+    """
+
+    def __init__(self, capture: Capture, device: torch.device) -> None:
+        self._capture, self._device = capture, device
+        self._held: dict[str, Tensor] = {}
+        self._staged = capture.staging(0)
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The beginning of the buffer `name`, in this shape."""
+        count = int(np.prod(shape))
+        held = self._held.get(name)
+        if held is None or held.numel() < count or held.dtype != dtype:
+            held = self._held[name] = torch.zeros(count, dtype=dtype, device=self._device)
+        return held[:count].view(*shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(held.numel() * held.element_size() for held in self._held.values())
+
+    def packed(self, frame: Frame) -> tuple[Tensor, Told]:
+        """The packed tensor of a frame, and what lies where in it."""
+        words, flags = _sizes(frame)
+        packed = self.take("told", (words + -(-flags // 8),), torch.int64)
+        return packed, Told(*_numbers(packed[:words], frame), *_flags(packed[words:].view(torch.bool), frame))
+
+    def tell(
+        self,
+        to: Tensor,
+        told: Told,
+        segment: Segment,
+        starts: Sequence[int],
+        tokens: Tensor | None,
+        injected: int = 0,
+    ) -> None:
+        """Fill in what one pass is told; one copy where all of it lies on the runner.
+
+        Args:
+            to, told: of `packed`.
+            segment: n <= R rows.
+            starts: column of each request's first row.
+            tokens: LongTensor [B, n]; None where rows come from the layers before.
+            injected: the last so many rows enter as embeddings.
+        """
+        batch, n, wide = segment.visible.shape
+        rows, more = told.ids.shape[1], wide - n
+        if self._staged.numel() < to.numel():
+            self._staged = self._capture.staging(to.numel())
+        self._capture.settle()  # what was told last may still be on its way
+        words = 2 * batch + 2 * batch * rows
+        staged = self._staged[: to.numel()]
+        whole = staged.numpy()
+        numbers, flags = whole[:words], whole[words:].view(np.bool_)
+        whole[:] = 0
+        numbers[:batch] = starts
+        numbers[batch : 2 * batch] = np.subtract(starts, more)
+        ids, positions = numbers[2 * batch :].reshape(2, batch, rows)
+        shape = told.visible.shape
+        sight = flags[: batch * rows * shape[2]].reshape(shape)
+        padding = np.arange(n, rows)
+        sight[:, padding, more + padding] = True
+        rest = flags[sight.size : sight.size + 2 * batch * rows].reshape(2, batch, rows)
+        if injected:
+            rest[1, :, n - injected : n] = True
+        here: list[tuple[Tensor | None, np.ndarray, Tensor]] = [
+            (tokens, ids[:, :n], told.ids[:, :n]),
+            (segment.positions, positions[:, :n], told.positions[:, :n]),
+            (segment.visible, sight[:, :n, :wide], told.visible[:, :n, :wide]),
+            (segment.prefix_rows, rest[0, :, :n], told.on_prefix[:, :n]),
+        ]
+        away = []
+        for given, place, there in here:
+            if given is None:
+                continue
+            if given.is_cpu:
+                place[:] = given.numpy()
+            else:  # made on the device by a drafter, and copied there
+                away.append((given, there))
+        self._capture.send(staged, to)
+        for given, there in away:
+            there.copy_(given)
+
+
+def _sizes(frame: Frame) -> tuple[int, int]:
+    """Numbers and flags of a frame."""
+    rows = frame.batch * frame.rows
+    return 2 * frame.batch + 2 * rows, rows * (frame.told + 2)
+
+
+def _numbers(words: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, rows = frame.batch, frame.rows
+    starts, begins, ids, positions = words.split([batch, batch, batch * rows, batch * rows])
+    return starts, begins, ids.view(batch, rows), positions.view(batch, rows)
+
+
+def _flags(flags: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
+    batch, rows, told = frame.batch, frame.rows, frame.told
+    visible, on_prefix, injected = flags[: batch * rows * (told + 2)].split(
+        [batch * rows * told, batch * rows, batch * rows]
+    )
+    return visible.view(batch, rows, told), on_prefix.view(batch, rows), injected.view(batch, rows)

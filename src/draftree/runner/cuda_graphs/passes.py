@@ -1,0 +1,288 @@
+"""Passes of the eager runner at fixed shapes, recorded once and replayed: what a GPU needs to be kept busy.
+
+A step of few rows is some hundred small kernels, and Python launches them more slowly than the device runs them. A
+recorded pass is launched whole. Rows go in through the buffers of `frames`; keys and values are written in place into
+the slots; attention reads a band of columns under a mask made on the device of what the pass was told. Rows that join
+or leave in mid-stack do so between two recordings.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from draftree.runner.cuda_graphs.capture import Capture
+from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
+from draftree.runner.cuda_graphs.frames import BUCKETS, MOST_TOLD, Buffers, Frame, Told, band_of, bucket_of
+from draftree.runner.eager.attention import attend
+from draftree.runner.eager.layer import TensorHead, TensorLayer
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.pool import Shelf
+from draftree.runner.layout.skip import Skip
+from draftree.runner.plan import PassResult, Plan, Segment, logit_slice, operate
+
+if TYPE_CHECKING:
+    from draftree.runner.eager.runner import EagerRunner
+
+KEPT = 64  # recordings for all caches together
+READ = 16  # most rows of a pass that reads a text on before it guesses
+BEYOND = 1024  # positions behind a band that its rows may stand at
+
+
+@dataclass(slots=True)
+class Recording:
+    """A run of layers that is recorded, or will be at its first pass.
+
+    Attributes:
+        work: what is recorded; it holds all memory that a replay reads.
+        packed: where what it is told goes, as one tensor.
+        told: the same by name.
+        entering: [B, R, d], states that enter, or embeddings of rows that enter as such; None where only tokens do.
+        leaving: [B, R, d], states behind the last layer.
+        taps: by layer, states [B, R, d] that enter it.
+        logits: [B, H, V] of the first H rows; None for none.
+        replay: does the work again; None before the first pass. That one has to be told all before it is recorded, as
+            recording may do the work a few times, and rows of a pass that was told nothing would lie on the context.
+    """
+
+    work: Callable[[], None]
+    packed: Tensor
+    told: Told
+    entering: Tensor | None
+    leaving: Tensor
+    taps: dict[int, Tensor]
+    logits: Tensor | None
+    replay: Callable[[], None] | None = None
+
+
+class _Held(dict[Frame, Recording]):
+    """The recordings of one cache; a class of its own, since plain dicts cannot be referred to weakly."""
+
+
+class CapturedPasses:
+    """Runs a eager runner's passes by recordings, as far as they fit one.
+
+    Args:
+        runner: whose passes they are.
+        layers, head: what is recorded.
+        capture: makes recordings.
+        kept: most recordings to keep; the one not used for longest goes first.
+    """
+
+    def __init__(
+        self, runner: EagerRunner, layers: Sequence[TensorLayer], head: TensorHead, capture: Capture, kept: int = KEPT
+    ) -> None:
+        self._runner, self._layers, self._head, self._capture, self._kept = runner, layers, head, capture, kept
+        self._buffers = Buffers(capture, runner.target.device)
+        # What was used when, by cache and frame. Recordings lie with the caches and go when their memory does.
+        self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Held]] = OrderedDict()
+        self._weights: tuple[int, ...] = ()
+        self._columns: dict[int, Tensor] = {}
+        self._lock = threading.RLock()
+        self.shelf = Shelf()
+        self.recorded = 0  # recordings made so far
+
+    def takes(self, plan: Plan) -> bool:
+        """Whether such passes are recorded: no prompts, and no rows that may leave the stack early."""
+        rows = plan.width + sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
+        return (
+            (plan.first_logit_row == 0 or plan.width <= READ)
+            and plan.leaves is None
+            and rows <= BUCKETS[-1]
+            and rows + plan.visible.shape[2] - plan.width <= MOST_TOLD
+        )
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes on the device: of shared buffers, of the recordings themselves, and of stores kept for later caches."""
+        return {
+            "buffers": self._buffers.nbytes,
+            "recordings": self._capture.nbytes,
+            "kept stores": self.shelf.nbytes,
+        }
+
+    # ---------------------------------------------------------------- a pass
+
+    def run(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
+        """As `Runner.run`, of a plan that `takes` took. What comes out is the caller's own."""
+        with self._lock:
+            return self._run(plan, cache, first)
+
+    def _run(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
+        runner = self._runner
+        self._forget_old_weights()
+        appended = sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
+        most = bucket_of(plan.width + appended)
+        assert most is not None
+        cache.open(first, plan.batch, most)
+        surgeries = {s.layer: s for s in plan.surgeries}
+        segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
+        segments, hidden = [segment], {}
+        x: Tensor | None = None
+        count = len(runner.target.layers)
+        stops = sorted({*surgeries, count} - {0})
+        made, last = None, 0
+        for start, stop in zip([0, *stops], stops, strict=False):
+            if start in surgeries:
+                assert x is not None
+                segment, x = operate(segment, surgeries[start], x, plan.width)
+                segments.append(segment)
+            if start in plan.taps and start > 0:
+                assert x is not None
+                hidden[start] = x.clone()
+            n = segment.positions.shape[1]
+            if stop == count:
+                told = logit_slice(plan, segment).stop
+                last = n if told is None else min(told, n)
+            made = self._replay(plan, segment, cache, first, (start, stop), x, last)
+            for layer, state in made.taps.items():
+                hidden[layer] = state[:, :n].clone()
+            x = made.leaving[:, :n]
+            if stop < count:
+                x = x.clone()  # surgeries work on it while the next run of layers writes there
+        assert made is not None
+        assert x is not None
+        assert made.logits is not None
+        if count in plan.taps:
+            hidden[count] = x.clone()
+        return PassResult(made.logits[:, plan.first_logit_row : last].clone(), segments, hidden, runner)
+
+    def _replay(
+        self,
+        plan: Plan,
+        segment: Segment,
+        cache: SlotCache,
+        first: int,
+        layers: tuple[int, int],
+        x: Tensor | None,
+        last: int,
+    ) -> Recording:
+        """Layers [start, stop) on the segment's rows, which are tokens, or states x [B, n, d] from before."""
+        batch, n, wide = segment.visible.shape
+        rows = bucket_of(n)
+        assert rows is not None
+        told = rows
+        while told < rows + wide - n:
+            told *= 2
+        starts = cache.starts
+        own = plan.embeddings if x is None else x
+        heads = bucket_of(last) if last else 0
+        assert heads is not None
+        frame = Frame(
+            first,
+            batch,
+            rows,
+            band_of(max(starts) + rows, cache.capacity),
+            told,
+            cache.prefix_length,
+            layers,
+            tuple(sorted(tap for tap in set(plan.taps) if layers[0] < tap < layers[1] or tap == layers[0] == 0)),
+            own is not None,
+            heads,
+            plan.skip,
+            plan.row_by_row and rows > 1,
+        )
+        recording = self._recording(frame, cache)
+        injected = 0 if own is None else own.shape[1]
+        tokens = plan.tokens if x is None else None
+        self._buffers.tell(recording.packed, recording.told, segment, starts, tokens, injected)
+        if own is not None:
+            assert recording.entering is not None
+            recording.entering[:, n - injected : n].copy_(own)
+        if recording.replay is None:
+            recording.replay = self._capture.record(recording.work)
+            self.recorded += 1
+        recording.replay()
+        return recording
+
+    # ---------------------------------------------------------------- recordings
+
+    def _recording(self, frame: Frame, cache: SlotCache) -> Recording:
+        held: _Held | None = cache.notes.get(self)
+        if held is None:
+            self._allocate(cache)  # which forgets notes, so it comes first
+            held = cache.notes[self] = _Held()
+        found = held.get(frame)
+        if found is None:
+            found = held[frame] = self._lay(frame, cache)
+        self._used[id(held), frame] = weakref.ref(held)
+        self._used.move_to_end((id(held), frame))
+        while len(self._used) > self._kept:
+            self._drop(*self._used.popitem(last=False))
+        return found
+
+    @staticmethod
+    def _drop(key: tuple[int, Frame], held: weakref.ref[_Held]) -> None:
+        alive = held()
+        if alive is not None:
+            alive.pop(key[1], None)
+
+    def _allocate(self, cache: SlotCache) -> None:
+        like = self._runner.target.model.get_input_embeddings().weight
+        for number, layer in enumerate(self._layers):
+            dim = layer.parts.heads.dim
+            cache.stores(number, layer.parts.heads.kv, (dim, dim), like)
+
+    def _lay(self, frame: Frame, cache: SlotCache) -> Recording:
+        runner, take = self._runner, self._buffers.take
+        dtype, width = runner.target.dtype, runner.target.hidden_size
+        packed, told = self._buffers.packed(frame)
+        shape = frame.batch, frame.rows, width
+        entering = take("entering", shape, dtype) if frame.injects else None
+        leaving = take("leaving", shape, dtype)
+        taps = {tap: take(f"tap {tap}", shape, dtype) for tap in frame.taps}
+        logits = None
+        if frame.heads:
+            logits = take("logits", (frame.batch, frame.heads, runner.target.vocab_size), dtype)
+        keys_and_values = []
+        for number, layer in enumerate(self._layers):
+            dim = layer.parts.heads.dim
+            keys_and_values.append(cache.stores(number, layer.parts.heads.kv, (dim, dim), leaving))
+        columns = self._columns.get(frame.band)
+        if columns is None:
+            columns = self._columns[frame.band] = torch.arange(frame.band, device=leaving.device)
+        skip, count = frame.skip or Skip(), len(self._layers)
+        layers = {i: self._layers[i].without(skip.at(i)) if skip.at(i) else self._layers[i] for i in skip.kept(count)}
+        tables = {}
+        for name, table in runner._tables.items():
+            table.reach(frame.band + BEYOND, dtype, leaving.device)
+            tables[name] = table.cosines, table.sines
+        slots = FixedSlots(frame, told.starts, keys_and_values)
+
+        def run() -> None:
+            rows = FixedRows(frame, told, columns, slots, tables, runner._rotation, dtype)
+            if frame.layers[0] == 0:
+                x = runner._embedding(told.ids)
+                if entering is not None:
+                    x = torch.where(told.injected[..., None], entering, x)
+            else:
+                assert entering is not None
+                x = entering
+            for number in range(*frame.layers):
+                if number in taps:
+                    taps[number].copy_(x)
+                if number in layers:
+                    x = attend(layers[number], x, number, rows, runner.target.kinds[number], runner._cap)
+            leaving.copy_(x)
+            if logits is not None:
+                logits.copy_(self._head(x[:, : frame.heads]))
+
+        return Recording(run, packed, told, entering, leaving, taps, logits)
+
+    def _forget_old_weights(self) -> None:
+        """Drop recordings that read weights which are no longer the model's."""
+        live = [*self._head.live(), self._runner._embedding._parameters["weight"]]
+        for layer in self._layers:
+            live += layer.live()
+        now = tuple(weight.data_ptr() for weight in live)
+        if now != self._weights:
+            self._weights = now
+            while self._used:
+                self._drop(*self._used.popitem())

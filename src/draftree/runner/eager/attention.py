@@ -1,0 +1,68 @@
+"""Attention between the two halves of a layer, in tensor operations."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from draftree.runner.layout.masks import LayerKind
+from draftree.runner.layout.skip import Omitted
+
+
+class Rows(Protocol):
+    """What all layers of one segment share."""
+
+    def angles(self, kind: LayerKind) -> Any:
+        """The angles in layers of that kind."""
+
+    def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
+        """The attention of queries [B, kv, groups * n, dim] in a layer of that kind, of the same shape."""
+
+
+class Attention(NamedTuple):
+    """How a layer attends.
+
+    Attributes:
+        groups: query heads to a key/value head.
+        scaling: of the scores.
+        cap: scores are bent to stay within -cap .. cap; None where they are not.
+    """
+
+    groups: int
+    scaling: float
+    cap: float | None
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of queries [B, kv, n, dim] under an additive mask."""
+        if self.cap is None:
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=self.scaling)
+        scores = self.cap * torch.tanh(query @ keys.mT * (self.scaling / self.cap))
+        if mask is not None:
+            scores = scores + mask
+        return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
+
+
+def attend(layer: Any, x: Tensor, index: int, rows: Rows, kind: LayerKind, cap: float | None) -> Tensor:
+    """The whole of a layer: its first half, attention, its second half; may change and return x [B, n, d]."""
+    angles = rows.angles(kind)
+    if Omitted.ATTENTION in layer.omitted:
+        return layer.leave(x, None, angles)
+    query, keys, values = layer.enter(x, angles, index)
+    heads = Attention(layer.parts.heads.groups, layer.parts.scaling, cap)
+    return layer.leave(x, rows.mix(heads, query, keys, values, kind), angles)
+
+
+def attend_row_by_row(
+    heads: Attention, query: Tensor, keys: Tensor, values: Tensor, columns: list[list[Tensor]]
+) -> Tensor:
+    """The attention calls of one-row passes: a column that is masked away would still change the order of sums."""
+    mixed = torch.empty_like(query)
+    for b, of_rows in enumerate(columns):
+        for i, index in enumerate(of_rows):
+            own = slice(i, None, len(of_rows))  # row i in every head of the group
+            key, value = (t[b : b + 1].index_select(2, index) for t in (keys, values))
+            mixed[b : b + 1, :, own] = heads(query[b : b + 1, :, own], key, value, None)
+    return mixed

@@ -1,0 +1,147 @@
+"""A decoder layer in two halves, before and after its attention, in tensor operations.
+
+Any device and dtype. `compiled` has the same halves as one C call each, for float32 on a CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftree.runner.eager.parts import ACTIVATIONS, Norm, Parts, normed
+from draftree.runner.eager.product import Product
+from draftree.runner.layout.rotary import Rotation
+from draftree.runner.layout.skip import Omitted
+
+
+class Angles(NamedTuple):
+    """Rotary angles of a segment's rows, and where their keys and values go.
+
+    Attributes:
+        cosine: [B, n, 1, dim].
+        sine: [B, n, 1, dim], with the signs of the turn.
+        cache: the slots, or what stands in for them; has `update`.
+        rotation: which entries turn with which.
+    """
+
+    cosine: Tensor
+    sine: Tensor
+    cache: Any
+    rotation: Rotation
+
+
+class TensorLayer:
+    """See the module; `copy` and `packed` as in `Product`."""
+
+    def __init__(self, parts: Parts, copy: bool, packed: bool = False) -> None:
+        self.parts, self.omitted = parts, Omitted(0)
+        self._qkv = Product(parts.qkv, copy, packed)
+        self._output = Product([parts.output], copy, packed)
+        self._gate_up = Product(parts.gate_up, copy, packed)
+        self._down = Product([parts.down], copy, packed)
+        self._activation = ACTIVATIONS[parts.activation]
+
+    def without(self, parts: Omitted) -> TensorLayer:
+        """This layer with `parts` left out; without its attention it is not entered, only left."""
+        lesser = copy.copy(self)
+        lesser.omitted = parts
+        return lesser
+
+    @property
+    def _products(self) -> tuple[Product, Product, Product, Product]:
+        return self._qkv, self._output, self._gate_up, self._down
+
+    def live(self) -> list[Tensor]:
+        """See `Product.live`."""
+        return [weight for product in self._products for weight in product.live()]
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that a pass reads of this layer."""
+        norms = [norm.weight for norm in self.parts.every_norm() if norm is not None]
+        return [*norms, *(weight for product in self._products for weight in product.tensors())]
+
+    def using(self, tensors: Sequence[Tensor]) -> TensorLayer:
+        """The same layer of other `tensors`, in their order."""
+        given = iter(tensors)
+        other = copy.copy(self)
+        other.parts = self.parts.with_norms(lambda norm: norm._replace(weight=next(given)))
+        other._qkv, other._output, other._gate_up, other._down = (p.using(given) for p in self._products)
+        return other
+
+    def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """From hidden states to queries, with keys and values put into the cache.
+
+        Args:
+            x: [B, n, d].
+            angles: of the rows.
+            index: the cache's layer.
+
+        Returns:
+            queries [B, kv, groups * n, dim], keys and values [B, kv, K, dim] with the context.
+        """
+        query, key, value = self.project(x, angles)
+        return query, *angles.cache.update(key, value, index)
+
+    def project(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, kv, groups * n, dim], keys and values [B, kv, n, dim] of the rows themselves."""
+        batch, n, _ = x.shape
+        kv, groups, dim = self.parts.heads
+        queries = kv * groups
+        qkv = self._qkv(normed(self.parts.norms[0], x)).view(batch, n, queries + 2 * kv, dim)
+        qk = qkv[:, :, : queries + kv]
+        if self.parts.head_norms is not None:
+            query, key = qk[:, :, :queries], qk[:, :, queries:]
+            if self.parts.wide:
+                query, key = query.flatten(2), key.flatten(2)
+            of_query, of_key = self.parts.head_norms
+            query, key = of_query(query), of_key(key)
+            qk = torch.cat([query.view(batch, n, queries, dim), key.view(batch, n, kv, dim)], 2)
+        qk = torch.addcmul(qk * angles.cosine, angles.rotation.partners(qk), angles.sine)
+        query = qk[:, :, :queries].view(batch, n, kv, groups, dim).permute(0, 2, 3, 1, 4)
+        key, value = qk[:, :, queries:].transpose(1, 2), qkv[:, :, queries + kv :].transpose(1, 2)
+        return query.reshape(batch, kv, groups * n, dim), key, value
+
+    def leave(self, x: Tensor, mixed: Tensor | None, angles: Angles) -> Tensor:
+        """From the attention's result [B, kv, groups * n, dim] to the layer's; may change and return x [B, n, d].
+
+        None of an attention that is left out.
+        """
+        batch, n, _ = x.shape
+        kv, groups, dim = self.parts.heads
+        behind_attention, behind_mlp = self.parts.behind
+        if mixed is not None:
+            mixed = mixed.view(batch, kv, groups, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, kv * groups * dim)
+            x = x + normed(behind_attention, self._output(mixed))
+        if Omitted.MLP in self.omitted:
+            return x
+        gate, up = self._gate_up(normed(self.parts.norms[1], x)).chunk(2, -1)
+        return x + normed(behind_mlp, self._down(self._activation(gate) * up))
+
+
+class TensorHead:
+    """Final norm and head, in tensor operations."""
+
+    ROWS = 16  # rows of one product with the head: its buffers grow with rows times vocabulary
+
+    def __init__(self, norm: Norm, head: Any, copy: bool, cap: float | None = None, packed: bool = False) -> None:
+        self._norm, self._cap = norm, cap
+        self._head = Product([head], copy, packed)
+
+    def live(self) -> list[Tensor]:
+        """See `Product.live`."""
+        return self._head.live()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits [B, n, V] of hidden states [B, n, d]."""
+        x = self._norm(x)
+        rows = x.shape[0] * x.shape[1]
+        if rows <= self.ROWS:
+            logits = self._head(x)
+        else:
+            parts = [self._head(part) for part in x.reshape(1, rows, -1).split(self.ROWS, 1)]
+            logits = torch.cat(parts, 1).view(*x.shape[:2], -1)
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)

@@ -1,0 +1,194 @@
+"""What a stock decoder layer is made of, read off its modules: the eager runner's families differ here, nowhere else.
+
+| | norms before | norms behind | on heads | MLP | heads turn |
+|---|---|---|---|---|---|
+| llama, mistral, qwen2 | both | | | SiLU | halves |
+| qwen3 | both | | each head | SiLU | halves |
+| phi3 | both | | | SiLU, fused | halves, or the first entries |
+| glm, glm4 | both | glm4: both | | SiLU, fused | neighbours, half of them |
+| olmo2, olmo3 | | both | all heads at once | SiLU | halves |
+| gemma | both, 1 + w | | | GELU | halves |
+| gemma2 | both, 1 + w | both | | GELU | halves; scores are capped |
+| gemma3 | both, 1 + w | both | each head | GELU | halves, other angles in sliding layers |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from draftree.runner.cpu.packed import Stretch
+from draftree.runner.target import Target
+
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "glm4"),
+    *("olmo2", "olmo3", "gemma", "gemma2", "gemma3_text"),
+)
+TURN_NEIGHBOURS = ("glm", "glm4")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+WEIGHT_FROM_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
+
+
+def activation_name(config: Any) -> str | None:
+    """The MLP's activation, by Hugging Face's name."""
+    return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+
+
+class Heads(NamedTuple):
+    """Attention heads of a layer.
+
+    Attributes:
+        kv: key/value heads.
+        groups: query heads to each of them.
+        dim: width of a head.
+    """
+
+    kv: int
+    groups: int
+    dim: int
+
+
+class Norm(NamedTuple):
+    """A root-mean-square norm: its weight [d] and epsilon."""
+
+    weight: Tensor
+    epsilon: float
+
+    @classmethod
+    def of(cls, module: Any) -> Norm:
+        """The norm of a stock module."""
+        weight = module.weight.detach()
+        if type(module).__name__ in WEIGHT_FROM_ONE:
+            weight = 1.0 + weight.float()
+        return cls(weight, float(module.eps if hasattr(module, "eps") else module.variance_epsilon))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., d] scaled to a mean square of 1, times the weight."""
+        if x.dtype != torch.float32:
+            wide = x.to(self.weight.dtype)
+            return F.rms_norm(wide, (x.shape[-1],), *self).to(x.dtype)
+        # On a CPU torch's own takes eleven operations; this takes six.
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        return x * squares.div_(x.shape[-1]).add_(self.epsilon).rsqrt_() * self.weight
+
+
+def normed(norm: Norm | None, x: Tensor) -> Tensor:
+    """`x` behind the norm, or as it is where there is none."""
+    return x if norm is None else norm(x)
+
+
+class Parts(NamedTuple):
+    """What a stock layer is made of, for either form of it.
+
+    Attributes:
+        heads: of its attention.
+        scaling: of its scores.
+        cap: scores are bent to stay within -cap .. cap; None where they are not.
+        norms: before attention and before the MLP, None where there is none.
+        behind: behind attention and behind the MLP, before they are added to the stream.
+        head_norms: on queries and on keys, or None.
+        wide: whether these take all heads at once.
+        activation: of the MLP, by name.
+        qkv, output, gate_up, down: stock linears; those in a list read the same input.
+    """
+
+    heads: Heads
+    scaling: float
+    cap: float | None
+    norms: tuple[Norm | None, Norm | None]
+    behind: tuple[Norm | None, Norm | None]
+    head_norms: tuple[Norm, Norm] | None
+    wide: bool
+    activation: str
+    qkv: list[Any]
+    output: Any
+    gate_up: list[Any]
+    down: Any
+
+    @classmethod
+    def of(cls, layer: Any, config: Any) -> Parts:
+        """The parts of a stock decoder layer."""
+        attention, mlp = layer.self_attn, layer.mlp
+        kv = int(config.num_key_value_heads)
+        heads = Heads(kv, int(config.num_attention_heads) // kv, int(attention.head_dim))
+        before, behind = _norm_names(layer)
+        head_norms = None
+        if getattr(attention, "q_norm", None) is not None:
+            head_norms = Norm.of(attention.q_norm), Norm.of(attention.k_norm)
+        cap = getattr(config, "attn_logit_softcapping", None)
+        if config._attn_implementation != "eager":  # no other one of transformers looks at it
+            cap = None
+        fused, fused_mlp = getattr(attention, "qkv_proj", None), getattr(mlp, "gate_up_proj", None)
+        return cls(
+            heads,
+            float(attention.scaling),
+            cap,
+            (_norm(layer, before[0]), _norm(layer, before[1])),
+            (_norm(layer, behind[0]), _norm(layer, behind[1])),
+            head_norms,
+            head_norms is not None and head_norms[0].weight.shape[0] != heads.dim,
+            str(activation_name(config)),
+            [attention.q_proj, attention.k_proj, attention.v_proj] if fused is None else [fused],
+            attention.o_proj,
+            [mlp.gate_proj, mlp.up_proj] if fused_mlp is None else [fused_mlp],
+            mlp.down_proj,
+        )
+
+    def every_norm(self) -> tuple[Norm | None, ...]:
+        """All norms, present or not, always in this order."""
+        return (*self.norms, *self.behind, *(self.head_norms or (None, None)))
+
+    def with_norms(self, change: Callable[[Norm], Norm]) -> Parts:
+        """The same parts with every norm changed, in the order of `every_norm`."""
+        a, b, c, d, e, f = (None if norm is None else change(norm) for norm in self.every_norm())
+        return self._replace(norms=(a, b), behind=(c, d), head_norms=None if e is None or f is None else (e, f))
+
+    def linears(self) -> list[list[Any]]:
+        """The stock linears, each list one matrix to the compiled form: attention's two, then the MLP's."""
+        return [self.qkv, [self.output], *([linear] for linear in self.gate_up), [self.down]]
+
+    def products(self) -> list[list[Any]]:
+        """The matrices of the compiled form: query, key and value; output; gate; up; down."""
+        gate_up: list[Any] = self.gate_up
+        if len(gate_up) == 1:
+            both, half = gate_up[0], gate_up[0].out_features // 2
+            gate_up = [Stretch(both, 0, half), Stretch(both, half, 2 * half)]
+        return [self.qkv, [self.output], [gate_up[0]], [gate_up[1]], [self.down]]
+
+
+def _norm_names(layer: Any) -> tuple[Sequence[str], Sequence[str]]:
+    """What a family calls its norms before attention and MLP, and those behind; "" for none."""
+    if hasattr(layer, "pre_feedforward_layernorm"):
+        return ("input_layernorm", "pre_feedforward_layernorm"), (
+            "post_attention_layernorm",
+            "post_feedforward_layernorm",
+        )
+    if hasattr(layer, "post_feedforward_layernorm"):
+        return ("", ""), ("post_attention_layernorm", "post_feedforward_layernorm")
+    return ("input_layernorm", "post_attention_layernorm"), ("post_self_attn_layernorm", "post_mlp_layernorm")
+
+
+def _norm(layer: Any, name: str) -> Norm | None:
+    module = getattr(layer, name, None) if name else None
+    return None if module is None else Norm.of(module)
+
+
+def known_shape(target: Target) -> bool:
+    """Whether the layers of a model are made of parts known here."""
+    config = target.config
+    if target.model_type not in FAMILIES or target.encoder_decoder:
+        return False
+    if activation_name(config) not in ACTIVATIONS or getattr(config, "use_bidirectional_attention", False):
+        return False
+    # Angles that differ by layer and by length: no family has both.
+    return not isinstance(getattr(target.decoder.rotary_emb, "rope_type", None), dict) or all(
+        kind == "default" or kind == "linear" for kind in target.decoder.rotary_emb.rope_type.values()
+    )

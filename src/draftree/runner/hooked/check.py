@@ -1,0 +1,112 @@
+"""A look at a model before it is trusted: are a tree's logits those of its branches?
+
+Any architecture may run through the hooked runner, also one nobody has tried. Where the model's type is not among the
+tested families the engine calls `check_trees` once: two short requests of different lengths, one tree behind each,
+every branch compared with a plain `forward` of the model. It costs some tens of rows, and a model that ignores our
+mask or positions is refused instead of being silently wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.runner.base import Runner
+from draftree.runner.kv.encoder import EncoderState
+from draftree.runner.plan import Plan
+
+PARENTS = (-1, 0, 0, 1, 1, 2, 4)
+CONTEXT = 12  # tokens; longer where a window is short enough to reach its end cheaply
+LONGEST_CONTEXT = 160
+# Root mean square difference of a row allowed, in units of the logits' own spread. A wrong mask gives 0.05 to 1,
+# rounding 1e-6 in fp32 and about 0.01 in 16 bits.
+TOLERANCE = 1e-3
+TOLERANCE_16_BIT = 0.05
+
+
+def check_trees(runner: Runner) -> float:
+    """Compare a tree's logits with its branches'; return the relative difference, largest in fp32, median in 16 bits.
+
+    Raises:
+        ValueError: they differ, so drafts would change what the model says.
+    """
+    target = runner.target
+    if target.model.training:
+        target.refuse_training()
+    reach = min((kind.window or kind.chunk or 0 for kind in target.kinds if kind.window or kind.chunk), default=0)
+    context = reach + 4 if CONTEXT < reach + 4 <= LONGEST_CONTEXT else CONTEXT
+    room = (target.max_positions or LONGEST_CONTEXT * 2) - len(PARENTS)
+    context = max(4, min(context, room))
+    texts = [_tokens(target.vocab_size, context - 3 * b, 1 + b) for b in range(2)]
+    tree = _tokens(target.vocab_size, len(PARENTS), 7)
+    source = _tokens(target.vocab_size, 5, 9)
+    ours = _tree_logits(runner, texts, tree, source)
+    branches = _branches()
+    stock = torch.stack([torch.stack([_stock(runner, t, tree[branch], source) for branch in branches]) for t in texts])
+    rows = (ours - stock).double().pow(2).mean(-1).sqrt() / stock.double().std().clamp(min=1e-12)
+    if target.dtype in (torch.float32, torch.float64):
+        figure, allowed = float(rows.max()), TOLERANCE
+    else:  # a near-tie of a router sends single rows to another expert, which says nothing about masks
+        figure, allowed = float(rows.median()), TOLERANCE_16_BIT
+    if not figure <= allowed:  # NaN fails as well
+        raise ValueError(
+            f"The logits that '{target.model_type}' gives for a tree are not those of its branches (they differ by "
+            f"{figure:.1%} of their spread), so drafts would change its text: use Hugging Face's own generate, and "
+            "please report this architecture."
+        )
+    return figure
+
+
+def _tokens(vocabulary: int, count: int, seed: int) -> Tensor:
+    """LongTensor [count] out of the middle of the vocabulary, where no special tokens are."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocabulary // 4, max(vocabulary // 2, vocabulary // 4 + 1), (count,), generator=generator)
+
+
+def _branches() -> list[list[int]]:
+    branches: list[list[int]] = []
+    for node, parent in enumerate(PARENTS):
+        branches.append([*(branches[parent] if parent >= 0 else []), node])
+    return branches
+
+
+def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tensor) -> Tensor:
+    """[requests, nodes, V] through the runner, all requests in one pass."""
+    device, cache, encoder = runner.target.device, runner.new_cache(len(texts)), None
+    if runner.target.encoder_decoder:
+        encoder = EncoderState(runner.target, len(texts))
+    floor = tuple(len(t) for t in texts)
+    for b, text in enumerate(texts):
+        if encoder is not None:
+            encoder.admit(b, source)
+        causal = torch.ones(1, len(text), len(text), dtype=torch.bool, device=device).tril()
+        positions = torch.arange(len(text), device=device)[None]
+        plan = Plan(text[None].to(device), positions, causal, rope_floor=floor[b : b + 1])
+        cache.commit([list(range(len(text)))], runner.run(plan, cache, b, encoder).segments)
+    seen = torch.zeros(len(PARENTS), len(PARENTS), dtype=torch.bool)
+    for node, branch in enumerate(_branches()):
+        seen[node, branch] = True
+    depths = torch.tensor([len(branch) - 1 for branch in _branches()])
+    positions = torch.tensor(floor)[:, None] + depths
+    count = len(texts)
+    plan = Plan(
+        tree.expand(count, -1).to(device),
+        positions.to(device),
+        seen.expand(count, -1, -1).to(device),
+        rope_floor=floor,
+    )
+    return runner.run(plan, cache, 0, encoder).logits
+
+
+@torch.no_grad()
+def _stock(runner: Runner, text: Tensor, branch: Tensor, source: Tensor) -> Tensor:
+    """Logits [V] of the model's own `forward` at the end of one branch."""
+    device = runner.target.device
+    ids = torch.cat([text, branch])[None].to(device)
+    arguments: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    if runner.target.encoder_decoder:
+        arguments = {"input_ids": source[None].to(device), "decoder_input_ids": ids, "use_cache": False}
+    logits: Tensor = runner.target.model(**arguments).logits
+    return logits[0, -1]

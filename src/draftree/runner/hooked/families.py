@@ -1,0 +1,301 @@
+"""The few families whose position information does not come from `position_ids` or the 4D mask alone.
+
+Each provider derives what its family needs (alibi, relative bias, learned positions, a local window baked
+into a buffer) from the positions of rows and cache columns, as keyword arguments for the decoder layers or as
+a patch that lasts for one pass. Everything else in the library is free of family names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draftree.runner.layout.masks import LayerKind, PassMasks
+from draftree.runner.target import Target
+
+# Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Others are driven all the
+# same, but `check_trees` looks at them once before they are trusted.
+TESTED_FAMILIES = frozenset(
+    {
+        "bart",
+        "biogpt",
+        "bloom",
+        "codegen",
+        "cohere",
+        "cohere2",
+        "deepseek_v3",
+        "exaone4",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neo",
+        "gpt_neox",
+        "gpt_oss",
+        "gptj",
+        "granite",
+        "internlm3",
+        "llama",
+        "llama4_text",
+        "m2m_100",
+        "marian",
+        "mbart",
+        "mistral",
+        "mixtral",
+        "mpt",
+        "mt5",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "opt",
+        "pegasus",
+        "persimmon",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+        "t5",
+        "umt5",
+        "xglm",
+    }
+)
+
+
+class Family:
+    """A family with nothing special: masks and positions through `forward` are enough.
+
+    Attributes:
+        layer_arguments_needed: whether `layer_arguments` must be applied on every layer of every pass.
+        ragged_batches: whether one forward can hold requests whose rows stand at different positions.
+        views_final_rows: whether the model reshapes its final hidden states to the *entering* row count:
+            a pass with surgery has to hand it that many and compute the logits itself.
+    """
+
+    layer_arguments_needed = False
+    ragged_batches = True
+    views_final_rows = False
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def layer_arguments(self, index: int, kind: LayerKind, masks: PassMasks) -> dict[str, Any]:
+        """Keyword arguments for decoder layer `index`, on top of mask and positions."""
+        return {}
+
+    @contextmanager
+    def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
+        """State that a pass needs otherwise than stock; `masks()` are those of the present rows."""
+        yield
+
+
+class ViewsFinalRows(Family):
+    """gpt2 and its relatives: `hidden_states.view(output_shape)` after the last layer."""
+
+    views_final_rows = True
+
+
+class Bloom(Family):
+    """Alibi from the key positions, one line of [B * heads, 1, K]."""
+
+    layer_arguments_needed = True
+
+    def layer_arguments(self, index: int, kind: LayerKind, masks: PassMasks) -> dict[str, Any]:
+        """Replace `alibi`, which the model counts by column."""
+        from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+
+        keys = masks.key_positions.clamp(min=0)
+        slopes = _get_alibi_slopes(self.target.config.n_head, keys.device)
+        alibi = slopes[None, :, None] * keys[:, None].float()
+        return {"alibi": alibi.reshape(-1, 1, keys.shape[1]).to(masks.dtype)}
+
+
+class FalconAlibi(Family):
+    """Falcon with `alibi=True`: the bias goes into `alibi` and the mask, scaled as the model scales it."""
+
+    layer_arguments_needed = True
+
+    def layer_arguments(self, index: int, kind: LayerKind, masks: PassMasks) -> dict[str, Any]:
+        """Replace `alibi` [B, heads, 1, K] and the mask [B, heads, n, K]."""
+        from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+        config = self.target.config
+        keys = masks.key_positions.clamp(min=0)
+        ones = torch.ones(1, int(keys.max()) + 1, dtype=torch.long, device=keys.device)
+        table = build_alibi_tensor(ones, config.num_attention_heads, masks.dtype)[:, 0]  # [heads, positions]
+        alibi = table[:, keys].transpose(0, 1)[:, :, None]
+        scaled = alibi / math.sqrt(config.hidden_size // config.num_attention_heads)
+        hidden = ~masks.boolean(kind)[:, None]
+        return {"alibi": alibi, "attention_mask": scaled.masked_fill(hidden, torch.finfo(masks.dtype).min)}
+
+
+class Mpt(Family):
+    """MPT takes a position bias [heads, 1, K] without a batch axis, and a boolean mask of what to hide."""
+
+    layer_arguments_needed = True
+    ragged_batches = False
+
+    def layer_arguments(self, index: int, kind: LayerKind, masks: PassMasks) -> dict[str, Any]:
+        """Replace `position_bias` and invert the mask."""
+        keys = masks.key_positions[0].clamp(min=0)
+        heads = self.target.config.n_heads
+        table = self.target.decoder.build_mpt_alibi_tensor(heads, 2, device=keys.device)
+        slopes = (table[:, 0, 1] - table[:, 0, 0]).reshape(-1, 1)
+        bias = (slopes * keys.float())[:, None].to(masks.dtype)
+        return {"position_bias": bias, "attention_mask": ~masks.boolean(kind)[:, None]}
+
+
+class GptNeo(ViewsFinalRows):
+    """GPT-Neo bakes its causal and local masks into a buffer indexed by column: open it, mask by position."""
+
+    layer_arguments_needed = True
+
+    @contextmanager
+    def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
+        """Make every layer's buffer all-visible for the pass."""
+        layers: list[Any] = self.target.layers
+        attentions = [layer.attn.attention for layer in layers]
+        stock = [a.bias for a in attentions]
+        try:
+            for attention in attentions:
+                attention.bias = torch.ones_like(attention.bias)
+            yield
+        finally:
+            for attention, bias in zip(attentions, stock, strict=True):
+                attention.bias = bias
+
+
+class T5(Family):
+    """T5 and mT5: the relative position bias from explicit positions."""
+
+    layer_arguments_needed = True
+
+    def layer_arguments(self, index: int, kind: LayerKind, masks: PassMasks) -> dict[str, Any]:
+        """Replace `position_bias` [B, heads, n, K]; let the layer rebuild its cross bias for its rows."""
+        first: Any = self.target.layers[0]
+        attention = first.layer[0].SelfAttention
+        bucket = attention._relative_position_bucket(
+            _relative_positions(masks),
+            bidirectional=False,
+            num_buckets=attention.relative_attention_num_buckets,
+            max_distance=attention.relative_attention_max_distance,
+        )
+        bias = attention.relative_attention_bias(bucket).permute(0, 3, 1, 2)
+        return {"position_bias": bias, "encoder_decoder_position_bias": None}
+
+
+class Umt5(Family):
+    """umT5: every layer computes a relative bias of its own, counting rows and columns."""
+
+    layer_arguments_needed = True
+
+    @contextmanager
+    def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
+        """Answer each layer's `compute_bias` from explicit positions."""
+        layers: list[Any] = self.target.layers
+        attentions = [layer.layer[0].SelfAttention for layer in layers]
+
+        def by_position(attention: Any) -> Callable[..., Tensor]:
+            def compute_bias(*args: Any, **kwargs: Any) -> Tensor:
+                bucket = attention._relative_position_bucket(_relative_positions(masks()))
+                bias: Tensor = attention.relative_attention_bias(bucket)
+                return bias.permute(0, 3, 1, 2)
+
+            return compute_bias
+
+        try:
+            for attention in attentions:
+                attention.compute_bias = by_position(attention)
+            yield
+        finally:
+            for attention in attentions:
+                attention.__dict__.pop("compute_bias", None)
+
+
+def _relative_positions(masks: PassMasks) -> Tensor:
+    """LongTensor [B, n, K]: key position minus row position."""
+    return masks.key_positions[:, None, :] - masks.segment.positions[:, :, None]
+
+
+class LearnedByColumn(Family):
+    """The bart family: decoder positions are counted by column; look them up by the rows' own positions."""
+
+    @contextmanager
+    def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
+        """Answer the positional embedding's forward from the rows' positions."""
+        module = self.target.decoder.embed_positions
+        positions = masks().segment.positions
+
+        def look_up(mod: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+            tokens = kwargs.get("input_ids", args[0] if args else None)
+            return self.look_up(mod, positions, tokens).to(output)
+
+        handle = module.register_forward_hook(look_up, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def look_up(self, module: Any, positions: Tensor, tokens: Tensor | None) -> Tensor:
+        """Positional embeddings [B, N, d] of rows with these positions and token ids."""
+        return F.embedding(positions + getattr(module, "offset", 0), module.weight)
+
+
+class M2M100(LearnedByColumn):
+    """M2M-100: a sinusoidal table that starts behind its padding row and grows on demand.
+
+    The model gives the padding token the padding row wherever it stands, also where it is said in the text.
+    """
+
+    def look_up(self, module: Any, positions: Tensor, tokens: Tensor | None) -> Tensor:
+        """Rows of the table, which the model counts from its padding index."""
+        index = positions + module.padding_idx + 1
+        if tokens is not None:
+            index = index.masked_fill(tokens == module.padding_idx, module.padding_idx)
+        longest = int(index.max()) + 1
+        if longest > module.weights.shape[0]:
+            module.make_weights(longest + module.offset, module.embedding_dim, module.padding_idx)
+        return F.embedding(index, module.weights)
+
+
+def family_of(target: Target) -> Family:
+    """The provider for `target`'s family."""
+    name = target.model_type
+    if name == "falcon" and target.config.alibi:
+        return FalconAlibi(target)
+    special: dict[str, type[Family]] = {
+        "bloom": Bloom,
+        "mpt": Mpt,
+        "gpt_neo": GptNeo,
+        "gpt2": ViewsFinalRows,
+        "gptj": ViewsFinalRows,
+        "codegen": ViewsFinalRows,
+        "gpt_bigcode": ViewsFinalRows,
+        "t5": T5,
+        "mt5": T5,
+        "umt5": Umt5,
+        "bart": LearnedByColumn,
+        "mbart": LearnedByColumn,
+        "pegasus": LearnedByColumn,
+        "marian": LearnedByColumn,
+        "m2m_100": M2M100,
+        "blenderbot": LearnedByColumn,
+        "blenderbot-small": LearnedByColumn,
+    }
+    return special.get(name, Family)(target)

@@ -1,0 +1,271 @@
+"""The slot cache: preallocated keys and values, written in place, one slot a request, lengths ragged.
+
+Layout of a slot in every layer, along the sequence axis: [deep prefix | committed context | rows of this
+pass]. A pass writes its rows behind the context; `commit` keeps the walked ones. Layers before a pruning hold
+other rows than layers after it, so a commit maps row numbers through each layer's segment. Window limits are
+a matter of positions in the mask, so sliding layers keep full length (a trimmed cache is silently wrong for
+trees).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from draftree.runner.kv.stores import Stores, stores_of
+from draftree.runner.plan import Segment
+
+BLOCK = 256  # columns; growing by blocks keeps reallocations rare and memory close to what is used
+
+
+class SlotCache(Cache):
+    """Keys/values of `slots` requests for every layer; accepted by any Hugging Face `forward`.
+
+    Args:
+        layers: number of decoder layers.
+        slots: number of requests held at once.
+        capacity: columns to allocate at first use (grows by blocks when needed).
+        prefix: per-layer (keys, values), each [kv heads, P, head dim], the deep prefix; None for none.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        slots: int,
+        capacity: int = BLOCK,
+        prefix: list[tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        # Hugging Face's Cache.__init__ wants layer objects; models only call the methods overridden below.
+        self.layers: list[Any] = []
+        self.layer_class_to_replicate = None
+        self.offloading = False
+        self.slots = slots
+        self.prefix = prefix
+        self.prefix_length = prefix[0][0].shape[1] if prefix else 0
+        self.capacity = self._round(self.prefix_length + capacity)
+        self.lengths = [0] * slots
+        self._keys: list[Tensor | None] = [None] * layers
+        self._values: list[Tensor | None] = [None] * layers
+        self._first = 0
+        self._count = 1
+        self._columns: Tensor | None = None
+        self.notes: dict[Any, Any] = {}  # what runners know of where the stores lie; forgotten when they are laid anew
+        self._column_cache: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @staticmethod
+    def _round(columns: int) -> int:
+        return -(-columns // BLOCK) * BLOCK
+
+    # ---------------------------------------------------------------- a pass
+
+    def open(self, first: int, count: int, rows: int) -> None:
+        """Point the next pass at slots [first, first + count) and make room for `rows` more columns."""
+        self._first, self._count = first, count
+        self._column_cache.clear()
+        need = self.prefix_length + max(self.lengths[first : first + count]) + rows
+        if need > self.capacity:
+            self._grow(self._round(max(need, self.capacity + self.capacity // 2)))
+
+    # Tensors born in inference mode could not be written outside it, and passes may run either way.
+    @torch.inference_mode(False)
+    def _grow(self, capacity: int) -> None:
+        used = self.prefix_length + max(self.lengths)
+        for store in (self._keys, self._values):
+            for i, old in enumerate(store):
+                if old is not None:
+                    new = old.new_zeros(old.shape[0], old.shape[1], capacity, old.shape[3])
+                    new[:, :, :used] = old[:, :, :used]
+                    store[i] = new
+        self.capacity = capacity
+        self.notes.clear()
+
+    @torch.inference_mode(False)
+    def _allocate(self, layer: int, heads: int, widths: tuple[int, int], like: Tensor) -> None:
+        for which, store in enumerate((self._keys, self._values)):
+            new = like.new_zeros(self.slots, heads, self.capacity, widths[which])
+            if self.prefix is not None:
+                new[:, :, : self.prefix_length] = self.prefix[layer][which].to(new)
+            store[layer] = new
+        self.notes.clear()
+
+    @property
+    def stores_and_notes(self) -> tuple[list[Tensor | None], list[Tensor | None], dict[Any, Any]]:
+        """Keys and values by layer, and what is known of where they lie: the cache's own lists, which it changes."""
+        return self._keys, self._values, self.notes
+
+    def take_over(self, keys: list[Tensor | None], values: list[Tensor | None], notes: dict[Any, Any]) -> None:
+        """Use the stores of a cache that is gone; what they hold lies behind all contexts and is not seen."""
+        self._keys, self._values, self.notes = keys, values, notes
+        some = keys[0]
+        assert some is not None
+        self.capacity = some.shape[2]
+
+    @property
+    def first(self) -> int:
+        """First slot of the current pass."""
+        return self._first
+
+    @property
+    def starts(self) -> list[int]:
+        """Column at which the rows of the current pass begin, per request."""
+        return [self.prefix_length + n for n in self.lengths[self._first : self._first + self._count]]
+
+    def stores(self, layer: int, heads: int, widths: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all slots, each [slots, heads, capacity, its width], to be written in place."""
+        keys, values = self._keys[layer], self._values[layer]
+        if keys is None or values is None:
+            self._allocate(layer, heads, widths, like)
+            return self.stores(layer, heads, widths, like)
+        return keys, values
+
+    def views(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the current pass [count, heads, K, dim], K up to the longest end of its `rows` rows."""
+        keys, values = self._keys[layer], self._values[layer]
+        assert keys is not None
+        assert values is not None
+        first, last = self._first, self._first + self._count
+        end = self.prefix_length + max(self.lengths[first:last]) + rows
+        if last - first == self.slots:  # the usual case, and one operation less
+            return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+        return keys[first:last, :, :end], values[first:last, :, :end]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write rows [count, heads, n, dim] behind each slot's context; give views up to the longest end."""
+        _, heads, rows, width = key_states.shape
+        keys, values = self.stores(layer_idx, heads, (width, value_states.shape[3]), key_states)
+        first, count = self._first, self._count
+        starts = self.starts
+        if min(starts) == max(starts):
+            keys[first : first + count, :, starts[0] : starts[0] + rows] = key_states
+            values[first : first + count, :, starts[0] : starts[0] + rows] = value_states
+        else:
+            slot, column = self._ragged_columns(rows, keys.device)
+            keys[slot, :, column] = key_states.transpose(1, 2)
+            values[slot, :, column] = value_states.transpose(1, 2)
+        return self.views(layer_idx, rows)
+
+    def _ragged_columns(self, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        cached = self._column_cache.get(rows)
+        if cached is None:
+            column = torch.tensor(self.starts, device=device)[:, None] + torch.arange(rows, device=device)
+            slot = torch.arange(self._first, self._first + self._count, device=device)[:, None].expand_as(column)
+            cached = self._column_cache[rows] = (slot, column)
+        return cached
+
+    # Models ask these for shapes and for positions of their own; the positions are replaced, the shapes must
+    # agree.
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns before the rows of the current pass, deep prefix included, in its longest slot."""
+        return self.prefix_length + max(self.lengths[self._first : self._first + self._count])
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Column at which the rows of the current pass start."""
+        return self.get_seq_length()
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        """(key length, key offset) of the current pass."""
+        rows = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return self.get_seq_length() + rows, 0
+
+    # ---------------------------------------------------------------- after a pass
+
+    def commit(self, rows: list[list[int]], segments: list[Segment]) -> None:
+        """Keep, per request of the current pass, the original rows `rows[b]` (ascending) as context.
+
+        Every layer takes them from where its segment holds them. Rows already in place are not moved.
+        """
+        first, count = self._first, self._count
+        starts = [s.start for s in segments] + [len(self._keys)]
+        for segment, start, stop in zip(segments, starts, starts[1:], strict=False):
+            for b in range(count):
+                local = rows[b]
+                if segment.rows is not None:
+                    where = {row: i for i, row in enumerate(segment.rows[b].tolist())}
+                    local = [where[row] for row in rows[b]]
+                self._move(start, stop, first + b, local)
+        for b in range(count):
+            self.lengths[first + b] += len(rows[b])
+
+    def _move(self, start: int, stop: int, slot: int, local: list[int]) -> None:
+        done = 0  # rows that already lie where they belong
+        while done < len(local) and local[done] == done:
+            done += 1
+        if done == len(local):
+            return
+        base = self.prefix_length + self.lengths[slot]
+        stores = self._addresses(start, stop)
+        if stores is not None:  # two dozen tensor operations take longer than a step of a small model
+            stores.keep(slot, base, done, local[done:])
+            return
+        begin, end = base + done, base + len(local)
+        index: Tensor | None = None
+        for layer in range(start, stop):
+            for store in (self._keys, self._values):
+                held = store[layer]
+                if held is None:
+                    continue
+                if index is None or index.device != held.device:
+                    index = torch.tensor([base + i for i in local[done:]], device=held.device)
+                held[slot, :, begin:end] = held[slot].index_select(1, index)
+
+    def _addresses(self, start: int, stop: int) -> Stores | None:
+        """Where layers [start, stop) keep their rows, for moves in one call; None where that cannot be."""
+        key = ("stores", start, stop)
+        if key not in self.notes:
+            held = [s for store in (self._keys, self._values) for s in store[start:stop] if s is not None]
+            self.notes[key] = stores_of(held)
+        found: Stores | None = self.notes[key]
+        return found
+
+    def keep(self, slot: int, length: int, tail: list[int]) -> None:
+        """Of a slot's context keep the first `length` columns and, in this order, of those behind them `tail`.
+
+        Args:
+            slot: which request.
+            length: columns that stay as they are.
+            tail: ascending numbers of columns, from 0 for the first behind `length`.
+        """
+        self.lengths[slot] = length
+        self._move(0, len(self._keys), slot, tail)
+        self.lengths[slot] += len(tail)
+
+    @torch.inference_mode(False)
+    def arrange(self, order: Sequence[int], slots: int) -> None:
+        """Have `slots` slots: the first take over from the present ones of `order`, further ones are empty."""
+        used = self.prefix_length + max(self.lengths)
+        index = list(order)
+        for store in (self._keys, self._values):
+            for i, old in enumerate(store):
+                if old is not None:
+                    new = old.new_zeros(slots, *old.shape[1:])
+                    new[: len(index), :, :used] = old[index, :, :used]
+                    new[len(index) :, :, : self.prefix_length] = old[:1, :, : self.prefix_length]
+                    store[i] = new
+        self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
+        self.slots = slots
+        self.notes.clear()
+
+    def move(self, source: int, target: int) -> None:
+        """Copy slot `source` over slot `target` (used to keep the live slots contiguous)."""
+        end = self.prefix_length + self.lengths[source]
+        for store in (self._keys, self._values):
+            for held in store:
+                if held is not None:
+                    held[target, :, :end] = held[source, :, :end]
+        self.lengths[target] = self.lengths[source]
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot's context."""
+        self.lengths[slot] = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by keys and values."""
+        held = [t for store in (self._keys, self._values) for t in store if t is not None]
+        return sum(t.numel() * t.element_size() for t in held)

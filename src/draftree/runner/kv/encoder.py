@@ -1,0 +1,251 @@
+"""The encoder's side of encoder-decoders: run once a request, its cross keys and values kept by slot.
+
+A request is admitted by one run of the encoder and one single-row run of the decoder, whose only purpose is that the
+stock model computes its own cross keys and values, whatever its family; a runner that knows the family reads sources
+by a reader of its own (`draftree.runner.cpu.t5_encoder`). Every later pass finds them ready; the encoder's hidden
+states themselves are not kept. Sources of different lengths share a pass behind a padding mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.target import Target
+
+if TYPE_CHECKING:
+    from draftree.runner.cpu.t5_encoder import SourceReader
+
+BLOCK = 64  # columns by which the store grows
+
+
+class EncoderState:
+    """Cross attention of the requests in a slot cache; `move`, `arrange` and `clear` go in step with the cache's.
+
+    Args:
+        target: an encoder-decoder.
+        slots: number of requests held at once.
+        reader: reads sources in a way of its own; None lets the stock model do it.
+
+    Attributes:
+        lengths: tokens of each slot's source, 0 where there is none.
+        laid: how often the stores were laid anew.
+
+    Raises:
+        ValueError: the target is decoder-only.
+    """
+
+    def __init__(self, target: Target, slots: int, reader: SourceReader | None = None) -> None:
+        if not target.encoder_decoder:
+            raise ValueError(f"'{target.model_type}' is decoder-only: it needs no EncoderState.")
+        self.target, self._reader = target, reader
+        self.lengths = [0] * slots
+        self.laid = 0
+        self._keys: list[Tensor] = []  # a layer: [slots, heads, columns, head dim]
+        self._values: list[Tensor] = []
+        self._mask: Tensor | None = None  # BoolTensor [slots, columns]
+
+    @torch.no_grad()
+    def admit(
+        self,
+        slot: int,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> None:
+        """Encode one request's source and keep its cross keys and values in `slot`.
+
+        Args:
+            slot: slot of the request.
+            input_ids: LongTensor [L], the source; not looked at where `states` are given.
+            attention_mask: [L], nonzero where the source is real; None for everywhere.
+            states: floating [L, d], the encoder's output where it is known already.
+
+        Raises:
+            ValueError: no source, or an empty one.
+        """
+        source = input_ids if states is None else states[:, 0]
+        if source is None or source.dim() != 1 or source.numel() == 0:
+            raise ValueError("The encoder needs a source: one sequence of at least one token, or its states [L, d].")
+        device, length = self.target.device, source.shape[0]
+        seen = torch.ones(length, dtype=torch.bool, device=device)
+        if attention_mask is not None:
+            seen = attention_mask.to(device) != 0
+        if states is not None:
+            states = states.to(device=device, dtype=self.target.dtype)
+        if self._reader is not None:
+            like = self._embeddings.new_empty(1, self._reader.heads, 0, self._reader.dim)
+            self._reserve([(like, like)] * self._reader.layers, length)
+            ids = None if states is not None else source.to(device)
+            self._reader.read(slot, ids, seen, states, self._keys, self._values)
+        else:
+            layers = self._stock(source, seen, states)
+            self._reserve([(layer.keys, layer.values) for layer in layers], length)
+            for layer, keys, values in zip(layers, self._keys, self._values, strict=True):
+                keys[slot, :, :length] = layer.keys[0]
+                values[slot, :, :length] = layer.values[0]
+        assert self._mask is not None
+        self._mask[slot] = False
+        self._mask[slot, :length] = seen
+        self.lengths[slot] = length
+
+    @property
+    def _embeddings(self) -> Tensor:
+        weight: Tensor = self.target.model.get_input_embeddings().weight
+        return weight
+
+    def _stock(self, source: Tensor, seen: Tensor, states: Tensor | None) -> list[_CrossLayer]:
+        """Cross keys and values by the stock model: its encoder, unless states are known, and a row of its decoder."""
+        model, device, mask = self.target.model, self.target.device, seen[None].long()
+        if states is None:
+            hidden = model.get_encoder()(input_ids=source.to(device)[None], attention_mask=mask)[0]
+        else:
+            hidden = states[None]
+        cross = _CrossLayers()
+        model(
+            decoder_input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            attention_mask=mask,
+            past_key_values=EncoderDecoderCache(DynamicCache(), cross),
+            use_cache=True,
+        )
+        return cross.layers
+
+    def _reserve(self, like: list[tuple[Tensor, Tensor]], length: int) -> None:
+        """Have room for a source; `like` has each layer's keys and values [1, heads, any number, dim]."""
+        if self._mask is None or length > self._mask.shape[1]:
+            self._grow(like, length)
+
+    # Tensors born in inference mode could not be written outside it, and requests may be admitted either way.
+    @torch.inference_mode(False)
+    def _grow(self, like: list[tuple[Tensor, Tensor]], length: int) -> None:
+        slots, columns = len(self.lengths), -(-length // BLOCK) * BLOCK
+
+        def grown(old: Tensor | None, like: Tensor) -> Tensor:
+            new = like.new_zeros(slots, like.shape[1], columns, like.shape[3])
+            if old is not None:
+                new[:, :, : old.shape[2]] = old
+            return new
+
+        held: list[Any] = list(zip(self._keys, self._values, strict=True))
+        held = held or [(None, None)] * len(like)
+        self._keys = [grown(old, keys) for (old, _), (keys, _) in zip(held, like, strict=True)]
+        self._values = [grown(old, values) for (_, old), (_, values) in zip(held, like, strict=True)]
+        mask = torch.zeros(slots, columns, dtype=torch.bool, device=like[0][0].device)
+        if self._mask is not None:
+            mask[:, : self._mask.shape[1]] = self._mask
+        self._mask = mask
+        self.laid += 1
+
+    def arguments(self, cache: SlotCache, first: int, batch: int) -> dict[str, Any]:
+        """Keyword arguments of the model's `forward` for the requests in slots [first, first + batch).
+
+        Raises:
+            ValueError: a slot that holds no admitted request.
+        """
+        lengths = self.sources(first, batch)
+        assert self._mask is not None
+        longest, stop = max(lengths), first + batch
+        cross = _CrossLayers(
+            [
+                _CrossLayer(keys[first:stop, :, :longest], values[first:stop, :, :longest])
+                for keys, values in zip(self._keys, self._values, strict=True)
+            ]
+        )
+        # Models ask the encoder's output for its shape only, once cross keys and values are there.
+        shape = (batch, longest, self.target.hidden_size)
+        hidden = torch.zeros((), dtype=self.target.dtype, device=self._mask.device).expand(shape)
+        return {
+            "encoder_outputs": BaseModelOutput(last_hidden_state=hidden),
+            "attention_mask": self._mask[first:stop, :longest].long(),
+            "past_key_values": EncoderDecoderCache(cache, cross),
+        }
+
+    def stores(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """For passes that read them in place; they stay where they are while `laid` stays the same.
+
+        Returns:
+            keys and values of all slots by layer, each [slots, heads, columns, dim]; which columns are real, BoolTensor
+            [slots, columns].
+        """
+        assert self._mask is not None
+        return self._keys, self._values, self._mask
+
+    def sources(self, first: int, batch: int) -> list[int]:
+        """Lengths of the sources in slots [first, first + batch).
+
+        Raises:
+            ValueError: a slot that holds no admitted request.
+        """
+        lengths = self.lengths[first : first + batch]
+        if min(lengths) == 0:
+            raise ValueError(f"Slot {first + lengths.index(0)} has no source: call `admit` before its first pass.")
+        return lengths
+
+    def move(self, source: int, target: int) -> None:
+        """Copy slot `source` over slot `target`."""
+        for store in (*self._keys, *self._values):
+            store[target] = store[source]
+        if self._mask is not None:
+            self._mask[target] = self._mask[source]
+        self.lengths[target] = self.lengths[source]
+
+    @torch.inference_mode(False)
+    def arrange(self, order: Sequence[int], slots: int) -> None:
+        """Have `slots` slots: the first take over from the present ones of `order`, further ones are empty."""
+        index = list(order)
+        for store in (self._keys, self._values):
+            for i, old in enumerate(store):
+                store[i] = old.new_zeros(slots, *old.shape[1:])
+                store[i][: len(index)] = old[index]
+        if self._mask is not None:
+            mask = self._mask.new_zeros(slots, self._mask.shape[1])
+            mask[: len(index)] = self._mask[index]
+            self._mask = mask
+        self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
+        self.laid += 1
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot's source."""
+        self.lengths[slot] = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by cross keys and values."""
+        return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
+
+
+class _CrossLayer:
+    """Keys and values [B, heads, L, head dim] of one layer, where stock models look for them."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+
+class _CrossLayers(Cache):
+    """A cross-attention cache over given layers, or an empty one that the model fills."""
+
+    def __init__(self, layers: list[_CrossLayer] | None = None) -> None:
+        # Hugging Face's Cache.__init__ wants layer objects; models only call what is overridden below.
+        self.layers: list[Any] = layers or []
+        self.layer_class_to_replicate = None
+        self.offloading = False
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert layer_idx == len(self.layers), "layers fill the cross cache in order"
+        self.layers.append(_CrossLayer(key_states, value_states))
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.layers[layer_idx].keys.shape[2] if layer_idx < len(self.layers) else 0
+
+    def __len__(self) -> int:
+        return len(self.layers)

@@ -1,0 +1,101 @@
+"""Rotary angles as the eager runner's layers take them: one table by position, whatever a family's way of turning is.
+
+Most families turn the two halves of a head against each other. GLM turns neighbours, some turn only the first entries,
+Gemma 3 has other angles in its sliding layers. All of it is `x * cosine + x[partner] * sine` with the right partner and
+signs, where entries that are not turned have cosine 1 and sine 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from draftree.runner.layout.positions import unchanged
+
+BLOCK = 1024  # positions by which a table grows
+
+
+class Rotation:
+    """Which entry of a head is turned with which.
+
+    Args:
+        width: entries that are turned, the first ones.
+        dim: width of a head.
+        neighbours: pairs are neighbours, not entries of the two halves.
+        device: where the heads are.
+
+    Attributes:
+        plain: all of a head is turned, its halves against each other.
+        partner: LongTensor [dim].
+    """
+
+    def __init__(self, width: int, dim: int, neighbours: bool, device: torch.device) -> None:
+        self.width, self.dim, self.neighbours = width, dim, neighbours
+        self.plain = width == dim and not neighbours
+        turned = torch.arange(width)
+        partner = turned ^ 1 if neighbours else turned.roll(width // 2)
+        self.partner = torch.cat([partner, torch.arange(width, dim)]).to(device)
+
+    def spread(self, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+        """Angles [..., width] of the model's rotary module as [..., dim], signs included in the sine."""
+        if self.neighbours:
+            half = self.width // 2
+            cosine, sine = (t[..., :half].repeat_interleave(2, -1) for t in (cosine, sine))
+            sine = sine * torch.tensor([-1, 1], device=sine.device, dtype=sine.dtype).repeat(half)
+        else:
+            sine = torch.cat([-sine[..., : self.width // 2], sine[..., self.width // 2 :]], -1)
+        rest = self.dim - self.width
+        return F.pad(cosine, (0, rest), value=1.0), F.pad(sine, (0, rest))
+
+    def partners(self, x: Tensor) -> Tensor:
+        """Every entry's partner, for x [..., dim]."""
+        return x.roll(self.dim // 2, -1) if self.plain else x.index_select(-1, self.partner)
+
+
+class RotaryTable:
+    """Angles by position of a rotary module whose angles depend on nothing else.
+
+    Args:
+        module: the model's.
+        rotation: what it is used for.
+        layer_type: of the layers that it is used in, where their angles differ.
+
+    Attributes:
+        cosines: [positions, dim]; grows as longer texts come.
+        sines: the same, signs included.
+    """
+
+    def __init__(self, module: Any, rotation: Rotation, layer_type: str | None = None) -> None:
+        self._module, self._rotation, self._type = module, rotation, layer_type
+        self.cosines = self.sines = torch.empty(0)
+
+    def reach(self, longest: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Let positions below `longest` be in the table."""
+        if longest <= self.cosines.shape[0]:
+            return
+        positions = torch.arange(-(-longest // BLOCK) * BLOCK, device=device)[None]
+        cosine, sine = call(self._module, positions, dtype, self._type)
+        self.cosines, self.sines = self._rotation.spread(cosine[0], sine[0])
+
+    def look(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [B, N, dim] of positions [B, N]."""
+        self.reach(int(positions.max()) + 1, dtype, positions.device)
+        return F.embedding(positions, self.cosines), F.embedding(positions, self.sines)
+
+
+def call(module: Any, positions: Tensor, dtype: torch.dtype, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [B, N, width] of a model's rotary module."""
+    like = torch.empty(1, 1, 1, dtype=dtype, device=positions.device)
+    arguments = (layer_type,) if layer_type is not None else ()
+    cosine, sine = module(like, positions, *arguments)
+    return cosine, sine
+
+
+def width_of(module: Any, device: torch.device, layer_type: str | None = None) -> int:
+    """How many entries of a head a rotary module turns."""
+    with unchanged(module), torch.no_grad():
+        cosine, _ = call(module, torch.zeros(1, 1, dtype=torch.long, device=device), torch.float32, layer_type)
+    return int(cosine.shape[-1])

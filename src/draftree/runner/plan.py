@@ -1,0 +1,357 @@
+"""What one pass through the model should do, said without naming a model or a method.
+
+Drafters and the engine describe rows (tokens or embeddings), positions and who sees whom; runners carry the
+description out. The only coupling between methods and models is this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from draftree.runner.layout.skip import Skip
+
+if TYPE_CHECKING:
+    from draftree.runner.base import Runner
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Projection:
+    """New rows by a matrix: a surgery's `append` where they are that, so that runners may make them in their own way.
+
+    Attributes:
+        matrix: [d, s d]: a given row x makes the s rows of x @ matrix; they stand step by step, as given in each.
+        given: how many rows are, the first ones of those that a surgery gives.
+    """
+
+    matrix: Tensor
+    given: int
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[B, given or more, d] to [B, s given, d]."""
+        made = hidden[:, : self.given] @ self.matrix
+        return made.unflatten(2, (-1, hidden.shape[2])).transpose(1, 2).flatten(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Surgery:
+    """A change of the rows on their way into decoder layer `layer` (1 .. layers - 1).
+
+    First `keep` drops rows, then `resolve` says what the rest means for those that are left, then `append` adds rows
+    behind them.
+
+    Attributes:
+        layer: index of the first decoder layer that sees the changed rows.
+        keep: LongTensor [B, K] of row numbers (ascending, padded with -1), or a function of the hidden states
+            [B, N, d] at that point which returns one, or None where all rows stay (early pruning, ProPD section 4.1).
+            A function that knows requests apart has a method `of(b)`, which returns that of request b alone.
+        append: function of the hidden states [B, K, d] after `keep` returning new rows [B, M, d], a `Projection` where
+            it is one (Hidden Transfer, section 3.2).
+        positions: LongTensor [B, M], positions of the appended rows.
+        visible: BoolTensor [B, M, K + M], which surviving and appended rows each appended row sees. Every
+            appended row sees the whole context.
+        source: LongTensor [B, S], the rows that `append` is given, in this order; None for all K of them.
+        hide_prefix: from here on no row sees the deep prefix (BiTA's shallow prompts).
+        joined: BoolTensor [B, K + M, K + M], who sees whom once the rows have joined, where that is known beforehand;
+            else it is put together in the pass.
+        resolve: function of this surgery and the row numbers [B, K] that are left (padded with -1), returning the
+            surgery to carry out: for surgeries behind a `keep` that is not known beforehand.
+        numbers: LongTensor [B, M], row numbers of the appended rows, where `resolve` left some of them out; by default
+            they are numbered on.
+    """
+
+    layer: int
+    keep: Tensor | Callable[[Tensor], Tensor | None] | None = None
+    append: Callable[[Tensor], Tensor] | None = None
+    positions: Tensor | None = None
+    visible: Tensor | None = None
+    source: Tensor | None = None
+    hide_prefix: bool = False
+    joined: Tensor | None = None
+    resolve: Callable[[Surgery, Tensor], Surgery] | None = None
+    numbers: Tensor | None = None
+
+    def behind(self, begin: Tensor) -> Surgery:
+        """The same with positions [B, M] counted from `begin` [B, 1]; asked every step, and `replace` takes long."""
+        positions = None if self.positions is None else begin + self.positions
+        ways = self.source, self.hide_prefix, self.joined, self.resolve, self.numbers
+        return Surgery(self.layer, self.keep, self.append, positions, self.visible, *ways)
+
+
+@dataclass(slots=True)
+class Plan:
+    """One pass of the target over B requests with N rows each.
+
+    Attributes:
+        tokens: LongTensor [B, N], token ids of the entering rows.
+        positions: LongTensor [B, N], position of each row in its request (0 = first prompt token).
+        visible: BoolTensor [B, N, N]; row i sees row j of this pass. Committed context is always visible, except where
+            this is wider: [B, N, C + N] speaks of the last C committed columns as well, which is how a drafter's own
+            model grows a tree over several passes. A request with less context has True in the columns it lacks. Not
+            to be combined with surgeries; windows take such a column's number for its position.
+        embeddings: floating [B, M, d]; the last M rows enter with these embeddings, not their tokens'.
+        prefix_rows: BoolTensor [B, N]; rows that see the cache's deep prefix (none by default).
+        surgeries: changes of rows mid-stack, ascending by layer.
+        taps: layers whose incoming hidden states are wanted; `layers` itself taps what the last one returns.
+        first_logit_row: rows before this one get no logits (a prompt's rows need none).
+        last_logit_row: rows from this one on get none either (of a drafter's rows, those behind one node matter, and
+            that node is known only when the pass is over: see `Runner.logits`). None for no such rows. Where rows leave
+            in mid-stack, the columns get logits in which any request still has a row before this one.
+        rope_floor: length [B] (on the CPU) below which length-dependent rotary embeddings do not choose their
+            frequencies: the prompt's length, as in Hugging Face's own prefill.
+        row_by_row: each row attends alone, over the columns it sees and no others, as it would in a pass of its own
+            (where the runner can: the eager runner). Slower; makes 16-bit results independent of the other rows.
+        sizes: real rows of each request, the first ones, where nothing but these matters; None where all are.
+        skip: what all rows leave out, for drafts by the model itself. Where they leave out attention their columns hold
+            nothing, so such a pass may be read from by passes that leave out the same, and is never kept.
+        leaves: asked behind each layer but the last, with the number of layers that have run and the states [B, N, d]
+            before and behind it: True makes all rows leave the stack there. The layers that are left make their keys
+            and values of the leaving states and do nothing else; so does the model's head (CALM). LOSSY. Not to be
+            combined with surgeries, taps or `skip`.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    visible: Tensor
+    embeddings: Tensor | None = None
+    prefix_rows: Tensor | None = None
+    surgeries: tuple[Surgery, ...] = ()
+    taps: tuple[int, ...] = ()
+    first_logit_row: int = 0
+    rope_floor: tuple[int, ...] = ()
+    row_by_row: bool = False
+    last_logit_row: int | None = None
+    skip: Skip | None = None
+    sizes: tuple[int, ...] | None = None
+    leaves: Callable[[int, Tensor, Tensor], bool] | None = None
+
+    @property
+    def batch(self) -> int:
+        """Number of requests."""
+        return self.tokens.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Number of entering rows per request, padding included."""
+        return self.tokens.shape[1]
+
+    @property
+    def plain(self) -> bool:
+        """Whether tokens go in and pass through every layer, and nothing else is done."""
+        return not (
+            self.surgeries
+            or self.taps
+            or self.row_by_row
+            or self.embeddings is not None
+            or self.prefix_rows is not None
+            or self.skip is not None
+            or self.leaves is not None
+        )
+
+    def to(self, device: torch.device) -> Plan:
+        """The same plan with its tensors on `device`; itself where they are there."""
+        if self.tokens.device == device:
+            return self
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        surgeries = tuple(
+            replace(
+                s,
+                keep=s.keep if callable(s.keep) else moved(s.keep),
+                positions=moved(s.positions),
+                visible=moved(s.visible),
+                source=moved(s.source),
+                joined=moved(s.joined),
+                numbers=moved(s.numbers),
+            )
+            for s in self.surgeries
+        )
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            positions=self.positions.to(device),
+            visible=self.visible.to(device),
+            embeddings=moved(self.embeddings),
+            prefix_rows=moved(self.prefix_rows),
+            surgeries=surgeries,
+        )
+
+    def of(self, b: int) -> Plan:
+        """The plan of request `b` alone."""
+
+        def row(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[b : b + 1]
+
+        surgeries = []
+        for s in self.surgeries:
+            keep = s.keep
+            if callable(keep):
+                keep = keep.of(b) if hasattr(keep, "of") else keep
+            own = replace(
+                s,
+                keep=keep if callable(keep) else row(keep),
+                source=row(s.source),
+                positions=row(s.positions),
+                visible=row(s.visible),
+                joined=row(s.joined),
+            )
+            surgeries.append(own)
+        return replace(
+            self,
+            tokens=self.tokens[b : b + 1],
+            positions=self.positions[b : b + 1],
+            visible=self.visible[b : b + 1],
+            embeddings=row(self.embeddings),
+            prefix_rows=row(self.prefix_rows),
+            surgeries=tuple(surgeries),
+            rope_floor=self.rope_floor[b : b + 1],
+            sizes=None if self.sizes is None else self.sizes[b : b + 1],
+        )
+
+
+@dataclass(slots=True)
+class Segment:
+    """The rows as one run of layers sees them: built by the runner from a plan and its surgeries.
+
+    Attributes:
+        start: first layer of the run.
+        rows: LongTensor [B, n]; original row number (appended rows are numbered on from N; padding is -1), or
+            None where no row has left, so that row i is number i.
+        positions: LongTensor [B, n].
+        visible: BoolTensor [B, n, n].
+        prefix_rows: BoolTensor [B, n] or None.
+    """
+
+    start: int
+    rows: Tensor | None
+    positions: Tensor
+    visible: Tensor
+    prefix_rows: Tensor | None = None
+
+
+@dataclass(slots=True)
+class PassResult:
+    """What came out of a pass.
+
+    Attributes:
+        logits: [B, n, V] of the final segment's rows from `first_logit_row` on, up to `last_logit_row`.
+        segments: the row layouts that the cache holds, one per run of layers.
+        hidden: layer index -> tapped hidden states [B, n_at_that_layer, d].
+        runner: what made it, for logits of tapped rows.
+    """
+
+    logits: Tensor
+    segments: list[Segment]
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+    runner: Runner | None = None
+
+    @property
+    def rows(self) -> Tensor | None:
+        """Original row numbers [B, n] of the final rows, None where none has left and row i is number i."""
+        return self.segments[-1].rows
+
+    @classmethod
+    def join(cls, results: list[PassResult]) -> PassResult:
+        """One result of several single-request passes over the same plan."""
+
+        def cat(parts: list[Tensor]) -> Tensor:
+            return torch.cat(parts) if len({p.shape[1:] for p in parts}) == 1 else _pad_and_cat(parts)
+
+        segments = []
+        for parts in zip(*(r.segments for r in results), strict=True):
+            rows = None
+            if any(p.rows is not None for p in parts):
+                every = [torch.arange(p.positions.shape[1], device=p.positions.device)[None] for p in parts]
+                rows = [every[i] if p.rows is None else p.rows for i, p in enumerate(parts)]
+            prefix = [p.prefix_rows for p in parts]
+            segments.append(
+                Segment(
+                    parts[0].start,
+                    None if rows is None else _pad_and_cat(rows, fill=-1),
+                    cat([p.positions for p in parts]),
+                    cat([p.visible for p in parts]),
+                    None if prefix[0] is None else cat([p for p in prefix if p is not None]),
+                )
+            )
+        hidden = {layer: cat([r.hidden[layer] for r in results]) for layer in results[0].hidden}
+        return cls(cat([r.logits for r in results]), segments, hidden, results[0].runner)
+
+
+def _pad_and_cat(parts: list[Tensor], fill: int = 0) -> Tensor:
+    rows = max(p.shape[1] for p in parts)
+    padded = []
+    for p in parts:
+        pad = [0, 0] * (p.dim() - 2) + [0, rows - p.shape[1]]
+        if p.dim() == 3 and p.shape[1] == p.shape[2]:  # square visibility pads both ways
+            pad = [0, rows - p.shape[2], 0, rows - p.shape[1]]
+        padded.append(torch.nn.functional.pad(p, pad, value=fill))
+    return torch.cat(padded)
+
+
+def logit_slice(plan: Plan, segment: Segment) -> slice:
+    """The columns of the final `segment` that get logits."""
+    last = plan.last_logit_row
+    if segment.rows is not None and last is not None:
+        # Survivors stand in ascending order, so those before `last` come first.
+        last = int(((segment.rows >= 0) & (segment.rows < last)).sum(1).max())
+    return slice(plan.first_logit_row, last)
+
+
+def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> tuple[Segment, Tensor]:
+    """Apply `surgery` to `hidden` [B, n, d]; return the new segment and the new hidden states.
+
+    `width` is the number of entering rows of the plan; appended rows are numbered from it (and on, over
+    several surgeries).
+    """
+    batch, count, _ = hidden.shape
+    device = hidden.device
+    rows = segment.rows
+    keep = surgery.keep(hidden) if callable(surgery.keep) else surgery.keep
+    if rows is None and keep is not None:
+        rows = torch.arange(count, device=device).expand(batch, count)
+    positions, visible, prefix_rows = segment.positions, segment.visible, segment.prefix_rows
+    if surgery.hide_prefix:
+        prefix_rows = None
+    if keep is not None:
+        assert rows is not None
+        real = keep >= 0
+        index = keep.clamp(min=0)
+        kept = index.shape[1]
+        hidden = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
+        positions = positions.gather(1, index)
+        rows = rows.gather(1, index).masked_fill(~real, -1)
+        visible = visible.gather(1, index[..., None].expand(-1, -1, count))
+        visible = visible.gather(2, index[:, None, :].expand(-1, kept, -1)) & real[:, None, :] & real[..., None]
+        visible = visible | torch.eye(kept, dtype=torch.bool, device=device)
+        if prefix_rows is not None:
+            prefix_rows = prefix_rows.gather(1, index)
+    if surgery.resolve is not None and rows is not None:
+        surgery = surgery.resolve(surgery, rows)
+    if surgery.append is not None:
+        if surgery.positions is None or surgery.visible is None:
+            raise ValueError("A surgery that appends rows must give their `positions` and `visible`.")
+        given = hidden
+        if surgery.source is not None:
+            given = hidden.gather(1, surgery.source[:, :, None].expand(-1, -1, hidden.shape[2]))
+        extra = surgery.append(given)
+        added = extra.shape[1]
+        if surgery.numbers is not None and rows is not None:
+            rows = torch.cat([rows, surgery.numbers], 1)
+        elif rows is not None:
+            known = max(width, int(rows.max()) + 1) if rows.numel() else width
+            rows = torch.cat([rows, torch.arange(known, known + added, device=device).expand(batch, added)], 1)
+        hidden = torch.cat([hidden, extra.to(hidden.dtype)], 1)
+        positions = torch.cat([positions, surgery.positions], 1)
+        if surgery.joined is not None:
+            visible = surgery.joined
+        else:
+            visible = torch.cat([torch.nn.functional.pad(visible, (0, added)), surgery.visible], 1)
+        if prefix_rows is not None:
+            prefix_rows = torch.nn.functional.pad(prefix_rows, (0, added))
+    return Segment(surgery.layer, rows, positions, visible, prefix_rows), hidden

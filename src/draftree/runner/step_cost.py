@@ -1,0 +1,189 @@
+"""What a step costs by its number of rows: a curve, measured in a dozen steps and kept true by every step that follows.
+
+Rows are not cheap everywhere: a CPU is compute-bound from a dozen rows on, a GPU from some hundreds, and between two
+sizes of a matrix kernel the time may jump. A few passes of the model before its first token find the rough shape. From
+then on each real step tells its own time: what all steps have in common (a longer context, a busy machine) moves the
+whole curve, and what is left moves the point of that row count.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.runner.base import Runner
+from draftree.runner.kv.encoder import EncoderState
+from draftree.runner.plan import Plan
+
+FIRST_ROWS = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as they are cheap
+DEAR = 2.0  # times a plain step, from which on no larger row counts are measured
+HALVINGS = 2  # further points, each in the middle of the stretch that rises most for the rows it begins with
+PATIENCE = 4.0  # seconds after which nothing more is measured
+RATE = 0.05  # weight of one step in a settled curve; the first ones weigh more
+STALL = math.log(2.0)  # logarithm of how far off a single step counts, once its row count is known
+TABLE = 1024  # row counts in the table
+RENEW, SETTLED = 16, 3  # steps between two renewals of the table; steps of a size up to which each renews it
+
+
+class StepCost:
+    """Seconds of a step against its rows: linear between known row counts and beyond the last two, never falling.
+
+    Args:
+        rows: ascending row counts, at least two.
+        seconds: of a step with that many rows.
+
+    Raises:
+        ValueError: fewer than two row counts, or a time that is not over 0.
+    """
+
+    def __init__(self, rows: Any, seconds: Any) -> None:
+        points = np.asarray(rows, dtype=np.int64), np.asarray(seconds, dtype=np.float64)
+        if len(points[0]) < 2 or points[0].shape != points[1].shape or (np.diff(points[0]) <= 0).any():
+            raise ValueError("A step-cost curve needs two or more ascending row counts, each with its seconds.")
+        if not (np.isfinite(points[1]) & (points[1] > 0)).all():
+            raise ValueError("A step-cost curve needs a finite time over 0 for each row count.")
+        self._points = dict(zip(points[0].tolist(), np.log(points[1]).tolist(), strict=True))  # log-seconds, less level
+        self._level = 0.0
+        self._steps = 0
+        self._seen: dict[int, int] = {}  # real steps by row count
+        self._table: np.ndarray | None = None  # the curve from no rows on
+        self._news = 0  # steps since it was made
+
+    def for_batch(self) -> StepCost:
+        """A curve of the same shape for steps of another number of requests, whose level their steps will tell."""
+        return StepCost(self.rows, self.seconds)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The known row counts, ascending."""
+        return np.array(sorted(self._points), dtype=np.int64)
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """The curve at `rows`."""
+        return self.of(self.rows)
+
+    def seen(self, rows: int) -> int:
+        """How many real steps had so many rows."""
+        return self._seen.get(rows, 0)
+
+    def of(self, rows: Any) -> np.ndarray:
+        """Seconds of a step with `rows` rows (array-like, whole or not)."""
+        rows = np.asarray(rows, dtype=np.float64)
+        known = self.rows
+        times = np.array([self._points[n] for n in known.tolist()])
+        # A step of more rows is never faster: the mean of the two curves that never fall around the measured one.
+        rising = (np.maximum.accumulate(times) + np.minimum.accumulate(times[::-1])[::-1]) / 2
+        seconds = np.exp(rising + self._level)
+        inside = np.interp(rows, known, seconds)
+        slope = (seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
+        return np.where(rows > known[-1], seconds[-1] + slope * (rows - known[-1]), inside)
+
+    @property
+    def table(self) -> np.ndarray:
+        """Seconds of steps with 0, 1, ... rows, `TABLE` of them; the same array until enough steps have been seen."""
+        if self._table is None:
+            self._table, self._news = self.of(np.arange(TABLE)), 0
+        return self._table
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A real step had `rows` rows and took `seconds`."""
+        expected = float(self.table[rows] if rows < TABLE else self.of(rows))
+        seen = self._seen.get(rows, 0)
+        off = math.log(max(seconds, 1e-9) / expected)
+        if seen > 2:  # a stalled step counts as no more than a slow one
+            off = min(max(off, -STALL), STALL)
+        self._steps += 1
+        shared = max(1 / self._steps, RATE) * off
+        self._level += shared
+        if rows not in self._points:
+            self._points[rows] = math.log(expected) - self._level + shared
+        self._points[rows] += max(1 / (seen + 2), RATE) * (off - shared)
+        self._seen[rows] = seen + 1
+        self._news += 1
+        if self._news >= RENEW or seen < SETTLED:
+            self._table = None
+
+
+def measure_cost(
+    runner: Runner, rows: Sequence[int] = FIRST_ROWS, *, clock: Callable[[], float] = time.perf_counter
+) -> StepCost:
+    """Time single passes of growing numbers of rows, about a dozen plain steps in all.
+
+    Args:
+        runner: runs the passes.
+        rows: ascending row counts; those behind one that is dear are left out.
+        clock: seconds.
+    """
+    with runner.lock, runner.guard():
+        return _measure(runner, rows, clock)
+
+
+def _measure(runner: Runner, rows: Sequence[int], clock: Callable[[], float]) -> StepCost:
+    target = runner.target
+    device = target.device
+    most = min(rows[-1], target.max_positions or rows[-1])
+    cache = runner.new_cache(1, most)
+    encoder = None
+    if target.encoder_decoder:
+        encoder = EncoderState(target, 1)
+        encoder.admit(0, torch.zeros(rows[0], dtype=torch.long, device=device))
+
+    def run(count: int) -> float:
+        plan = Plan(
+            tokens=torch.zeros(1, count, dtype=torch.long, device=device),
+            positions=torch.arange(count, device=device)[None],
+            visible=torch.ones(1, count, count, dtype=torch.bool, device=device).tril(),
+        )
+        begin = clock()
+        result = runner.run(plan, cache, encoder=encoder)  # nothing is committed: the next pass writes over it
+        result.logits[0, -1, 0].item()  # waits for the device
+        return clock() - begin
+
+    began = clock()
+    run(rows[0])  # the first pass makes what later ones find
+    found: dict[int, float] = {}
+    for count in rows:
+        if len(found) > 1 and (max(found.values()) > DEAR * found[rows[0]] or clock() - began > PATIENCE):
+            break
+        if count <= most:
+            found[count] = run(count)
+    for _ in range(HALVINGS):
+        known = sorted(found)
+        gaps = [((found[b] - found[a]) / a, a, b) for a, b in pairwise(known) if b - a > 1]
+        if not gaps or clock() - began > PATIENCE:
+            break
+        _, a, b = max(gaps)
+        found[(a + b) // 2] = run((a + b) // 2)
+    if len(found) == 1:  # a context of one token: rows cost what they cost
+        found[2 * rows[0]] = found[rows[0]]
+    known = sorted(found)
+    return StepCost(known, [max(found[n], 1e-9) for n in known])
+
+
+def cached_cost(runner: Runner) -> StepCost:
+    """The curve of `runner` with torch's present number of threads; measured at the first call."""
+    threads = torch.get_num_threads()
+    if threads not in runner.costs:
+        runner.costs[threads] = measure_cost(runner)
+    cost: StepCost = runner.costs[threads]
+    return cost
+
+
+def chip_name(device: torch.device) -> str:
+    """The GPU or processor behind `device` by its maker's name, where the system tells it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration, IndexError):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,223 @@
+"""What a model is, as far as driving it goes: its decoder stack, sizes, limits, and why some are refused."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from draftree.runner.layout.masks import LayerKind
+
+KINDS = ("full_attention", "sliding_attention", "chunked_attention")
+RECURRENT = ("linear", "conv", "mamba", "recurrent")  # in the names of layer types that keep a state
+MASK_4D = ("sdpa", "eager")  # attention implementations that take an explicit 4D mask
+# Families whose `sliding_window` holds for every layer although they name no layer types.
+UNIFORM_WINDOW = ("mistral", "mixtral", "starcoder2", "phi3", "phimoe")
+
+# Attributes of modules that name a rate of dropout or noise applied in training mode.
+NOISE = ("dropout", "attention_dropout", "activation_dropout", "router_jitter_noise", "layerdrop")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model under draftree: checked once, never changed.
+
+    Attributes:
+        reference: weak, so that a runner kept for later calls does not keep the model alive.
+        decoder: the module that holds the decoder layers.
+        layers: the decoder layers.
+        config: the decoder's text config.
+        kinds: how far each layer looks.
+        vocab_size: number of logits per row.
+        hidden_size: width of the hidden states.
+        max_positions: context limit in tokens, None where the model has none.
+        encoder_decoder: whether trees grow in the decoder of an encoder-decoder.
+    """
+
+    reference: weakref.ref[Any]
+    decoder: Any
+    layers: list[nn.Module]
+    config: Any
+    kinds: tuple[LayerKind, ...]
+    vocab_size: int
+    hidden_size: int
+    max_positions: int | None
+    encoder_decoder: bool
+
+    @property
+    def model(self) -> Any:
+        """The Hugging Face model as the user gave it."""
+        model = self.reference()
+        if model is None:
+            raise RuntimeError("The model was deleted while draftree still drives it: keep a reference to it.")
+        return model
+
+    @property
+    def model_type(self) -> str:
+        """Hugging Face's name of the family."""
+        return str(self.config.model_type)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the input ids go."""
+        return torch.device(self.model.get_input_embeddings().weight.device)
+
+    def refuse_training(self) -> None:
+        """Raise where the model is in a training mode that makes passes differ from each other.
+
+        Plain training mode changes nothing in models without dropout, and is left alone as Hugging Face's
+        `generate` leaves it.
+
+        Raises:
+            ValueError: dropout is active, or gradient checkpointing would drop the cache.
+        """
+        for module in self.model.modules():
+            if not module.training:
+                continue
+            if getattr(module, "gradient_checkpointing", False):
+                raise ValueError(
+                    "The model is training with gradient checkpointing, which drops the cache: call "
+                    "model.eval() before generating."
+                )
+            rates = [module.p] if isinstance(module, nn.Dropout) else [getattr(module, n, 0) for n in NOISE]
+            if any(isinstance(rate, float) and rate > 0 for rate in rates):
+                raise ValueError(
+                    "The model is in training mode and uses dropout, so no two passes agree: call "
+                    "model.eval() before generating."
+                )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating type of the weights."""
+        dtype = self.model.dtype
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+
+def inspect_model(model: Any) -> Target:
+    """Check that `model` can hold token trees and collect what the runners need.
+
+    Raises:
+        TypeError: not a Hugging Face model with a decoder and a language-model head.
+        ValueError: a model that cannot hold trees, or not in its present state; the message says what to do.
+    """
+    model = _unwrap(model)
+    needed = ("config", "get_decoder", "can_generate")
+    known = isinstance(model, nn.Module) and all(hasattr(model, name) for name in needed)
+    if not known:
+        raise TypeError(
+            f"draftree drives Hugging Face models, not {type(model).__name__}: "
+            "pass what AutoModelForCausalLM.from_pretrained or AutoModelForSeq2SeqLM.from_pretrained returns."
+        )
+    head = model.get_output_embeddings()
+    if head is None or not model.can_generate():
+        raise TypeError(
+            f"{type(model).__name__} has no head that writes text: load it with AutoModelForCausalLM or "
+            "AutoModelForSeq2SeqLM."
+        )
+    config = model.config.get_text_config(decoder=True)
+    name = config.model_type
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError(
+            "The model is on the meta device and has no weights: load them (from_pretrained without "
+            "device_map='meta') before generating."
+        )
+    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - set(KINDS))
+    if getattr(model, "_is_stateful", False) or any(word in kind for kind in unknown for word in RECURRENT):
+        raise ValueError(
+            f"'{name}' models carry a recurrent state, which cannot branch into a tree: use a model with "
+            "attention in every layer, or Hugging Face's own generate."
+        )
+    if unknown:
+        raise ValueError(
+            f"'{name}' has layers of type '{unknown[0]}', whose mask draftree does not know: use Hugging "
+            "Face's own generate, and please report this architecture."
+        )
+    if any("quantized.dynamic" in type(m).__module__ for m in model.modules()):
+        raise ValueError(
+            "The model quantises activations per tensor, so a row's output depends on its neighbours and "
+            "no draft can be lossless: use weight-only quantisation."
+        )
+    attention = getattr(config, "_attn_implementation", "eager")
+    if attention not in MASK_4D:
+        raise ValueError(
+            f"Attention implementation '{attention}' takes no tree mask: load the model with "
+            "attn_implementation='sdpa' (or 'eager')."
+        )
+    decoder = model.get_decoder()
+    encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    layers = _layers(decoder, model.config if encoder_decoder else config)
+    kinds = tuple(_kind(config, layer, i) for i, layer in enumerate(layers))
+    return Target(
+        reference=weakref.ref(model),
+        decoder=decoder,
+        layers=layers,
+        config=config,
+        kinds=kinds,
+        vocab_size=int(getattr(head, "out_features", 0) or head.weight.shape[0]),
+        hidden_size=int(model.get_input_embeddings().weight.shape[1]),
+        max_positions=_max_positions(config),
+        encoder_decoder=encoder_decoder,
+    )
+
+
+def _unwrap(model: Any) -> Any:
+    """The model inside a torch.compile or PEFT wrapper, whose own `forward` hides the arguments."""
+    model = getattr(model, "_orig_mod", model)
+    if not hasattr(model, "peft_config"):
+        return model
+    for adapter in model.peft_config.values():
+        if getattr(adapter, "is_prompt_learning", False):
+            raise ValueError(
+                f"A {adapter.peft_type} adapter feeds virtual tokens around the model, which draftree does "
+                "not see: use an adapter that changes weights, such as LoRA."
+            )
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _layers(decoder: nn.Module, config: Any) -> list[nn.Module]:
+    wanted = config.num_hidden_layers
+    if getattr(config, "is_encoder_decoder", False):
+        wanted = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", wanted)
+    for _, module in decoder.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == wanted:
+            return list(module)
+    raise ValueError(
+        f"Found no list of {wanted} decoder layers in {type(decoder).__name__}: this architecture is not "
+        "supported, please report it."
+    )
+
+
+def _kind(config: Any, layer: nn.Module, index: int) -> LayerKind:
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        name = types[index]
+    elif getattr(config, "attention_layers", None) is not None:  # gpt_neo
+        name = "sliding_attention" if config.attention_layers[index] == "local" else "full_attention"
+        window = config.window_size
+    elif config.model_type in UNIFORM_WINDOW and window:
+        name = "sliding_attention"
+    else:
+        name = "full_attention"
+    if name == "sliding_attention" and window:
+        return LayerKind(name, window=int(window))
+    if name == "chunked_attention":
+        return LayerKind(name, chunk=int(config.attention_chunk_size))
+    return LayerKind(name)
+
+
+def _max_positions(config: Any) -> int | None:
+    if config.model_type in ("bloom", "t5", "mt5", "umt5", "xglm", "m2m_100") or getattr(config, "alibi", False):
+        return None  # relative, alibi or generated positions
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "dynamic":  # the config names the length before stretching
+        return int(config.max_position_embeddings * rope["factor"])
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None

@@ -1,0 +1,22 @@
+"""The likeliest tokens of logits, brought to the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def top_tokens(logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The best `count` tokens of logits [B, D, V] and their log-probabilities, each [B, D, count], on the CPU.
+
+    One copy brings both.
+    """
+    top = logits.float().log_softmax(-1).topk(count, -1)
+    if logits.is_cpu:
+        tokens, logp = top.indices.numpy(), top.values.numpy()
+    else:
+        packed = torch.stack([top.indices.int(), top.values.contiguous().view(torch.int32)]).numpy(force=True)
+        tokens, logp = packed[0].astype(np.int64), packed[1].view(np.float32)
+    # Where a depth has no guess at all, its logits are all -inf, and NaN comes of them.
+    return tokens, np.where(np.isnan(logp), np.float32(-np.inf), logp)

@@ -1,0 +1,80 @@
+"""The look at an unknown model: it passes what works and refuses what ignores masks or positions."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from runner_driver import one_thread, runners_for  # noqa: F401
+from transformers import LlamaForCausalLM, MistralForCausalLM
+
+from draftree.runner.hooked.check import check_trees
+from draftree.runner.hooked.families import TESTED_FAMILIES
+from draftree.runner.hooked.runner import HookedRunner
+from draftree.runner.target import inspect_model
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-window", "bloom", "t5", "bart", "deepseek_v3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_working_models_pass(name: str, dtype: torch.dtype) -> None:
+    model = copy.deepcopy(zoo.build(name)).to(dtype)
+    for runner in runners_for(model):
+        assert 0 <= check_trees(runner) < (1e-4 if dtype == torch.float32 else 0.03)
+
+
+class CountsColumns(LlamaForCausalLM):
+    """Ignores explicit positions, as a model does that counts what its cache holds."""
+
+    def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class AlwaysCausal(LlamaForCausalLM):
+    """Builds its own mask whatever it is given."""
+
+    def forward(self, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class HiddenWindow(MistralForCausalLM):
+    """Has a window that its config does not name."""
+
+    def forward(self, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        self.config.sliding_window = 4
+        try:
+            return super().forward(*args, attention_mask=attention_mask, **kwargs)
+        finally:
+            self.config.sliding_window = None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("like", "kind"), [("llama", CountsColumns), ("llama", AlwaysCausal), ("mistral", HiddenWindow)]
+)
+def test_models_that_cannot_be_driven_are_refused(like: str, kind: Any, dtype: torch.dtype) -> None:
+    stock = zoo.build(like)
+    model = kind(copy.deepcopy(stock.config)).eval()
+    model.load_state_dict(stock.state_dict())
+    runner = HookedRunner(inspect_model(model.to(dtype)))
+    with pytest.raises(ValueError, match="are not those of its branches"):
+        check_trees(runner)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("arcee", {}),
+        ("apertus", {}),
+        ("ministral", {"head_dim": 16, "sliding_window": 8}),
+        ("helium", {"head_dim": 16}),
+        ("ernie4_5", {"head_dim": 16}),
+        ("hunyuan_v1_dense", {"head_dim": 16}),
+    ],
+)
+def test_families_outside_the_zoo_are_looked_at(model_type: str, settings: dict[str, Any]) -> None:
+    assert model_type not in TESTED_FAMILIES
+    model = zoo.construct(zoo.Member(model_type, model_type, zoo.LLAMA_LIKE | settings))
+    assert check_trees(HookedRunner(inspect_model(model))) < 1e-4

@@ -1,0 +1,118 @@
+"""Logits where they are asked for: of some rows of a pass, and afterwards of tapped rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from in_model_driver import make
+from runner_driver import BUSHY, Run, Tree, difference, runners_for
+from torch import Tensor
+from zoo import CAUSAL, ENCODER_DECODER, MEMBERS, build, construct
+
+from draftree.engine import Engine, Rules
+from draftree.runner import HookedRunner, inspect_model
+from draftree.runner.plan import Plan, Surgery
+from draftree.shaping import Fixed
+
+
+@pytest.mark.parametrize("name", [m.id for m in CAUSAL + ENCODER_DECODER])
+def test_tapped_states_give_the_logits_of_the_pass(name: str) -> None:
+    """Scaled (Cohere, Granite, T5), bent (Gemma 2) or shifted ones among them; 256 rows or one make no difference."""
+    model = build(name)
+    bushy = Tree(BUSHY, 2)
+    for runner in runners_for(model):
+        last = len(runner.target.layers)
+        result = Run(runner).prefill().step([bushy], taps=(last,))
+        with runner.guard():
+            assert difference(runner.logits(result.hidden[last]), result.logits) < 1e-4
+            assert difference(runner.logits(result.hidden[last][:, 4:5]), result.logits[:, 4:5]) < 1e-4
+            read = runner.close(result.hidden[last])
+            assert difference(runner.head(read), model.get_output_embeddings()(read)) < 1e-4
+
+
+def test_a_bias_on_logits_is_followed() -> None:
+    model = construct(MEMBERS["bart"])
+    model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape))
+    runner = HookedRunner(inspect_model(model))
+    last = len(runner.target.layers)
+    result = Run(runner).prefill().step([Tree(BUSHY, 2)], taps=(last,))
+    assert difference(runner.logits(result.hidden[last]), result.logits) < 1e-4
+
+
+def test_logits_that_cannot_be_followed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = construct(MEMBERS["llama"])
+    forward = model.forward
+
+    def squared(*args: object, **kwargs: object) -> object:
+        out = forward(*args, **kwargs)
+        out.logits = out.logits**2
+        return out
+
+    monkeypatch.setattr(model, "forward", squared)
+    runner = HookedRunner(inspect_model(model))
+    with pytest.raises(ValueError, match="from its head to its logits"):
+        runner.logits(torch.zeros(1, 1, 64))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma3", "mpt", "bart"])
+def test_rows_without_logits(name: str) -> None:
+    """Rows from `last_logit_row` on get none, those that join included, and the others' stay the same."""
+    model = build(name)
+    bushy = Tree(BUSHY, 2)
+    size = bushy.size
+    seen = torch.zeros(1, 2, size + 2, dtype=torch.bool)
+    seen[:, :, 0] = seen[:, :, -1] = True
+
+    def doubled(hidden: Tensor) -> Tensor:
+        return hidden[:, :2] * 2
+
+    grow = Surgery(2, append=doubled, positions=torch.full((1, 2), 25), visible=seen)
+    for runner in runners_for(model):
+        run = Run(runner).prefill()
+        for surgeries in ((), (grow,)):
+            whole = run.step([bushy], surgeries=surgeries).logits
+            assert whole.shape[1] == size + 2 * len(surgeries)
+            part = run.step([bushy], surgeries=surgeries, first_logit_row=2, last_logit_row=size - 1).logits
+            assert difference(part, whole[:, 2 : size - 1]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["bita", "hidden-transfer", "medusa"])
+def test_the_engine_asks_for_logits_of_trees_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    engine = Engine(model, drafter=make(kind, model), shape=Fixed(6))
+    rows: list[tuple[int, int]] = []
+    run = engine.runner.run
+
+    def watched(plan: Plan, *args: object) -> object:
+        result = run(plan, *args)  # type: ignore[arg-type]
+        if plan.taps:  # the last pass prepares nothing
+            rows.append((result.logits.shape[1], result.hidden[len(engine.target.layers)].shape[1]))
+        return result
+
+    monkeypatch.setattr(engine.runner, "run", watched)
+    engine.add([5, 6, 7, 8, 9], Rules(12))
+    engine.run()
+    factor = {"bita": 4, "hidden-transfer": 4, "medusa": 1}[kind]
+    assert rows[1:]
+    assert all(deep == factor * scored and scored <= 7 for scored, deep in rows[1:])
+
+
+@pytest.mark.parametrize("kind", ["bita", "hidden-transfer"])
+def test_a_request_without_drafting_gets_no_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    engine = Engine(model, drafter=make(kind, model), shape=Fixed(6))
+    bare: list[bool] = []
+    run = engine.runner.run
+
+    def watched(plan: Plan, *args: object) -> object:
+        bare.append(plan.embeddings is None and not plan.surgeries)
+        return run(plan, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine.runner, "run", watched)
+    engine.add([5, 6, 7], Rules(6, drafting=False))
+    engine.run()
+    assert len(bare) == 6
+    assert all(bare)
+    engine.add([5, 6, 7], Rules(6))
+    engine.run()
+    assert not all(bare)

@@ -1,0 +1,97 @@
+"""RoPE whose frequencies depend on the length: every row gets what token-by-token decoding would have given it.
+
+The stock reference here decodes with a cache, one token at a time behind a whole prompt, because keys written below
+the switching length keep their angles when the text grows past it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from runner_driver import Run, Tree, difference, one_thread, runners_for  # noqa: F401
+from torch import Tensor
+from transformers import DynamicCache
+
+from draftree.runner.target import inspect_model
+
+PARENTS = (-1, 0, 0, 1, 3, 4, 4, 5)  # five deep
+SWITCH = {"llama-dynamic": 64, "phi3-longrope": 128}  # length at which the frequencies change
+
+
+@functools.cache
+def _pristine(name: str) -> Any:
+    return zoo.construct(zoo.MEMBERS[name])
+
+
+@torch.no_grad()
+def _decoded(name: str, prompt: Tensor, following: Tensor) -> Tensor:
+    """Logits [V] after `prompt` at once and then `following` token by token.
+
+    By a model that has seen nothing before: these rotary modules remember the longest call.
+    """
+    model, cache = copy.deepcopy(_pristine(name)), DynamicCache()
+    logits = model(input_ids=prompt[None], past_key_values=cache, use_cache=True).logits
+    for token in following:
+        logits = model(input_ids=token[None, None], past_key_values=cache, use_cache=True).logits
+    return logits[0, -1]
+
+
+def _worst(name: str, run: Run, trees: list[Tree], logits: Tensor) -> float:
+    worst = 0.0
+    for b, tree in enumerate(trees):
+        prompt, text = run.prompts[b], run.texts[b]
+        for node, branch in enumerate(tree.branches):
+            following = torch.cat([text[len(prompt) :], tree.tokens[branch]])
+            worst = max(worst, difference(logits[b, node], _decoded(name, prompt, following)))
+    return worst
+
+
+@pytest.mark.parametrize("before", [3, 1, 0, -5], ids=lambda n: f"prompt_{n}_short_of_the_switch")
+@pytest.mark.parametrize("name", SWITCH)
+def test_trees_across_the_switch(name: str, before: int) -> None:
+    for runner in runners_for(zoo.build(name)):
+        run = Run(runner, [SWITCH[name] - before])
+        trees = [Tree(PARENTS, 2)]
+        result = run.prefill().step(trees)
+        assert _worst(name, run, trees, result.logits) < 1e-4
+        run.commit(trees, [trees[0].branches[5]], result)
+        trees = [Tree(PARENTS, 3)]
+        assert _worst(name, run, trees, run.step(trees).logits) < 1e-4
+
+
+@pytest.mark.parametrize("name", SWITCH)
+def test_requests_on_both_sides_share_a_pass(name: str) -> None:
+    for runner in runners_for(zoo.build(name)):
+        run = Run(runner, [SWITCH[name] + n for n in (-30, -2, 9)])
+        trees = [Tree(PARENTS, 2), Tree(PARENTS, 3), Tree(PARENTS, 4)]
+        result = run.prefill(chunks=[20, 1000]).step(trees)
+        assert _worst(name, run, trees, result.logits) < 1e-4
+
+
+def test_the_floor_matters() -> None:
+    """Without the prompt's length as a floor, a long prompt's first rows would get the short frequencies."""
+    for runner in runners_for(zoo.build("llama-dynamic")):
+        run, tree = Run(runner, [80], floor=False), Tree(PARENTS, 2)
+        assert _worst("llama-dynamic", run, [tree], run.prefill().step([tree]).logits) > 1e-2
+
+
+def test_a_long_pass_leaves_the_rotary_module_as_it_was() -> None:
+    model = zoo.construct(zoo.MEMBERS["llama-dynamic"])
+    module = model.model.rotary_emb
+    before = (module.max_seq_len_cached, module.inv_freq.clone(), sorted(vars(module)))
+    for runner in runners_for(model):
+        Run(runner, [80]).prefill()
+        assert module.max_seq_len_cached == before[0]
+        assert torch.equal(module.inv_freq, before[1])
+        assert sorted(vars(module)) == before[2]
+
+
+def test_dynamic_models_may_grow_to_their_stretched_length() -> None:
+    assert inspect_model(zoo.build("llama-dynamic")).max_positions == 128  # 64 in the config, factor 2
+    assert inspect_model(zoo.build("llama")).max_positions == 256
+    assert inspect_model(zoo.build("bloom")).max_positions is None

@@ -1,0 +1,132 @@
+"""Models that cannot be driven are refused at once, in one sentence that says what to do."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from runner_driver import Run, Tree, one_thread  # noqa: F401
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, BertConfig, BertForMaskedLM
+
+from draftree.runner.hooked.runner import HookedRunner
+from draftree.runner.target import inspect_model
+
+
+def _message(model: Any, kind: type[Exception]) -> str:
+    with pytest.raises(kind) as caught:
+        inspect_model(model)
+    message = str(caught.value)
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert len(message) < 300
+    return message
+
+
+@pytest.mark.parametrize("member", [m.id for m in zoo.RECURRENT])
+def test_recurrent_families(member: str) -> None:
+    message = _message(zoo.build(member), ValueError)
+    assert "recurrent state" in message
+    assert zoo.MEMBERS[member].model_type in message
+
+
+def test_layers_of_an_unknown_type() -> None:
+    model = copy.deepcopy(zoo.build("gemma3"))
+    model.config.layer_types = ["full_attention", "spiral_attention"] * 2
+    assert "spiral_attention" in _message(model, ValueError)
+
+
+def test_meta_device() -> None:
+    config = AutoConfig.for_model("llama", **zoo.LLAMA_LIKE)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert "meta device" in _message(model, ValueError)
+
+
+def test_no_language_model_head() -> None:
+    config = AutoConfig.for_model("llama", **zoo.LLAMA_LIKE)
+    assert "AutoModelForCausalLM" in _message(AutoModel.from_config(config), TypeError)
+
+
+def test_a_masked_language_model() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    assert "writes text" in _message(BertForMaskedLM(BertConfig(vocab_size=97, **sizes)), TypeError)
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "flex_attention"])
+def test_attention_without_explicit_masks(attention: str) -> None:
+    model = copy.deepcopy(zoo.build("llama"))
+    model.config._attn_implementation_internal = attention  # what loading with it would leave, kernel or not
+    message = _message(model, ValueError)
+    assert attention in message
+    assert "attn_implementation='sdpa'" in message
+
+
+def test_activations_quantised_per_tensor() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao says where its successor lives
+        model = torch.ao.quantization.quantize_dynamic(copy.deepcopy(zoo.build("llama")), {nn.Linear})
+    assert "weight-only" in _message(model, ValueError)
+
+
+@pytest.mark.parametrize("thing", [None, "gpt2", nn.Linear(2, 2), nn.Transformer(8, 2, 1, 1, 8)], ids=str)
+def test_not_a_hugging_face_model(thing: Any) -> None:
+    assert "draftree drives Hugging Face models" in _message(thing, TypeError)
+
+
+def test_prompt_learning_adapters() -> None:
+    class Adapter:
+        is_prompt_learning, peft_type = True, "PREFIX_TUNING"
+
+    model = copy.deepcopy(zoo.build("llama"))
+    model.peft_config = {"default": Adapter()}
+    assert "PREFIX_TUNING" in _message(model, ValueError)
+
+
+def _train_mode(member: str, **overrides: Any) -> Run:
+    model = zoo.construct(zoo.MEMBERS[member], **overrides)
+    run = Run(HookedRunner(inspect_model(model))).prefill()
+    run.model = model  # type: ignore[attr-defined]  # runners hold it weakly
+    model.train()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("member", "overrides"),
+    [("gpt2", {"resid_pdrop": 0.1}), ("llama", {"attention_dropout": 0.1}), ("t5", {}), ("bart", {})],
+)
+def test_active_dropout(member: str, overrides: dict[str, Any]) -> None:
+    run = _train_mode(member, **overrides)
+    with pytest.raises(ValueError, match=r"dropout.*model\.eval\(\)"):
+        run.step([Tree.random(4, 1)])
+    run.runner.target.model.eval()
+    run.step([Tree.random(4, 1)])
+
+
+def test_gradient_checkpointing_while_training() -> None:
+    run = _train_mode("llama")
+    model = run.runner.target.model
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # its name changed
+    with pytest.raises(ValueError, match="drops the cache"):
+        run.step([Tree.random(4, 1)])
+    run.runner.target.model.eval()  # checkpointing rests outside training
+    tree = Tree.random(4, 1)
+    assert run.error([tree], run.step([tree])) < 1e-4
+
+
+def test_training_mode_without_dropout_is_left_alone() -> None:
+    run, tree = _train_mode("llama"), Tree.random(6, 1)
+    assert run.error([tree], run.step([tree])) < 1e-4
+    assert run.runner.target.model.training
+
+
+def test_a_model_that_is_gone() -> None:
+    model = zoo.construct(zoo.MEMBERS["llama"])
+    runner = HookedRunner(inspect_model(model))
+    del model
+    with pytest.raises(RuntimeError, match="keep a reference"):
+        Run(runner).prefill()

@@ -1,0 +1,139 @@
+"""Parts left out of a pass: the logits of a stock model whose parts are silent, on every runner; nothing stays.
+
+The context is the whole model's in any case: only the rows of the pass leave something out.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from runner_driver import BUSHY, Run, Tree, difference, one_thread, runners_for
+from torch import Tensor
+from zoo import CAUSAL, CORE, ENCODER_DECODER, build
+
+from draftree.runner import EagerRunner, HookedRunner, inspect_model
+from draftree.runner.cpu.ahead import AheadPlan
+from draftree.runner.hooked.bypass import omitted_modules
+from draftree.runner.layout.skip import Omitted, Skip
+
+__all__ = ["one_thread"]
+SKIPS = {
+    "exit": Skip.behind(2, 4),
+    "layer": Skip.of([1], [1]),
+    "attention": Skip.of([2, 3]),
+    "mlp": Skip.of([], [1, 3]),
+    "mixed": Skip.of([1, 3], [2, 3]),
+}
+FAMILIES = [
+    pytest.param(m.id, marks=() if m.id in CORE else pytest.mark.slow, id=m.id) for m in CAUSAL + ENCODER_DECODER
+]
+
+
+def silence(model: Any, skip: Skip) -> ExitStack:
+    """Stock modules that run as ever, and whose say is replaced afterwards."""
+
+    def hook(zeros: bool) -> Any:
+        def replace(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+            stream = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
+            residual = kwargs.get("residual", args[1] if len(args) > 1 and type(module).__name__ in RESIDUAL else None)
+            said = output[0] if isinstance(output, tuple) else output
+            said = residual if residual is not None else 0 * said if zeros else stream
+            return (said, *output[1:]) if isinstance(output, tuple) else said
+
+        return replace
+
+    stack = ExitStack()
+    for i, layer in enumerate(inspect_model(model).layers):
+        if skip.at(i):
+            # Of an MLP in two linears the second one's say is the MLP's.
+            for module, zeros in omitted_modules(layer, skip.at(i))[-1:]:
+                stack.callback(module.register_forward_hook(hook(zeros), with_kwargs=True).remove)
+    return stack
+
+
+RESIDUAL = ("BloomAttention", "BloomMLP", "MptMLP")
+
+
+@torch.no_grad()
+def stock(model: Any, skip: Skip, text: Tensor, branch: Tensor, source: Tensor | None) -> Tensor:
+    """Logits [V] at the end of `branch` behind `text`, which the whole model has read."""
+    if source is None:
+        cache = model(input_ids=text[None], use_cache=True).past_key_values
+        with silence(model, skip):
+            return model(input_ids=branch[None], past_key_values=cache, use_cache=True).logits[0, -1]
+    read = model(input_ids=source[None], decoder_input_ids=text[None], use_cache=True)
+    encoded = (read.encoder_last_hidden_state,)
+    with silence(model, skip):
+        given = {"encoder_outputs": encoded, "past_key_values": read.past_key_values, "use_cache": True}
+        return model(decoder_input_ids=branch[None], **given).logits[0, -1]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_that_leave_parts_out(name: str) -> None:
+    model = build(name)
+    for kind, skip in SKIPS.items():
+        for runner in runners_for(model):
+            run = Run(runner, (21, 13)).prefill()
+            trees = [Tree(BUSHY, 3), Tree.random(9, 4)]
+            plain = run.step(trees).logits
+            logits = run.step(trees, skip=skip).logits
+            assert difference(logits[0], plain[0]) > 0.1, (kind, runner.name)
+            for b, tree in enumerate(trees):
+                for node in (0, tree.size // 2, tree.size - 1):
+                    wanted = stock(model, skip, run.texts[b], tree.tokens[tree.branches[node]], run.sources[b])
+                    assert difference(logits[b, node], wanted) < 3e-4, (kind, runner.name, b, node)
+            assert difference(run.step(trees).logits, plain) == 0, (kind, runner.name)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_a_failing_pass_leaves_nothing_behind() -> None:
+    model = build("llama")
+    run = Run(HookedRunner(inspect_model(model)), (9,)).prefill()
+    tree = Tree(BUSHY, 3)
+    tree.tokens = tree.tokens + 1000  # no such tokens
+    with pytest.raises(IndexError):
+        run.step([tree], skip=Skip.behind(1, 4))
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_a_model_is_watched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in is found in one more pass of a row, the first time; later passes cost what they leave in."""
+    runner = HookedRunner(inspect_model(build("t5")))
+    run = Run(runner, (9,)).prefill()
+    watched = []
+    one_row = runner.bypass._one_row
+    monkeypatch.setattr(runner.bypass, "_one_row", lambda: (watched.append(1), one_row()))
+    for _ in range(3):
+        run.step([Tree((-1,), 3)], skip=Skip.behind(2, 4))
+    for _ in range(3):
+        run.step([Tree((-1,), 3)], leaves=lambda ran, before, behind: ran == 2)
+    assert len(watched) == 2  # the later layers, then the rest
+
+
+def test_a_part_that_is_not_found_is_told() -> None:
+    with pytest.raises(ValueError, match="leave out whole layers"):
+        omitted_modules(torch.nn.Linear(2, 2), Omitted.MLP)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "olmo2", "glm4"])
+@pytest.mark.parametrize("kind", list(SKIPS))
+def test_running_ahead_without_parts(name: str, kind: str) -> None:
+    """The same as pass after pass with these parts left out, at ragged lengths."""
+    runner, skip = EagerRunner(inspect_model(build(name))), SKIPS[kind]
+    run = Run(runner, (21, 13)).prefill()
+    lengths = list(run.cache.lengths)
+    course = runner.run_ahead(AheadPlan(lengths, [[5], [7]], 5, 3, skip=skip), run.cache)
+    assert course is not None
+    tokens = torch.tensor([[5], [7]])
+    for s in range(5):
+        places = torch.tensor(lengths)[:, None] + s
+        plan = type(run.plan([Tree((-1,), 1)]))(tokens, places, torch.ones(2, 1, 1, dtype=torch.bool), skip=skip)
+        result = runner.run(plan, run.cache)
+        run.cache.commit([[0], [0]], result.segments)
+        best = result.logits[:, 0].log_softmax(-1).topk(3)
+        assert [c[s] for c in course.tokens] == best.indices.tolist()
+        torch.testing.assert_close(torch.tensor([c[s] for c in course.logp]), best.values, rtol=0, atol=2e-5)
+        tokens = best.indices[:, :1]
