@@ -33,7 +33,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size)
+        self.linear = nn.Linear(hidden_size, hidden_size, dtype=torch.float32, device="cpu")
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
@@ -59,7 +59,7 @@ class MedusaWeights(nn.Module):
         for i in range(heads):
             parts: list[nn.Module] = [ResidualBlock(hidden_size) for _ in range(layers)]
             if own_head:
-                parts.append(nn.Linear(hidden_size, vocab_size, bias=False))
+                parts.append(nn.Linear(hidden_size, vocab_size, bias=False, dtype=torch.float32, device="cpu"))
             self.add_module(str(i), nn.Sequential(*parts))
 
     def forward(self, hidden: Tensor, head: Head) -> Tensor:

@@ -144,7 +144,8 @@ class Loop:
         return shape.trim(contexts, drafted).to(self.device)
 
     def _roots(self, requests: list[Request]) -> TokenTree:
-        return TokenTree.roots(torch.tensor([r.context.tokens[-1] for r in requests], device=self.device))
+        last = [r.context.tokens[-1] for r in requests]
+        return TokenTree.roots(torch.tensor(last, dtype=torch.long, device=self.device))
 
     def _verify(
         self, first: int, requests: list[Request], trees: TokenTree, alone: bool

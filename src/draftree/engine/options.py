@@ -225,7 +225,7 @@ def split_criteria(
         if type(criterion) is MaxLengthCriteria:
             length = criterion.max_length if length is None else min(length, criterion.max_length)
         elif type(criterion) is EosTokenCriteria:
-            eos += as_ids(torch.as_tensor(criterion.eos_token_id).flatten().tolist())
+            eos += as_ids(torch.as_tensor(criterion.eos_token_id, dtype=torch.long, device="cpu").flatten().tolist())
         else:
             rest.append(criterion)
     return length, eos, rest

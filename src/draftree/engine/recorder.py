@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from draftree.acceptance.base import Walk
@@ -25,6 +26,7 @@ from draftree.drafting.base import Drafter
 from draftree.engine.passes import nodes_behind
 from draftree.engine.request import Request
 from draftree.engine.stats import STAGES
+from draftree.native import address
 from draftree.tree import TokenTree
 
 DIGITS = 4  # of log-probabilities
@@ -146,12 +148,13 @@ class Track:
         elif len(walks) > 1:
             self._trees.append(b"".join([part.numpy().tobytes() for part in (tokens, parents, source, logp)]))
         else:  # one tree: each tensor lies in one piece, and those of a trie's tree behind each other
-            at, above, by, size = tokens.data_ptr(), parents.data_ptr(), source.data_ptr(), WORD * tokens.numel()
+            at, above, by = (address(part, torch.long) for part in (tokens, parents, source))
+            size = WORD * tokens.numel()
             if at + size == above and above + size == by:
                 whole = copied(at, 3 * size)
             else:
                 whole = copied(at, size) + copied(above, size) + copied(by, size)
-            self._trees.append(whole + copied(logp.data_ptr(), size // 2))
+            self._trees.append(whole + copied(address(logp, torch.float32), size // 2))
 
     # ---------------------------------------------------------------- afterwards
 

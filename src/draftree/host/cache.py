@@ -153,7 +153,8 @@ class SlotCache(Cache):
     def _ragged_columns(self, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
         cached = self._column_cache.get(rows)
         if cached is None:
-            column = torch.tensor(self.starts, device=device)[:, None] + torch.arange(rows, device=device)
+            starts = torch.tensor(self.starts, dtype=torch.long, device=device)[:, None]
+            column = starts + torch.arange(rows, device=device)
             slot = torch.arange(self._first, self._first + self._count, device=device)[:, None].expand_as(column)
             cached = self._column_cache[rows] = (slot, column)
         return cached
@@ -211,7 +212,7 @@ class SlotCache(Cache):
                 if held is None:
                     continue
                 if index is None or index.device != held.device:
-                    index = torch.tensor([base + i for i in local[done:]], device=held.device)
+                    index = torch.tensor([base + i for i in local[done:]], device=held.device, dtype=torch.long)
                 held[slot, :, begin:end] = held[slot].index_select(1, index)
 
     def _addresses(self, start: int, stop: int) -> Stores | None:

@@ -62,7 +62,8 @@ def check_trees(host: Host) -> float:
 def _tokens(vocabulary: int, count: int, seed: int) -> Tensor:
     """LongTensor [count] out of the middle of the vocabulary, where no special tokens are."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(vocabulary // 4, max(vocabulary // 2, vocabulary // 4 + 1), (count,), generator=generator)
+    low = vocabulary // 4
+    return torch.randint(low, max(vocabulary // 2, low + 1), (count,), generator=generator, device="cpu")
 
 
 def _branches() -> list[list[int]]:
@@ -85,11 +86,11 @@ def _tree_logits(host: Host, texts: list[Tensor], tree: Tensor, source: Tensor) 
         positions = torch.arange(len(text), device=device)[None]
         plan = Plan(text[None].to(device), positions, causal, rope_floor=floor[b : b + 1])
         cache.commit([list(range(len(text)))], host.run(plan, cache, b, encoder).segments)
-    seen = torch.zeros(len(PARENTS), len(PARENTS), dtype=torch.bool)
+    seen = torch.zeros(len(PARENTS), len(PARENTS), dtype=torch.bool, device="cpu")
     for node, branch in enumerate(_branches()):
         seen[node, branch] = True
-    depths = torch.tensor([len(branch) - 1 for branch in _branches()])
-    positions = torch.tensor(floor)[:, None] + depths
+    depths = torch.tensor([len(branch) - 1 for branch in _branches()], dtype=torch.long, device="cpu")
+    positions = torch.tensor(floor, dtype=torch.long, device="cpu")[:, None] + depths
     count = len(texts)
     plan = Plan(
         tree.expand(count, -1).to(device),

@@ -40,6 +40,7 @@ from draftree.host.rotary import RotaryTable, Rotation, width_of
 from draftree.host.rows import SegmentRows
 from draftree.host.skip import Skip
 from draftree.host.target import Target
+from draftree.native import address
 
 STOCK_MODULES = ("torch.nn.", "transformers.")
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)
@@ -383,5 +384,6 @@ class _CompiledHead(CompiledHead):
         matrix = self._packed.described
         logits = read.new_empty(*read.shape[:2], matrix.outputs)
         rows = read.shape[0] * read.shape[1]
-        self._library.layer_product(matrix, read.data_ptr(), rows, self.threads(rows), 0, logits.data_ptr())
+        at, to = address(read, torch.float32), address(logits, torch.float32)
+        self._library.layer_product(matrix, at, rows, self.threads(rows), 0, to)
         return logits
