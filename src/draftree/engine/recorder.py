@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from ctypes import PYFUNCTYPE, c_ssize_t, c_void_p, py_object, pythonapi
 from itertools import islice
 from pathlib import PurePath
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from draftree.acceptance.base import Walk
@@ -26,13 +24,10 @@ from draftree.drafting.base import Drafter
 from draftree.engine.passes import nodes_behind
 from draftree.engine.request import Request
 from draftree.engine.stats import STAGES
-from draftree.native import address
 from draftree.tree import TokenTree
 
 DIGITS = 4  # of log-probabilities
 WORD = 8  # bytes of a token id
-# Memory as bytes, in half the time that a tensor takes to become an array first.
-copied = PYFUNCTYPE(py_object, c_void_p, c_ssize_t)(("PyBytes_FromStringAndSize", pythonapi))
 
 Held = bytes | tuple[Tensor, Tensor, Tensor, Tensor]  # tokens, parents, sources and log-probabilities of trees
 
@@ -145,16 +140,8 @@ class Track:
             self._near = tokens.is_cpu
         if not self._near:
             self._trees.append((tokens, parents, source, logp))
-        elif len(walks) > 1:
+        else:
             self._trees.append(b"".join([part.numpy().tobytes() for part in (tokens, parents, source, logp)]))
-        else:  # one tree: each tensor lies in one piece, and those of a trie's tree behind each other
-            at, above, by = (address(part, torch.long) for part in (tokens, parents, source))
-            size = WORD * tokens.numel()
-            if at + size == above and above + size == by:
-                whole = copied(at, 3 * size)
-            else:
-                whole = copied(at, size) + copied(above, size) + copied(by, size)
-            self._trees.append(whole + copied(address(logp, torch.float32), size // 2))
 
     # ---------------------------------------------------------------- afterwards
 
