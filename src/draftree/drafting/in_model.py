@@ -144,7 +144,8 @@ class InModelDrafter(Trained, Drafter):
                     f"{found[name]}: load the drafter that was trained for it."
                 )
         # Engines come and go, one for each call of `generate`; weights are copied again only if they have changed.
-        state = (target.device, target.dtype, [(w.data_ptr(), w._version) for w in self.weights.parameters()])
+        versions = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in self.weights.parameters()]
+        state = (target.device, target.dtype, versions)
         if state != self._state:
             self.place(target)
             self._state = state

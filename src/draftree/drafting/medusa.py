@@ -21,7 +21,7 @@ from draftree.drafting.base import Attachment, Context, Step
 from draftree.drafting.folder import base_of
 from draftree.drafting.in_model import InModelDrafter
 from draftree.host.probe import probe
-from draftree.host.target import Target, inspect_model
+from draftree.host.target import Target, inspect_model, weight_of
 from draftree.tree import TokenTree
 
 Head = Callable[[Tensor], Tensor]
@@ -108,7 +108,7 @@ class Medusa(InModelDrafter):
             head = probe(inspect_model(model)).head
             for i in range(drafter.weights.heads):
                 own = drafter.weights.get_parameter(f"{i}.{drafter.weights.layers}.weight")
-                own.data.copy_(head.weight.detach())  # type: ignore[attr-defined]
+                own.data.copy_(weight_of(head))
         return drafter
 
     @classmethod

@@ -146,8 +146,9 @@ class SlotCache(Cache):
             values[first : first + count, :, starts[0] : starts[0] + rows] = value_states
         else:
             slot, column = self._ragged_columns(rows, keys.device)
-            keys[slot, :, column] = key_states.transpose(1, 2)
-            values[slot, :, column] = value_states.transpose(1, 2)
+            # Under autocast keys and values may come in types of their own; the branch above casts by itself.
+            keys[slot, :, column] = key_states.transpose(1, 2).to(keys.dtype)
+            values[slot, :, column] = value_states.transpose(1, 2).to(values.dtype)
         return self.views(layer_idx, rows)
 
     def _ragged_columns(self, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from draftree.host.base import Host
-from draftree.host.encoder import EncoderState
 from draftree.host.plan import Plan
 
 PARENTS = (-1, 0, 0, 1, 1, 2, 4)
@@ -77,7 +76,7 @@ def _tree_logits(host: Host, texts: list[Tensor], tree: Tensor, source: Tensor) 
     """[requests, nodes, V] through the host, all requests in one pass."""
     device, cache, encoder = host.target.device, host.new_cache(len(texts)), None
     if host.target.encoder_decoder:
-        encoder = EncoderState(host.target, len(texts))
+        encoder = host.new_encoder(len(texts))
     floor = tuple(len(t) for t in texts)
     for b, text in enumerate(texts):
         if encoder is not None:

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from draftree.host.base import Host
-from draftree.host.encoder import EncoderState
 from draftree.host.plan import Plan
 
 ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 64, 128)  # close together where trees mostly end
@@ -163,7 +162,7 @@ def _measure(host: Host, seconds: float, counts: Sequence[int], wanted: int) -> 
     cache = host.new_cache(1, context + rows[-1])
     encoder = None
     if host.target.encoder_decoder:
-        encoder = EncoderState(host.target, 1)
+        encoder = host.new_encoder(1)
         encoder.admit(0, torch.zeros(context, dtype=torch.long, device=device))
 
     def run(count: int) -> float:

@@ -21,12 +21,13 @@ from draftree.host.cache import SlotCache
 from draftree.host.compiled import ABI, WORTH_THREADS, _Pass, load_library
 from draftree.host.encoder import EncoderState
 from draftree.host.hooked import HookedHost
+from draftree.host.own_type import in_own_type
 from draftree.host.panels import Matrix, Packed
 from draftree.host.plan import PassResult, Plan, Segment
 from draftree.host.probe import probe
 from draftree.host.product import may_copy
 from draftree.host.source import SourceReader, all_plain, bias_by_distance, dense_linears, plain, plain_linears
-from draftree.host.target import Target
+from draftree.host.target import Target, plain_weight
 from draftree.host.threads import Pace
 from draftree.native import address
 
@@ -66,8 +67,9 @@ class CrossHost(HookedHost):
         if (target.config.dense_act_fn, bool(target.config.is_gated_act)) not in ACTIVATIONS:
             return False
         model = target.model
-        if target.dtype != torch.float32 or not all(p.is_cpu and p.dtype == torch.float32 for p in model.parameters()):
-            return False
+        for p in model.parameters():
+            if not plain_weight(p) or not p.is_cpu or p.dtype != torch.float32:
+                return False
         if not (plain(model) and all_plain(target.decoder) and all_plain(model.get_output_embeddings())):
             return False
         layers: list[Any] = target.layers
@@ -86,6 +88,7 @@ class CrossHost(HookedHost):
         """See `Host.new_encoder`: sources are read in one compiled call."""
         return EncoderState(self.target, slots, self._reader)
 
+    @in_own_type
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Host.run`."""
         if not plan.plain or cache.prefix_length or encoder is None:

@@ -31,6 +31,7 @@ from draftree.host.inductor import InductorLayer, check_compiler
 from draftree.host.layer import Angles, TensorHead, TensorLayer
 from draftree.host.masks import LayerKind, limits
 from draftree.host.one_call import OneCall
+from draftree.host.own_type import in_own_type
 from draftree.host.panels import PackedLinear
 from draftree.host.parts import FAMILIES, TURN_NEIGHBOURS, Norm, Parts, known_shape
 from draftree.host.plan import PassResult, Plan, Segment, logit_slice, operate
@@ -39,7 +40,7 @@ from draftree.host.product import may_copy, may_pack
 from draftree.host.rotary import RotaryTable, Rotation, width_of
 from draftree.host.rows import SegmentRows
 from draftree.host.skip import Skip
-from draftree.host.target import Target
+from draftree.host.target import Target, plain_weight
 from draftree.native import address
 
 STOCK_MODULES = ("torch.nn.", "transformers.")
@@ -77,7 +78,8 @@ class LoopHost(Host):
                 return False
             if "Linear" in type(module).__name__ and type(module) is not nn.Linear:
                 return False
-        return len({p.device for p in target.model.parameters()}) == 1
+        parameters = list(target.model.parameters())
+        return all(map(plain_weight, parameters)) and len({p.device for p in parameters}) == 1
 
     def __init__(self, target: Target, form: str = "auto") -> None:
         if not self.qualifies(target):
@@ -158,6 +160,7 @@ class LoopHost(Host):
             return super().new_cache(slots, capacity, prefix)
         return self._captured.shelf.lend(len(self._layers), slots, capacity)
 
+    @in_own_type
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Host.run`."""
@@ -217,11 +220,13 @@ class LoopHost(Host):
         cache.open(first, plan.batch, plan.steps)
         return runner.run(plan, cache, (table.cosines, table.sines))
 
+    @in_own_type
     @torch.inference_mode()
     def close(self, hidden: Tensor) -> Tensor:
         """See `Host.close`."""
         return self._norm(hidden)
 
+    @in_own_type
     @torch.inference_mode()
     def head(self, closed: Tensor) -> Tensor:
         """See `Host.head`."""
@@ -229,12 +234,14 @@ class LoopHost(Host):
             return self._head.product(closed)
         return F.linear(closed, self.target.model.get_output_embeddings().weight)
 
+    @in_own_type
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Host.logits`."""
         logits: Tensor = self._head(hidden)
         return logits
 
+    @in_own_type
     @torch.inference_mode()
     def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Host.best`."""

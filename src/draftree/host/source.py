@@ -15,6 +15,7 @@ from torch import Tensor
 
 from draftree.host.ahead import Scratch
 from draftree.host.compiled import WORTH_THREADS
+from draftree.host.own_type import in_own_type
 from draftree.host.panels import Matrix, Packed, PackedLinear
 from draftree.host.target import Target
 from draftree.host.threads import Pace
@@ -77,6 +78,7 @@ class SourceReader:
         self._kept = matrices, norm.weight
         self._wide = hidden + max(4 * heads * dim, 2 * inner)  # floats a token
 
+    @in_own_type
     def read(
         self,
         slot: int,
