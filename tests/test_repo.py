@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,19 @@ def test_design_page_shows_every_room():
     for path in SRC.iterdir():
         if path.is_dir() and any(path.glob("*.py")):
             assert f"`{path.name}`" in page, f"docs/developer/design.md does not tell of {path.name}"
+
+
+def test_checks_before_a_commit_are_those_of_the_dev_extra():
+    pins = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"][
+        "dev"
+    ]
+    versions = dict(pin.split("==") for pin in pins if "==" in pin)
+    config = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    assert re.search(r"ruff-pre-commit\s+rev: v(\S+)", config)[1] == versions["ruff"]
+    assert "entry: .venv/bin/mypy src" in config, "mypy is the one that the dev extra installed"
+    assert versions["mypy"]
+
+
+def test_the_version_has_a_section_in_the_changelog():
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(r"^## \[(\S+)\]", changes, re.M)[1] == draftree.__version__
