@@ -15,10 +15,10 @@ BIN := $(VENV)/bin
 # An activated environment must not leak into the one made here.
 export PYTHONPATH :=
 # Reinstall when the metadata, the build hook or a C source changes.
-INSTALL_INPUTS := pyproject.toml $(wildcard hatch_build.py src/draftree/drafting/lookahead/*.[ch] src/draftree/runner/cpu/*.[ch] src/draftree/tree/*.c)
+INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find src -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench docs clean
+.PHONY: help demo test test-all lint format bench docs dist clean
 
 help:
 	@echo 'make demo      the embedded model, plain and drafted side by side'
@@ -28,6 +28,7 @@ help:
 	@echo 'make format    let ruff rewrite the sources'
 	@echo 'make bench     the comparison of all methods, in its short form'
 	@echo 'make docs      the documentation, in docs/_build/html'
+	@echo 'make dist      sdist and wheel, tried in a fresh environment, in dist'
 	@echo 'make clean     remove .venv and everything built'
 
 # torch comes first, pinned and on its own: left to the resolver, pip takes the newest torch of PyPI, which on
@@ -72,7 +73,20 @@ bench: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
+# The wheel is built from the sdist, so both are tried; the demo runs outside of the checkout, on what was installed.
+dist:
+	rm -rf dist build/tools build/fresh build/elsewhere
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/python -m pip install --quiet build
+	build/tools/bin/python -m build --outdir dist
+	$(PYTHON) -m venv build/fresh
+	build/fresh/bin/python -m pip install --quiet $(TORCH_ARGS) '$(TORCH)'
+	build/fresh/bin/python -m pip install --quiet dist/*.whl
+	mkdir build/elsewhere
+	cd build/elsewhere && ../fresh/bin/draftree demo
+	ls dist
+
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f src/draftree/drafting/lookahead/_trie.so src/draftree/runner/cpu/_layer.so
+	find src -name '*.so' -delete
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

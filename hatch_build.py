@@ -12,6 +12,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,14 @@ if BuildHookInterface is not None:
                     (Path(self.root) / library).unlink(missing_ok=True)
                 self.app.display_warning(f"draftree: building without compiled libraries, {problem}")
                 return
-            from packaging.tags import platform_tags
+            from packaging.tags import mac_platforms, platform_tags
 
+            # The compiler on a Mac builds for this version and later, and the tag has to say the same.
+            least = os.environ.get("MACOSX_DEPLOYMENT_TARGET") if sys.platform == "darwin" else None
+            version = [int(part) for part in least.split(".")] if least else []
+            tags = mac_platforms((version[0], version[1] if version[1:] else 0)) if version else platform_tags()
             # A manylinux promise is for the release machinery to make, not for any machine that can compile.
-            plain = next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))
+            plain = next(tag for tag in tags if not tag.startswith(("manylinux", "musllinux")))
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{plain}"
             build_data["artifacts"].extend(f"/{library.as_posix()}" for library in built)

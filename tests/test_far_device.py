@@ -22,6 +22,12 @@ from draftree.shaping import Fixed
 FORMS = ("captured", "eager")
 
 
+@pytest.fixture(autouse=True)
+def _class_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are of a class of their own here because the device is none, not because they are quantised."""
+    monkeypatch.setattr("draftree.runner.eager.runner.plain_weight", lambda weight: True)
+
+
 def far_engine(form: str, drafter: Drafter | None, **options: Any) -> Engine:
     """On a copy of the model that lies on the device; to be called in it."""
     model = moved(copy.deepcopy(build("llama")))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from draftree.trace.file import read_trace, write_trace
     from draftree.trace.page import write_trace_page
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BiLD",

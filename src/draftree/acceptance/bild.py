@@ -50,7 +50,7 @@ class LossyBiLD(LossyRule):
             assert said is not None
             said = said.to(logp)
             return (said.exp() * (said - logp)).nansum(-1)  # 0 where the small model rules a word out
-        index = torch.tensor(chain, device=logits.device)
+        index = torch.tensor(chain, device=logits.device, dtype=torch.long)
         of_tokens = logp.gather(1, index[:, None])[:, 0]
         return -of_tokens if self.distance == "cross-entropy" else 1 - of_tokens.exp()
 

@@ -55,7 +55,7 @@ class PrefixChooser:
         if end > self._ids.shape[1]:  # guesses may reach further than there is room
             self._ids = torch.nn.functional.pad(self._ids, (0, end - self._ids.shape[1]))
         if ahead:
-            self._ids[0, self._length : end] = torch.tensor(ahead, device=self._ids.device)
+            self._ids[0, self._length : end] = torch.tensor(ahead, device=self._ids.device, dtype=torch.long)
         return self._processors(self._ids[:, :end], raw)  # type: ignore[arg-type]
 
     def choose(self, logits: Tensor, tolerance: float | None = None) -> int | None:

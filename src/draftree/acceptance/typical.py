@@ -50,7 +50,7 @@ class LossyTypical(LossyRule):
         p = logp.exp()
         entropy = -(p * logp).nansum()  # what processors rule out has p 0 and logp -inf
         least = torch.clamp(self.posterior_alpha * torch.exp(-entropy), max=self.posterior_threshold)
-        index = torch.tensor(tokens, device=p.device)
+        index = torch.tensor(tokens, device=p.device, dtype=torch.long)
         of_tokens = p[index.clamp(min=0)]
         kept: list[float] = torch.where((of_tokens > least) & (index >= 0), of_tokens, 0.0).tolist()
         return kept

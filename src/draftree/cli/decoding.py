@@ -155,7 +155,7 @@ def ask(engine: Engine, options: Options, ids: list[int], max_new_tokens: int, s
     target, source = engine.target, None
     if target.encoder_decoder:
         check_source(ids, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
-        source, ids = torch.tensor(ids), [options.decoder_start]
+        source, ids = torch.tensor(ids, dtype=torch.long, device="cpu"), [options.decoder_start]
     check_prompt(ids, max_new_tokens, target.vocab_size, target.max_positions)
     rules = rules_for(
         target.model,

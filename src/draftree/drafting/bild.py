@@ -193,8 +193,8 @@ class BiLD(SecondModel):
             path.append(total)
         shared = self._chains.get(count)
         if shared is None:  # behind a pass every operation on a tensor takes its time: chains share what they can
-            parents = torch.arange(-1, count)[None]
-            source = torch.tensor([[0] + [self.source] * count])
+            parents = torch.arange(-1, count, device="cpu")[None]
+            source = torch.tensor([[0] + [self.source] * count], dtype=torch.long, device="cpu")
             shared = self._chains[count] = parents, source, structure_of(parents)
         parents, source, structure = shared
         tokens = torch.from_numpy(np.array([[root, *(token for token, _ in chain)]]))

@@ -57,9 +57,13 @@ class BiTAWeights(nn.Module):
     ) -> None:
         super().__init__()
         self.deep = deep
-        self.mask_embeddings = nn.Parameter(STD * torch.randn(masks, hidden_size))
-        self.prompt_keys = nn.Parameter(STD * torch.randn(layers, kv_heads, prompts, head_dim))
-        self.prompt_values = nn.Parameter(STD * torch.randn(layers, kv_heads, prompts, value_dim or head_dim))
+        self.mask_embeddings = nn.Parameter(STD * torch.randn(masks, hidden_size, dtype=torch.float32, device="cpu"))
+        self.prompt_keys = nn.Parameter(
+            STD * torch.randn(layers, kv_heads, prompts, head_dim, dtype=torch.float32, device="cpu")
+        )
+        self.prompt_values = nn.Parameter(
+            STD * torch.randn(layers, kv_heads, prompts, value_dim or head_dim, dtype=torch.float32, device="cpu")
+        )
 
     def prefix(self) -> list[tuple[Tensor, Tensor]] | None:
         """(keys, values) of the prompts in each layer, each [kv heads, P, width]; None where there are none."""

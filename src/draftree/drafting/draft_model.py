@@ -243,10 +243,12 @@ def demo_draft_model(model: Any) -> DraftModel:
 
     with embedded("chat_600k") as folder:
         base = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))["base_model"]
-        if base["hash"] != model_hash(inspect_model(model).model):
+        target = inspect_model(model)
+        if base["hash"] != model_hash(target.model):
             raise ValueError(
                 "The small model of the package drafts for the embedded model, with the weights that came with it, and "
                 "this is another one: pass DraftModel a small model of its family."
             )
-        small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    return DraftModel(small.eval())
+        with torch.device("cpu"):  # and not wherever torch's default device is
+            small: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    return DraftModel(small.to(target.device).eval())

@@ -66,7 +66,13 @@ def model_hash(model: Any, *, again: bool = False) -> str:
     it in any case.
     """
     packed = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
-    parameters = sorted([*model.named_parameters(), *((name, m.panels) for name, m in packed.items())])
+    named = [(name, part) for name, parameter in model.named_parameters() for part in _parts(parameter)]
+    parameters = sorted([*named, *((name, m.panels) for name, m in packed.items())], key=lambda pair: pair[0])
+    if any(parameter.is_meta for _, parameter in parameters):
+        raise ValueError(
+            "The model's weights are offloaded, so nobody can tell whose they are: load the drafter with "
+            "same_weights=False, or the model without offloading."
+        )
     version = tuple((p._version if not p.is_inference() else 0, p.data_ptr()) for _, p in parameters)
     held = _hashes.get(model)
     if not again and held is not None and held[0] == version:
@@ -79,6 +85,13 @@ def model_hash(model: Any, *, again: bool = False) -> str:
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     _hashes[model] = (version, digest.hexdigest())
     return digest.hexdigest()
+
+
+def _parts(parameter: Tensor) -> list[Tensor]:
+    """A parameter, or the tensors that one of another class is made of, as quantised ones are."""
+    if type(parameter) in (nn.Parameter, Tensor) or not hasattr(parameter, "__tensor_flatten__"):
+        return [parameter]
+    return [part for name in parameter.__tensor_flatten__()[0] for part in _parts(getattr(parameter, name))]
 
 
 def base_of(model: Any) -> Base:

@@ -43,9 +43,11 @@ class HiddenTransferWeights(nn.Module):
     def __init__(self, hidden_size: int, transfer_layers: Sequence[int]) -> None:
         super().__init__()
         self.transfer_layers = tuple(transfer_layers)
-        linears = [nn.Linear(hidden_size, hidden_size, bias=False) for _ in transfer_layers]
+        linears = [
+            nn.Linear(hidden_size, hidden_size, bias=False, dtype=torch.float32, device="cpu") for _ in transfer_layers
+        ]
         for linear in linears:
-            nn.init.eye_(linear.weight)
+            linear.weight.detach().copy_(torch.eye(hidden_size, dtype=torch.float32, device="cpu"))
         self.transfer = nn.ModuleList(linears)
 
     def matrices(self) -> list[Tensor]:

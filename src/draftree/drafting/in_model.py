@@ -140,7 +140,8 @@ class InModelDrafter(Trained, Drafter):
                     f"{found[name]}: load the drafter that was trained for it."
                 )
         # Engines come and go, one for each call of `generate`; weights are copied again only if they have changed.
-        state = (target.device, target.dtype, [(w.data_ptr(), w._version) for w in self.weights.parameters()])
+        versions = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in self.weights.parameters()]
+        state = (target.device, target.dtype, versions)
         if state != self._state:
             self.place(target)
             self._state = state
@@ -172,7 +173,7 @@ class InModelDrafter(Trained, Drafter):
         None where the pass did not hold what `attach` asked for.
         """
         last = [walked[-1] if walked else 0 for walked in step.accepted]
-        logits = self.guesses(step, torch.tensor(last, device=step.trees.device))
+        logits = self.guesses(step, torch.tensor(last, device=step.trees.device, dtype=torch.long))
         return None if logits is None else top_tokens(logits, self.candidates)
 
     def observe(self, step: Step) -> None:
@@ -197,7 +198,7 @@ class InModelDrafter(Trained, Drafter):
         some = next((h for h in held if h is not None), None)
         roots = [request.tokens[-1] for request in requests]
         if some is None:
-            return TokenTree.roots(torch.tensor(roots))
+            return TokenTree.roots(torch.tensor(roots, dtype=torch.long, device="cpu"))
         tokens = np.array([some.tokens if h is None else h.tokens for h in held])
         logp = np.array([some.logp if h is None else h.logp for h in held])  # a copy, as it is changed
         for b, request in enumerate(requests):
@@ -207,7 +208,7 @@ class InModelDrafter(Trained, Drafter):
         if self.choices is None:
             return best_first(roots, tokens, logp, budgets, self.source, self.off_path.factor)
         tree = TokenTree.from_choices(
-            torch.tensor(roots),
+            torch.tensor(roots, dtype=torch.long, device="cpu"),
             torch.from_numpy(tokens),
             self.choices,
             torch.from_numpy(logp),

@@ -186,7 +186,7 @@ class Jacobi(Drafter):
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: n-grams into the pool, the window one level on."""
         last = len(self._offsets) - self.window
-        first = torch.full((len(step.requests), 1), step.trees.width + last, device=step.trees.device)
+        first = torch.full((len(step.requests), 1), step.trees.width + last, device=step.trees.device, dtype=torch.long)
         logits = own_logits(step, self._layers, first, 1, self.window, None)
         if logits is None:
             return

@@ -21,7 +21,7 @@ from draftree.drafting.base import Attachment, Step
 from draftree.drafting.folder import base_of
 from draftree.drafting.in_model import InModelDrafter
 from draftree.runner.hooked.probe import probe
-from draftree.runner.target import Target, inspect_model
+from draftree.runner.target import Target, inspect_model, weight_of
 from draftree.tree import TokenTree
 
 Head = Callable[[Tensor], Tensor]
@@ -33,7 +33,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size)
+        self.linear = nn.Linear(hidden_size, hidden_size, dtype=torch.float32, device="cpu")
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
@@ -59,7 +59,7 @@ class MedusaWeights(nn.Module):
         for i in range(heads):
             parts: list[nn.Module] = [ResidualBlock(hidden_size) for _ in range(layers)]
             if own_head:
-                parts.append(nn.Linear(hidden_size, vocab_size, bias=False))
+                parts.append(nn.Linear(hidden_size, vocab_size, bias=False, dtype=torch.float32, device="cpu"))
             self.add_module(str(i), nn.Sequential(*parts))
 
     def forward(self, hidden: Tensor, head: Head) -> Tensor:
@@ -108,7 +108,7 @@ class Medusa(InModelDrafter):
             head = probe(inspect_model(model)).head
             for i in range(drafter.weights.heads):
                 own = drafter.weights.get_parameter(f"{i}.{drafter.weights.layers}.weight")
-                own.data.copy_(head.weight.detach())  # type: ignore[attr-defined]
+                own.data.copy_(weight_of(head))
         return drafter
 
     @classmethod

@@ -159,7 +159,8 @@ class SelfSpeculative(Trained, Drafter):
         """See `Drafter.draft`."""
         reaches = [self._reach(request, budget) for request, budget in zip(requests, budgets, strict=True)]
         if not any(reaches):
-            return TokenTree.roots(torch.tensor([request.tokens[-1] for request in requests]))
+            last = [request.tokens[-1] for request in requests]
+            return TokenTree.roots(torch.tensor(last, dtype=torch.long, device="cpu"))
         begin = time.perf_counter()
         course = self._run(requests, reaches)
         if self._begun:  # a first call makes what later ones find ready
@@ -297,9 +298,10 @@ def run_chains(
 def _row_plan(place: Place, tokens: Sequence[int], skip: Skip, floors: Sequence[int]) -> Plan:
     """One row a request, behind what its slot holds."""
     target = place.runner.target
-    places = torch.tensor(place.cache.lengths[place.slot : place.slot + len(tokens)], device=target.device)[:, None]
+    lengths = place.cache.lengths[place.slot : place.slot + len(tokens)]
+    places = torch.tensor(lengths, dtype=torch.long, device=target.device)[:, None]
     if target.max_positions is not None:  # rows of requests that do not take part may lie beyond
         places = places.clamp(max=target.max_positions - 1)
     visible = torch.ones(len(tokens), 1, 1, dtype=torch.bool, device=target.device)
-    ids = torch.tensor(tokens, device=target.device)[:, None]
+    ids = torch.tensor(tokens, device=target.device, dtype=torch.long)[:, None]
     return Plan(ids, places, visible, rope_floor=tuple(floors), skip=skip)

@@ -179,7 +179,7 @@ class SmallModel:
         logits = self._read_certain(first, requests, unread, begin).logits
         if len(ends) == 1:
             return logits[:, -1]
-        rows = torch.tensor([end - begin for end in ends], device=logits.device)
+        rows = torch.tensor([end - begin for end in ends], device=logits.device, dtype=torch.long)
         return logits[torch.arange(len(ends), device=logits.device), rows]
 
     def ahead(

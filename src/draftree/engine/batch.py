@@ -35,7 +35,7 @@ def seeds_of(sample: bool | None, seed: int | None, count: int) -> list[int | No
     if not sample or (seed is None and count == 1):
         return [None] * count
     if seed is None:
-        seed = int(torch.randint(0, 2**31, (1,)))
+        seed = int(torch.randint(0, 2**31, (1,), device="cpu"))
     return [seed + b for b in range(count)]
 
 
@@ -50,7 +50,7 @@ def feed(streamer: Any, prompt: Tensor) -> Callable[[Emitted], None] | None:
     if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
         raise TypeError(f"streamer is a {type(streamer).__name__}: pass one of Hugging Face's, such as TextStreamer.")
     streamer.put(prompt.cpu())
-    return lambda emitted: streamer.put(torch.tensor([emitted.token]))
+    return lambda emitted: streamer.put(torch.tensor([emitted.token], dtype=torch.long, device="cpu"))
 
 
 def finish(
@@ -68,7 +68,7 @@ def finish(
         if request.error is not None:
             raise request.error
     longest = max(len(r.output) for r in requests)
-    new = torch.full((len(requests), longest), pad_token_id, dtype=torch.long)
+    new = torch.full((len(requests), longest), pad_token_id, dtype=torch.long, device="cpu")
     for b, request in enumerate(requests):
-        new[b, : len(request.output)] = torch.tensor(request.tokens)
+        new[b, : len(request.output)] = torch.tensor(request.tokens, dtype=torch.long, device="cpu")
     return torch.cat([input_ids, new.to(input_ids.device)], 1), RunStats([r.stats for r in requests])

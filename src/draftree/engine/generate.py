@@ -202,7 +202,7 @@ def decode_seq2seq(
     requests = []
     for b, source in enumerate(sources):
         padded = starts[b : b + 1].to(target.device)
-        encoder_input = torch.tensor(source, device=target.device)
+        encoder_input = torch.tensor(source, device=target.device, dtype=torch.long)
         on_token = feed(streamer, padded)
         request = engine.add([start], rules[b], padded_prompt=padded, encoder_input=encoder_input, on_token=on_token)
         requests.append(request)

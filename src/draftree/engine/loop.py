@@ -134,7 +134,8 @@ class Loop:
         )
 
     def _roots(self, requests: list[Request]) -> TokenTree:
-        return TokenTree.roots(torch.tensor([r.context.tokens[-1] for r in requests], device=self.device))
+        last = [r.context.tokens[-1] for r in requests]
+        return TokenTree.roots(torch.tensor(last, dtype=torch.long, device=self.device))
 
     def _verify(self, first: int, requests: list[Request], plan: StepPlan, alone: bool) -> tuple[TreePass, PassResult]:
         starts = self.cache.lengths[first : first + len(requests)]

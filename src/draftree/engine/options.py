@@ -20,6 +20,7 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from draftree.engine.limits import as_ids
 from draftree.engine.request import Rules
+from draftree.runner.target import device_of
 
 DEFAULT_NEW_TOKENS = 128
 IDS_ONLY = "draftree returns ids and statistics only"
@@ -176,7 +177,7 @@ def read_options(
     _check_ranges(config)
     if eos is not None:
         config.eos_token_id = list(as_ids(eos)) or None
-    model._prepare_special_tokens(config, True, device=model.device)
+    model._prepare_special_tokens(config, True, device=device_of(model))
     criteria = StoppingCriteriaList()
     if stopping_criteria is not None:
         criteria = StoppingCriteriaList(list(stopping_criteria))
@@ -193,7 +194,8 @@ def read_options(
 
 @lru_cache(maxsize=1)
 def _known() -> frozenset[str]:
-    names = {name for name in GenerationConfig().to_dict() if not name.startswith("_")}
+    usual: Any = GenerationConfig()  # type: ignore[no-untyped-call]
+    names = {name for name in usual.to_dict() if not name.startswith("_")}
     return frozenset(names - {"transformers_version"})
 
 
@@ -225,7 +227,7 @@ def split_criteria(
         if type(criterion) is MaxLengthCriteria:
             length = criterion.max_length if length is None else min(length, criterion.max_length)
         elif type(criterion) is EosTokenCriteria:
-            eos += as_ids(torch.as_tensor(criterion.eos_token_id).flatten().tolist())
+            eos += as_ids(torch.as_tensor(criterion.eos_token_id, dtype=torch.long, device="cpu").flatten().tolist())
         else:
             rest.append(criterion)
     return length, eos, rest
@@ -280,7 +282,7 @@ def rules_for(
         input_ids_seq_length=padded_length,
         encoder_input_ids=encoder_ids,
         logits_processor=LogitsProcessorList(),
-        device=str(model.device),
+        device=str(device_of(model)),
         model_kwargs={} if mask is None else {"attention_mask": mask},
     )
     return Rules(

@@ -93,18 +93,18 @@ def tree_pass(
     offset = max(trunk)
     guesses = trees.tokens
     batch, width = guesses.shape
-    begin = torch.tensor([[s + t] for s, t in zip(starts, trunk, strict=True)], device=device)
+    begin = torch.tensor([[s + t] for s, t in zip(starts, trunk, strict=True)], device=device, dtype=torch.long)
     if offset == 0:
         plan = Plan(guesses, begin + trees.depth, trees.ancestors, sizes=trees.sizes)
     else:
         tokens = torch.zeros(batch, offset, dtype=torch.long, device=device)
         for b, certain in enumerate(trunks):
             tokens[b, : len(certain)] = torch.tensor(certain, dtype=torch.long, device=device)
-        start = torch.tensor(list(starts), device=device)[:, None]
+        start = torch.tensor(list(starts), device=device, dtype=torch.long)[:, None]
         positions = torch.minimum(start + torch.arange(offset, device=device), begin)
         visible = torch.zeros(batch, offset + width, offset + width, dtype=torch.bool, device=device)
         visible[:, :offset, :offset] = torch.ones(offset, offset, dtype=torch.bool, device=device).tril()
-        real = torch.arange(offset, device=device) < torch.tensor(trunk, device=device)[:, None]
+        real = torch.arange(offset, device=device) < torch.tensor(trunk, device=device, dtype=torch.long)[:, None]
         visible[:, offset:, :offset] = real[:, None]
         visible[:, offset:, offset:] = trees.ancestors
         plan = Plan(
@@ -183,7 +183,7 @@ def _attach(plan: Plan, attachment: Attachment, trees: TokenTree, begin: Tensor,
     if offset == 0:
         surgeries = tuple(s.behind(begin) for s in laid.surgeries)
     else:
-        real = torch.tensor(trunk, device=begin.device)
+        real = torch.tensor(trunk, device=begin.device, dtype=torch.long)
         positions = torch.cat([plan.positions[:, :offset], positions], 1)
         own = visible.shape[1] - trees.width
         visible = plan.visible

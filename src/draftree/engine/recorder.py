@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from ctypes import PYFUNCTYPE, c_ssize_t, c_void_p, py_object, pythonapi
 from itertools import islice
 from pathlib import PurePath
 from time import perf_counter
@@ -29,8 +28,6 @@ from draftree.tree import TokenTree
 
 DIGITS = 4  # of log-probabilities
 WORD = 8  # bytes of a token id
-# Memory as bytes, in half the time that a tensor takes to become an array first.
-copied = PYFUNCTYPE(py_object, c_void_p, c_ssize_t)(("PyBytes_FromStringAndSize", pythonapi))
 
 Held = bytes | tuple[Tensor, Tensor, Tensor, Tensor]  # tokens, parents, sources and log-probabilities of trees
 
@@ -143,15 +140,8 @@ class Track:
             self._near = tokens.is_cpu
         if not self._near:
             self._trees.append((tokens, parents, source, logp))
-        elif len(walks) > 1:
+        else:
             self._trees.append(b"".join([part.numpy().tobytes() for part in (tokens, parents, source, logp)]))
-        else:  # one tree: each tensor lies in one piece, and those of a trie's tree behind each other
-            at, above, by, size = tokens.data_ptr(), parents.data_ptr(), source.data_ptr(), WORD * tokens.numel()
-            if at + size == above and above + size == by:
-                whole = copied(at, 3 * size)
-            else:
-                whole = copied(at, size) + copied(above, size) + copied(by, size)
-            self._trees.append(whole + copied(logp.data_ptr(), size // 2))
 
     # ---------------------------------------------------------------- afterwards
 

@@ -93,7 +93,9 @@ class Request:
         self.encoder_states = encoder_states
         self.decide_alone = False  # strict mode: the next step has no draft tokens
         self._on_token = on_token
-        prefix = padded_prompt if padded_prompt is not None else torch.tensor([list(prompt)], device=device)
+        prefix = padded_prompt
+        if prefix is None:
+            prefix = torch.tensor([list(prompt)], dtype=torch.long, device=device)
         self.chooser = self.context.chooser = self._make_chooser(prefix, device)
         self._criteria_ids = self._criteria_buffer(prefix)
 

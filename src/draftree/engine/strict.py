@@ -45,7 +45,7 @@ def _worst_difference(runner: Runner) -> float:
     device = target.device
     length = min(LENGTH, (target.max_positions or LENGTH))
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, target.vocab_size, (1, length), generator=generator).to(device)
+    tokens = torch.randint(0, target.vocab_size, (1, length), generator=generator, device="cpu").to(device)
     together = runner.run(
         Plan(
             tokens,
@@ -59,7 +59,9 @@ def _worst_difference(runner: Runner) -> float:
     worst = 0.0
     for i in range(length):
         one = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
-        result = runner.run(Plan(tokens[:, i : i + 1], torch.tensor([[i]], device=device), one), cache)
+        result = runner.run(
+            Plan(tokens[:, i : i + 1], torch.tensor([[i]], device=device, dtype=torch.long), one), cache
+        )
         worst = max(worst, float((result.logits[0, 0].float() - together[0, i]).abs().max()))
         cache.commit([[0]], result.segments)
     return worst

@@ -38,12 +38,14 @@ class EarlyHeadWeights(nn.Module):
     def __init__(self, hidden_size: int, rank: int = 0, places: int = 1) -> None:
         super().__init__()
         self.rank = rank
-        self.norm = nn.Parameter(torch.ones(hidden_size))
+        self.norm = nn.Parameter(torch.ones(hidden_size, dtype=torch.float32, device="cpu"))
         if rank:
-            self.down = nn.Parameter(torch.randn(rank, hidden_size) * hidden_size**-0.5)
-            self.up = nn.Parameter(torch.zeros(hidden_size, rank))
+            self.down = nn.Parameter(
+                torch.randn(rank, hidden_size, dtype=torch.float32, device="cpu") * hidden_size**-0.5
+            )
+            self.up = nn.Parameter(torch.zeros(hidden_size, rank, dtype=torch.float32, device="cpu"))
         else:
-            self.projection = nn.Parameter(torch.eye(hidden_size))
+            self.projection = nn.Parameter(torch.eye(hidden_size, dtype=torch.float32, device="cpu"))
         self.further = nn.ModuleList(EarlyHeadWeights(hidden_size, rank) for _ in range(places - 1))
 
     def forward(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:

@@ -154,4 +154,4 @@ def _modules(model: nn.Module) -> list[nn.Module]:
 def _add_place(parameter: Tensor, to: list[Any]) -> None:
     plain = type(parameter) in (nn.Parameter, Tensor)  # quantised ones have no single place in memory
     to.append(parameter.data_ptr() if plain else id(parameter))
-    to.append(parameter._version)
+    to.append(0 if parameter.is_inference() else parameter._version)  # made in inference mode, they count no changes

@@ -83,7 +83,7 @@ class Runner(ABC):
         Returns:
             tokens int64 [B, D, K], best first, and their log-probabilities float32; 0 and -inf where there is no row.
         """
-        wanted = torch.tensor(rows, device=hidden.device)
+        wanted = torch.tensor(rows, device=hidden.device, dtype=torch.long)
         picked = hidden.gather(1, wanted.clamp(min=0)[:, :, None].expand(-1, -1, hidden.shape[2]))
         tokens, logp = top_tokens(self.logits(picked), count)
         missing = np.asarray(rows) < 0

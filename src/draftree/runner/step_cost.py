@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from draftree.runner.base import Runner
-from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import Plan
 
 FIRST_ROWS = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as they are cheap
@@ -134,7 +133,7 @@ def _measure(runner: Runner, rows: Sequence[int], clock: Callable[[], float]) ->
     cache = runner.new_cache(1, most)
     encoder = None
     if target.encoder_decoder:
-        encoder = EncoderState(target, 1)
+        encoder = runner.new_encoder(1)
         encoder.admit(0, torch.zeros(rows[0], dtype=torch.long, device=device))
 
     def run(count: int) -> float:

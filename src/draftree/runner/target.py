@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from draftree.runner.layout.masks import LayerKind
 
@@ -63,7 +63,7 @@ class Target:
     @property
     def device(self) -> torch.device:
         """Where the input ids go."""
-        return torch.device(self.model.get_input_embeddings().weight.device)
+        return device_of(self.model)
 
     def refuse_training(self) -> None:
         """Raise where the model is in a training mode that makes passes differ from each other.
@@ -120,7 +120,7 @@ def inspect_model(model: Any) -> Target:
         )
     config = model.config.get_text_config(decoder=True)
     name = config.model_type
-    if any(p.is_meta for p in model.parameters()):
+    if any(p.is_meta and _brought_to(m) is None for m in model.modules() for p in m.parameters(recurse=False)):
         raise ValueError(
             "The model is on the meta device and has no weights: load them (from_pretrained without "
             "device_map='meta') before generating."
@@ -176,6 +176,36 @@ def _unwrap(model: Any) -> Any:
                 "not see: use an adapter that changes weights, such as LoRA."
             )
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def plain_weight(parameter: Tensor) -> bool:
+    """Whether a weight may be copied into another layout, once: it is its numbers, and says when they change.
+
+    Quantised weights are of classes of their own. Those made in inference mode count no changes.
+    """
+    return type(parameter) is nn.Parameter and not parameter.is_inference()
+
+
+def device_of(model: Any) -> torch.device:
+    """Where the input ids of a model go."""
+    embedding = model.get_input_embeddings()
+    device = torch.device(embedding.weight.device)
+    return torch.device(_brought_to(embedding) or device) if device.type == "meta" else device
+
+
+def weight_of(module: Any) -> Tensor:
+    """A module's weight, also where accelerate keeps it elsewhere between calls."""
+    weight: Tensor = module.weight.detach()
+    return module._hf_hook.weights_map["weight"] if weight.is_meta else weight
+
+
+def _brought_to(module: nn.Module) -> Any:
+    """Where accelerate brings a module's weights for each call, which lie elsewhere in between; None for others."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    for part in getattr(hook, "hooks", (hook,)):
+        if getattr(part, "offload", False):
+            return part.execution_device
+    return None
 
 
 def _layers(decoder: nn.Module, config: Any) -> list[nn.Module]:

@@ -155,7 +155,7 @@ class _Talk:
         if target.encoder_decoder:
             import torch
 
-            source, start = torch.tensor(prompt, device=target.device), [decoder_start(target)]
+            source, start = torch.tensor(prompt, device=target.device, dtype=torch.long), [decoder_start(target)]
             room = None if target.max_positions is None else target.max_positions - 1
         new = self.most if room is None else min(self.most, room)
         rules = Rules(max_new_tokens=new, eos_token_ids=eos_token_ids(target.model))

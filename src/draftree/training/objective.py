@@ -126,5 +126,5 @@ def cross_entropy(logits: Tensor, truth: Tensor, there: Tensor) -> Tensor:
 def hits_of(logits: Tensor, truth: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
     """In how many cases that are `there` the truth is within the best `RANKS[r]` [R], and how many there are."""
     better = (logits > logits.gather(-1, truth[..., None])).sum(-1)
-    ranks = torch.tensor(RANKS, device=logits.device)
+    ranks = torch.tensor(RANKS, device=logits.device, dtype=torch.long)
     return ((better[..., None] < ranks) & there[..., None]).flatten(0, 1).sum(0), there.sum()

@@ -96,9 +96,9 @@ class Replay:
     def _read(self, slot: int, row: Row) -> None:
         device = self._runner.target.device
         if self._encoder is not None:
-            self._encoder.admit(slot, torch.tensor(row.source, device=device))
+            self._encoder.admit(slot, torch.tensor(row.source, device=device, dtype=torch.long))
         for begin in range(0, len(row), CHUNK):
-            ids = torch.tensor([row.tokens[begin : begin + CHUNK]], device=device)
+            ids = torch.tensor([row.tokens[begin : begin + CHUNK]], device=device, dtype=torch.long)
             n = ids.shape[1]
             causal = torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
             places = begin + torch.arange(n, device=device)[None]
@@ -179,9 +179,10 @@ class Replay:
     def time_step(self) -> float:
         """Seconds of the whole model's pass of one row behind the first text."""
         device = self._runner.target.device
-        place = torch.tensor([[len(self._texts[0]) - 1]], device=device)
+        place = torch.tensor([[len(self._texts[0]) - 1]], device=device, dtype=torch.long)
         row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
-        plan = Plan(torch.tensor([self._texts[0][-1:]], device=device), place, row, rope_floor=(self._floors[0],))
+        last = torch.tensor([self._texts[0][-1:]], dtype=torch.long, device=device)
+        plan = Plan(last, place, row, rope_floor=(self._floors[0],))
         with self._runner.lock, self._runner.guard():
             begin = time.perf_counter()
             self._runner.run(plan, self._cache, 0, self._encoder).logits[0, -1, 0].item()  # waits for the device

@@ -211,7 +211,7 @@ class ByLength(Sampler[int]):
     """
 
     def __init__(self, rows: Sequence[Row], batch: int, seed: int) -> None:
-        self.lengths = torch.tensor([len(row) for row in rows])
+        self.lengths = torch.tensor([len(row) for row in rows], dtype=torch.long, device="cpu")
         self.batch, self.seed, self.epoch = batch, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -223,12 +223,12 @@ class ByLength(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(len(self.lengths), generator=generator)
+        order = torch.randperm(len(self.lengths), generator=generator, device="cpu")
         pools = [pool[self.lengths[pool].argsort()] for pool in order.split(self.batch * POOL)]
         batches = [batch for pool in pools for batch in pool.split(self.batch)]
         # A batch that is not full stays last, where data loaders expect it.
         whole = len(batches) - (len(order) % self.batch > 0)
-        for b in [*torch.randperm(whole, generator=generator).tolist(), *range(whole, len(batches))]:
+        for b in [*torch.randperm(whole, generator=generator, device="cpu").tolist(), *range(whole, len(batches))]:
             yield from (self.epoch * len(order) + i for i in batches[b].tolist())
 
 
@@ -247,19 +247,19 @@ def collate(picked: Sequence[tuple[Row, int | None]], most: int | None) -> dict[
         if most is not None and count > most:
             if seed is not None:
                 generator = torch.Generator().manual_seed(seed)
-                first += int(torch.randint(count - most + 1, (1,), generator=generator))
+                first += int(torch.randint(count - most + 1, (1,), generator=generator, device="cpu"))
             count = most
-        splits.append(torch.arange(first, first + count))
+        splits.append(torch.arange(first, first + count, device="cpu"))
     batch = {
-        "tokens": _pad([torch.tensor(row.tokens) for row in rows]),
-        "length": torch.tensor([len(row) for row in rows]),
-        "start": torch.tensor([row.start for row in rows]),
+        "tokens": _pad([torch.tensor(row.tokens, dtype=torch.long, device="cpu") for row in rows]),
+        "length": torch.tensor([len(row) for row in rows], dtype=torch.long, device="cpu"),
+        "start": torch.tensor([row.start for row in rows], dtype=torch.long, device="cpu"),
         "splits": torch.stack([_stretch(s, max(map(len, splits))) for s in splits]),
-        "real": _pad([torch.ones(len(s), dtype=torch.bool) for s in splits]),
+        "real": _pad([torch.ones(len(s), dtype=torch.bool, device="cpu") for s in splits]),
     }
     if rows[0].source:
-        batch["source"] = _pad([torch.tensor(row.source) for row in rows])
-        batch["source_length"] = torch.tensor([len(row.source) for row in rows])
+        batch["source"] = _pad([torch.tensor(row.source, dtype=torch.long, device="cpu") for row in rows])
+        batch["source_length"] = torch.tensor([len(row.source) for row in rows], dtype=torch.long, device="cpu")
     return batch
 
 

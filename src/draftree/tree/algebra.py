@@ -116,7 +116,7 @@ def best(tree: TokenTree, n: int | Sequence[int]) -> Fields:
     if len(set(limits)) == 1:
         chosen = (ranks <= limits[0]).expand(tree.batch, -1)
     else:
-        chosen = ranks <= moved(torch.tensor(limits), tree.device)[:, None]
+        chosen = ranks <= moved(torch.tensor(limits, dtype=torch.long, device="cpu"), tree.device)[:, None]
     keep = torch.zeros_like(structure.ancestors[:, 0]).scatter_(1, order, chosen) & tree.real
     return _compact(tree, capped, keep, sizes, None)[0]
 
@@ -139,7 +139,8 @@ def _beginning(tree: TokenTree, sizes: tuple[int, ...]) -> Fields:
     tokens, parents = tree.tokens.narrow(1, 0, width), tree.parents.narrow(1, 0, width)
     logp, source = tree.logp.narrow(1, 0, width), tree.source.narrow(1, 0, width)
     if min(sizes, default=1) < width:
-        padding = torch.arange(width) >= torch.tensor(sizes)[:, None]
+        counts = torch.tensor(sizes, dtype=torch.long, device=tree.device)[:, None]
+        padding = torch.arange(width, device=tree.device) >= counts
         tokens, parents = tokens.masked_fill(padding, 0), parents.masked_fill(padding, -1)
         logp, source = logp.masked_fill(padding, float("-inf")), source.masked_fill(padding, 0)
         return tokens, parents, logp, source, sizes, None

@@ -35,8 +35,9 @@ def roots(tokens: Tensor) -> Fields:
 @torch.inference_mode(False)
 def _bare(batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Structure]:
     """All of trees without guesses but their tokens: every step of plain decoding has them."""
-    parents = torch.full((batch, 1), -1, device=device)
-    return parents, torch.zeros(batch, 1, device=device), torch.zeros_like(parents), structure_of(parents)
+    parents = torch.full((batch, 1), -1, device=device, dtype=torch.long)
+    certain = torch.zeros(batch, 1, dtype=torch.float32, device=device)
+    return parents, certain, torch.zeros_like(parents), structure_of(parents)
 
 
 def from_arrays(
@@ -99,10 +100,10 @@ def from_paths(
             scores[node] = max(scores[node], score)
             masks[node] |= sources[p]
     return (
-        torch.tensor([tokens]),
-        torch.tensor([parents]),
-        torch.tensor([scores], dtype=torch.float32),
-        torch.tensor([masks]),
+        torch.tensor([tokens], dtype=torch.long, device="cpu"),
+        torch.tensor([parents], dtype=torch.long, device="cpu"),
+        torch.tensor([scores], dtype=torch.float32, device="cpu"),
+        torch.tensor([masks], dtype=torch.long, device="cpu"),
         (len(tokens),),
         None,
     )

@@ -34,7 +34,7 @@ def _choice_structure(
             raise ValueError(f"The choice list has {choice} but not its prefix {choice[:-1]}: add the prefix.")
     depths = torch.tensor([len(c) - 1 for c in order], dtype=torch.long, device=device)
     ranks = torch.tensor([c[-1] for c in order], dtype=torch.long, device=device)
-    parents = torch.tensor([[-1, *(place[c[:-1]] for c in order)]], dtype=torch.long)
+    parents = torch.tensor([[-1, *(place[c[:-1]] for c in order)]], dtype=torch.long, device="cpu")
     last = max((c[-1] for c in order), default=-1)
     return depths, ranks, parents.to(device), structure_of(parents, device), last
 
@@ -50,7 +50,7 @@ def from_choices(roots: Tensor, candidates: Tensor, choices: Choices, logp: Tens
         )
     nodes = parents.shape[1]
     tokens = torch.cat([roots[:, None].long(), candidates[:, depths, ranks].long()], 1)
-    scores = torch.zeros(tokens.shape, device=tokens.device)
+    scores = torch.zeros(tokens.shape, device=tokens.device, dtype=torch.float32)
     if logp is not None:
         # A masked sum, since a product with the mask would turn -inf into NaN.
         scores[:, 1:] = logp[:, depths, ranks]
@@ -75,15 +75,15 @@ def from_candidates(
     firsts = to_numpy(roots).tolist()
     trees = [_best_first(*request) for request in zip(firsts, ids, scores, budgets, strict=True)]
     width = max((len(tree[0]) for tree in trees), default=1)
-    tokens = torch.zeros(len(trees), width, dtype=torch.long)
-    parents = torch.full((len(trees), width), -1)
-    logps = torch.full((len(trees), width), NOTHING)
-    masks = torch.zeros(len(trees), width, dtype=torch.long)
+    tokens = torch.zeros(len(trees), width, dtype=torch.long, device="cpu")
+    parents = torch.full((len(trees), width), -1, dtype=torch.long, device="cpu")
+    logps = torch.full((len(trees), width), NOTHING, dtype=torch.float32, device="cpu")
+    masks = torch.zeros(len(trees), width, dtype=torch.long, device="cpu")
     for b, (token, parent, score) in enumerate(trees):
         n = len(token)
-        tokens[b, :n] = torch.tensor(token)
-        parents[b, :n] = torch.tensor(parent)
-        logps[b, :n] = torch.tensor(score)
+        tokens[b, :n] = torch.tensor(token, dtype=torch.long, device="cpu")
+        parents[b, :n] = torch.tensor(parent, dtype=torch.long, device="cpu")
+        logps[b, :n] = torch.tensor(score, dtype=torch.float32, device="cpu")
         masks[b, 1:n] = source
     sizes = tuple(len(tree[0]) for tree in trees)
     device = candidates.device

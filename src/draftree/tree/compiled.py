@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.native import address, array_address
+
 if TYPE_CHECKING:
     from draftree.tree.token_tree import TokenTree
 
@@ -53,8 +55,15 @@ def structure(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray, int] | None:
     parents = np.ascontiguousarray(parents)
     batch, width = parents.shape
     depth, seen = np.empty((batch, width), np.int64), np.empty((batch, width, width), bool)
-    height = found.tree_structure(parents.ctypes.data, batch, width, depth.ctypes.data, seen.ctypes.data)
+    to = array_address(depth, np.int64), array_address(seen, np.bool_)
+    height: int = found.tree_structure(array_address(parents, np.int64), batch, width, *to)
     return depth, seen, height
+
+
+def empty_columns(batch: int, width: int) -> tuple[Tensor, Tensor]:
+    """Room for C to write trees into: LongTensor [3, B, N] of tokens, parents and sources, and float32 [B, N]."""
+    ids = torch.empty(3, batch, width, dtype=torch.long, device="cpu")
+    return ids, torch.empty(batch, width, dtype=torch.float32, device="cpu")
 
 
 def first(tree: TokenTree, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
@@ -67,10 +76,10 @@ def first(tree: TokenTree, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor
     if found is None or not (tree.tokens.is_cpu and all(part.is_contiguous() for part in parts)):
         return None
     batch, width = len(sizes), max(sizes)
-    ids, logp = torch.empty(3, batch, width, dtype=torch.long), torch.empty(batch, width)
-    at = [part.data_ptr() for part in parts]
+    ids, logp = empty_columns(batch, width)
     many, three = c_int64 * batch, c_void_p * 3
-    found.tree_first(three(*at[:3]), at[3], tree.width, many(*sizes), batch, width, ids.data_ptr(), logp.data_ptr())
+    at, to = [address(part, torch.long) for part in parts[:3]], (address(ids, torch.long), address(logp, torch.float32))
+    found.tree_first(three(*at), address(tree.logp, torch.float32), tree.width, many(*sizes), batch, width, *to)
     tokens, parents, source = ids.unbind()
     return tokens, parents, logp, source
 
@@ -94,8 +103,8 @@ def walks(parents: Tensor, tokens: Tensor, sizes: Sequence[int], best: Tensor) -
     nodes, counts = (c_int64 * (batch * width))(), many()
     parents, tokens, best = parents.contiguous(), tokens.contiguous(), best.contiguous()
     if found.tree_walk(
-        *(parents.data_ptr(), tokens.data_ptr(), many(*sizes), batch, width),
-        *(best.data_ptr(), best.shape[1], nodes, counts),
+        *(address(parents, torch.long), address(tokens, torch.long), many(*sizes), batch, width),
+        *(address(best, torch.long), best.shape[1], nodes, counts),
     ):
         return None
     return [nodes[b * width : b * width + count] for b, count in enumerate(counts)]
@@ -120,11 +129,12 @@ def best_first(
     batch, depth, count = tokens.shape
     width = 1 + max(*budgets, 0)
     many = c_int64 * batch
-    ids, kept, counts = torch.empty(3, batch, width, dtype=torch.long), torch.empty(batch, width), many()
-    tokens, logp = np.ascontiguousarray(tokens), np.ascontiguousarray(logp)
+    (ids, kept), counts = empty_columns(batch, width), many()
+    tokens, logp = np.ascontiguousarray(tokens, np.int64), np.ascontiguousarray(logp, np.float32)
+    at = array_address(tokens, np.int64), array_address(logp, np.float32)
     found.tree_best_first(
-        *(many(*roots), tokens.ctypes.data, logp.ctypes.data, depth, count, many(*budgets), batch, width),
-        *(math.log(off_path), source, ids.data_ptr(), kept.data_ptr(), counts),
+        *(many(*roots), *at, depth, count, many(*budgets), batch, width),
+        *(math.log(off_path), source, address(ids, torch.long), address(kept, torch.float32), counts),
     )
     if counts[0] < 0:
         return None

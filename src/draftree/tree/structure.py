@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,10 +39,10 @@ class _Cache:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = 0
-        self.entries: OrderedDict[tuple, tuple[Structure, int]] = OrderedDict()
+        self.entries: OrderedDict[tuple[Any, ...], tuple[Structure, int]] = OrderedDict()
         self.lock = threading.Lock()
 
-    def get(self, key: tuple) -> Structure | None:
+    def get(self, key: tuple[Any, ...]) -> Structure | None:
         with self.lock:
             entry = self.entries.get(key)
             if entry is None:
@@ -50,7 +50,7 @@ class _Cache:
             self.entries.move_to_end(key)
             return entry[0]
 
-    def put(self, key: tuple, value: Structure) -> None:
+    def put(self, key: tuple[Any, ...], value: Structure) -> None:
         # The fixed part stands for the Python objects around a small entry.
         cost = 1024 + len(key[1]) + value.ancestors.nbytes + value.depth.nbytes
         if cost > self.capacity // 8:

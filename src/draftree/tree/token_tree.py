@@ -99,7 +99,7 @@ class TokenTree:
         if device == self.tokens.device:  # no string is: asked every step, with a device
             return self
         # An index makes "cuda" mean one device also in the cache, whatever becomes current later.
-        device = torch.empty(0, device=device).device
+        device = torch.empty(0, device=device, dtype=torch.float32).device
         if device == self.device:
             return self
         tokens, parents, source = moved(torch.stack([self.tokens, self.parents, self.source]), device)

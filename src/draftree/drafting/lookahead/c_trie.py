@@ -17,7 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from draftree.drafting.lookahead._backend import Arrays, Dump, Settings
+from draftree.native import address, array_address
 from draftree.tree import TokenTree
+from draftree.tree.compiled import empty_columns
 
 LIBRARY = Path(__file__).with_name("_trie.so")
 ABI = 6
@@ -117,7 +119,7 @@ class CTrie:
             self._room = budget
             dtypes: tuple[Any, ...] = (np.int32, np.int32, np.float32, np.uint8)
             self._out: tuple[NDArray[Any], ...] = tuple(np.empty(budget, dtype) for dtype in dtypes)
-            self._out_at = [column.ctypes.data for column in self._out]
+            self._out_at = [array_address(column, column.dtype) for column in self._out]
             self._place, self._where = (c_int32 * budget)(), (c_int32 * budget)()
 
     def begin(self, tokens: Sequence[int]) -> int:
@@ -158,10 +160,10 @@ class CTrie:
             *(mode, sources, room, *self._out_at, self._place, counts),
         )
         if not most:
-            return TokenTree.roots(torch.tensor(roots))
+            return TokenTree.roots(torch.tensor(roots, dtype=torch.long, device="cpu"))
         width = most + 1
-        ids, logp = torch.empty(3, batch, width, dtype=torch.long), torch.empty(batch, width)
-        to = ids.data_ptr(), logp.data_ptr()
+        ids, logp = empty_columns(batch, width)
+        to = address(ids, torch.long), address(logp, torch.float32)
         first = (c_int64 * batch)(*roots)
         self._lib.trie_stack(batch, room, width, first, *self._out_at, counts, self._place, self._where, *to)
         tokens, parents, source = ids.unbind()
@@ -188,12 +190,14 @@ class CTrie:
         n = self._lib.trie_nodes(self._trie, 1)
         at, tokens, parents = (np.empty(n, np.int32) for _ in range(3))
         counts, stamps = (np.empty(n, np.uint32) for _ in range(2))
-        self._lib.trie_dump(self._trie, *(column.ctypes.data for column in (at, tokens, parents, counts, stamps)))
+        columns = (at, tokens, parents, counts, stamps)
+        self._lib.trie_dump(self._trie, *(array_address(column, column.dtype) for column in columns))
         return at, tokens, parents, counts, stamps, int(self._lib.trie_tick(self._trie))
 
     def restore(self, dump: Dump) -> None:
         *columns, tick = dump
-        _, tokens, parents, counts, stamps = (np.ascontiguousarray(column) for column in columns)
-        pointers = (column.ctypes.data for column in (tokens, parents, counts, stamps))
-        if not self._lib.trie_restore(self._trie, len(tokens), *pointers, tick):
+        kept = [np.ascontiguousarray(column) for column in columns[1:]]
+        kinds = np.int32, np.int32, np.uint32, np.uint32
+        pointers = [array_address(column, kind) for column, kind in zip(kept, kinds, strict=True)]
+        if not self._lib.trie_restore(self._trie, len(kept[0]), *pointers, tick):
             raise MemoryError("there is no memory left for this trie file")

@@ -47,7 +47,7 @@ class Joint:
         offset = step.offset
         if result.rows is None:
             device = result.logits.device
-            own = torch.tensor([*range(offset), *(offset + place for place in places)], device=device)
+            own = torch.tensor([*range(offset), *(offset + place for place in places)], device=device, dtype=torch.long)
             hidden = {layer: states[:, own[own < states.shape[1]]] for layer, states in hidden.items()}
             return replace(step, result=replace(result, hidden=hidden))
         # Rows have left in mid-stack, and rows are found by their numbers: those of others get none.
@@ -138,7 +138,7 @@ class _Joining:
         for i, surgery in adding:
             if surgery.append is None or surgery.positions is None or surgery.visible is None:
                 raise ValueError("A surgery that appends rows must give their `positions` and `visible`.")
-            places = torch.tensor(self.places[i], device=self.device)
+            places = torch.tensor(self.places[i], device=self.device, dtype=torch.long)
             source = places.expand(self.batch, -1) if surgery.source is None else places[surgery.source]
             makers.append((source.shape[1], surgery.append))
             sources.append(source)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from draftree.native import address
 from draftree.runner.cpu.layers import LANES, CompiledHead, CompiledStack, _Pass
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.skip import Skip
@@ -111,8 +112,8 @@ class Scratch:
         held: Tensor | None = getattr(self._held, "floats", None)
         if held is None or held.numel() < count:
             with torch.inference_mode(False):
-                held = self._held.floats = torch.empty(count)
-        return held.data_ptr()
+                held = self._held.floats = torch.empty(count, dtype=torch.float32, device="cpu")
+        return address(held, torch.float32)
 
 
 def prepared(library: Any) -> Any:
@@ -188,7 +189,7 @@ class ChainRunner:
         keys, values = self._stack.stores(cache, like)
         ahead = _Ahead(
             *(ctypes.addressof(self._stack._described), ctypes.addressof(keys), ctypes.addressof(values), len(keys)),
-            *(part.data_ptr() for part in (like, weight, *tables)),
+            *(address(part, torch.float32) for part in (like, weight, *tables)),
             ctypes.addressof(self._head._packed.described),
             last_position=len(tables[0]) - 1,
             epsilon=epsilon,

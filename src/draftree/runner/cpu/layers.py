@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.native import address, array_address, optional_address
 from draftree.runner.cpu.packed import LANES, Matrix, Packed
 from draftree.runner.cpu.threads import Pace
 from draftree.runner.eager.layer import Angles
@@ -97,8 +98,8 @@ class CompiledLayer:
         hidden = matrices[0].inputs
         self._described = _Layer(
             *matrices,
-            *(None if norm is None else norm.weight.data_ptr() for norm in norms),
-            None if self._partner is None else self._partner.data_ptr(),
+            *(None if norm is None else address(norm.weight, torch.float32) for norm in norms),
+            optional_address(self._partner, torch.int32),
             *(0.0 if norm is None else norm.epsilon for norm in (*norms[:3], norms[4])),
             *(hidden, kv, groups, dim, parts.wide, parts.activation != "silu", 0),
             parts.scaling,
@@ -119,20 +120,19 @@ class CompiledLayer:
         kv, groups, dim = self.parts.heads
         keys, values = angles.cache.stores(index, kv, (dim, dim), x)
         query = x.new_empty(x.shape[0], kv, groups * x.shape[1], dim)
-        self._enter(
-            self._described, angles.described, x.data_ptr(), query.data_ptr(), keys.data_ptr(), values.data_ptr()
-        )
+        self._enter(self._described, angles.described, *(address(t, torch.float32) for t in (x, query, keys, values)))
         return query, *angles.cache.views(index, x.shape[1])
 
     def leave(self, x: Tensor, mixed: Tensor | None, angles: CompiledAngles) -> Tensor:
         """See `layer.TensorLayer.leave`."""
         if mixed is None:
-            self._leave(self._described, angles.described, None, 0, 0, 0, x.data_ptr())
+            self._leave(self._described, angles.described, None, 0, 0, 0, address(x, torch.float32))
             return x
         by_request, by_head, by_row, by_value = mixed.stride()
         if by_value != 1:
             return self.leave(x, mixed.contiguous(), angles)
-        self._leave(self._described, angles.described, mixed.data_ptr(), by_request, by_head, by_row, x.data_ptr())
+        at, to = address(mixed, torch.float32, strided=True), address(x, torch.float32)
+        self._leave(self._described, angles.described, at, by_request, by_head, by_row, to)
         return x
 
 
@@ -168,7 +168,7 @@ class CompiledStack:
         keys, values = self.stores(angles.cache, x, first, last)
         layers = ctypes.byref(self._described, first * ctypes.sizeof(c_void_p))
         began = self.pace.clock()
-        self._run(layers, last - first, angles.described, x.data_ptr(), keys, values)
+        self._run(layers, last - first, angles.described, address(x, torch.float32), keys, values)
         work = x.shape[0] * x.shape[1] * sum(self._by_layer[first:last])
         self.pace.took(work, angles.described.threads, began)
 
@@ -179,7 +179,8 @@ class CompiledStack:
             kv, _, dim = layer.parts.heads
             found.append(cache.stores(number, kv, (dim, dim), like))
         at = c_void_p * len(found)
-        return at(*(keys.data_ptr() for keys, _ in found)), at(*(values.data_ptr() for _, values in found))
+        keys, values = ([address(store, torch.float32) for store in stores] for stores in zip(*found, strict=True))
+        return at(*keys), at(*values)
 
 
 class CompiledAngles:
@@ -194,13 +195,14 @@ class CompiledAngles:
         tensors = [
             angles.cosine.contiguous(),
             angles.sine.contiguous(),
-            torch.empty(batch * n * stack.scratch),
+            torch.empty(batch * n * stack.scratch, dtype=torch.float32, device="cpu"),
             segment.visible.contiguous(),
             None if prefix_rows is None else prefix_rows.contiguous(),
-            torch.empty(threads * (2 * stack.dim + max(starts) + n) * LANES),
+            torch.empty(threads * (2 * stack.dim + max(starts) + n) * LANES, dtype=torch.float32, device="cpu"),
         ]
         self._kept = tensors, (c_int64 * batch)(*starts)
-        cosine, sine, scratch, visible, prefix, scores = (None if t is None else t.data_ptr() for t in tensors)
+        kinds = torch.float32, torch.float32, torch.float32, torch.bool, torch.bool, torch.float32
+        cosine, sine, scratch, visible, prefix, scores = map(optional_address, tensors, kinds)
         self.described = _Pass(
             *(batch, n, angles.cache.first, angles.cache.capacity, self._kept[1]),
             *(cosine, sine, scratch, threads, angles.cache.prefix_length, segment.visible.shape[2] - n),
@@ -227,11 +229,12 @@ class CompiledHead:
         rows, width = x.shape[0] * x.shape[1], x.shape[2]
         normed = torch.empty_like(x)
         weight, epsilon = self._norm
-        self._library.layer_norm(x.data_ptr(), weight.data_ptr(), epsilon, rows, width, normed.data_ptr())
+        at, by, to = (address(t, torch.float32) for t in (x, weight, normed))
+        self._library.layer_norm(at, by, epsilon, rows, width, to)
         matrix = self._packed.described
         logits = x.new_empty(*x.shape[:2], matrix.outputs)
         threads, began = self.threads(rows), self._pace.clock()
-        self._library.layer_product(matrix, normed.data_ptr(), rows, threads, 0, logits.data_ptr())
+        self._library.layer_product(matrix, to, rows, threads, 0, address(logits, torch.float32))
         self._pace.took(rows * width * matrix.outputs, threads, began)
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
@@ -244,11 +247,12 @@ class CompiledHead:
         # Rows of a request lie behind those of the requests before it.
         places = [row + b * hidden.shape[1] if row >= 0 else -1 for b, of in enumerate(rows) for row in of]
         tokens, logp = np.empty((batch, depth, count), np.int64), np.empty((batch, depth, count), np.float32)
-        work = torch.empty(len(places) * (matrix.inputs + matrix.outputs))
+        work = torch.empty(len(places) * (matrix.inputs + matrix.outputs), dtype=torch.float32, device="cpu")
         threads, began = self.threads(len(places)), self._pace.clock()
         self._library.layer_best(
-            *(matrix, weight.data_ptr(), epsilon, hidden.data_ptr(), (c_int64 * len(places))(*places), len(places)),
-            *(threads, count, work.data_ptr(), tokens.ctypes.data, logp.ctypes.data),
+            *(matrix, address(weight, torch.float32), epsilon, address(hidden, torch.float32)),
+            *((c_int64 * len(places))(*places), len(places), threads, count, address(work, torch.float32)),
+            *(array_address(tokens, np.int64), array_address(logp, np.float32)),
         )
         self._pace.took(len(places) * matrix.inputs * matrix.outputs, threads, began)
         return tokens, logp

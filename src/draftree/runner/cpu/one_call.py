@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from draftree.native import address, optional_address
 from draftree.runner.cpu.ahead import ChainRunner, Scratch
 from draftree.runner.cpu.layers import LANES, CompiledHead, CompiledStack, _Pass
 from draftree.runner.cpu.packed import Matrix, to_panels
@@ -135,8 +136,8 @@ class OneCall:
         if embeddings is not None:
             embeddings = embeddings.to(self._embedding.dtype).contiguous()
         matrix = self._head._packed.described
-        logits = torch.empty(batch, wanted, matrix.outputs)
-        hidden = torch.empty(batch, last, self._hidden) if plan.taps else None
+        logits = torch.empty(batch, wanted, matrix.outputs, dtype=torch.float32, device="cpu")
+        hidden = torch.empty(batch, last, self._hidden, dtype=torch.float32, device="cpu") if plan.taps else None
         joins, kept, made = self._joins(surgeries, batch)
         scratch, scores = rows * self._stack.scratch, threads * (2 * dim + max(starts) + last) * LANES
         spare = 0 if counts is None else rows * matrix.outputs
@@ -148,19 +149,19 @@ class OneCall:
         p = _Pass(
             *(batch, n, cache.first, cache.capacity, (c_int64 * batch)(*starts)),
             *(cosine, sine, more, threads, cache.prefix_length, visible.shape[2] - n),
-            *(visible.data_ptr(), _address(prefix_rows), more + 4 * scratch),
+            *(address(visible, torch.bool), optional_address(prefix_rows, torch.bool), more + 4 * scratch),
             *(None if part is None else ctypes.addressof(part) for part in (counts, offsets)),
         )
         entry = _Entry(
-            *(tokens.data_ptr(), positions.data_ptr(), _address(embeddings)),
+            *(address(tokens, torch.long), address(positions, torch.long), optional_address(embeddings, torch.float32)),
             *(0 if embeddings is None else embeddings.shape[1], last, wanted, len(surgeries)),
             at_head,
             None if joins is None else ctypes.addressof(joins),
         )
         whole = self._whole(cache, tables)
-        states = x if hidden is None else hidden.data_ptr()
+        states, to = optional_address(hidden, torch.float32) or x, address(logits, torch.float32)
         began = self._stack.pace.clock()
-        done = self._call(whole, p, entry, states, normed, spared, spared + 4 * spare, logits.data_ptr())
+        done = self._call(whole, p, entry, states, normed, spared, spared + 4 * spare, to)
         del kept  # what C read of the joins lived until here
         if not done:
             return None
@@ -182,7 +183,7 @@ class OneCall:
             visible = s.joined.contiguous()
             kept += [visible, source, found]
             join.layer, join.matrix, join.steps, join.sources = s.layer, ctypes.addressof(matrix), steps, given
-            join.source, join.visible = _address(source), visible.data_ptr()
+            join.source, join.visible = optional_address(source, torch.long), address(visible, torch.bool)
             made = max(made, batch * given * (1 + steps) * self._hidden)
         return joins, kept, made
 
@@ -193,7 +194,7 @@ class OneCall:
             if len(self._matrices) >= KEPT:
                 self._matrices.clear()
             panels = to_panels(matrix.T.to(self._embedding.dtype))
-            described = Matrix(panels.data_ptr(), None, *matrix.shape)
+            described = Matrix(address(panels, torch.float32), None, *matrix.shape)
             # The matrix is kept along, so that its id is not given to another one.
             found = self._matrices[id(matrix)] = matrix, panels, described
         return found
@@ -210,7 +211,7 @@ class OneCall:
         whole = _Whole(
             *(ctypes.addressof(part) for part in (self._stack._described, keys, values)),
             len(keys),
-            *(part.data_ptr() for part in (like, weight, *tables)),
+            *(address(part, torch.float32) for part in (like, weight, *tables)),
             *(ctypes.addressof(self._head._packed.described), len(like), len(tables[0]), epsilon),
         )
         cache.notes[self] = tables[0], whole, (keys, values)
@@ -233,7 +234,3 @@ def _simple(surgery: Surgery) -> bool:
 
 def _count(surgery: Surgery) -> int:
     return 0 if surgery.positions is None else surgery.positions.shape[1]
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

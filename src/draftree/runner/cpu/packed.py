@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from draftree.native import address, optional_address
+
 LANES = 16  # outputs of a panel
 HUGE_PAGE = 2 * 2**20
 WORTH_HUGE_PAGES = 2 * HUGE_PAGE
@@ -71,9 +73,9 @@ class Packed:
             panels = to_panels(side_by_side(linears))
         self._panels = panels
         self._bias = None if linears[0].bias is None else torch.cat([m.bias.detach() for m in linears])
-        bias = None if self._bias is None else self._bias.data_ptr()
+        bias = optional_address(self._bias, torch.float32)
         outputs = sum(m.out_features for m in linears)
-        self.described = Matrix(panels.data_ptr(), bias, panels.shape[1], outputs)
+        self.described = Matrix(address(panels, torch.float32), bias, panels.shape[1], outputs)
 
 
 class Stretch(NamedTuple):
@@ -164,9 +166,10 @@ class PackedLinear(nn.Module):
             return F.linear(x, self.weight, self.bias)
         rows = x.reshape(-1, self.in_features).contiguous()
         out = rows.new_empty(rows.shape[0], self.out_features)
-        bias = None if self.bias is None else self.bias.data_ptr()
-        matrix = Matrix(self.panels.data_ptr(), bias, self.in_features, self.out_features)
-        library.layer_product(matrix, rows.data_ptr(), len(rows), torch.get_num_threads(), 0, out.data_ptr())
+        bias = optional_address(self.bias, torch.float32)
+        matrix = Matrix(address(self.panels, torch.float32), bias, self.in_features, self.out_features)
+        at, to = address(rows, torch.float32), address(out, torch.float32)
+        library.layer_product(matrix, at, len(rows), torch.get_num_threads(), 0, to)
         return out.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

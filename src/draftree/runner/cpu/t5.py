@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.native import address
 from draftree.runner.cpu.ahead import AheadPlan, Course, Scratch, _Ahead, go, prepared
 from draftree.runner.cpu.layers import ABI, WORTH_THREADS, _Pass, load_library
 from draftree.runner.cpu.packed import Matrix, Packed
@@ -33,8 +34,9 @@ from draftree.runner.hooked.probe import probe
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
+from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
-from draftree.runner.target import Target
+from draftree.runner.target import Target, plain_weight
 
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
 ACTIVATIONS = (("relu", False), ("gelu_new", True))  # with a gate or without
@@ -72,8 +74,9 @@ class T5Runner(HookedRunner):
         if (target.config.dense_act_fn, bool(target.config.is_gated_act)) not in ACTIVATIONS:
             return False
         model = target.model
-        if target.dtype != torch.float32 or not all(p.is_cpu and p.dtype == torch.float32 for p in model.parameters()):
-            return False
+        for p in model.parameters():
+            if not plain_weight(p) or not p.is_cpu or p.dtype != torch.float32:
+                return False
         if not (plain(model) and all_plain(target.decoder) and all_plain(model.get_output_embeddings())):
             return False
         layers: list[Any] = target.layers
@@ -92,6 +95,7 @@ class T5Runner(HookedRunner):
         """See `Runner.new_encoder`: sources are read in one compiled call."""
         return EncoderState(self.target, slots, self._reader)
 
+    @in_own_type
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Runner.run`."""
         if not plan.plain or cache.prefix_length or encoder is None:
@@ -142,7 +146,7 @@ class _Decoder:
         self._kept.append(packed)
         matrices = [Matrix() if part is None else part.described for part in packed]
         norms = [part.layer_norm.weight for part in layer.layer]
-        return _CrossLayer(*matrices, *(norm.data_ptr() for norm in norms), None, None)
+        return _CrossLayer(*matrices, *(address(norm, torch.float32) for norm in norms), None, None)
 
     def run(self, plan: Plan, cache: SlotCache, encoder: EncoderState) -> Tensor | None:
         """Logits [B, n, V] of the rows that `plan` wants some of; `cache` is open for it. None for unknown tokens."""
@@ -151,16 +155,16 @@ class _Decoder:
         begin, end, _ = slice(plan.first_logit_row, plan.last_logit_row).indices(width)
         floats = batch * width * self._hidden
         call = self.call(cache, encoder, batch, width, width, 2 * floats)
-        call.cross.places = places.data_ptr()
-        call.p.visible, call.p.back = visible.data_ptr(), visible.shape[2] - width
-        logits = torch.empty(batch, end - begin, head.outputs)
+        call.cross.places = address(places, torch.long)
+        call.p.visible, call.p.back = address(visible, torch.bool), visible.shape[2] - width
+        logits = torch.empty(batch, end - begin, head.outputs, dtype=torch.float32, device="cpu")
         wanted = batch * (end - begin)
         at_head = wanted * head.inputs * head.outputs
         threads = self._pace.threads(at_head, WORTH_THREADS // 4)
         began = self._pace.clock()
         done = self._library.layer_crossed(
-            *(call.cross, call.p, tokens.data_ptr(), call.keys, call.values, begin, end, threads),
-            *(call.work, call.work + 4 * floats, logits.data_ptr()),
+            *(call.cross, call.p, address(tokens, torch.long), call.keys, call.values, begin, end, threads),
+            *(call.work, call.work + 4 * floats, address(logits, torch.float32)),
         )
         if not done:
             return None
@@ -173,7 +177,8 @@ class _Decoder:
         call = self.call(cache, encoder, batch, 1, plan.steps, batch * (2 * self._hidden + head.outputs))
         ahead = _Ahead(
             *(None, ctypes.addressof(call.keys), ctypes.addressof(call.values), len(self._layers)),
-            *(self._embedding.data_ptr(), self._norm.data_ptr(), None, None, ctypes.addressof(head)),
+            *(address(self._embedding, torch.float32), address(self._norm, torch.float32)),
+            *(None, None, ctypes.addressof(head)),
             last_position=max(plan.positions) + plan.steps,
             epsilon=self._epsilon,
             cross=ctypes.addressof(call.cross),
@@ -210,15 +215,16 @@ class _Call:
         keys, values, seen = encoder.stores()
         self._layers = (_CrossLayer * count)(*decoder._layers)
         for layer, key, value in zip(self._layers, keys, values, strict=True):
-            layer.keys, layer.values = key.data_ptr(), value.data_ptr()
+            layer.keys, layer.values = address(key, torch.float32), address(value, torch.float32)
         widths = decoder._dim, decoder._dim
         stores = [cache.stores(i, decoder._heads, widths, decoder._embedding) for i in range(count)]
-        self.keys = (c_void_p * count)(*(k.data_ptr() for k, _ in stores))
-        self.values = (c_void_p * count)(*(v.data_ptr() for _, v in stores))
+        self.keys = (c_void_p * count)(*(address(k, torch.float32) for k, _ in stores))
+        self.values = (c_void_p * count)(*(address(v, torch.float32) for _, v in stores))
         like, head = decoder._embedding, decoder._head.described
         self.cross = _Cross(
-            *(ctypes.addressof(self._layers), decoder._bias.data_ptr(), seen.data_ptr(), None, None),
-            *(like.data_ptr(), decoder._norm.data_ptr(), ctypes.addressof(head), len(like)),
+            *(ctypes.addressof(self._layers), address(decoder._bias, torch.float32), address(seen, torch.bool)),
+            *(None, None),
+            *(address(like, torch.float32), address(decoder._norm, torch.float32), ctypes.addressof(head), len(like)),
             *(count, decoder._hidden, decoder._heads, decoder._dim, decoder._inner, seen.shape[1]),
             *(decoder._bias.shape[1], decoder._epsilon),
         )

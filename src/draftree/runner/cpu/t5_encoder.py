@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.native import address, optional_address
 from draftree.runner.cpu.ahead import Scratch
 from draftree.runner.cpu.layers import WORTH_THREADS
 from draftree.runner.cpu.packed import Matrix, Packed, PackedLinear
 from draftree.runner.cpu.threads import Pace
+from draftree.runner.own_type import in_own_type
 from draftree.runner.target import Target
 
 PLAIN = ("torch.nn.", "transformers.", "draftree.runner.cpu.packed")  # modules whose classes nobody has changed
@@ -69,13 +71,14 @@ class SourceReader:
         self._weights = sum(p.numel() for p in self._encoder.parameters()) - self._embedding.numel()
         self._weights += sum(packed.described.inputs * packed.described.outputs for packed in self._crossed)
         self._described = _Source(
-            *(ctypes.addressof(self._layers), self._bias.data_ptr(), self._embedding.data_ptr()),
-            *(norm.weight.data_ptr(), ctypes.addressof(matrices), len(blocks), hidden, heads, dim, inner),
+            *(ctypes.addressof(self._layers), *(address(t, torch.float32) for t in (self._bias, self._embedding))),
+            *(address(norm.weight, torch.float32), ctypes.addressof(matrices), len(blocks), hidden, heads, dim, inner),
             *(self._bias.shape[1] // 2, len(self._embedding), len(crossing), heads, dim, norm.variance_epsilon),
         )
         self._kept = matrices, norm.weight
         self._wide = hidden + max(4 * heads * dim, 2 * inner)  # floats a token
 
+    @in_own_type
     def read(
         self,
         slot: int,
@@ -107,15 +110,15 @@ class SourceReader:
         tokens = source.contiguous() if states is None and source is not None else None
         seen = seen.contiguous()
         at = self._scratch.floats(length * (width + self._wide + threads + length))
-        x = at if states is None else states.data_ptr()
+        x = at if states is None else address(states, torch.float32)
         scratch = at + 4 * length * width
         scores = scratch + 4 * length * self._wide
         count = c_void_p * len(keys)
         began = self._pace.clock()
         done = self._call(
-            *(self._described, None if tokens is None else tokens.data_ptr(), seen.data_ptr(), length, threads),
+            *(self._described, optional_address(tokens, torch.long), address(seen, torch.bool), length, threads),
             *(slot, keys[0].shape[2], x, scratch, scores, scores + 4 * length * threads),
-            *(count(*(store.data_ptr() for store in stores)) for stores in (keys, values)),
+            *(count(*(address(store, torch.float32) for store in stores)) for stores in (keys, values)),
         )
         if not done:
             raise IndexError(
@@ -156,7 +159,7 @@ def bias_by_distance(attention: Any, both_ways: bool = False) -> Tensor:
     """
     most = attention.relative_attention_max_distance
     bucket = attention._relative_position_bucket(
-        torch.arange(-most, most + 1) if both_ways else -torch.arange(most + 1),
+        torch.arange(-most, most + 1, device="cpu") if both_ways else -torch.arange(most + 1, device="cpu"),
         bidirectional=both_ways,
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=most,
@@ -179,4 +182,4 @@ def _described(block: Any) -> tuple[Any, _SourceLayer]:
     packed = [Packed(group) if group else None for group in _linears(block)]
     matrices = [Matrix() if part is None else part.described for part in packed]
     norms = [part.layer_norm.weight for part in block.layer]
-    return (packed, norms), _SourceLayer(*matrices, *(norm.data_ptr() for norm in norms))
+    return (packed, norms), _SourceLayer(*matrices, *(address(norm, torch.float32) for norm in norms))

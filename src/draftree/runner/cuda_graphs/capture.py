@@ -25,7 +25,7 @@ class Capture(ABC):
 
     def staging(self, words: int) -> Tensor:
         """LongTensor [words] on the runner, to be sent from."""
-        return torch.zeros(words, dtype=torch.long)
+        return torch.zeros(words, dtype=torch.long, device="cpu")
 
     def settle(self) -> None:
         """Wait until what was sent has left, so that it may be written over."""
@@ -86,7 +86,7 @@ class CudaCapture(Capture):
 
     def staging(self, words: int) -> Tensor:
         """See `Capture.staging`: pinned, so that sending does not wait for the device."""
-        return torch.zeros(words, dtype=torch.long, pin_memory=True)
+        return torch.zeros(words, dtype=torch.long, pin_memory=True, device="cpu")
 
     def settle(self) -> None:
         """See `Capture.settle`."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from draftree.native import address
 from draftree.runner.base import Runner
 from draftree.runner.cpu.ahead import AheadPlan, ChainRunner, Course, chain_runner_of
 from draftree.runner.cpu.layers import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
@@ -38,8 +39,9 @@ from draftree.runner.layout.masks import LayerKind, limits
 from draftree.runner.layout.positions import is_length_dependent, per_row_angles
 from draftree.runner.layout.rotary import RotaryTable, Rotation, width_of
 from draftree.runner.layout.skip import Skip
+from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment, logit_slice, operate
-from draftree.runner.target import Target
+from draftree.runner.target import Target, plain_weight
 
 STOCK_MODULES = ("torch.nn.", "transformers.")
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)
@@ -76,7 +78,8 @@ class EagerRunner(Runner):
                 return False
             if "Linear" in type(module).__name__ and type(module) is not nn.Linear:
                 return False
-        return len({p.device for p in target.model.parameters()}) == 1
+        parameters = list(target.model.parameters())
+        return all(map(plain_weight, parameters)) and len({p.device for p in parameters}) == 1
 
     @staticmethod
     def best_form(target: Target) -> str:
@@ -166,6 +169,7 @@ class EagerRunner(Runner):
             return super().new_cache(slots, capacity, prefix)
         return self._captured.shelf.lend(len(self._layers), slots, capacity)
 
+    @in_own_type
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Runner.run`."""
@@ -225,11 +229,13 @@ class EagerRunner(Runner):
         cache.open(first, plan.batch, plan.steps)
         return chain.run(plan, cache, (table.cosines, table.sines))
 
+    @in_own_type
     @torch.inference_mode()
     def close(self, hidden: Tensor) -> Tensor:
         """See `Runner.close`."""
         return self._norm(hidden)
 
+    @in_own_type
     @torch.inference_mode()
     def head(self, closed: Tensor) -> Tensor:
         """See `Runner.head`."""
@@ -237,12 +243,14 @@ class EagerRunner(Runner):
             return self._head.product(closed)
         return F.linear(closed, self.target.model.get_output_embeddings().weight)
 
+    @in_own_type
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Runner.logits`."""
         logits: Tensor = self._head(hidden)
         return logits
 
+    @in_own_type
     @torch.inference_mode()
     def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Runner.best`."""
@@ -395,5 +403,6 @@ class _CompiledHead(CompiledHead):
         matrix = self._packed.described
         logits = read.new_empty(*read.shape[:2], matrix.outputs)
         rows = read.shape[0] * read.shape[1]
-        self._library.layer_product(matrix, read.data_ptr(), rows, self.threads(rows), 0, logits.data_ptr())
+        at, to = address(read, torch.float32), address(logits, torch.float32)
+        self._library.layer_product(matrix, at, rows, self.threads(rows), 0, to)
         return logits

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from draftree.runner.base import Runner
-from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import Plan
 
 PARENTS = (-1, 0, 0, 1, 1, 2, 4)
@@ -62,7 +61,8 @@ def check_trees(runner: Runner) -> float:
 def _tokens(vocabulary: int, count: int, seed: int) -> Tensor:
     """LongTensor [count] out of the middle of the vocabulary, where no special tokens are."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(vocabulary // 4, max(vocabulary // 2, vocabulary // 4 + 1), (count,), generator=generator)
+    low = vocabulary // 4
+    return torch.randint(low, max(vocabulary // 2, low + 1), (count,), generator=generator, device="cpu")
 
 
 def _branches() -> list[list[int]]:
@@ -76,7 +76,7 @@ def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tens
     """[requests, nodes, V] through the runner, all requests in one pass."""
     device, cache, encoder = runner.target.device, runner.new_cache(len(texts)), None
     if runner.target.encoder_decoder:
-        encoder = EncoderState(runner.target, len(texts))
+        encoder = runner.new_encoder(len(texts))
     floor = tuple(len(t) for t in texts)
     for b, text in enumerate(texts):
         if encoder is not None:
@@ -85,11 +85,11 @@ def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tens
         positions = torch.arange(len(text), device=device)[None]
         plan = Plan(text[None].to(device), positions, causal, rope_floor=floor[b : b + 1])
         cache.commit([list(range(len(text)))], runner.run(plan, cache, b, encoder).segments)
-    seen = torch.zeros(len(PARENTS), len(PARENTS), dtype=torch.bool)
+    seen = torch.zeros(len(PARENTS), len(PARENTS), dtype=torch.bool, device="cpu")
     for node, branch in enumerate(_branches()):
         seen[node, branch] = True
-    depths = torch.tensor([len(branch) - 1 for branch in _branches()])
-    positions = torch.tensor(floor)[:, None] + depths
+    depths = torch.tensor([len(branch) - 1 for branch in _branches()], dtype=torch.long, device="cpu")
+    positions = torch.tensor(floor, dtype=torch.long, device="cpu")[:, None] + depths
     count = len(texts)
     plan = Plan(
         tree.expand(count, -1).to(device),

@@ -254,6 +254,9 @@ class LearnedByColumn(Family):
 
     def look_up(self, module: Any, positions: Tensor, tokens: Tensor | None) -> Tensor:
         """Positional embeddings [B, N, d] of rows with these positions and token ids."""
+        if module.weight.is_meta:  # offloaded: accelerate's own `forward` brings the weight
+            rows: Tensor = module.forward(tokens, position_ids=positions)
+            return rows.reshape(*positions.shape, -1)
         return F.embedding(positions + getattr(module, "offset", 0), module.weight)
 
 

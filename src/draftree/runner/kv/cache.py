@@ -146,14 +146,16 @@ class SlotCache(Cache):
             values[first : first + count, :, starts[0] : starts[0] + rows] = value_states
         else:
             slot, column = self._ragged_columns(rows, keys.device)
-            keys[slot, :, column] = key_states.transpose(1, 2)
-            values[slot, :, column] = value_states.transpose(1, 2)
+            # Under autocast keys and values may come in types of their own; the branch above casts by itself.
+            keys[slot, :, column] = key_states.transpose(1, 2).to(keys.dtype)
+            values[slot, :, column] = value_states.transpose(1, 2).to(values.dtype)
         return self.views(layer_idx, rows)
 
     def _ragged_columns(self, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
         cached = self._column_cache.get(rows)
         if cached is None:
-            column = torch.tensor(self.starts, device=device)[:, None] + torch.arange(rows, device=device)
+            starts = torch.tensor(self.starts, dtype=torch.long, device=device)[:, None]
+            column = starts + torch.arange(rows, device=device)
             slot = torch.arange(self._first, self._first + self._count, device=device)[:, None].expand_as(column)
             cached = self._column_cache[rows] = (slot, column)
         return cached
@@ -211,7 +213,7 @@ class SlotCache(Cache):
                 if held is None:
                     continue
                 if index is None or index.device != held.device:
-                    index = torch.tensor([base + i for i in local[done:]], device=held.device)
+                    index = torch.tensor([base + i for i in local[done:]], device=held.device, dtype=torch.long)
                 held[slot, :, begin:end] = held[slot].index_select(1, index)
 
     def _addresses(self, start: int, stop: int) -> Stores | None:

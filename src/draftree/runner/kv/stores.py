@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from draftree.native import address
+
 
 class Stores:
     """Stores of equal shape on the CPU, to be changed in place.
@@ -21,7 +23,7 @@ class Stores:
     def __init__(self, library: ctypes.CDLL, held: Sequence[Tensor]) -> None:
         _, heads, capacity, width = held[0].shape
         self._call = library.layer_keep
-        self._at = (c_void_p * len(held))(*(store.data_ptr() for store in held))
+        self._at = (c_void_p * len(held))(*(address(store, store.dtype) for store in held))
         self._shape: Any = len(held), heads, capacity, width * held[0].element_size()
 
     def keep(self, slot: int, base: int, first: int, columns: Sequence[int]) -> None:

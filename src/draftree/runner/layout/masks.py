@@ -64,7 +64,7 @@ class PassMasks:
             longest = max(self.lengths)
             context = torch.arange(longest + rows, device=positions.device).expand(batch, -1).clone()
             if self.ragged:
-                start = torch.tensor(self.lengths, device=positions.device)[:, None]
+                start = torch.tensor(self.lengths, device=positions.device, dtype=torch.long)[:, None]
                 context.scatter_(1, start + torch.arange(rows, device=positions.device), positions)
             else:
                 context[:, longest:] = positions
@@ -81,7 +81,7 @@ class PassMasks:
             longest = max(self.lengths)
             seen = torch.ones(batch, rows, longest + rows, dtype=torch.bool, device=device)
             if self.ragged:
-                start = torch.tensor(self.lengths, device=device)[:, None, None]
+                start = torch.tensor(self.lengths, device=device, dtype=torch.long)[:, None, None]
                 columns = torch.arange(longest + rows, device=device)
                 seen &= columns < start
                 place = (start + torch.arange(rows - told, rows, device=device)).expand(batch, rows, told)

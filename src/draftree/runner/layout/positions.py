@@ -49,7 +49,7 @@ def per_row_angles(module: Any, positions: Tensor, floor: tuple[int, ...], dtype
     """
     lengths = positions + 1
     if floor:
-        lengths = torch.maximum(lengths, torch.tensor(floor, device=positions.device)[:, None])
+        lengths = torch.maximum(lengths, torch.tensor(floor, device=positions.device, dtype=torch.long)[:, None])
     distinct, which = lengths.unique(return_inverse=True)
     table = torch.stack([_frequencies(module, int(n), positions.device) for n in distinct.tolist()])
     angles = positions[..., None].float() * table[which]

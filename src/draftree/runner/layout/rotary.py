@@ -35,9 +35,9 @@ class Rotation:
     def __init__(self, width: int, dim: int, neighbours: bool, device: torch.device) -> None:
         self.width, self.dim, self.neighbours = width, dim, neighbours
         self.plain = width == dim and not neighbours
-        turned = torch.arange(width)
+        turned = torch.arange(width, device="cpu")
         partner = turned ^ 1 if neighbours else turned.roll(width // 2)
-        self.partner = torch.cat([partner, torch.arange(width, dim)]).to(device)
+        self.partner = torch.cat([partner, torch.arange(width, dim, device="cpu")]).to(device)
 
     def spread(self, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
         """Angles [..., width] of the model's rotary module as [..., dim], signs included in the sine."""
@@ -70,7 +70,7 @@ class RotaryTable:
 
     def __init__(self, module: Any, rotation: Rotation, layer_type: str | None = None) -> None:
         self._module, self._rotation, self._type = module, rotation, layer_type
-        self.cosines = self.sines = torch.empty(0)
+        self.cosines = self.sines = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def reach(self, longest: int, dtype: torch.dtype, device: torch.device) -> None:
         """Let positions below `longest` be in the table."""

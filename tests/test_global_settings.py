@@ -1,0 +1,160 @@
+"""Torch's global settings say what other people's tensors are like; they change no text and end no process.
+
+Notebooks set a default type to load a model, scripts a default device, and generate while it is set. Whatever draftree
+makes for itself names its type and its device, so the token ids are those without the setting. Every case has a fresh
+copy of its model, as a runner built before the setting would hide what building it does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zoo
+from generate_driver import left_pad, prompts
+
+import draftree
+from draftree.engine import generate
+from draftree.native import address, array_address, optional_address
+from draftree.runner import open_runner
+from draftree.tree import builders
+
+NEW = 12
+IDS, MASK = left_pad(prompts())  # made before any setting
+DTYPES = {"float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SETTINGS = [*DTYPES, "meta"]
+DRAFTERS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda model: None,
+    "lookahead": lambda model: draftree.Lookahead(),
+    "prompt-lookup": lambda model: draftree.PromptLookup(),
+    "jacobi": lambda model: draftree.Jacobi(),
+    "medusa": lambda model: draftree.demo_drafter("medusa", model),
+    "bita": lambda model: draftree.demo_drafter("bita", model),
+    "hidden-transfer": lambda model: draftree.demo_drafter("hidden-transfer", model),
+    "self-speculative": lambda model: draftree.demo_drafter("self-speculative", model),
+    "draft-model": lambda model: draftree.demo_drafter("draft-model", model),
+    "bild": lambda model: draftree.BiLD(draftree.demo_drafter("draft-model", model).model, 0.4, lossless=True),
+    "merge": lambda model: draftree.Merge([draftree.Lookahead(), draftree.demo_drafter("medusa", model)]),
+}
+
+
+@contextmanager
+def setting(name: str) -> Iterator[None]:
+    """Torch as some script has set it, and as it was again behind."""
+    dtype = torch.get_default_dtype()
+    builders._bare.cache_clear()  # trees that were made under other settings would be taken
+    try:
+        if name in DTYPES:
+            torch.set_default_dtype(DTYPES[name])
+        else:
+            torch.set_default_device(name)
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None)
+        builders._bare.cache_clear()
+
+
+def ask(model: Any, drafter: Any, **options: Any) -> list[list[int]]:
+    """The token ids of three ragged prompts."""
+    settings = {"max_new_tokens": NEW, "eos_token_id": None} | options
+    found: list[list[int]] = generate(model, IDS, MASK, drafter=drafter, **settings).sequences.tolist()
+    return found
+
+
+@cache
+def expected(family: str, **options: Any) -> list[list[int]]:
+    """The ids without any setting and without a drafter."""
+    return ask(model_of(family), None, **options)
+
+
+def model_of(family: str) -> Any:
+    return copy.deepcopy(draftree.demo_model()[0] if family == "demo" else zoo.build(family))
+
+
+@pytest.mark.parametrize("choice", ["cpu", "hooked"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_text_of_every_drafter_stays(name: str, drafter: str, choice: str) -> None:
+    wanted, model = expected("demo"), model_of("demo")
+    with setting(name):
+        assert ask(model, DRAFTERS[drafter](model), runner=choice) == wanted
+        torch.ones(1)  # the setting is still on, and was so throughout
+        assert torch.get_default_dtype() == DTYPES.get(name, torch.float32)
+
+
+@pytest.mark.parametrize("choice", ["auto", "hooked"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "phi3", "gpt2", "bloom", "t5-gated", "bart"])
+@pytest.mark.parametrize("name", ["float64", "meta"])
+def test_the_text_of_every_kind_of_model_stays(name: str, family: str, choice: str) -> None:
+    wanted, model = expected(family), model_of(family)
+    with setting(name):
+        assert ask(model, draftree.Lookahead(), runner=choice) == wanted
+        assert ask(model, draftree.Jacobi(), runner=choice) == wanted
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_sampled_text_stays(name: str) -> None:
+    options: Any = {"do_sample": True, "temperature": 0.8, "top_k": 20, "seed": 4}
+    wanted, model = expected("demo", **options), model_of("demo")
+    with setting(name):
+        assert ask(model, draftree.Lookahead(), **options) == wanted
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_pruning_and_shapes_stay(name: str) -> None:
+    wanted, model = expected("demo"), model_of("demo")
+    with setting(name):
+        pruner = draftree.EarlyPruning(draftree.demo_early_head(model))
+        shape = draftree.Fixed(6)
+        assert ask(model, draftree.demo_drafter("medusa", model), shape=shape, pruner=pruner) == wanted
+        assert ask(model, None, strict=True) == wanted
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("form", ["tensors", "captured"])
+def test_other_forms_of_passes_stay(name: str, form: str) -> None:
+    wanted, model = expected("demo"), model_of("demo")
+    with setting(name):
+        assert ask(model, draftree.Lookahead(), runner=open_runner(model, form=form)) == wanted
+
+
+@pytest.mark.parametrize("name", [*DTYPES, "none"])
+def test_a_bfloat16_model_and_a_trie(name: str) -> None:
+    """Half types keep log-probabilities of trees in float32 whatever the default is."""
+    model = model_of("demo").to(torch.bfloat16)
+    wanted = ask(copy.deepcopy(model), None)
+    if name == "none":
+        assert ask(model, draftree.Lookahead()) == wanted
+        return
+    with setting(name):
+        assert ask(model, draftree.Lookahead()) == wanted
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_weights_to_be_trained_are_float32(name: str) -> None:
+    model = model_of("demo")
+    with setting(name):
+        for made in (draftree.Medusa, draftree.BiTA, draftree.HiddenTransfer, draftree.EarlyHead):
+            assert {p.dtype for p in made.fresh(model).weights.parameters()} == {torch.float32}
+
+
+def test_what_compiled_code_is_handed_is_checked() -> None:
+    wide = torch.zeros(4, 6, dtype=torch.float32, device="cpu")
+    assert address(wide, torch.float32) == wide.data_ptr()
+    assert address(wide.t(), torch.float32, strided=True) == wide.data_ptr()
+    assert optional_address(None, torch.float32) is None
+    for wrong in (wide.double(), wide.t(), wide[:, :3], torch.zeros(2, dtype=torch.float32, device="meta")):
+        with pytest.raises(RuntimeError, match=r"report this\.$"):
+            address(wrong, torch.float32)
+    array = np.zeros((4, 6), np.int64)
+    assert array_address(array, np.int64) == array.ctypes.data
+    for other in (array.astype(np.int32), array.T):
+        with pytest.raises(RuntimeError, match=r"report this\.$"):
+            array_address(other, np.int64)

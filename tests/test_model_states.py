@@ -1,0 +1,198 @@
+"""Models in states that their users put them into: quantised, offloaded, made or used in one of torch's modes.
+
+Whatever a runner cannot drive as quickly goes through the hooked one, and the text is that of no drafter.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from generate_driver import left_pad, prompts
+from torch import Tensor, nn
+
+import draftree
+from draftree.drafting.folder import base_of, model_hash
+from draftree.engine import generate
+from draftree.runner import inspect_model, open_runner
+
+NEW = 12
+IDS, MASK = left_pad(prompts())
+DRAFTERS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda model: None,
+    "lookahead": lambda model: draftree.Lookahead(),
+    "jacobi": lambda model: draftree.Jacobi(),
+    "medusa": lambda model: draftree.Medusa.fresh(model),
+}
+
+
+def ask(model: Any, drafter: str = "none", **options: Any) -> list[list[int]]:
+    settings = {"max_new_tokens": NEW, "eos_token_id": None} | options
+    found: list[list[int]] = generate(model, IDS, MASK, drafter=DRAFTERS[drafter](model), **settings).sequences.tolist()
+    return found
+
+
+def fresh(family: str) -> Any:
+    return copy.deepcopy(draftree.demo_model()[0] if family == "demo" else zoo.build(family))
+
+
+class Halves(Tensor):
+    """A weight that is half of its numbers, as quantised weights are their numbers times a scale."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Halves:
+        made: Halves = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].inner)
+        if func not in (torch.ops.aten.t.default, torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            raise NotImplementedError(f"Halves have no {func}.")
+        return func(*(arg.inner * 0.5 if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
+
+
+def halved(model: Any) -> Any:
+    """The model with weights of linears that say the same, held as `Halves`."""
+    head = model.get_output_embeddings()
+    for module in list(model.modules()):
+        if type(module) is nn.Linear and module is not head:
+            module.weight = nn.Parameter(Halves(module.weight.detach() * 2.0), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", ["demo", "t5-gated"])
+def test_weights_of_another_class_go_through_the_hooked_one(family: str, drafter: str) -> None:
+    wanted, model = ask(fresh(family), runner="hooked"), halved(fresh(family))
+    assert open_runner(model).name == "hooked"
+    assert ask(model, drafter) == wanted
+    with pytest.raises(ValueError, match="does not qualify"):
+        open_runner(model, "cpu")
+
+
+def test_models_with_weights_of_another_class_are_known_again() -> None:
+    model = halved(fresh("llama"))
+    assert model_hash(model) == model_hash(halved(fresh("llama"))) == base_of(model).hash
+    with torch.no_grad():
+        next(p for p in model.parameters() if isinstance(p, Halves)).inner.mul_(1.5)
+    assert model_hash(model) != base_of(halved(fresh("llama"))).hash
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", ["demo", "gpt2"])
+def test_torchao(family: str, drafter: str) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    model = fresh(family)
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    assert ask(model, drafter) == ask(model, runner="hooked")
+    assert base_of(model).hash != base_of(fresh(family)).hash
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "t5", "bart"])
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_offloaded_models(where: str, family: str, drafter: str, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    wanted, model = ask(fresh(family), runner="hooked"), fresh(family)
+    device = torch.device("cpu")
+    if where == "cpu":
+        accelerate.cpu_offload(model, execution_device=device)
+    else:
+        accelerate.disk_offload(model, str(tmp_path), execution_device=device)
+    assert all(p.is_meta for p in model.parameters())
+    assert inspect_model(model).device == device
+    assert ask(model, drafter) == wanted
+    with pytest.raises(ValueError, match="offload"):
+        base_of(model)
+
+
+def test_an_offloaded_model_may_take_a_drafter_that_is_not_checked(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = fresh("demo")
+    draftree.demo_drafter("medusa", model).save_pretrained(tmp_path)
+    wanted = ask(model)
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="same_weights=False"):
+        draftree.load_drafter(tmp_path, model)
+    drafter = draftree.load_drafter(tmp_path, model, same_weights=False)
+    out = generate(model, IDS, MASK, drafter=drafter, max_new_tokens=NEW, eos_token_id=None)
+    assert out.sequences.tolist() == wanted
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", ["demo", "gpt2", "t5-gated"])
+def test_models_made_in_inference_mode(family: str, drafter: str) -> None:
+    """Their weights count no changes, so nothing may be made of them once and kept."""
+    wanted = ask(fresh(family))
+    with torch.inference_mode():
+        model = fresh(family)
+        assert next(model.parameters()).is_inference()
+        assert ask(model, drafter) == wanted
+    assert ask(model, drafter) == wanted
+    with torch.inference_mode():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    again = fresh(family)
+    with torch.no_grad():
+        for parameter in again.parameters():
+            parameter.mul_(0.9)
+    assert ask(model, drafter) == ask(again)
+
+
+@pytest.mark.parametrize("choice", ["auto", "hooked"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_one_engine_in_and_out_of_inference_mode(drafter: str, choice: str) -> None:
+    model = fresh("demo")
+    made = DRAFTERS[drafter](model)
+    options: dict[str, Any] = {"drafter": made, "runner": choice, "max_new_tokens": NEW, "eos_token_id": None}
+    wanted = ask(model)
+    for inside in (True, False, True):
+        with torch.inference_mode(inside):
+            assert generate(model, IDS, MASK, **options).sequences.tolist() == wanted
+
+
+@pytest.mark.parametrize("choice", ["auto", "hooked"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", ["demo", "gpt2", "t5-gated"])
+def test_autocast_around_it(family: str, drafter: str, choice: str) -> None:
+    """The hooked one runs in 16 bits then, where near-ties flip (these texts have none); others in the model's type."""
+    model = fresh(family)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = ask(model, runner=choice)
+        assert ask(model, drafter, runner=choice) == wanted
+
+
+@pytest.mark.parametrize("form", ["tensors", "captured"])
+def test_autocast_around_other_forms(form: str) -> None:
+    model = fresh("demo")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = ask(model, runner=open_runner(model, form=form))
+        assert ask(model, "lookahead", runner=open_runner(model, form=form)) == wanted
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", ["demo", "gemma3"])
+def test_training_leaves_nothing_behind(family: str, drafter: str) -> None:
+    """In training mode without dropout, with gradients on and half of a step behind: the text, and no graph."""
+    model = fresh(family)
+    wanted = ask(model)
+    model.train()
+    model(input_ids=IDS).logits.sum().backward()
+    with torch.enable_grad():
+        out = generate(model, IDS, MASK, drafter=DRAFTERS[drafter](model), max_new_tokens=NEW, eos_token_id=None)
+    assert out.sequences.tolist() == wanted
+    assert not out.sequences.requires_grad
+    assert model.training
