@@ -14,12 +14,13 @@ from draftree.bench.analysis_compare import relate
 from draftree.bench.analysis_guesses import hits_of
 from draftree.bench.analysis_setup import RANKS, AccuracySettings, Sampled, Setup, Subject
 from draftree.bench.analysis_trees import KINDS, cases_of, with_depth, with_tree
-from draftree.bench.harness import Task, Watcher
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import Prompt, embedded_prompts, take_per_set
+from draftree.bench.harness import Task
 from draftree.cli import app
 from draftree.drafting import BiTA, HiddenTransfer, Medusa
 from draftree.drafting.folder import base_of
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, embedded_prompts, take_per_set
 from draftree.pruning.early_head import EarlyHead
 
 NEW = 12

@@ -20,9 +20,9 @@ from draftree.bench.bild_show import findings_of
 from draftree.bench.bild_ways import ASSISTED, BILD, FIXED, LOSSLESS, PLAIN, SMALL, Way, ways_of
 from draftree.bench.findings_files import write_json, write_png
 from draftree.bench.methods import Draftree
-from draftree.bench.quality import quality
 from draftree.cli import app
 from draftree.training.align_inputs import template_of
+from draftree.training.quality import quality
 from draftree.training.questions import Question
 
 pytestmark = pytest.mark.filterwarnings("ignore:The small model is no smaller")

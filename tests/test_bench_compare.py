@@ -14,12 +14,13 @@ from draftree.bench.compare_agree import agreement
 from draftree.bench.compare_case import Settings, encode_all, run_case
 from draftree.bench.compare_log import as_dict, from_dict
 from draftree.bench.compare_methods import Kit, checked_name
-from draftree.bench.harness import Log, Task, Watcher, measure
+from draftree.bench.harness import Log, Task, measure
 from draftree.bench.methods import Answer, DraftingHuggingFace, Draftree, HuggingFace, Method, Sampling
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import Prompt, embedded_prompts, read_prompts
 from draftree.cli import app, main
 from draftree.drafting import Lookahead
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, embedded_prompts, read_prompts
 
 QUESTIONS = [
     {"question_id": 81, "category": "writing", "turns": ["List all files.", "Now also the hidden ones."]},

@@ -8,12 +8,13 @@ import torch
 
 from draftree.bench.compare_case import Settings, split_prompts
 from draftree.bench.equality import difference
-from draftree.bench.harness import Sample, Task, Watcher, measure, ready
+from draftree.bench.harness import Sample, Task, measure, ready
 from draftree.bench.machine import describe
 from draftree.bench.methods import Answer, Method
-from draftree.bench.prompts import Prompt, embedded_prompts, read_prompts, take_per_set
 from draftree.bench.summary import count_disturbed, find_differences, summarise
 from draftree.engine import RequestStats
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, embedded_prompts, read_prompts, take_per_set
 
 
 class Scripted(Method):

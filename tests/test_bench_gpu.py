@@ -10,15 +10,15 @@ from typer.testing import CliRunner
 from draftree.bench import gpu, inflate_measure
 from draftree.bench.findings_files import write_json, write_png
 from draftree.bench.gpu import BATCHES, FORM_ROWS, ROWS, GpuSettings, check_room, choices, forms_beside, run_gpu
-from draftree.bench.harness import Watcher
+from draftree.bench.inflate.sizes import SIZES, Size
 from draftree.bench.inflate_measure import HF, LOOP
-from draftree.bench.prompts import embedded_prompts
-from draftree.bench.sizes import SIZES, Size
 from draftree.bench.speed_figures import EFFICIENCY, STEP_FLOOR, WANTED, step_table
 from draftree.bench.speed_steps import time_rows
 from draftree.cli import app
 from draftree.host import open_host
 from draftree.host.cost import StepCost, measure_cost
+from draftree.progress import Watcher
+from draftree.prompts import embedded_prompts
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -8,12 +8,12 @@ import torch
 from typer.testing import CliRunner
 
 from draftree.bench import inflate_report
-from draftree.bench.harness import Watcher
-from draftree.bench.inflate import inflate
+from draftree.bench.inflate.model import inflate
 from draftree.bench.inflate_measure import HF, LOOP, ROWS, Bandwidth, InflateSettings, compare_models
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import embedded_prompts
 from draftree.cli import app
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import embedded_prompts
 
 TINY = ["bench", "inflate", "--params", "20M", "--rounds", "2", "--answers", "1", "--max-new-tokens", "6"]
 

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from draftree.bench.layers import LayersSettings, _kept, run_layers
-from draftree.bench.prompts import embedded_prompts
 from draftree.cli import app
 from draftree.drafting.folder import demo_drafter
+from draftree.prompts import embedded_prompts
 
 
 def test_the_command_measures_and_writes(tmp_path: Path) -> None:

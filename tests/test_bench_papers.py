@@ -15,8 +15,8 @@ from draftree.bench.papers import lookahead, runs
 from draftree.bench.papers.claims import Claim
 from draftree.bench.papers.registry import EXPERIMENTS, run_experiment
 from draftree.bench.papers.runs import Asked
-from draftree.bench.prompts import embedded_prompts
 from draftree.cli import app
+from draftree.prompts import embedded_prompts
 
 ROOT = Path(__file__).parent.parent
 SETS = ("e2e", "gsm8k", "mbpp", "scitldr")

@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from draftree.bench import propd_cost, propd_models, propd_regret
-from draftree.bench.prompts import embedded_prompts
 from draftree.bench.propd import EXPERIMENTS, run_experiment
 from draftree.bench.propd_cost import gpu_curve
 from draftree.bench.propd_setup import ProPDSettings
 from draftree.cli import app
+from draftree.prompts import embedded_prompts
 
 TINY = ProPDSettings(1, 10, 6, sizes=(1, 4), top_k=(1, 50), batch=(1, 2), warm_per_set=1)
 DRAFTERS = {"regret": ["medusa"], "step-cost": ["lookahead"], "merge": ["lookahead", "hidden-transfer"]}

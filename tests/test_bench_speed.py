@@ -9,12 +9,10 @@ from typer.testing import CliRunner
 
 from draftree.bench import inflate_measure, speed, speed_stages
 from draftree.bench.compare_methods import PLAIN, REFERENCE, Kit, LeftOutError, WarmTrie
-from draftree.bench.harness import Task, Watcher
-from draftree.bench.inflate import inflate
+from draftree.bench.harness import Task
+from draftree.bench.inflate.model import inflate
+from draftree.bench.inflate.sizes import Size
 from draftree.bench.inflate_measure import HF, LOOP
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import embedded_prompts
-from draftree.bench.sizes import Size
 from draftree.bench.speed import ROWS, spread
 from draftree.bench.speed_figures import (
     BEST,
@@ -35,6 +33,9 @@ from draftree.bench.summary import Estimate
 from draftree.cli import app
 from draftree.host import open_host
 from draftree.host.compiled import load_library
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import embedded_prompts
 from draftree.shaping import DynamicTree
 
 TINY = ["bench", "speed", "--params", "20M", "--answers", "1", "--max-new-tokens", "10", "--rounds", "1"]

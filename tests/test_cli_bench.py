@@ -9,10 +9,10 @@ from draftree.bench import plot, quick
 from draftree.bench.compare_case import Settings
 from draftree.bench.compare_methods import WarmTrie
 from draftree.bench.memory import compare_memory
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import embedded_prompts
 from draftree.bench.quick import METHODS, run_quick
 from draftree.cli import app
+from draftree.models import encode_prompt
+from draftree.prompts import embedded_prompts
 
 TINY = ["bench", "quick", "--no-compile", "--rounds", "2", "--max-new-tokens", "6", "--per-set", "2"]
 

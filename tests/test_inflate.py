@@ -9,13 +9,13 @@ import torch
 from zoo import MEMBERS, VOCABULARY, build, construct
 
 import draftree
-from draftree.bench import inflate as inflation
-from draftree.bench.inflate import inflate, places_of
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import embedded_prompts, take_per_set
-from draftree.bench.sizes import SIZES, Size, parameters_named, size_for
+from draftree.bench.inflate import model as inflation
+from draftree.bench.inflate.model import inflate, places_of
+from draftree.bench.inflate.sizes import SIZES, Size, parameters_named, size_for
 from draftree.host import open_host
 from draftree.host.plan import Plan
+from draftree.models import encode_prompt
+from draftree.prompts import embedded_prompts, take_per_set
 
 # Of the embedded model: heads and groups other than its 4 and 2, widths that are no multiples, and more tokens.
 DEMO_SIZES = {

@@ -18,6 +18,9 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 FLOORS = {
     "errors": 0,
     "demo_model": 0,
+    "models": 0,
+    "prompts": 0,
+    "progress": 0,
     "tree": 0,
     "host": 1,
     "drafting": 2,
@@ -26,6 +29,7 @@ FLOORS = {
     "acceptance": 2,
     "engine": 3,
     "training": 4,
+    "tuning": 4,
     "bench": 4,
     "serve": 4,
     "trace": 4,

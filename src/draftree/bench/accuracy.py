@@ -21,16 +21,17 @@ from draftree.bench.analysis_states import pseudo_cosine
 from draftree.bench.analysis_trees import checked_kinds, with_depth
 from draftree.bench.compare_case import Settings, split_prompts
 from draftree.bench.findings_files import experiment_named
-from draftree.bench.harness import Task, Watcher
-from draftree.bench.inflate import inflate
-from draftree.bench.inflate_drafter import inflate_drafter
+from draftree.bench.harness import Task
+from draftree.bench.inflate.drafter import inflate_drafter
+from draftree.bench.inflate.model import inflate
 from draftree.bench.machine import describe, now
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import Prompt
 from draftree.drafting.folder import CONFIG, Trained
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine.limits import check_prompt
 from draftree.host import inspect_model
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 
 IN_MODEL = ("bita", "hidden-transfer", "medusa")
 

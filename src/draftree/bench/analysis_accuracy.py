@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 
 from draftree.bench.analysis_guesses import Hits, hits_of
-from draftree.bench.analysis_setup import RANKS, Findings, Sampled, Setup, Subject, bounds, plain_axis, shown
-from draftree.bench.summary import Estimate
+from draftree.bench.analysis_setup import RANKS, Findings, Sampled, Setup, Subject, bounds, plain_axis
+from draftree.bench.summary import Estimate, shown
 
 SHOWN_RANKS = (1, 2, 3, 5, 10)
 

@@ -16,11 +16,11 @@ from rich import box
 from rich.table import Table
 
 from draftree.bench.analysis_acceptance import PLAIN, Counted, WithTree
-from draftree.bench.analysis_setup import Findings, Setup, Subject, bounds, plain_axis, shown
+from draftree.bench.analysis_setup import Findings, Setup, Subject, bounds, plain_axis
 from draftree.bench.analysis_trees import BEST_FIRST, Case, cases_of, with_tree
 from draftree.bench.harness import Sample, measure, ready
 from draftree.bench.methods import HuggingFace, Method
-from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
+from draftree.bench.summary import Row, count_disturbed, find_differences, shown, summarise
 from draftree.drafting.in_model import InModelDrafter
 from draftree.shaping import Fixed
 

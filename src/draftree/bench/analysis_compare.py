@@ -10,8 +10,9 @@ from rich import box
 from rich.table import Table
 
 from draftree.bench.analysis_acceptance import Measured, measure_trees
-from draftree.bench.analysis_setup import Findings, Sampled, Setup, Subject, bounds, plain_axis, shown
+from draftree.bench.analysis_setup import Findings, Sampled, Setup, Subject, bounds, plain_axis
 from draftree.bench.analysis_trees import EFFICIENT, EFFICIENT_CODE, FULL, KINDS, STRAIGHTFORWARD
+from draftree.bench.summary import shown
 
 BESIDE = 0.2  # nodes, from one kind's interval to the next one's
 MARKERS = dict(zip(KINDS, "xv^so*D", strict=True))

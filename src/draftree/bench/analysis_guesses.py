@@ -8,15 +8,14 @@ decoding would have drafted from.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftree.bench.analysis_setup import RANKS, Setup
-from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.base import Step
 from draftree.drafting.folder import Trained
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine
@@ -24,71 +23,8 @@ from draftree.engine.limits import eos_token_ids
 from draftree.engine.request import Rules
 from draftree.host.likeliest import best_on_host
 from draftree.host.probe import probe
-from draftree.host.target import Target
 from draftree.pruning.early_head import EarlyHead
-from draftree.shaping import Shape
-from draftree.tree import TokenTree
-
-See = Callable[[Step], None]
-
-
-class OnlyRoots(Shape):
-    """No guess is asked for, and the drafter prepares the next step's all the same."""
-
-    def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
-        """See `Shape.budgets`."""
-        for request in requests:
-            request.resting = False
-        return [0] * len(requests)
-
-
-class Onlooker(Drafter):
-    """Attaches what another drafter attaches, and shows every pass that emits tokens.
-
-    Args:
-        see: gets the steps.
-        drafter: whose rows are in the passes; None for none.
-        taps: further layers to look into.
-        left: called when a request is over.
-    """
-
-    name: ClassVar[str] = "onlooker"
-    prepares: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        see: See,
-        drafter: InModelDrafter | None = None,
-        taps: Sequence[int] = (),
-        left: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.see, self.inner, self.taps, self.left = see, drafter, tuple(taps), left
-
-    def bind(self, target: Target, **hints: object) -> None:
-        """See `Drafter.bind`."""
-        if self.inner is not None:
-            self.inner.bind(target, **hints)
-            self.deep_prefix = self.inner.deep_prefix
-
-    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
-        """See `Drafter.plan`."""
-        own = self.inner.plan(requests, trees) if self.inner is not None else None
-        own = own or Attachment()
-        return replace(own, taps=tuple(sorted({*own.taps, *self.taps})))
-
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`: nothing."""
-        return TokenTree.roots(torch.tensor([request.tokens[-1] for request in requests]))
-
-    @torch.no_grad()
-    def observe(self, step: Step) -> None:
-        """See `Drafter.observe`."""
-        if any(step.emitted):
-            self.see(step)
-
-    def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
-        self.left()
+from draftree.tuning.onlooker import Onlooker, OnlyRoots
 
 
 def look_on(setup: Setup, prompts: Sequence[Sequence[int]], onlooker: Onlooker) -> dict[int, tuple[int, list[int]]]:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from draftree.bench.harness import Task, Watcher
+from draftree.bench.harness import Task
 from draftree.bench.summary import LEVEL, RESAMPLES, Estimate
 from draftree.drafting.folder import Trained
 from draftree.host.target import Target, inspect_model
+from draftree.progress import Watcher
 
 RANKS = 10  # best guesses looked at
 
@@ -140,14 +141,6 @@ class Sampled:
         tail = (1 - LEVEL) / 2
         low, high = np.nanquantile(self.resampled, [tail, 1 - tail])
         return Estimate(float(self.value), float(low), float(high))
-
-
-def shown(estimate: Estimate, number: str, factor: float = 1.0) -> str:
-    """An estimate as tables print it."""
-    text = number.format(factor * estimate.value)
-    if estimate.low is None or estimate.high is None:
-        return text
-    return f"{text} \\[{number.format(factor * estimate.low)}, {number.format(factor * estimate.high)}]"
 
 
 def bounds(estimate: Estimate) -> tuple[float, float]:

@@ -17,11 +17,12 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.bench.analysis_guesses import Onlooker, look_on
-from draftree.bench.analysis_setup import Findings, Sampled, Setup, Subject, bounds, plain_axis, shown
-from draftree.bench.summary import Estimate
+from draftree.bench.analysis_guesses import look_on
+from draftree.bench.analysis_setup import Findings, Sampled, Setup, Subject, bounds, plain_axis
+from draftree.bench.summary import Estimate, shown
 from draftree.drafting.base import Step
 from draftree.drafting.hidden_transfer import HiddenTransfer
+from draftree.tuning.onlooker import Onlooker
 
 Scores = dict[tuple[str, int, int], tuple[Estimate, Estimate]]  # drafter, step i, layer: pseudo state, node's own
 Pseudo = dict[tuple[int, int], Tensor]  # by step i and layer

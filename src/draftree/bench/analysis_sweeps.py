@@ -17,8 +17,8 @@ from rich.table import Table
 from draftree.bench.analysis_acceptance import Measured, measure_trees
 from draftree.bench.analysis_accuracy import accuracies, measure_hits
 from draftree.bench.analysis_compare import as_row
-from draftree.bench.analysis_setup import Findings, Setup, Subject, plain_axis, shown
-from draftree.bench.summary import Estimate
+from draftree.bench.analysis_setup import Findings, Setup, Subject, plain_axis
+from draftree.bench.summary import Estimate, shown
 from draftree.drafting.in_model import BEST_FIRST
 
 SHOWN_TOP = (1, 5)

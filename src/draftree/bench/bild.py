@@ -18,14 +18,15 @@ from draftree.bench.analysis_setup import Sampled
 from draftree.bench.bild_cost import Operations, operations_of
 from draftree.bench.bild_texts import Texts
 from draftree.bench.bild_ways import BILD, GROUPS, PLAIN, THEIRS, Way, ways_of
-from draftree.bench.harness import Sample, Task, Watcher, measure, ready
+from draftree.bench.harness import Sample, Task, measure, ready
 from draftree.bench.machine import describe, now
-from draftree.bench.prompts import Prompt
-from draftree.bench.quality import METRICS, check_metric, quality
 from draftree.bench.summary import Estimate
 from draftree.drafting.folder import model_hash
 from draftree.engine import RequestStats
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 from draftree.training.journal import fingerprint
+from draftree.training.quality import METRICS, check_metric, quality
 from draftree.training.questions import Question, Template
 
 NO_LOSS, ONE_POINT = 0.1, 1.0  # points of BLEU or ROUGE-L that the two rows of table 1 may lose

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.models import known_folder, load_model
-from draftree.bench.prompts import embedded_prompts, take_per_set
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter
 from draftree.drafting.second_model import check_pair
 from draftree.host import inspect_model
+from draftree.models import known_folder, load_model
+from draftree.prompts import embedded_prompts, take_per_set
 from draftree.training.questions import Question, read_questions
 
 UNALIGNED, ALIGNED = "unaligned", "aligned"

@@ -7,7 +7,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from draftree.bench.analysis_setup import Findings, plain_axis, shown
+from draftree.bench.analysis_setup import Findings, plain_axis
 from draftree.bench.bild import NO_LOSS, ONE_POINT, BildResult, Point, label
 from draftree.bench.bild_ways import (
     ASSISTED,
@@ -22,6 +22,7 @@ from draftree.bench.bild_ways import (
     THEIRS,
     TREES,
 )
+from draftree.bench.summary import shown
 
 COLOURS = ("#7aa874", "#2f6fab", "#b5651d", "#8e4ea8")
 SLOWEST = 2.0  # times the large model alone; what takes longer is told in the legend, or nothing else could be seen

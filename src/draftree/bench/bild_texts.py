@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from draftree.bench.bild_ways import Way
-from draftree.bench.harness import Watcher
 from draftree.bench.methods import Method
+from draftree.progress import Watcher
 from draftree.training.journal import fingerprint
 
 FILE = "bench-bild-texts.jsonl"

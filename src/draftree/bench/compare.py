@@ -19,13 +19,13 @@ from typing import Any
 from draftree.bench.compare_case import Result, Settings, encode_all, run_case, teach
 from draftree.bench.compare_log import CaseLog
 from draftree.bench.compare_methods import LABELS, PLAIN, SMALL, TRAINED, WARM, Kit, LeftOutError
-from draftree.bench.harness import Watcher
 from draftree.bench.machine import describe, now
 from draftree.bench.methods import Sampling
-from draftree.bench.models import load_model
-from draftree.bench.prompts import Prompt
 from draftree.host import open_host
 from draftree.host.cost import measure_cost
+from draftree.models import load_model
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 from draftree.training.journal import Journal, fingerprint
 
 MERGED = f"{WARM}+hidden_transfer"

@@ -10,14 +10,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from draftree.bench.compare_methods import HOOKED, PLAIN, REFERENCE, Kit, WarmTrie, label_of
-from draftree.bench.harness import Log, Sample, Talk, Task, Watcher, groups_of, measure, ready
+from draftree.bench.harness import Log, Sample, Talk, Task, groups_of, measure, ready
 from draftree.bench.machine import describe, now
 from draftree.bench.methods import Sampling
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import Prompt, take_per_set
 from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
 from draftree.engine.limits import check_prompt
 from draftree.host import inspect_model
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, take_per_set
 
 TURN_ROOM = 32  # tokens that a chat template may put around a turn
 

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.analysis_setup import shown
 from draftree.bench.compare import Comparison, Measured
 from draftree.bench.compare_case import Result
 from draftree.bench.compare_methods import REFERENCE, label_of
 from draftree.bench.compare_plane import points_of
-from draftree.bench.summary import Estimate, Row
+from draftree.bench.summary import Estimate, Row, shown
 from draftree.engine.stats import STAGES
 
 COLUMNS = (

@@ -20,11 +20,9 @@ from draftree.bench.analysis_setup import Findings
 from draftree.bench.compare_case import Result, Settings, encode_all, run_case, teach
 from draftree.bench.compare_methods import COMPILED, PLAIN, REFERENCE, WARM
 from draftree.bench.gpu_page import findings_of
-from draftree.bench.harness import Watcher
-from draftree.bench.inflate import inflate
+from draftree.bench.inflate.model import inflate
+from draftree.bench.inflate.sizes import Size, size_named
 from draftree.bench.machine import now
-from draftree.bench.prompts import Prompt
-from draftree.bench.sizes import Size, size_named
 from draftree.bench.speed import spread
 from draftree.bench.speed_figures import (
     CAPTURED,
@@ -39,6 +37,8 @@ from draftree.bench.speed_steps import check_context, time_rows
 from draftree.host import Host, open_host
 from draftree.host.cost import StepCost, measure_cost
 from draftree.host.product import free_bytes
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 from draftree.shaping.planner import Planner
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)

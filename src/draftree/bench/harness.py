@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from draftree.bench.methods import Answer, Method
-from draftree.bench.prompts import Prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,6 @@ class Sample:
     answer: Answer
     turn: int = 0
     ids: list[int] | None = None
-
-
-class Watcher:
-    """Hears how far a run is; the base class shows nothing."""
-
-    def stage(self, name: str, total: int | None) -> None:
-        """A stage begins; `total` is its steps, None where they cannot be counted."""
-
-    def step(self) -> None:
-        """One step of the stage is done."""
 
 
 class Log:

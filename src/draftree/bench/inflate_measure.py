@@ -19,15 +19,15 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from draftree.bench.equality import difference
-from draftree.bench.harness import Watcher
-from draftree.bench.inflate import inflate
+from draftree.bench.inflate.model import inflate
+from draftree.bench.inflate.sizes import Size
 from draftree.bench.machine import describe, now
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import Prompt, take_per_set
-from draftree.bench.sizes import Size
 from draftree.engine.generate import generate
 from draftree.host import Host, open_host
 from draftree.host.plan import Plan
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, take_per_set
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 HF, LOOP = "hf_forward", "draftree_loop"

@@ -16,17 +16,18 @@ from typing import Any
 from rich.table import Table
 
 from draftree.bench.analysis_setup import Findings, plain_axis
-from draftree.bench.harness import Sample, Task, Watcher, measure, ready
-from draftree.bench.inflate import inflate
-from draftree.bench.inflate_drafter import inflate_drafter
+from draftree.bench.harness import Sample, Task, measure, ready
+from draftree.bench.inflate.drafter import inflate_drafter
+from draftree.bench.inflate.model import inflate
 from draftree.bench.machine import describe, now
 from draftree.bench.methods import Draftree, Method
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import Prompt, take_per_set
 from draftree.bench.summary import Row, summarise
 from draftree.drafting import SelfSpeculative
 from draftree.engine.limits import check_prompt
 from draftree.host import Target, inspect_model
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, take_per_set
 from draftree.pruning import LossyCALM
 from draftree.shaping import Fixed
 

@@ -85,8 +85,8 @@ def _run(job: dict[str, Any]) -> int:
     import torch
 
     from draftree.bench.methods import Draftree
-    from draftree.bench.models import load_model
     from draftree.drafting import Lookahead
+    from draftree.models import load_model
     from draftree.shaping import Fixed
 
     torch.set_num_threads(job["threads"])

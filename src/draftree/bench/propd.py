@@ -16,12 +16,10 @@ import numpy as np
 from draftree.bench.analysis_setup import Findings
 from draftree.bench.compare_case import Settings, split_prompts
 from draftree.bench.findings_files import experiment_named
-from draftree.bench.harness import Task, Watcher
-from draftree.bench.inflate import inflate
-from draftree.bench.inflate_drafter import inflate_drafter
+from draftree.bench.harness import Task
+from draftree.bench.inflate.drafter import inflate_drafter
+from draftree.bench.inflate.model import inflate
 from draftree.bench.machine import describe, now
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import Prompt
 from draftree.bench.propd_batches import batch_sizes, worst_case
 from draftree.bench.propd_cost import step_cost
 from draftree.bench.propd_merge import merged
@@ -32,6 +30,9 @@ from draftree.bench.propd_setup import ProPDSettings, ProPDSetup, answers_to, wa
 from draftree.demo_model import demo_model
 from draftree.drafting import Drafter, Medusa, PromptLookup
 from draftree.drafting.folder import demo_drafter
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 from draftree.pruning import EarlyHead, demo_early_head
 
 TRIE, PROMPT = "lookahead", "prompt-lookup"

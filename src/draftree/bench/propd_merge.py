@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from draftree.bench.analysis_setup import Findings, Sampled, bounds, plain_axis, shown
+from draftree.bench.analysis_setup import Findings, Sampled, bounds, plain_axis
 from draftree.bench.propd_runs import Run, Way, batches, differing, run_all
 from draftree.bench.propd_setup import PLAIN, ProPDSetup
+from draftree.bench.summary import shown
 from draftree.drafting import Merge
 from draftree.shaping import Fixed
 

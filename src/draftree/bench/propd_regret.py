@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from draftree.bench.analysis_setup import Findings, Sampled, bounds, plain_axis, shown
+from draftree.bench.analysis_setup import Findings, Sampled, bounds, plain_axis
 from draftree.bench.harness import Task
 from draftree.bench.propd_runs import CAPACITY, Run, Way, answer
 from draftree.bench.propd_setup import PLAIN, ProPDSetup
+from draftree.bench.summary import shown
 from draftree.engine import Engine, Rules
 from draftree.shaping import DynamicTree, Fixed
 

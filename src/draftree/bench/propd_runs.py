@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from draftree.bench.analysis_setup import Sampled
-from draftree.bench.harness import Task, Watcher
+from draftree.bench.harness import Task
 from draftree.drafting import Drafter
 from draftree.engine import Engine, RequestStats, Rules
 from draftree.engine.limits import eos_token_ids
+from draftree.progress import Watcher
 from draftree.pruning import EarlyPruning
 from draftree.shaping import Shape
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from draftree.bench.harness import Task, Watcher
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import Prompt
+from draftree.bench.harness import Task
 from draftree.drafting import Drafter, Lookahead
 from draftree.engine import generate
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 from draftree.pruning import EarlyHead
 
 PLAIN = "plain"

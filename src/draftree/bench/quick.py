@@ -13,9 +13,9 @@ from typing import Any
 
 from draftree.bench.compare_case import Result, Settings, encode_all, run_case, teach
 from draftree.bench.compare_methods import COLD, COMPILED, HOOKED, PLAIN, REFERENCE, REFUSED, SELF, SMALL, WARM, Kit
-from draftree.bench.harness import Watcher
 from draftree.bench.memory import compare_memory
-from draftree.bench.prompts import Prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 
 METHODS = (
     REFERENCE, COMPILED, "hf_prompt_lookup", HOOKED, PLAIN, "prompt_lookup", "jacobi", SMALL, SELF, COLD, WARM, REFUSED,

@@ -10,10 +10,9 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from draftree.bench.analysis_setup import shown
 from draftree.bench.compare_case import Result
 from draftree.bench.compare_methods import HUGGING_FACE, REFERENCE, WARM, label_of
-from draftree.bench.summary import Estimate
+from draftree.bench.summary import Estimate, shown
 
 SHOWN_DIFFERENCES = 5
 LONGEST_REASON = 90  # characters; the JSON file has the rest

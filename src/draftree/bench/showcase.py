@@ -12,9 +12,9 @@ from typing import Any
 
 from draftree.bench.equality import Difference, difference
 from draftree.bench.methods import Answer, Draftree, HuggingFace
-from draftree.bench.prompts import Prompt, embedded_prompts, take_per_set
 from draftree.drafting import Drafter, PromptLookup
 from draftree.engine import Request
+from draftree.prompts import Prompt, embedded_prompts, take_per_set
 
 KINDS = {
     "e2e": "restaurant",

@@ -14,16 +14,17 @@ from typing import Any
 from draftree.bench.analysis_setup import Findings
 from draftree.bench.compare_case import Result, Settings, Texts, encode_all, run_case, teach
 from draftree.bench.compare_methods import COMPILED, Kit, LeftOutError, WarmTrie
-from draftree.bench.harness import Task, Watcher
-from draftree.bench.inflate import inflate
+from draftree.bench.harness import Task
+from draftree.bench.inflate.model import inflate
+from draftree.bench.inflate.sizes import Size
 from draftree.bench.machine import describe, now
-from draftree.bench.prompts import Prompt
-from draftree.bench.sizes import Size
 from draftree.bench.speed_figures import METHODS, Figure, SpeedKit, figures_of
 from draftree.bench.speed_page import findings_of
 from draftree.bench.speed_stages import engine_stages, pass_parts
 from draftree.bench.speed_steps import Steps, check_context, time_rows
 from draftree.host import open_host
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 
 ROWS = (1, 2, 4, 8, 16, 32)
 STEPS_OFTEN = 5  # times as many rounds of the small model's steps, which are short

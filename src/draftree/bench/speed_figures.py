@@ -12,7 +12,6 @@ from typing import Any
 
 from rich.table import Table
 
-from draftree.bench.analysis_setup import shown
 from draftree.bench.compare_case import Result
 from draftree.bench.compare_methods import (
     COMPILED,
@@ -29,7 +28,7 @@ from draftree.bench.compare_methods import (
 from draftree.bench.harness import Sample
 from draftree.bench.inflate_measure import FORM_LABELS, HF, LOOP
 from draftree.bench.methods import Draftree, Method
-from draftree.bench.summary import Estimate
+from draftree.bench.summary import Estimate, shown
 from draftree.drafting import Drafter, Lookahead
 from draftree.host import Host, open_host
 from draftree.shaping import DynamicTree

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from draftree.bench.compare_methods import WarmTrie
-from draftree.bench.harness import Task, Watcher
+from draftree.bench.harness import Task
 from draftree.bench.inflate_measure import Bandwidth, _clock
 from draftree.bench.methods import Draftree
 from draftree.bench.speed_steps import settle
@@ -39,6 +39,7 @@ from draftree.host.loop import LoopHost
 from draftree.host.masks import limits
 from draftree.host.panels import Packed
 from draftree.host.plan import Plan, Segment
+from draftree.progress import Watcher
 from draftree.shaping import DynamicTree, Shape
 
 ROWS = (1, 8, 16)

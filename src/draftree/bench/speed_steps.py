@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from draftree.bench.harness import Watcher
+from draftree.bench.inflate.sizes import Size
 from draftree.bench.inflate_measure import HF, LOOP, Bandwidth, _clock, _hf_steps, _host_steps, _rows, _wait
-from draftree.bench.sizes import Size
 from draftree.host import Host
+from draftree.progress import Watcher
 
 SETTLING, LONG = 10, 0.02  # most steps before a timed one, and seconds of them that are enough
 

@@ -34,6 +34,14 @@ class Estimate:
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
+def shown(estimate: Estimate, number: str, factor: float = 1.0) -> str:
+    """An estimate as tables print it."""
+    text = number.format(factor * estimate.value)
+    if estimate.low is None or estimate.high is None:
+        return text
+    return f"{text} \\[{number.format(factor * estimate.low)}, {number.format(factor * estimate.high)}]"
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Figures of one method.

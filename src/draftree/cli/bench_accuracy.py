@@ -56,8 +56,8 @@ def accuracy(
     )
     from draftree.bench.analysis_setup import AccuracySettings
     from draftree.bench.analysis_trees import checked_kinds
-    from draftree.bench.models import load_model
     from draftree.cli.screen import StageBar, show_findings, wide_console
+    from draftree.models import load_model
 
     console = wide_console()
     if show_list:

@@ -65,9 +65,9 @@ def compare(
     from draftree.bench.compare_methods import checked_name
     from draftree.bench.compare_page import write_html
     from draftree.bench.methods import Sampling
-    from draftree.bench.models import load_tokenizer
     from draftree.bench.report import render
     from draftree.cli.screen import StageBar, tell_written, wide_console
+    from draftree.models import load_tokenizer
 
     names = tuple(dict.fromkeys(checked_name(name) for name in method)) if method else METHODS
     heats = temperature or [0.0, 0.8]

@@ -28,9 +28,9 @@ def gpu(
 ) -> None:
     """A CUDA device against its memory's speed and Hugging Face's ways: steps, answers, batches, in one file."""
     from draftree.bench.gpu import GpuSettings, check_device, run_gpu
-    from draftree.bench.models import load_model
-    from draftree.bench.sizes import dtype_named, size_named
+    from draftree.bench.inflate.sizes import dtype_named, size_named
     from draftree.cli.screen import StageBar, show_findings, wide_console
+    from draftree.models import load_model
 
     size_named(shape)
     kind = dtype_named(dtype)

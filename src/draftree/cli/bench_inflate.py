@@ -29,11 +29,11 @@ def inflate(
     measuring: Measuring,
 ) -> None:
     """Inflate a model in memory, see that it says the same, and time steps of 1 to 64 rows against HF's forward."""
+    from draftree.bench.inflate.sizes import device_named, dtype_named, parameters_named, size_named
     from draftree.bench.inflate_measure import InflateSettings, run_inflate
     from draftree.bench.inflate_report import render, write_json, write_png
-    from draftree.bench.models import load_model
-    from draftree.bench.sizes import device_named, dtype_named, parameters_named, size_named
     from draftree.cli.screen import StageBar, drawn, tell_written, wide_console
+    from draftree.models import load_model
 
     if params is not None and shape is not None:
         raise ValueError("Inflate to a number of parameters or to a shape: give --params or --shape.")

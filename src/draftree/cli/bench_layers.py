@@ -37,10 +37,10 @@ def layers(
 ) -> None:
     """What leaving out layers is worth: as drafts (lossless) and as early exits (CALM, LOSSY)."""
     from draftree.bench.layers import LayersSettings, run_layers
-    from draftree.bench.models import load_model
     from draftree.cli.screen import StageBar, show_findings, wide_console
     from draftree.drafting import SelfSpeculative
     from draftree.drafting.folder import demo_drafter
+    from draftree.models import load_model
 
     default = LayersSettings()
     settings = LayersSettings(

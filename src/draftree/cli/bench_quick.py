@@ -19,11 +19,11 @@ def quick(
 ) -> None:
     """Hugging Face's ways of decoding and ours, interleaved in one process: speed, acceptance, equality, memory."""
     from draftree.bench.compare_case import Settings
-    from draftree.bench.models import load_model
     from draftree.bench.plot import write_png
     from draftree.bench.quick import run_quick
     from draftree.bench.report import render, write_json
     from draftree.cli.screen import StageBar, drawn, tell_written, wide_console
+    from draftree.models import load_model
 
     found = measuring.begin()
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)

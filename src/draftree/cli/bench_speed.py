@@ -29,10 +29,10 @@ def speed(
     measuring: Measuring,
 ) -> None:
     """How far the engine is from the machine's limits and from Hugging Face's ways, on a small and a large model."""
-    from draftree.bench.models import load_model
-    from draftree.bench.sizes import parameters_named
+    from draftree.bench.inflate.sizes import parameters_named
     from draftree.bench.speed import SpeedSettings, run_speed
     from draftree.cli.screen import StageBar, show_findings, wide_console
+    from draftree.models import load_model
 
     parameters_named(params)
     found = measuring.begin()

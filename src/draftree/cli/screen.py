@@ -20,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from draftree.bench.harness import Watcher
+from draftree.progress import Watcher
 
 if TYPE_CHECKING:
     from draftree.bench.analysis_setup import Findings

@@ -16,13 +16,14 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from draftree.bench.analysis_setup import Findings, Sampled, bounds, plain_axis, shown
-from draftree.bench.harness import Task, Watcher
+from draftree.bench.analysis_setup import Findings, Sampled, bounds, plain_axis
+from draftree.bench.harness import Task
 from draftree.bench.papers import lookahead_claims as claims
 from draftree.bench.propd_runs import Run, Way, batches, differing, run_all
 from draftree.bench.propd_setup import PLAIN, warm_trie
-from draftree.bench.summary import Estimate
+from draftree.bench.summary import Estimate, shown
 from draftree.drafting import Drafter, Jacobi, PromptLookup
+from draftree.progress import Watcher
 from draftree.shaping import DynamicTree, Fixed
 
 BRANCH, DECODING_LENGTH = 12, 64  # tokens of a branch and nodes of a draft in the paper

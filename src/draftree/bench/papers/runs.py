@@ -19,19 +19,20 @@ from draftree.bench.bild import BildSettings, run_bild
 from draftree.bench.bild_open import open_pair
 from draftree.bench.bild_show import findings_of
 from draftree.bench.compare_case import Settings, split_prompts
-from draftree.bench.harness import Task, Watcher
-from draftree.bench.inflate import inflate
-from draftree.bench.inflate_drafter import inflate_drafter
+from draftree.bench.harness import Task
+from draftree.bench.inflate.drafter import inflate_drafter
+from draftree.bench.inflate.model import inflate
 from draftree.bench.machine import describe, now
-from draftree.bench.models import encode_prompt, load_model
 from draftree.bench.papers.lookahead import LookaheadSetup
-from draftree.bench.prompts import Prompt
 from draftree.bench.propd_setup import ProPDSettings, answers_to
 from draftree.demo_model import demo_model
 from draftree.drafting import Drafter
 from draftree.drafting.early_exit import early_exit_model
 from draftree.drafting.folder import demo_drafter
 from draftree.host import inspect_model
+from draftree.models import encode_prompt, load_model
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 from draftree.training.align_inputs import template_of
 from draftree.training.questions import Question
 

@@ -13,18 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftree.bench.harness import Task, Watcher, measure, ready
+from draftree.bench.harness import Task, measure, ready
 from draftree.bench.methods import Draftree
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import Prompt, take_per_set
 from draftree.bench.summary import Row, summarise
-from draftree.bench.tune_file import Spec, shape_of
-from draftree.bench.tune_record import Record, Text
-from draftree.bench.tune_replay import Replayed
-from draftree.bench.tune_space import Candidate, Predicted, Space, trained_of
 from draftree.engine.limits import check_prompt
 from draftree.host import inspect_model
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, take_per_set
 from draftree.shaping import Shape
+from draftree.tuning.file import Spec, shape_of
+from draftree.tuning.record import Record, Text
+from draftree.tuning.replay import Replayed
+from draftree.tuning.space import Candidate, Predicted, Space, trained_of
 
 RECORD, REPLAY = 0.25, 0.5  # shares of the time that are over when recording ends, and replaying
 FINALISTS = 7  # that run for real, besides plain decoding and what cannot be replayed

@@ -9,11 +9,11 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from draftree.bench.analysis_setup import shown
 from draftree.bench.machine import describe, now
-from draftree.bench.tune import PLAIN, Choice
-from draftree.bench.tune_check import Checked
-from draftree.bench.tune_file import Spec, write_tuned
+from draftree.bench.summary import shown
+from draftree.tuning.check import Checked
+from draftree.tuning.file import Spec, write_tuned
+from draftree.tuning.search import PLAIN, Choice
 
 
 def render(choice: Choice) -> Table:

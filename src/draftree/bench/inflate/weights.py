@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.bench.places import Places
+from draftree.bench.inflate.places import Places
 
 SPREAD = 0.02  # standard deviation of weights that are read and change nothing
 # What a token that the small model does not have is given: NEVER * GAIN * constant / root mean square of the states.

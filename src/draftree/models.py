@@ -14,7 +14,7 @@ def load_model(name: str | None) -> tuple[Any, Any]:
         ValueError: a folder that does not exist or cannot be loaded.
     """
     if name is None:
-        from draftree import demo_model
+        from draftree.demo_model import demo_model
 
         return demo_model()
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM

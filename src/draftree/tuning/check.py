@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.bench.harness import Watcher
-from draftree.bench.prompts import Prompt
-from draftree.bench.tune import Judged, Wishes, prepare, run_live
-from draftree.bench.tune_file import Spec, shape_of
-from draftree.bench.tune_record import Record
-from draftree.bench.tune_replay import Replayed, Times
-from draftree.bench.tune_space import Candidate, Space, trained_of
 from draftree.drafting import Drafter
 from draftree.host.cost import StepCost
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 from draftree.pruning import EarlyPruning
 from draftree.shaping import DynamicTree, Shape
+from draftree.tuning.file import Spec, shape_of
+from draftree.tuning.record import Record
+from draftree.tuning.replay import Replayed, Times
+from draftree.tuning.search import Judged, Wishes, prepare, run_live
+from draftree.tuning.space import Candidate, Space, trained_of
 
 SIZES: tuple[int | None, ...] = (4, 16, None)
 

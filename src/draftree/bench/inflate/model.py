@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from draftree.bench.inflate_weights import inflated_weights
-from draftree.bench.places import Places
-from draftree.bench.sizes import Size, parameters_named, size_for, size_named
+from draftree.bench.inflate.places import Places
+from draftree.bench.inflate.sizes import Size, parameters_named, size_for, size_named
+from draftree.bench.inflate.weights import inflated_weights
 from draftree.drafting.folder import model_hash
 from draftree.host.product import free_bytes
 from draftree.host.target import Target, inspect_model
@@ -49,8 +49,8 @@ def inflate(
 
     Args:
         model: a llama, mistral or qwen2 model without windows.
-        params: about how many parameters, such as 400_000_000 or "400M"; see `draftree.bench.sizes.size_for`.
-        shape: instead of them, the name of a size in `draftree.bench.sizes.SIZES`, or a size.
+        params: about how many parameters, such as 400_000_000 or "400M"; see `draftree.bench.inflate.sizes.size_for`.
+        shape: instead of them, the name of a size in `draftree.bench.inflate.sizes.SIZES`, or a size.
         dtype: of its weights; the model's own by default.
         device: where it is made; the model's own by default.
 

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from draftree.bench.analysis_guesses import Onlooker, OnlyRoots
 from draftree.bench.harness import Task
 from draftree.drafting import Drafter
 from draftree.drafting.base import Context, Step
@@ -28,6 +27,7 @@ from draftree.host.cost import StepCost, cached_cost
 from draftree.host.likeliest import best_on_host
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
+from draftree.tuning.onlooker import Onlooker, OnlyRoots
 
 Guesses = tuple[np.ndarray, np.ndarray]  # tokens and log-probabilities, each [D, K]
 PROBES, PROBED = (0, 1, 2, 4, 8, 16, 32), 4  # guesses of the steps that are timed, and texts for each

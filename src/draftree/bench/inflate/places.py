@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftree.bench.sizes import Size
+from draftree.bench.inflate.sizes import Size
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from draftree.bench.tune_file import Spec, make, shape_of
-from draftree.bench.tune_record import Pace, Record, Text
-from draftree.bench.tune_replay import RecordedHeads, Replayed, Times, replay
 from draftree.drafting import Drafter, Lookahead, Merge
 from draftree.drafting.base import Context
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine.limits import eos_token_ids
 from draftree.host import inspect_model
+from draftree.tuning.file import Spec, make, shape_of
+from draftree.tuning.record import Pace, Record, Text
+from draftree.tuning.replay import RecordedHeads, Replayed, Times, replay
 
 SIZES: tuple[int | None, ...] = (None, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # guesses of a step; None: sized by cost
 PROBE = 8  # guesses of a step while a trie's options are searched

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from draftree.bench.tune_record import Pace, Text
 from draftree.drafting import Drafter, Merge
 from draftree.drafting.base import Attachment, Context, Step
 from draftree.drafting.groups import Groups, Spawners
@@ -27,6 +26,7 @@ from draftree.host.cost import StepCost
 from draftree.shaping import Shape
 from draftree.shaping.best_first import OffPath, best_first
 from draftree.tree import TokenTree
+from draftree.tuning.record import Pace, Text
 
 _ids = itertools.count(-2, -1)  # no request of an engine has them
 
