@@ -108,3 +108,21 @@ def take_per_set(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     for prompt in prompts:
         by_set.setdefault(prompt.set, []).append(prompt)
     return [group[i] for i in range(count) for group in by_set.values() if i < len(group)]
+
+
+def split_prompts(prompts: Sequence[Prompt], per_set: int, warm_per_set: int) -> tuple[list[Prompt], list[Prompt]]:
+    """(measured, warming) prompts: as their rows say, else the first ones of each set and those behind them.
+
+    Raises:
+        ValueError: nothing to measure on.
+    """
+    tests = [prompt for prompt in prompts if not prompt.warm]
+    measured = take_per_set(tests, per_set)
+    warm = [prompt for prompt in prompts if prompt.warm]
+    if not warm:
+        taken = {id(prompt) for prompt in measured}
+        texts = {prompt.text for prompt in measured}
+        warm = [p for p in tests if id(p) not in taken and p.text not in texts]
+    if not measured:
+        raise ValueError("All prompts are marked 'warm': leave 'split' out of the rows to measure on.")
+    return measured, take_per_set(warm, warm_per_set)

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,6 +21,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from draftree.progress import Watcher
 
@@ -71,6 +74,14 @@ def drawn(console: Console, write_png: Callable[[], Path]) -> list[Path]:
         return [write_png()]
     console.print("No plot: it needs matplotlib, which pip install 'draftree\\[bench]' brings.")
     return []
+
+
+def plain_table(table: Any) -> Table:
+    """A pandas table of texts as it is."""
+    made = Table(*table.columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in table.itertuples(index=False):
+        made.add_row(*map(escape, map(str, row)))
+    return made
 
 
 def tell_written(console: Console, paths: Sequence[Path]) -> None:

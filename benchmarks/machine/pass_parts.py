@@ -1,141 +1,57 @@
-"""Where a step's time goes: the engine's stages by its own clock, and the inside of a pass by timing its parts apart.
+"""The inside of a pass of the compiled layers, by timing its parts apart.
 
-Stages. Answers are given with a warm trie whose trees are cut to 8 or 16 rows as if rows cost nothing, and without a
-drafter; of every step with exactly so many rows the engine's clock is read. The shape's calls are timed within `draft`.
+The layers are one call, which no clock can look into. So the same C functions are called apart, behind the same
+context, round by round beside the whole pass: all layers without embedding and head; each layer's two halves around its
+attention; each matrix product alone; the head. Attention is what the layers take beyond their halves, and what lies
+between products (norms, rotary angles, gating, sums) what the halves take beyond their products. Reaching C from here
+costs some microseconds a call, which is measured by calls that do nothing and taken off.
 
-Inside a pass. The compiled layers are one call, which no clock can look into. So the same C functions are called apart,
-behind the same context, round by round beside the whole pass: all layers without embedding and head; each layer's two
-halves around its attention; each matrix product alone; the head. Attention is what the layers take beyond their halves,
-and what lies between products (norms, rotary angles, gating, sums) what the halves take beyond their products. Reaching
-C from here costs some microseconds a call, which is measured by calls that do nothing and taken off.
+This file alone depends on the insides of the compiled runner.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
-from draftree.bench.compare_methods import WarmTrie
-from draftree.bench.harness import Task
-from draftree.bench.inflate_measure import Bandwidth, _clock
-from draftree.bench.methods import Draftree
-from draftree.bench.speed_steps import settle
-from draftree.drafting import Drafter
-from draftree.engine import Request
-from draftree.engine.stats import STAGES
-from draftree.host.base import Host
+from benchmarks.harness import Experiment, Setup, bars, table_of
+from draftree.bench.steps import Bandwidth, clock_of, settle
+from draftree.host import Host, open_host
 from draftree.host.compiled import CompiledAngles, CompiledStack
-from draftree.host.cost import StepCost
 from draftree.host.loop import LoopHost
 from draftree.host.masks import limits
 from draftree.host.panels import Packed
 from draftree.host.plan import Plan, Segment
 from draftree.progress import Watcher
-from draftree.shaping import DynamicTree, Shape
 
 ROWS = (1, 8, 16)
-FREE_ROWS = StepCost((1, 2), (1.0, 1.0))  # the largest trees are best
 SIDE = 1024  # of the large matrices whose product tells the peak
 NARROW, TALL = 512, 4096  # of the product that reads a matrix of 1 MiB again and again
-KEPT = 0.9  # of the steps, the quicker ones: some are stalled by what else the machine does
-STEP_PARTS = ("draft", "shape", "verify", "accept", "commit", "rest")
-PASS_PARTS = ("embed", "linear", "attention", "between", "head")
+PARTS = ("embed", "linear", "attention", "between", "head")
 
 
-class _Clocked(DynamicTree):
-    """A shape that keeps the time of its calls."""
-
-    seconds = 0.0
-
-    def rests(self, requests: Any) -> bool:
-        """See `Shape.rests`."""
-        return bool(self._timed(super().rests, requests))
-
-    def budgets(self, requests: Any, most: int) -> list[int]:
-        """See `Shape.budgets`."""
-        budgets: list[int] = self._timed(super().budgets, requests, most)
-        return budgets
-
-    def trim(self, requests: Any, trees: Any) -> Any:
-        """See `Shape.trim`."""
-        return self._timed(super().trim, requests, trees)
-
-    def _timed(self, call: Callable[..., Any], *given: Any) -> Any:
-        begin = time.perf_counter()
-        result = call(*given)
-        self.seconds += time.perf_counter() - begin
-        return result
-
-
-class _Notes:
-    """Reads the engine's clock after every step; keeps steps of one number of rows."""
-
-    def __init__(self, rows: int, shape: _Clocked | None) -> None:
-        self._rows, self._shape = rows, shape
-        self._last: dict[str, float] | None = None
-        self.steps: list[dict[str, float]] = []
-
-    def answer(self, method: Draftree, ids: Sequence[int]) -> None:
-        """Answer a prompt and take notes; its prompt's pass is none of the steps."""
-        self._last = None
-        method.answer(ids, self._note)
-
-    def _note(self, request: Request) -> None:
-        now, stats = time.perf_counter(), request.stats
-        read = dict(stats.seconds) | {"drafted": stats.drafted, "whole": now}
-        read["shape"] = 0.0 if self._shape is None else self._shape.seconds
-        if self._last is not None and read["drafted"] - self._last["drafted"] == self._rows - 1:
-            step = {name: value - self._last[name] for name, value in read.items()}
-            step["rest"] = step["whole"] - sum(step[stage] for stage in STAGES)
-            step["draft"] -= step["shape"]
-            self.steps.append(step)
-        self._last = read | {"whole": time.perf_counter()}
-
-
-def engine_stages(
-    model: Any, warm: WarmTrie | None, tasks: Sequence[Task], new: int, watcher: Watcher
-) -> list[dict[str, Any]]:
-    """Seconds of a step by stage, a row for each number of rows that steps were found of.
-
-    Returns
-    -------
-    `rows`, `steps` (how many were found), the mean seconds of the stages in `STEP_PARTS` over the quicker nine tenths
-    of them, and the `whole`, their sum.
-    """
-    found = []
-    counts = ROWS if warm is not None else ROWS[:1]
-    watcher.stage("stages of steps", len(counts) * len(tasks))
-    for rows in counts:
-        shape = _Clocked(rows - 1, FREE_ROWS) if rows > 1 else None
-        make: Callable[[], Drafter | None] = _nobody if shape is None or warm is None else warm.drafter
-        method = Draftree("stages", "stages", model, new, make, partial(_same, shape))
-        notes = _Notes(rows, shape)
-        method.answer(tasks[0].ids)
-        for task in tasks:
-            notes.answer(method, task.ids)
-            watcher.step()
-        if notes.steps:
-            quick = sorted(notes.steps, key=lambda step: step["whole"])[: math.ceil(KEPT * len(notes.steps))]
-            means = {part: statistics.fmean(step[part] for step in quick) for part in STEP_PARTS}
-            found.append({"rows": rows, "steps": len(notes.steps)} | means | {"whole": sum(means.values())})
-    return found
-
-
-def _nobody() -> None:
-    """No drafter."""
-
-
-def _same(shape: Shape | None) -> Shape | None:
-    return shape
+def run(setup: Setup) -> pd.DataFrame:
+    """Microseconds of a pass by part; and what bytes or operations of a part take at least."""
+    found = pass_parts(open_host(setup.model), setup["context"], setup["rounds"], setup.watcher)
+    if found is None:
+        raise ValueError("This model's layers are not compiled, or do not see all of a context: take another model.")
+    rows = []
+    for one in found["passes"]:
+        rows.append({name: 1e6 * one[name] if name != "rows" else one[name] for name in ("rows", *PARTS, "whole")})
+        rows[-1] |= {f"{name}_least": 1e6 * seconds for name, seconds in one["floors"].items()}
+    remark = (
+        f"{found['bandwidth'] / 1e9:.1f} GB/s, {found['peak'] / 1e9:.0f} billion operations a second, behind "
+        f"{setup['context']} tokens."
+    )
+    return table_of(rows, remarks=[remark])
 
 
 class Peak:
@@ -146,7 +62,7 @@ class Peak:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._clock = _clock(torch.device("cpu"))
+        self._clock = clock_of(torch.device("cpu"))
         self._a, self._b = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
         self._held = Packed([torch.nn.Linear(NARROW, NARROW, bias=False)])
         self._rows, self._out = torch.ones(TALL, NARROW), torch.empty(TALL, NARROW)
@@ -269,7 +185,7 @@ def pass_parts(host: Host, context: int, rounds: int, watcher: Watcher) -> dict[
     Returns
     -------
     `bandwidth` (bytes a second), `peak` (operations a second) and `passes`: for each number of rows the `whole`, the
-    parts in `PASS_PARTS`, and `floors` of some of them, the larger of what bytes and operations take.
+    parts in `PARTS`, and `floors` of some of them, the larger of what bytes and operations take.
     """
     if not isinstance(host, LoopHost) or host._compiled is None or host._at_once is None:
         return None
@@ -277,7 +193,7 @@ def pass_parts(host: Host, context: int, rounds: int, watcher: Watcher) -> dict[
         return None
     size = (1, max(context, ROWS[-1]))
     tokens = torch.randint(0, host.target.vocab_size, size, generator=torch.Generator().manual_seed(0))
-    clock, memory = _clock(torch.device("cpu")), Bandwidth(torch.device("cpu"))
+    clock, memory = clock_of(torch.device("cpu")), Bandwidth(torch.device("cpu"))
     assert host._library is not None
     peak = Peak(host._library)
     watcher.stage("parts of passes", rounds + 1)
@@ -318,3 +234,13 @@ def pass_parts(host: Host, context: int, rounds: int, watcher: Watcher) -> dict[
         }
         passes.append({"rows": rows, "whole": took["whole"]} | parts | {"floors": floors})
     return {"bandwidth": memory.best, "peak": peak.best, "context": context, "passes": passes}
+
+
+EXPERIMENT = Experiment(
+    "pass-parts",
+    "",
+    run,
+    ("rows", *PARTS, "whole", "linear_least", "attention_least", "head_least"),
+    bars(*PARTS[1:4], "whole", label="rows", mark=None),
+    {"context": 128, "rounds": 20},
+)
