@@ -14,7 +14,7 @@ from draftree.bench.analysis_compare import relate
 from draftree.bench.analysis_guesses import hits_of
 from draftree.bench.analysis_setup import RANKS, AccuracySettings, Sampled, Setup, Subject
 from draftree.bench.analysis_trees import KINDS, cases_of, with_depth, with_tree
-from draftree.bench.harness import Task
+from draftree.bench.measure import Task
 from draftree.cli import app
 from draftree.drafting import BiTA, HiddenTransfer, Medusa
 from draftree.drafting.folder import base_of

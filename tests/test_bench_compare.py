@@ -10,11 +10,11 @@ from browser import look_at, needs_chromium
 from typer.testing import CliRunner
 
 from draftree.bench.compare import JOURNAL, Plan, run_compare
-from draftree.bench.compare_agree import agreement
-from draftree.bench.compare_case import Settings, encode_all, run_case
-from draftree.bench.compare_log import as_dict, from_dict
-from draftree.bench.compare_methods import Kit, checked_name
-from draftree.bench.harness import Log, Task, measure
+from draftree.bench.agree import agreement
+from draftree.bench.case import Settings, encode_all, run_case
+from draftree.bench.log import as_dict, from_dict
+from draftree.bench.kit import Kit, checked_name
+from draftree.bench.measure import Log, Task, measure
 from draftree.bench.methods import Answer, DraftingHuggingFace, Draftree, HuggingFace, Method, Sampling
 from draftree.cli import app, main
 from draftree.drafting import Lookahead
@@ -196,7 +196,7 @@ def test_what_was_answered_is_not_asked_again():
 
 
 def as_sample(method, answer):
-    from draftree.bench.harness import Sample
+    from draftree.bench.measure import Sample
 
     return Sample(method, 0, 0, answer)
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from draftree.bench.compare_case import Settings, split_prompts
+from draftree.bench.case import Settings, split_prompts
 from draftree.bench.equality import difference
-from draftree.bench.harness import Sample, Task, measure, ready
+from draftree.bench.measure import Sample, Task, measure, ready
 from draftree.bench.machine import describe
 from draftree.bench.methods import Answer, Method
 from draftree.bench.summary import count_disturbed, find_differences, summarise

@@ -12,7 +12,7 @@ from draftree.bench.findings_files import write_json, write_png
 from draftree.bench.gpu import BATCHES, FORM_ROWS, ROWS, GpuSettings, check_room, choices, forms_beside, run_gpu
 from draftree.bench.inflate.sizes import SIZES, Size
 from draftree.bench.inflate_measure import HF, LOOP
-from draftree.bench.speed_figures import EFFICIENCY, STEP_FLOOR, WANTED, step_table
+from draftree.bench.figures import EFFICIENCY, STEP_FLOOR, WANTED, step_table
 from draftree.bench.speed_steps import time_rows
 from draftree.cli import app
 from draftree.host import open_host

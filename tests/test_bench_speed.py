@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from draftree.bench import inflate_measure, speed, speed_stages
-from draftree.bench.compare_methods import PLAIN, REFERENCE, Kit, LeftOutError, WarmTrie
-from draftree.bench.harness import Task
+from draftree.bench.kit import PLAIN, REFERENCE, Kit, LeftOutError, WarmTrie
+from draftree.bench.measure import Task
 from draftree.bench.inflate.model import inflate
 from draftree.bench.inflate.sizes import Size
 from draftree.bench.inflate_measure import HF, LOOP
 from draftree.bench.speed import ROWS, spread
-from draftree.bench.speed_figures import (
+from draftree.bench.figures import (
     BEST,
     EFFICIENCY,
     LIMITED,

@@ -11,7 +11,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from draftree.bench import showcase
+from draftree import showcase
 from draftree.bench.methods import Answer, Draftree, HuggingFace
 from draftree.cli import app, main
 from draftree.cli.colours import ColouredText

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from draftree.bench import plot, quick
-from draftree.bench.compare_case import Settings
-from draftree.bench.compare_methods import WarmTrie
+from draftree.bench.case import Settings
+from draftree.bench.kit import WarmTrie
 from draftree.bench.memory import compare_memory
 from draftree.bench.quick import METHODS, run_quick
 from draftree.cli import app

@@ -54,8 +54,9 @@ def lines(x: str, *values: str, by: str | Sequence[str] = (), panel: str | None 
         figure.set_size_inches(4.6 * len(parts) + 1, 4.2)
         for axis, (title, value, own) in zip(_panels(figure, len(parts)), parts, strict=True):
             for name, line in own.assign(_by=labels(own, by)).groupby("_by", sort=False):
-                if line[x].notna().any():
-                    axis.errorbar(line[x], line[value], yerr=_reach(line, value), marker="o", label=str(name) or None)
+                at = line[x].astype(float)
+                if at.notna().any():
+                    axis.errorbar(at, line[value], yerr=_reach(line, value), marker="o", label=str(name) or None)
             axis.set_title(title.replace("_", " "), loc="left", fontsize=10)
             axis.set_xlabel(x.replace("_", " "), fontsize=9)
             axis.set_ylabel(value.replace("_", " ") if panel else "", fontsize=9)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich import box
 from rich.table import Table
@@ -13,7 +14,12 @@ from rich.table import Table
 
 def table_of(rows: Iterable[Mapping[str, Any]], **attrs: Any) -> pd.DataFrame:
     """A table of rows; `attrs` is what else there is to say (see `Experiment.run`)."""
-    made = pd.DataFrame(list(rows))
+    held = list(rows)
+    made = pd.DataFrame(held)
+    for name in made:  # whole numbers stay whole where a row has none
+        values = [row[name] for row in held if row.get(name) is not None and not pd.isna(row[name])]
+        if made[name].isna().any() and values and all(isinstance(value, int) for value in values):
+            made[name] = made[name].astype("Int64")
     made.attrs.update({name: value for name, value in attrs.items() if value is not None})
     return made
 
@@ -40,13 +46,15 @@ def shown(table: pd.DataFrame, columns: Sequence[str] = ()) -> pd.DataFrame:
 
 def number(value: Any) -> str:
     """A cell as people read it."""
-    if value is None or (isinstance(value, float) and pd.isna(value)):
+    if value is None or value is pd.NA or (isinstance(value, float) and pd.isna(value)):
         return ""
+    if isinstance(value, np.integer | np.floating):
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    if isinstance(value, int) or value == int(value):
-        return f"{value:.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.2f}"
-    if abs(value) < 0.1:
+    if isinstance(value, int):
+        return str(value)
+    if 0 < abs(value) < 0.1:
         return f"{value:.3g}"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}"
 

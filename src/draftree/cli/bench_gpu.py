@@ -43,7 +43,7 @@ def gpu(
     console = wide_console()
     loaded, tokenizer = load_model(model)
     with StageBar(console) as bar:
-        findings, about = run_gpu(
+        findings = run_gpu(
             loaded, tokenizer, found, settings, shape=shape, dtype=kind, device=device, name=model, watcher=bar
         )
-    show_findings(console, findings, about, measuring.out, "gpu")
+    show_findings(console, findings, measuring.out)

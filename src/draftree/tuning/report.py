@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from draftree.bench.machine import describe, now
@@ -36,7 +37,7 @@ def render(choice: Choice) -> Table:
         table.add_row(
             one.candidate.label,
             str(one.prompts),
-            shown(one.row.over[PLAIN.name], "{:.2f}"),
+            escape(shown(one.row.over[PLAIN.name], "{:.2f}")),
             f"{stats.acceptance_length:.2f}" if stats is not None and stats.drafted else "-",
             f"{one.predicted.stats.acceptance_length:.2f}" if one.predicted is not None else "-",
             style="bold" if one is choice.best else "",

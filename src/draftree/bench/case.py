@@ -1,6 +1,6 @@
 """One case of a comparison: methods on one model, with one batch size and one way of choosing tokens.
 
-`bench quick` is such a case; `bench compare` is several of them. What is measured and how is told in docs/benchmark.md.
+`bench quick` is such a case; `bench compare` is several of them. What is measured and how is told in docs/cli.md.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from draftree.bench.compare_methods import HOOKED, PLAIN, REFERENCE, Kit, WarmTrie, label_of
-from draftree.bench.harness import Log, Sample, Talk, Task, groups_of, measure, ready
+from draftree.bench.kit import HOOKED, PLAIN, REFERENCE, Kit, WarmTrie, label_of
 from draftree.bench.machine import describe, now
+from draftree.bench.measure import Log, Sample, Talk, Task, groups_of, measure, ready
 from draftree.bench.methods import Sampling
 from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
 from draftree.engine.limits import check_prompt
 from draftree.host import inspect_model
 from draftree.models import encode_prompt
 from draftree.progress import Watcher
-from draftree.prompts import Prompt, take_per_set
+from draftree.prompts import Prompt, split_prompts
 
 TURN_ROOM = 32  # tokens that a chat template may put around a turn
 
@@ -35,7 +35,6 @@ class Settings:
         compiled: whether to measure torch.compile.
         batch: prompts answered together.
         sampling: how tokens are drawn; None takes the best.
-        fixed: guesses of every step, for all drafters; None for trees sized by cost.
     """
 
     per_set: int = 4
@@ -45,11 +44,10 @@ class Settings:
     compiled: bool = True
     batch: int = 1
     sampling: Sampling | None = None
-    fixed: int | None = None
 
     @property
     def title(self) -> str:
-        """Batch, sampling and trees in a few words."""
+        """Batch and sampling in a few words."""
         words = [f"batch {self.batch}"]
         drawn = self.sampling
         if drawn is None:
@@ -57,8 +55,6 @@ class Settings:
         else:
             cuts = "".join(f", top-{k} {v}" for k, v in (("k", drawn.top_k), ("p", drawn.top_p)) if v is not None)
             words.append(f"sampled at temperature {drawn.temperature:g}{cuts}, seed {drawn.seed}")
-        if self.fixed is not None:
-            words.append(f"{self.fixed} guesses in every step")
         return ", ".join(words)
 
 
@@ -132,20 +128,6 @@ class Texts:
     talk: Talk | None
 
 
-def split_prompts(prompts: Sequence[Prompt], settings: Settings) -> tuple[list[Prompt], list[Prompt]]:
-    """(measured, warming) prompts: as their rows say, else the first ones of each set and those behind them."""
-    tests = [prompt for prompt in prompts if not prompt.warm]
-    measured = take_per_set(tests, settings.per_set)
-    warm = [prompt for prompt in prompts if prompt.warm]
-    if not warm:
-        taken = {id(prompt) for prompt in measured}
-        texts = {prompt.text for prompt in measured}
-        warm = [p for p in tests if id(p) not in taken and p.text not in texts]
-    if not measured:
-        raise ValueError("All prompts are marked 'warm': leave 'split' out of the rows to measure on.")
-    return measured, take_per_set(warm, settings.warm_per_set)
-
-
 def encode_all(model: Any, tokenizer: Any, prompts: Sequence[Prompt], settings: Settings) -> Texts:
     """The prompts that `settings` ask for, as token ids, and checked.
 
@@ -155,7 +137,7 @@ def encode_all(model: Any, tokenizer: Any, prompts: Sequence[Prompt], settings: 
     target = inspect_model(model)
     if target.encoder_decoder:
         raise ValueError("This benchmark measures decoder-only models: this one has an encoder.")
-    measured, warming = split_prompts(prompts, settings)
+    measured, warming = split_prompts(prompts, settings.per_set, settings.warm_per_set)
     if len(measured) < settings.batch:
         raise ValueError(
             f"{len(measured)} prompts do not fill a batch of {settings.batch}: give more prompts, or a smaller batch."

@@ -18,7 +18,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.compare_methods import HOOKED
+from draftree.bench.kit import HOOKED
 
 Figure = tuple[float, float, float]  # a speed over a reference, low, high
 Figures = dict[str, Figure]  # by method

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import fields
 from typing import Any
 
-from draftree.bench.harness import Log, Sample
+from draftree.bench.measure import Log, Sample
 from draftree.bench.methods import Answer
 from draftree.engine import RequestStats
 from draftree.training.journal import Journal
