@@ -67,9 +67,9 @@ class BildWay:
             return Draftree(*given, lambda: DraftModel(small))
         window = self.window or MOST
         if self.group == FIXED:
-            chain = {"depth": window, "branching": 1, "confidence": 0.0}
+            chain: dict[str, Any] = {"depth": window, "branching": 1, "confidence": 0.0}
             return Draftree(*given, lambda: DraftModel(small, **chain), lambda: Fixed(window))
-        own = {"lossless": self.group == LOSSLESS, "num_draft_tokens": window}
+        own: dict[str, Any] = {"lossless": self.group == LOSSLESS, "num_draft_tokens": window}
         return Draftree(*given, lambda: BiLD(small, self.fallback or 0.0, self.rollback, **own))
 
 

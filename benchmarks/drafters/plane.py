@@ -8,12 +8,13 @@ the difference to the speed that was measured.
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import pandas as pd
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, measure, table_of
 from benchmarks.harness.measure import all_differing, length, of, per_token
-from draftree.drafting import DraftModel, Drafter, Merge
+from draftree.drafting import Drafter, DraftModel, Merge
 from draftree.drafting.folder import demo_drafter
 from draftree.shaping import Fixed
 
@@ -44,9 +45,10 @@ def _drafter(setup: Setup, name: str) -> Drafter:
     return DraftModel(demo_drafter(SMALL, setup.small).model) if name == SMALL else setup.drafter(setup.named[name])
 
 
-def plot(figure: object, table: pd.DataFrame) -> None:
+def plot(figure: Any, table: pd.DataFrame) -> None:
     """Named points over the line where decoding is as fast as plain."""
-    axis = figure.add_subplot()  # type: ignore[attr-defined]
+    figure.set_size_inches(9, 6)
+    axis = figure.add_subplot()
     axis.scatter(table["time"], table["tokens_a_step"], c=table["sources"])
     for _, row in table.iterrows():
         axis.annotate(row["drafters"], (row["time"], row["tokens_a_step"]), fontsize=7)

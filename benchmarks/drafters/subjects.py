@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.harness import Setup
 from benchmarks.harness.trees import with_depth
-from draftree.drafting.folder import Trained
 from draftree.drafting.in_model import InModelDrafter
 
 IN_MODEL = ("bita", "hidden-transfer", "medusa")
 OPTIONS = {"per_set": 4, "max_new_tokens": 96, "sets": (), "drafters": IN_MODEL, "depth": 0}
 
 
-def subjects(setup: Setup, *methods: str) -> dict[str, Trained]:
+def subjects(setup: Setup, *methods: str) -> dict[str, Any]:
     """The drafters by the names that tables give them; `depth` of the options, where it is not 0, is the deepest.
 
     Raises:
@@ -28,6 +29,7 @@ def subjects(setup: Setup, *methods: str) -> dict[str, Trained]:
                 f"This experiment takes drafters of {' or '.join(methods)}, and {name!r} holds {trained.method}: leave "
                 "it out."
             )
-        deep = isinstance(trained, InModelDrafter) and setup["depth"]
-        found[name] = with_depth(trained, setup["depth"]) if deep else trained
+        if setup["depth"] and isinstance(trained, InModelDrafter):
+            trained = with_depth(trained, setup["depth"])
+        found[name] = trained
     return found

@@ -37,12 +37,13 @@ def run(setup: Setup) -> pd.DataFrame:
     plain, hf = of(runs, PLAIN), of(runs, HF)
     rows: list[dict[str, Any]] = []
     by_set: list[dict[str, Any]] = []
-    for name, case in [(PLAIN, None), *((name, case) for name, _, case in chosen)]:
-        way = PLAIN if case is None else _label(name, case)
+    decoded: list[tuple[str, Case | None]] = [(PLAIN, None), *((name, case) for name, _, case in chosen)]
+    for name, one in decoded:
+        way = PLAIN if one is None else _label(name, one)
         own = of(runs, way)
         step = Share(own["seconds"], own["passes"])
         rows.append(
-            {"drafter": name, "tree": case and case.label, "nodes": case and case.nodes, "ahead": case and _ahead(case)}
+            {"drafter": name, "tree": one and one.label, "nodes": one and one.nodes, "ahead": one and _ahead(one)}
             | {"rows": own["rows"].sum() / own["passes"].sum(), "step_ms": 1000 * step.value}
             | {"plain_steps": (step / Share(plain["seconds"], plain["passes"])).value}
             | {"tokens_a_step": length(own).value, "tokens_a_second": 1 / whole(own).value}
@@ -50,10 +51,10 @@ def run(setup: Setup) -> pd.DataFrame:
             | (whole(hf) / whole(own)).columns("over_hf")
             | {"differing": differing(runs, way, reference=HF)}
         )
-        for one in setup.sets:
-            mine, base, theirs = (of(runs, w, one) for w in (way, PLAIN, HF))
+        for chosen_set in setup.sets:
+            mine, base, theirs = (of(runs, w, chosen_set) for w in (way, PLAIN, HF))
             ratios = [(whole(other) / whole(mine)).value for other in (base, theirs)]
-            by_set.append({"drafter": name, "tree": rows[-1]["tree"], "set": one})
+            by_set.append({"drafter": name, "tree": rows[-1]["tree"], "set": chosen_set})
             by_set[-1] |= {"over_plain": ratios[0], "over_hf": ratios[1]}
     remark = f"HF generate: {1 / whole(hf).value:.0f} tokens/s."
     wrong = all_differing(runs, reference=HF)

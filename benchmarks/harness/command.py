@@ -13,7 +13,7 @@ from benchmarks.harness.report import Report
 from benchmarks.harness.setup import Setup
 from draftree.bench.machine import describe, now
 from draftree.progress import Watcher
-from draftree.prompts import Prompt
+from draftree.prompts import Prompt, embedded_prompts
 
 
 def listed(name: str | None = None) -> pd.DataFrame:
@@ -21,8 +21,8 @@ def listed(name: str | None = None) -> pd.DataFrame:
     if name is None:
         rows = [(one.name, one.source, one.says) for one in experiments().values()]
         return pd.DataFrame(rows, columns=["name", "source", "what it shows"])
-    rows = [(option, shown_value(value)) for option, value in find(name).options.items()]
-    return pd.DataFrame(rows, columns=["option", "default"])
+    options = [(option, shown_value(value)) for option, value in find(name).options.items()]
+    return pd.DataFrame(options, columns=["option", "default"])
 
 
 def shown_value(value: Any) -> str:
@@ -70,8 +70,7 @@ def run(
         ValueError: an option, model or drafter that does not fit, before any work.
     """
     options = experiment.told(given)
-    setup = Setup(options, model, params, **({} if prompts is None else {"prompts": prompts}))
-    setup.watcher, setup.out = watcher or Watcher(), out
+    setup = Setup(options, model, params, embedded_prompts() if prompts is None else prompts, watcher or Watcher(), out)
     started = now()
     table = experiment.run(setup)
     about = {"experiment": experiment.name} | describe(setup.model if measured(setup) else None, model)

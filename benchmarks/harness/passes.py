@@ -24,7 +24,8 @@ def watching(runner: Any, see: Callable[[int, int, int, Any], None]) -> Iterator
     """Call `see` behind every pass while the context is open, with its rows, the columns that the rows see all
     together, the committed columns before it, and its result (None for a pass of a run ahead).
     """
-    run, run_ahead = runner.run, getattr(runner, "run_ahead", None)
+    run: Any = runner.run
+    run_ahead: Any = getattr(runner, "run_ahead", None)
 
     def seen(plan: Any, cache: Any, first: int = 0, encoder: Any = None) -> Any:
         context = int(cache.lengths[first])

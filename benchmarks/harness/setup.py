@@ -148,7 +148,7 @@ class Setup:
         drafter.warm(self.texts if texts is None else texts)
         return drafter
 
-    def trained(self, name: str) -> Trained:
+    def trained(self, name: str) -> Any:
         """The trained drafter or early head of that name: one of the package's words, or a folder; for this model.
 
         Raises:
@@ -158,18 +158,16 @@ class Setup:
             held = Trained.from_pretrained(name, self.small)
         elif name == "early-head" and not Path(name).is_dir():
             held = draftree.demo_early_head(self.small)
-        elif name in TRAINED:
-            held = demo_drafter(name, self.small)
         else:
-            known = ", ".join((TRIE, *OUTSIDE, *TRAINED))
-            raise ValueError(f"There is no drafter {name!r}: choose {known}, or the folder of a trained one.")
+            held = Trained.from_pretrained(name, self.small) if Path(name).is_dir() else demo_drafter(name, self.small)
         return held if self.params is None or name == "draft-model" else inflate_drafter(held, self.model)
 
     def drafter(self, name: str) -> Drafter:
         """A drafter of that name as it is before the first prompt."""
         if name == TRIE:
             return self.trie()
-        return OUTSIDE[name]() if name in OUTSIDE else self.trained(name)
+        made: Drafter = OUTSIDE[name]() if name in OUTSIDE else self.trained(name)
+        return made
 
     @cached_property
     def named(self) -> dict[str, str]:
@@ -186,6 +184,9 @@ class Setup:
                 raise ValueError(f"A drafter is given as {entry!r}: give NAME, FOLDER or NAME=FOLDER.")
             if name in found:
                 raise ValueError(f"Two drafters are called {name!r}: give each a name of its own, as NAME=FOLDER.")
+            if folder not in (TRIE, *OUTSIDE, *TRAINED) and not Path(folder).is_dir():
+                known = ", ".join((TRIE, *OUTSIDE, *TRAINED))
+                raise ValueError(f"There is no drafter {folder!r}: choose {known}, or the folder of a trained one.")
             found[name] = folder
         if not found:
             raise ValueError("There is no drafter to look at: add --drafter NAME=FOLDER, once for each.")

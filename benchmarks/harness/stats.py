@@ -6,12 +6,14 @@ neither. A ratio resamples both sides by the same prompts, as both answered the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import bootstrap
+from scipy.stats import DegenerateDataWarning, bootstrap
 
 RESAMPLES, LEVEL = 2000, 0.95
 
@@ -47,9 +49,10 @@ class Share:
         samples = self._samples()
         if len(samples[0]) < 2:
             return np.nan, np.nan
-        done = bootstrap(
-            samples, self._of, paired=True, vectorized=True, method="percentile", n_resamples=RESAMPLES, rng=0
-        )
+        options: dict[str, Any] = {"paired": True, "vectorized": True, "method": "percentile", "rng": 0}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DegenerateDataWarning)  # figures that never vary have no width
+            done = bootstrap(samples, self._of, n_resamples=RESAMPLES, **options)
         drawn = done.bootstrap_distribution  # a resample without a single case counts for nothing
         if np.isnan(drawn).all():
             return np.nan, np.nan

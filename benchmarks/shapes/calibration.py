@@ -25,8 +25,9 @@ def run(setup: Setup) -> pd.DataFrame:
     """Expected over real acceptance length, model by model, behind each drafter's first steps."""
     rows: list[dict[str, Any]] = []
     wrong, new = 0, setup["max_new_tokens"]
+    names = list(setup.named)
     plain = measure(setup.model, [Way(PLAIN)], setup.tasks, new, setup.watcher)
-    for name in setup.named:
+    for name in names:
         for nodes in sorted({4, setup["nodes"]}):
             recorder = Recorder()
             ways = [Way(name, fresh(setup, name), Fixed(nodes), {"recorder": recorder})]

@@ -21,8 +21,9 @@ def run(setup: Setup) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     nodes, new, wrong = setup["nodes"], setup["max_new_tokens"], 0
     early = heads(setup)
+    names = list(setup.named)
     plain = measure(setup.model, [Way(PLAIN)], setup.tasks, new, setup.watcher)
-    for name in setup.named:
+    for name in names:
         ways = [Way(WHOLE, fresh(setup, name), Fixed(nodes))]
         for head in early:
             for k in setup["top_k"]:

@@ -45,12 +45,11 @@ def run(setup: Setup) -> pd.DataFrame:
             runs = runs[runs["group"] >= _settled(runs, setup["settled"])]
             statics = [way.name for way in ways if way.name == PLAIN or way.name.startswith("n=")]
             best = min(statics, key=lambda way: per_token(of(runs, way)).value)
-            for way in WAYS:
-                ratio = per_token(of(runs, way)) / per_token(of(runs, best))
-                told = {"drafter": name, "phase": phase.name, "batch": phase.batch, "best_static": best, "way": way}
-                rows.append(
-                    told | ratio.columns("time_over_best_static") | {"draft_tokens_a_step": size(of(runs, way))}
-                )
+            for sized in WAYS:
+                own = of(runs, sized)
+                told = {"drafter": name, "phase": phase.name, "batch": phase.batch, "best_static": best, "way": sized}
+                ratio = per_token(own) / per_token(of(runs, best))
+                rows.append(told | ratio.columns("time_over_best_static") | {"draft_tokens_a_step": size(own)})
     return table_of(rows)
 
 

@@ -64,7 +64,7 @@ def run(setup: Setup) -> pd.DataFrame:
 
 def worths(recorder: Recorder, nodes: int, burn_in: int) -> np.ndarray:
     """[trees, 1 + nodes], calibrated probabilities of recorded trees' nodes, behind the first steps."""
-    kept = []
+    kept: list[np.ndarray] = []
     for number, step in enumerate(judge(recorder)):
         if number >= burn_in and len(kept) < KEPT:
             own = step.worth.get(MODELS[0], np.zeros(1))

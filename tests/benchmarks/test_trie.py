@@ -5,7 +5,7 @@ The bounds are three times what the design asks for, because the machines that r
 
 import pytest
 
-from draftree.bench.trie import measure_trie
+from benchmarks.drafters.trie import measure_trie
 from draftree.drafting.lookahead.c_trie import load_library
 
 try:
