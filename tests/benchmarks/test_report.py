@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from benchmarks import report
 from benchmarks.harness.command import run
 from benchmarks.harness.experiment import find

@@ -1,6 +1,6 @@
 """One case of a comparison: methods on one model, with one batch size and one way of choosing tokens.
 
-`bench quick` is such a case; `bench compare` is several of them. What is measured and how is told in docs/cli.md.
+`bench quick` is such a case; `bench compare` is several of them. docs/developer/experiments.md tells how it is measured.
 """
 
 from __future__ import annotations
