@@ -18,7 +18,7 @@ export PYTHONPATH :=
 INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find src -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench docs dist clean
+.PHONY: help demo test test-all lint format bench results docs dist clean
 
 help:
 	@echo 'make demo      the embedded model, plain and drafted side by side'
@@ -27,6 +27,7 @@ help:
 	@echo 'make lint      ruff and mypy, no changes'
 	@echo 'make format    let ruff rewrite the sources'
 	@echo 'make bench     the comparison of all methods, in its short form'
+	@echo 'make results   docs/results.md, from the files in benchmarks/results'
 	@echo 'make docs      the documentation, in docs/_build/html'
 	@echo 'make dist      sdist and wheel, tried in a fresh environment, in dist'
 	@echo 'make clean     remove .venv and everything built'
@@ -61,7 +62,7 @@ test-all: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src
+	$(BIN)/mypy
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -69,6 +70,9 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/draftree bench compare
+
+results: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.report
 
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

@@ -11,17 +11,17 @@ from typer.testing import CliRunner
 from zoo import MEMBERS, construct
 
 import draftree
-from draftree.bench import quality as quality_module
-from draftree.bench.quality import quality
 from draftree.cli import app
 from draftree.demo_model import embedded
 from draftree.drafting.folder import base_of
+from draftree.training import quality as quality_module
 from draftree.training.align import Exam, align
 from draftree.training.align_inputs import align_on_inputs, template_of
 from draftree.training.align_objective import AlignObjective
 from draftree.training.answers import AnswerOptions
 from draftree.training.journal import JOURNAL, Journal
 from draftree.training.options import TrainOptions
+from draftree.training.quality import quality
 from draftree.training.rows import Row, collate
 from draftree.training.trainer import DrafterTrainer
 

@@ -9,17 +9,18 @@ import torch
 from browser import look_at, needs_chromium
 from typer.testing import CliRunner
 
+from draftree.bench.agree import agreement
+from draftree.bench.case import Settings, encode_all, run_case
 from draftree.bench.compare import JOURNAL, Plan, run_compare
-from draftree.bench.compare_agree import agreement
-from draftree.bench.compare_case import Settings, encode_all, run_case
-from draftree.bench.compare_log import as_dict, from_dict
-from draftree.bench.compare_methods import Kit, checked_name
-from draftree.bench.harness import Log, Task, Watcher, measure
+from draftree.bench.kit import Kit, checked_name
+from draftree.bench.log import as_dict, from_dict
+from draftree.bench.measure import Log, Task, measure
 from draftree.bench.methods import Answer, DraftingHuggingFace, Draftree, HuggingFace, Method, Sampling
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import Prompt, embedded_prompts, read_prompts
 from draftree.cli import app, main
 from draftree.drafting import Lookahead
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, embedded_prompts, read_prompts
 
 QUESTIONS = [
     {"question_id": 81, "category": "writing", "turns": ["List all files.", "Now also the hidden ones."]},
@@ -131,7 +132,7 @@ class Killed(Watcher):
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:4]
     settings = Settings(per_set=4, max_new_tokens=6, rounds=2, warm_per_set=0, compiled=False)
-    plan = Plan(settings, ("draftree_loop", "lookahead_cold"), (1,), (None,), plane_per_set=0)
+    plan = Plan(settings, ("draftree_loop", "lookahead_cold"), (1,), (None,))
     with pytest.raises(KeyboardInterrupt):
         run_compare([None], prompts, plan, tmp_path, Killed(11))
     assert (tmp_path / JOURNAL).is_dir()
@@ -141,7 +142,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     honest = Draftree.answer
     monkeypatch.setattr(Draftree, "answer", lambda self, ids: asked.append(self.name) or honest(self, ids))
     found = run_compare([None], prompts, plan, tmp_path, Watcher())
-    result = found.models[0].cases[0]
+    ((result,),) = found.models.values()
     assert found.resumed == 5, "five whole groups were answered before the stop"
     assert asked.count("lookahead_cold") == 2 + 3, "two first calls, and the groups that were left"
     assert len(result.samples) == 2 * 4 * 2
@@ -195,7 +196,7 @@ def test_what_was_answered_is_not_asked_again():
 
 
 def as_sample(method, answer):
-    from draftree.bench.harness import Sample
+    from draftree.bench.measure import Sample
 
     return Sample(method, 0, 0, answer)
 
@@ -217,10 +218,6 @@ def test_every_case_is_told_with_its_prompts_and_no_answer_differs(compared):
     assert {s["turn"] for s in single["samples"] if "turn" in s} == {1}
     assert next(r for r in pair["rows"] if r["method"] == "hf_assisted")["not_measured"].endswith("at a time")
     assert pair["about"]["prompts"] == 2, "a third prompt does not fill a batch of two"
-    assert model["step_seconds"]["auto"]["rows"][0] == 1
-    points = {p["method"]: p for p in model["plane"]["points"]}
-    assert "medusa+bita" in points
-    assert points["medusa"]["verify"] > 1, "a pass with guesses takes longer than a plain one"
     assert "\x1b" not in said
 
 
@@ -248,7 +245,7 @@ def test_csv_and_markdown_say_what_json_says(compared):
     assert {r["method"]: float(r["tokens_per_second"]) for r in rows if r["tokens"]} == pytest.approx(speeds)
     text = (out / "bench-compare.md").read_text()
     assert f"| Medusa | {speeds['medusa']:.0f} [" in text
-    assert "- Lookahead, warm trie: not measured: no prompts to warm the trie with." in text
+    assert "- Lookahead, warm trie: not measured: no prompts to warm the trie with" in text
 
 
 @needs_chromium
@@ -257,11 +254,8 @@ def test_the_report_shows_its_pictures_without_an_error(compared, tmp_path, widt
     out, _ = compared
     seen = look_at(out / "bench-compare.html", tmp_path, width)
     assert seen.console == []
-    for title in ("Tokens a second", "Speed-up by task", "Acceptance by depth", "Step time by rows", "Time by stage",
-                  "Accepted length against time to verify"):  # fmt: skip
-        card = seen.dom.split(f"<h4>{title}</h4>")[1].split("</div>")[0]
-        assert "<svg" in card
-        assert card.count("<rect") + card.count("<circle") > 2, title
+    assert seen.dom.count("<h3>") == seen.dom.count('<img alt="batch') == 2, "a picture for each case"
+    assert seen.dom.count("<tr>") > 10
     assert "http" not in seen.dom.replace("http-equiv", ""), "nothing is fetched"
     assert seen.picture.stat().st_size > 20_000
 
@@ -328,7 +322,6 @@ def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
         (["--method", "medussa"], "Did you mean 'medusa'?"),
         (["--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
         (["--temperature", "0", "--top-k", "5"], "--top-k and --top-p shape draws"),
-        (["--plane", "0", "--plane-guesses", "4"], "leave --plane-guesses out as well"),
         (["--against", "nowhere.json"], "nowhere.json is no result of bench compare"),
         (["--batch", "0"], "--batch"),
         (["--model", "./no-such-folder"], "no model folder './no-such-folder'"),

@@ -6,14 +6,14 @@ import sys
 import pytest
 import torch
 
-from draftree.bench.compare_case import Settings, split_prompts
 from draftree.bench.equality import difference
-from draftree.bench.harness import Sample, Task, Watcher, measure, ready
 from draftree.bench.machine import describe
+from draftree.bench.measure import Sample, Task, measure, ready
 from draftree.bench.methods import Answer, Method
-from draftree.bench.prompts import Prompt, embedded_prompts, read_prompts, take_per_set
 from draftree.bench.summary import count_disturbed, find_differences, summarise
 from draftree.engine import RequestStats
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, embedded_prompts, read_prompts, split_prompts, take_per_set
 
 
 class Scripted(Method):
@@ -179,10 +179,10 @@ def test_take_per_set_takes_sets_in_turn():
 
 def test_prompts_without_a_split_warm_with_what_is_not_measured():
     prompts = [Prompt(str(i), "a", f"text {i % 5}") for i in range(8)]  # texts 0, 1, 2 come twice
-    measured, warming = split_prompts(prompts, Settings(per_set=2, warm_per_set=3))
+    measured, warming = split_prompts(prompts, 2, 3)
     assert [p.id for p in measured] == ["0", "1"]
     assert [p.id for p in warming] == ["2", "3", "4"]
-    _, all_others = split_prompts(prompts, Settings(per_set=2, warm_per_set=100))
+    _, all_others = split_prompts(prompts, 2, 100)
     assert not {p.text for p in all_others} & {p.text for p in measured}
 
 

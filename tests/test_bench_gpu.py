@@ -1,4 +1,4 @@
-"""`draftree bench gpu`: without CUDA a sentence; all it measures on the CPU with a tiny shape; a planner's choices."""
+"""`draftree bench gpu`: without CUDA a sentence; all it measures on the CPU with a tiny shape; what trees would pay."""
 
 import copy
 import shutil
@@ -7,16 +7,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from draftree.bench import gpu, inflate_measure
-from draftree.bench.findings_files import write_json, write_png
+from draftree.bench import gpu
+from draftree.bench import steps as timing
+from draftree.bench.figures import EFFICIENCY, STEP_FLOOR, WANTED, step_lines
 from draftree.bench.gpu import BATCHES, FORM_ROWS, ROWS, GpuSettings, check_room, choices, forms_beside, run_gpu
-from draftree.bench.harness import Watcher
-from draftree.bench.inflate_measure import HF, LOOP
-from draftree.bench.prompts import embedded_prompts
-from draftree.bench.sizes import SIZES, Size
-from draftree.bench.speed_figures import EFFICIENCY, STEP_FLOOR, WANTED, step_table
-from draftree.bench.speed_steps import time_rows
+from draftree.bench.inflate.sizes import SIZES, Size
+from draftree.bench.steps import HF, LOOP, time_rows
 from draftree.cli import app
+from draftree.progress import Watcher
+from draftree.prompts import embedded_prompts
 from draftree.runner import open_runner
 from draftree.runner.step_cost import StepCost, measure_cost
 
@@ -57,17 +56,15 @@ def test_memory_is_looked_at_first(demo, monkeypatch):
 
 
 def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch):
-    monkeypatch.setattr(inflate_measure, "BUFFER", 2**23)
+    monkeypatch.setattr(timing, "BUFFER", 2**23)
     monkeypatch.setattr(gpu, "measure_cost", lambda runner, context: measure_cost(runner, 0.01, context=context))
     small = Size.of(demo.model.config)
     shape = Size(2 * small.hidden_size, small.layers, 2 * small.heads, 2 * small.kv_heads, small.head_dim, 1024, 4200)
     prompts = [p for p in embedded_prompts() if p.set == "wikisql"]
     chosen = [p for p in prompts if not p.warm][:3] + [p for p in prompts if p.warm][:3]
     settings = GpuSettings(3, 8, 1, 16, 3, compiled=False, seconds=0.0)
-    findings, about = run_gpu(
-        demo.model, demo.tokenizer, chosen, settings, shape=shape, dtype=torch.float32, device="cpu"
-    )
-    assert about["prompts"] == gpu.FEWEST, "a slow device answers few prompts"
+    findings = run_gpu(demo.model, demo.tokenizer, chosen, settings, shape=shape, dtype=torch.float32, device="cpu")
+    assert findings.about["prompts"] == gpu.FEWEST, "a slow device answers few prompts"
     by_kind = {kind: [row for row in findings.rows if row["kind"] == kind] for kind in ("figure", "step", "choice")}
     figures = {row["name"]: row for row in by_kind["figure"]}
     assert {name for name, row in figures.items() if row["wanted"] is not None} == set(WANTED["gpu"])
@@ -82,24 +79,26 @@ def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch)
     drafted = {"lookahead_warm", "lookahead_16"}
     plain = {"draftree_loop", "draftree_tensors", "draftree_captured"}
     assert {"hf_generate", "hf_prompt_lookup", *plain, *drafted} == set(answers)
-    assert write_json(findings, about, tmp_path, "gpu").name == "bench-gpu.json"
     pytest.importorskip("matplotlib")
-    assert write_png(findings, about, tmp_path, "gpu").read_bytes().startswith(b"\x89PNG")
+    data, picture = findings.write(tmp_path)
+    assert (data.name, picture.name) == ("bench-gpu.json", "bench-gpu.png")
+    assert list(findings.printed())
 
 
-def test_the_planner_takes_what_rows_are_worth(demo):
-    runner = open_runner(demo.model)
-    walked = [0.8, 0.5, 0.2]
-    free = choices(StepCost((1, 256), (1.0, 1.0)), runner, walked)
-    assert all(row["guesses"] == 3 and row["tokens"] == pytest.approx(2.5) for row in free)
+def test_what_would_pay_goes_by_what_rows_are_worth():
+    accepted = [0.8, 0.5, 0.2]
+    free = choices(StepCost((1, 256), (1.0, 1.0)), accepted, packed=True)
+    assert all(row["draft_tokens"] == 3 and row["tokens"] == pytest.approx(2.5) for row in free)
     assert all(row["speed_up"] == pytest.approx(2.5) for row in free)
-    dear = choices(StepCost((1, 2), (1.0, 2.0)), runner, walked)
-    assert all(row["guesses"] == 0 and row["speed_up"] == pytest.approx(1.0) for row in dear)
+    dear = choices(StepCost((1, 2), (1.0, 2.0)), accepted, packed=True)
+    assert all(row["draft_tokens"] == 0 and row["speed_up"] == pytest.approx(1.0) for row in dear)
     # Rows are free up to 16: a batch of 64 has none to spare, one request has.
-    bent = choices(StepCost((1, 16, 32), (1.0, 1.0, 2.0)), runner, walked)
-    assert bent[0]["guesses"] == 3
-    assert bent[-1]["guesses"] == 0
-    assert choices(StepCost((1, 2), (1.0, 2.0)), runner, [])[0]["guesses"] == 0
+    bent = choices(StepCost((1, 16, 32), (1.0, 1.0, 2.0)), accepted, packed=True)
+    assert bent[0]["draft_tokens"] == 3
+    assert bent[-1]["draft_tokens"] == 0
+    padded = choices(StepCost((1, 16, 32), (1.0, 1.0, 2.0)), accepted, packed=False)
+    assert padded[2]["draft_tokens"] == 3, "four requests with three draft tokens each are 16 rows"
+    assert choices(StepCost((1, 2), (1.0, 2.0)), [], packed=True)[0]["draft_tokens"] == 0
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
@@ -109,7 +108,7 @@ def test_every_form_that_is_not_the_runners_own_is_measured_beside_it(demo):
     assert set(forms_beside(small, runners["captured"], compiled=True)) == {"draftree_tensors", "draftree_compile"}
     assert set(forms_beside(small, runners["tensors"], compiled=False)) == {"draftree_captured"}
     beside = forms_beside(small, runners["captured"], compiled=True)
-    assert beside["draftree_compile"].form == "inductor"
+    assert beside["draftree_compile"].form == "loop, inductor"
     watcher = Watcher()
     timed = {name: (other, (1,)) for name, other in beside.items()}
     steps = time_rows(small, runners["captured"], (1, 2), 8, 1, watcher, timed)
@@ -117,5 +116,5 @@ def test_every_form_that_is_not_the_runners_own_is_measured_beside_it(demo):
         ("draftree_tensors", 1),
         ("draftree_compile", 1),
     ]
-    columns = [column.header for column in step_table("small", steps.rows, steps.floor).columns]
-    assert columns[-2:] == ["draftree, tensors", "draftree, compile"]
+    _, headings, _ = step_lines("small", steps)
+    assert headings[-3:-1] == ("draftree, tensors", "draftree, compile")

@@ -1,41 +1,30 @@
 """`draftree bench speed`: figures that follow from what the file holds, parts that are parts, plain errors."""
 
 import json
-import math
 from itertools import pairwise
 
 import pytest
 from typer.testing import CliRunner
 
-from draftree.bench import inflate_measure, speed, speed_stages
-from draftree.bench.compare_methods import PLAIN, REFERENCE, Kit, LeftOutError, WarmTrie
-from draftree.bench.harness import Task, Watcher
-from draftree.bench.inflate import inflate
-from draftree.bench.inflate_measure import HF, LOOP
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import embedded_prompts
-from draftree.bench.sizes import Size
-from draftree.bench.speed import ROWS, spread
-from draftree.bench.speed_figures import (
+from draftree.bench.figures import (
     BEST,
     EFFICIENCY,
-    LIMITED,
-    NODES,
     OVER_HF,
     SHARE,
     STEP_FLOOR,
     TOKEN_FLOOR,
     WANTED,
     Figure,
-    SpeedKit,
 )  # fmt: skip
-from draftree.bench.speed_stages import PASS_PARTS, STEP_PARTS, engine_stages, pass_parts
-from draftree.bench.speed_steps import weight_bytes
+from draftree.bench.inflate.model import inflate
+from draftree.bench.inflate.sizes import Size
+from draftree.bench.kit import LIMITED, NODES, PLAIN, REFERENCE, Kit, LeftOutError, WarmTrie
+from draftree.bench.speed import ROWS, spread
+from draftree.bench.steps import HF, LOOP, weight_bytes
 from draftree.bench.summary import Estimate
 from draftree.cli import app
-from draftree.runner import open_runner
-from draftree.runner.cpu.layers import load_library
-from draftree.shaping import DynamicTree
+from draftree.models import encode_prompt
+from draftree.prompts import embedded_prompts
 
 TINY = ["bench", "speed", "--params", "20M", "--answers", "1", "--max-new-tokens", "10", "--rounds", "1"]
 
@@ -43,10 +32,7 @@ TINY = ["bench", "speed", "--params", "20M", "--answers", "1", "--max-new-tokens
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """What tells the machine's speed need not be large here."""
-    monkeypatch.setattr(inflate_measure, "BUFFER", 2**23)
-    monkeypatch.setattr(speed_stages, "SIDE", 256)
-    monkeypatch.setattr(speed_stages, "TALL", 16)
-    monkeypatch.setattr(speed, "PARTS_ROUNDS", {"embedded": 2, "inflated": 1})
+    monkeypatch.setattr("draftree.bench.steps.BUFFER", 2**23)
 
 
 @pytest.fixture
@@ -97,16 +83,11 @@ def test_the_command_writes_figures_that_follow_from_what_was_measured(prompts_f
             assert row["differing_prompts"] == [], "greedy fp32 answers equal Hugging Face's"
         for row in result["rows"]:
             assert {"commit", "device", "dtype", "threads", "command"} <= set(row)
-    stages = [row for row in result["rows"] if row["kind"] == "stages"]
-    assert {row["model"] for row in stages} == {"embedded", "20M"}
-    for row in stages:
-        assert set(row["seconds"]) == {*STEP_PARTS, "whole"}
-        assert 0 < row["seconds"]["commit"] < row["seconds"]["whole"]
     assert (out / "bench-speed.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_an_inflated_model_and_stages_there_is_less(prompts_file, tmp_path):
-    arguments = [*TINY, "--no-inflated", "--no-stages", "--prompts", str(prompts_file), "--out", str(tmp_path)]
+def test_without_an_inflated_model_there_is_less(prompts_file, tmp_path):
+    arguments = [*TINY, "--no-inflated", "--prompts", str(prompts_file), "--out", str(tmp_path)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     result = json.loads((tmp_path / "bench-speed.json").read_text())
@@ -157,55 +138,15 @@ def warm(demo):
     return trie
 
 
-def test_the_limited_trie_never_offers_more_and_knows_what_was_learned(demo, warm):
-    method = SpeedKit(demo.model, 24, warm=warm).method(LIMITED)
-    shape = method.drafter.shape
-    assert isinstance(shape, DynamicTree)
-    assert shape.max_nodes == NODES - 1
-    taught = warm.drafter().shape
-    assert (shape.calibration.rates == taught.calibration.rates).all()
-    assert shape.governor is not taught.governor
+def test_the_limited_trie_never_offers_more(demo, warm):
+    method = Kit(demo.model, 24, warm=warm).method(LIMITED)
     prompt = next(p for p in embedded_prompts() if p.set == "wikisql" and not p.warm)
     drafted = [0]
     method.answer(encode_prompt(demo.tokenizer, prompt.text), lambda request: drafted.append(request.stats.drafted))
     steps = [after - before for before, after in pairwise(drafted)]
     assert 0 < max(steps) < NODES
     with pytest.raises(LeftOutError, match="no prompts"):
-        SpeedKit(demo.model, 24).method(LIMITED)
-    assert type(SpeedKit(demo.model, 24).method(PLAIN)) is type(Kit(demo.model, 24).method(PLAIN))
-
-
-def test_stages_are_of_steps_with_exactly_so_many_rows(demo, warm):
-    prompt = next(p for p in embedded_prompts() if p.set == "wikisql" and not p.warm)
-    task = Task(prompt, encode_prompt(demo.tokenizer, prompt.text))
-    found = engine_stages(demo.model, warm, [task], 24, Watcher())
-    by_rows = {row["rows"]: row for row in found}
-    assert {1, 8} <= set(by_rows) <= {1, 8, 16}
-    assert by_rows[1]["shape"] == 0
-    assert by_rows[1]["steps"] >= 5
-    for row in found:
-        assert all(row[part] >= 0 for part in STEP_PARTS)
-        assert row["verify"] < row["whole"]
-        assert row["whole"] == pytest.approx(sum(row[part] for part in STEP_PARTS))
-    assert 0 < by_rows[8]["shape"] < by_rows[8]["whole"]
-
-
-@pytest.mark.skipif(load_library() is None, reason="the compiled layers were not built")
-def test_parts_of_a_pass_add_up_to_the_whole(demo):
-    found = pass_parts(open_runner(demo.model, "cpu"), 8, 9, Watcher())
-    assert found["bandwidth"] > 1e9
-    assert found["peak"] > 1e9
-    products = sum(p.numel() for name, p in demo.model.named_parameters() if "proj" in name)
-    for row in found["passes"]:
-        assert math.isclose(sum(row[part] for part in PASS_PARTS), row["whole"], rel_tol=1e-6)
-        assert row["linear"] > 0
-        assert row["head"] > 0
-        least = max(4 * products / found["bandwidth"], 2 * products * row["rows"] / found["peak"])
-        assert row["floors"]["linear"] == pytest.approx(least)
-
-
-def test_parts_are_told_of_compiled_layers_alone(demo):
-    assert pass_parts(open_runner(demo.model, "hooked"), 16, 1, Watcher()) is None
+        Kit(demo.model, 24).method(LIMITED)
 
 
 def test_a_few_of_many_are_spread():

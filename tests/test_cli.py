@@ -11,11 +11,11 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from draftree.bench import showcase
+from draftree import showcase
 from draftree.bench.methods import Answer, Draftree, HuggingFace
-from draftree.bench.models import encode_prompt
 from draftree.cli import app, main
 from draftree.cli.colours import ColouredText
+from draftree.models import encode_prompt
 
 
 def run(*arguments):

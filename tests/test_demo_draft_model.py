@@ -11,11 +11,11 @@ import pytest
 import torch
 from generate_driver import same
 
-from draftree.bench.models import encode_prompt
 from draftree.cli.drafters import make_drafter
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter
 from draftree.engine import generate
+from draftree.models import encode_prompt
 from draftree.shaping import Fixed
 
 PROMPTS = (

@@ -246,8 +246,8 @@ def test_push_to_hub_uploads_what_save_writes(held, monkeypatch):
 
 @pytest.mark.parametrize(("method", "floor"), [("medusa", 1.4), ("hidden-transfer", 1.4), ("bita", 1.1)])
 def test_shipped_drafters_fit_the_embedded_model_and_are_of_use(demo, method, floor):
-    from draftree.bench.models import encode_prompt
-    from draftree.bench.prompts import embedded_prompts, take_per_set
+    from draftree.models import encode_prompt
+    from draftree.prompts import embedded_prompts, take_per_set
 
     drafter = draftree.demo_drafter(method, demo.model)
     assert drafter.recipe["steps"] > 100

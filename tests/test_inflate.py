@@ -9,11 +9,11 @@ import torch
 from zoo import MEMBERS, VOCABULARY, build, construct
 
 import draftree
-from draftree.bench import inflate as inflation
-from draftree.bench.inflate import inflate, places_of
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import embedded_prompts, take_per_set
-from draftree.bench.sizes import SIZES, Size, parameters_named, size_for
+from draftree.bench.inflate import model as inflation
+from draftree.bench.inflate.model import inflate, places_of
+from draftree.bench.inflate.sizes import SIZES, Size, parameters_named, size_for
+from draftree.models import encode_prompt
+from draftree.prompts import embedded_prompts, take_per_set
 from draftree.runner import open_runner
 from draftree.runner.plan import Plan
 

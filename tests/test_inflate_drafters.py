@@ -8,14 +8,14 @@ from in_model_driver import MAKERS, make, randomised, recorded
 from zoo import VOCABULARY, build
 
 import draftree
-from draftree.bench.inflate import inflate
-from draftree.bench.inflate_drafter import RULES, inflate_drafter
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import embedded_prompts
-from draftree.bench.sizes import Size
+from draftree.bench.inflate.drafter import RULES, inflate_drafter
+from draftree.bench.inflate.model import inflate
+from draftree.bench.inflate.sizes import Size
 from draftree.drafting import HiddenTransfer
 from draftree.drafting.folder import HOMES, base_of
 from draftree.engine.generate import generate
+from draftree.models import encode_prompt
+from draftree.prompts import embedded_prompts
 from draftree.pruning.early_head import EarlyHead
 from draftree.shaping import Fixed
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, LlamaForCausalLM
 
-from draftree.bench.models import encode_prompt
 from draftree.drafting import DraftModel
 from draftree.engine import generate
+from draftree.models import encode_prompt
 from draftree.shaping import Fixed
 
 RECIPES = Path(__file__).parent.parent / "recipes"

@@ -14,9 +14,9 @@ from test_trace import record
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import draftree
-from draftree.bench.models import encode_prompt
 from draftree.engine import Engine, Recorder, Rules
 from draftree.engine.recorder import Track
+from draftree.models import encode_prompt
 from draftree.shaping import Fixed
 
 # What Tensor.numpy() asks for on its way to a view of the same memory.

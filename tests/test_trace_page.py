@@ -12,8 +12,8 @@ import torch
 from browser import look_at, needs_chromium
 
 import draftree
-from draftree.bench.models import encode_prompt
 from draftree.engine import Recorder, generate
+from draftree.models import encode_prompt
 from draftree.shaping import Fixed
 from draftree.trace.file import Trace, read_trace, write_trace
 from draftree.trace.page import write_trace_page

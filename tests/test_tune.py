@@ -10,24 +10,25 @@ from typer.testing import CliRunner
 from zoo import build
 
 import draftree
-from draftree.bench import tune as tuning
-from draftree.bench.harness import Task, Watcher
-from draftree.bench.models import encode_prompt
-from draftree.bench.prompts import embedded_prompts, read_prompts, take_per_set
+from draftree.bench.measure import Task
 from draftree.bench.summary import Estimate, Row
-from draftree.bench.tune import Judged, Wishes, choose, finalists, prepare
-from draftree.bench.tune_check import Clocked, check_replay
-from draftree.bench.tune_file import Spec, load_tuned, write_tuned
-from draftree.bench.tune_record import Record
-from draftree.bench.tune_replay import RecordedHeads, Replayed, Times, replay
-from draftree.bench.tune_space import Candidate, Predicted, Space
 from draftree.cli import app, main
 from draftree.drafting import Lookahead, Merge, PromptLookup
 from draftree.drafting.folder import demo_drafter
 from draftree.engine import Engine, RequestStats, Rules
 from draftree.engine.limits import eos_token_ids
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import embedded_prompts, read_prompts, take_per_set
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
+from draftree.tuning import search as tuning
+from draftree.tuning.check import Clocked, check_replay
+from draftree.tuning.file import Spec, load_tuned, write_tuned
+from draftree.tuning.record import Record
+from draftree.tuning.replay import RecordedHeads, Replayed, Times, replay
+from draftree.tuning.search import Judged, Wishes, choose, finalists, prepare
+from draftree.tuning.space import Candidate, Predicted, Space
 
 NEW = 24
 

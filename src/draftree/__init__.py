@@ -14,7 +14,6 @@ from draftree.demo_model import demo_model
 
 if TYPE_CHECKING:
     from draftree.acceptance import LossyTypical
-    from draftree.bench.tune_file import load_tuned
     from draftree.drafting import (
         BiLD,
         BiTA,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from draftree.shaping import DynamicTree, Fixed
     from draftree.trace.file import read_trace, write_trace
     from draftree.trace.page import write_trace_page
+    from draftree.tuning.file import load_tuned
 
 __version__ = "0.2.0"
 
@@ -95,7 +95,7 @@ _HOMES = {
     "early_exit_model": "draftree.drafting.early_exit",
     "generate": "draftree.engine",
     "load_drafter": "draftree.drafting.folder",
-    "load_tuned": "draftree.bench.tune_file",
+    "load_tuned": "draftree.tuning.file",
     "read_trace": "draftree.trace.file",
     "write_trace": "draftree.trace.file",
     "write_trace_page": "draftree.trace.page",

@@ -2,8 +2,8 @@
 
 A model of a well-known shape is inflated from the small one on the device, in bfloat16: its steps of 1 to 128 rows
 stand against the speed of its memory, its answers against Hugging Face's ways of decoding in one interleaved run, and
-the curve of what steps cost tells what the planner would choose for batches of 1 to 64. Nothing here knows what device
-it runs on, so that tests run all of it on a CPU; the command asks for CUDA.
+the curve of what steps cost tells what draft trees would pay for batches of 1 to 64. Nothing here knows what device it
+runs on, so that tests run all of it on a CPU; the command asks for CUDA.
 """
 
 from __future__ import annotations
@@ -16,40 +16,51 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftree.bench.analysis_setup import Findings
-from draftree.bench.compare_case import Result, Settings, encode_all, run_case, teach
-from draftree.bench.compare_methods import COMPILED, PLAIN, REFERENCE, WARM
-from draftree.bench.gpu_page import findings_of
-from draftree.bench.harness import Watcher
-from draftree.bench.inflate import inflate
-from draftree.bench.machine import now
-from draftree.bench.prompts import Prompt
-from draftree.bench.sizes import Size, size_named
-from draftree.bench.speed import spread
-from draftree.bench.speed_figures import (
+from draftree.bench.case import Result, Settings, encode_all, run_case, teach
+from draftree.bench.choices import best_sizes
+from draftree.bench.figures import (
+    case_lines,
+    differing,
+    draw_steps,
+    draw_wanted,
+    figure_lines,
+    figures_of,
+    step_lines,
+)
+from draftree.bench.findings import Findings
+from draftree.bench.inflate import Size, inflate
+from draftree.bench.inflate.sizes import size_named
+from draftree.bench.kit import (
     CAPTURED,
     COMPILE,
+    COMPILED,
     LIMITED,
+    PLAIN,
     PROMPT_LOOKUP,
+    REFERENCE,
     TENSORS,
-    SpeedKit,
+    WARM,
+    Kit,
     runner_in,
-)  # fmt: skip
-from draftree.bench.speed_steps import check_context, time_rows
+)
+from draftree.bench.machine import now
+from draftree.bench.speed import spread
+from draftree.bench.steps import check_context, time_rows
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 from draftree.runner import Runner, open_runner
 from draftree.runner.eager.product import free_bytes
 from draftree.runner.step_cost import StepCost, measure_cost
-from draftree.shaping.planner import Planner
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-FORMS = (TENSORS, CAPTURED, COMPILE)  # beside the eager runner as it comes
+FORMS = (TENSORS, CAPTURED, COMPILE)  # beside the form that comes by itself
 FORM_ROWS = (1, 8, 64)  # to time them with: compiling takes its time
 METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, PLAIN, WARM, LIMITED)
 ROOM = 3 * 2**30  # bytes beside the weights: caches, buffers whose copying tells the bandwidth, logits
 COMPILING = 120.0  # seconds that are kept for Hugging Face's torch.compile
 FEWEST = 2  # prompts that are answered however slow a device is
-GUESSES = 64  # most of a request that the planner may choose
+DEEPEST = 64  # draft tokens of a request that a choice may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +127,8 @@ def run_gpu(
     device: str = "cuda",
     name: str | None = None,
     watcher: Watcher | None = None,
-) -> tuple[Findings, dict[str, Any]]:
-    """Measure; also what the result file says about it.
+) -> Findings:
+    """Measure.
 
     Args:
         small: the model to inflate, on the CPU; a llama, mistral or qwen2 model.
@@ -128,7 +139,7 @@ def run_gpu(
         dtype: of its weights.
         device: where it is made.
         name: of the small model, None for the embedded one.
-        watcher: hears how far it is.
+        watcher: is told of progress.
 
     Raises:
         ValueError: a shape that does not fit, a prompt or context beyond the model's, before any work.
@@ -145,12 +156,12 @@ def run_gpu(
     label = shape if isinstance(shape, str) else "inflated"
     runner = open_runner(large)
     forms = forms_beside(large, runner, compiled=settings.compiled)
-    timed = {name: (other, FORM_ROWS) for name, other in forms.items()}
+    timed = {form: (other, FORM_ROWS) for form, other in forms.items()}
     steps = time_rows(large, runner, ROWS, settings.context, settings.rounds, watcher, timed)
     watcher.stage("the curve of steps", None)
     cost = measure_cost(runner, context=settings.context)
     warm = teach(small, tokenizer, texts, asked, watcher)
-    kit = SpeedKit(large, settings.max_new_tokens, warm=warm, compiled=settings.compiled)
+    kit = Kit(large, settings.max_new_tokens, warm=warm, compiled=settings.compiled)
     left = settings.seconds - (time.perf_counter() - began) - COMPILING * settings.compiled
     count = _answered(large, texts.tasks[0].ids, settings, left, len(texts.tasks))
     texts = replace(texts, tasks=spread(texts.tasks, count))
@@ -159,12 +170,30 @@ def run_gpu(
     about = case.about | {"started": started, "settings": asdict(settings), "runner": runner.form}
     about |= {"size": asdict(size) | {"parameters": size.parameters}, "seconds": time.perf_counter() - began}
     about["model"] += f" inflated to {label}"
-    return findings_of(label, runner.form, steps, case, cost, choices(cost, runner, by_depth(case))), about
+    chosen = choices(cost, by_depth(case), packed=runner.packs)
+    figures = figures_of("gpu", label, steps, case)
+    rows = [figure.as_dict() for figure in figures] + [{"kind": "step"} | row for row in steps.rows]
+    rows += [
+        {"kind": "curve", "rows": int(n), "seconds": float(s)} for n, s in zip(cost.rows, cost.seconds, strict=True)
+    ]
+    rows += [{"kind": "choice"} | row for row in chosen]
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
+        draw_wanted(left, figures)
+        draw_steps(right, [(label, steps)])
+
+    lines = [[f"{row[name]:.2f}" for name in ("batch", "draft_tokens", "tokens", "ms", "speed_up")] for row in chosen]
+    headings = ("batch", "draft tokens a request", "tokens a request and step", "ms of a step", "expected speed-up")
+    table = "What would pay, by the curve and the warm trie's acceptance by depth", headings, lines
+    tables = [figure_lines(figures), step_lines(label, steps), case_lines(label, case), table]
+    remarks = [f"Runner: {runner.form}.", differing(label, case)]
+    return Findings("gpu", about, rows, tables, draw, remarks, {"floor": steps.floor, "answers": case.as_dict()})
 
 
 def forms_beside(model: Any, runner: Runner, *, compiled: bool) -> dict[str, Runner]:
-    """The eager runner in the forms that `runner` is not in, by the names of `FORM_LABELS`."""
-    own = {"eager": TENSORS, "cuda_graphs": CAPTURED}.get(runner.form)
+    """What runs passes in the forms that `runner` is not in, by their names."""
+    own = {"auto": TENSORS, "loop, captured": CAPTURED}.get(runner.form)
     names = [name for name in FORMS if name != own and (compiled or name != COMPILE)]
     return {name: runner_in(model, name) for name in names}
 
@@ -172,7 +201,7 @@ def forms_beside(model: Any, runner: Runner, *, compiled: bool) -> dict[str, Run
 def _answered(model: Any, ids: Sequence[int], settings: GpuSettings, left: float, most: int) -> int:
     """How many prompts the time is enough for, by how long an answer of Hugging Face's takes; first calls count."""
     given = torch.tensor([list(ids)], device=model.device)
-    few = min(16, settings.max_new_tokens)
+    few, taken = min(16, settings.max_new_tokens), 0.0
     for _ in range(2):  # the first one finds nothing in place
         begin = time.perf_counter()
         model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=few, do_sample=False).tolist()
@@ -182,32 +211,30 @@ def _answered(model: Any, ids: Sequence[int], settings: GpuSettings, left: float
 
 
 def by_depth(case: Result) -> list[float]:
-    """How often a step of the warm trie walks to depth 1, 2, ..; nothing without one."""
+    """How often a step of the warm trie accepts to depth 1, 2, ..; nothing without one."""
     row = case.rows.get(WARM)
     if row is None or row.stats is None or not row.stats.steps:
         return []
-    return [count / row.stats.steps for count in row.stats.accepted_by_depth[:GUESSES]]
+    return [count / row.stats.steps for count in row.stats.accepted_by_depth[:DEEPEST]]
 
 
-def choices(cost: StepCost, runner: Runner, walked: Sequence[float]) -> list[dict[str, Any]]:
-    """What the planner would choose for batches of like requests.
+def choices(cost: StepCost, accepted: Sequence[float], *, packed: bool) -> list[dict[str, Any]]:
+    """What would pay for batches of like requests.
 
     Args:
         cost: of a step by its rows.
-        runner: whose padding costs or does not.
-        walked: probability that a request's guesses are walked to depth 1, 2, ..: one chain for each request.
+        accepted: probability that a request's draft is accepted to depth 1, 2, ..: one chain for each request.
+        packed: whether the padding of smaller trees costs nothing.
 
     Returns
     -------
-    For each batch the `guesses` of a request (their mean, the likeliest first), `tokens` expected of it a step, seconds
-    of the step and of a plain one, and the `speed_up` expected over plain decoding.
+    For each batch the `draft_tokens` of a request (their mean, the likeliest first), `tokens` expected of it a step,
+    `ms` of the step, and the `speed_up` expected over plain decoding.
     """
-    planner, found = Planner(GUESSES, cost), []
-    planner.bind(cost, None, None, packed=runner.packs)
+    found = []
     for batch in BATCHES:
-        worth = np.tile(np.array([0.0, *walked]), (batch, 1))
-        choice = planner.best(worth, attached=False)
-        tokens, plain = sum(choice.gains) / batch, planner.plain(batch)
-        entry = {"batch": batch, "guesses": sum(choice.sizes) / batch, "tokens": tokens, "seconds": choice.seconds}
-        found.append(entry | {"plain_seconds": plain, "speed_up": tokens * plain / choice.seconds})
+        best = best_sizes(cost, np.tile(np.array([0.0, *accepted]), (batch, 1)), packed=packed)
+        entry = {"batch": batch, "draft_tokens": float(best.sizes.mean()), "tokens": best.tokens / batch}
+        entry |= {"ms": 1000 * best.seconds, "speed_up": best.tokens / batch * float(cost.of(batch)) / best.seconds}
+        found.append(entry)
     return found

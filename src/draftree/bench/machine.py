@@ -40,15 +40,18 @@ def commit() -> str | None:
 
 
 def describe(model: Any, name: str | None) -> dict[str, Any]:
-    """Commit, device, dtype, threads, command and versions, for `model` called `name` (None: the embedded one)."""
-    device = model.device
+    """Commit, device, dtype, threads, command and versions, for `model` called `name` (None: the embedded one).
+
+    Where `model` is None nothing was run on one, and the processor is told.
+    """
+    device = torch.device("cpu") if model is None else model.device
     return {
         "commit": commit(),
         "command": " ".join(["draftree", *(_shown(argument) for argument in sys.argv[1:])]),
-        "model": _shown(name) if name else "embedded chat-4m",
+        "model": "no model" if model is None else _shown(name) if name else "embedded chat-4m",
         "device": chip_name(device),
         "device_type": device.type,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": "" if model is None else str(model.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "versions": {
             "draftree": __version__,

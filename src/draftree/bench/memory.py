@@ -41,8 +41,10 @@ def compare_memory(
     threads: int,
     model: str | None,
     decoding_length: int = DECODING_LENGTH,
+    params: str | None = None,
 ) -> dict[str, Any]:
-    """Peak bytes of plain and drafted decoding of `prompts` (token ids), Lookahead at `decoding_length`.
+    """Peak bytes of plain and drafted decoding of `prompts` (token ids), Lookahead at `decoding_length`; the model
+    inflated to `params`, where that is given.
 
     Returns
     -------
@@ -53,6 +55,7 @@ def compare_memory(
         "max_new_tokens": max_new_tokens,
         "threads": threads,
         "model": model,
+        "params": params,
         "decoding_length": decoding_length,
     }
     peaks = {}
@@ -84,13 +87,16 @@ def compare_memory(
 def _run(job: dict[str, Any]) -> int:
     import torch
 
+    from draftree.bench.inflate import inflate
     from draftree.bench.methods import Draftree
-    from draftree.bench.models import load_model
     from draftree.drafting import Lookahead
+    from draftree.models import load_model
     from draftree.shaping import Fixed
 
     torch.set_num_threads(job["threads"])
     model, _ = load_model(job["model"])
+    if job["params"] is not None:
+        model = inflate(model, job["params"])
     drafted, length = job["drafted"], job["decoding_length"]
     method = Draftree(
         "memory",

@@ -46,6 +46,21 @@ class Sampling:
         return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 
+def samplings_of(
+    temperatures: Sequence[float], top_k: int | None, top_p: float | None, seed: int
+) -> tuple[Sampling | None, ...]:
+    """One for each temperature, None for 0.
+
+    Raises:
+        ValueError: cuts that no draw would heed.
+    """
+    if not any(temperatures) and (top_k is not None or top_p is not None):
+        raise ValueError(
+            "--top-k and --top-p shape draws, and every --temperature is 0: give one over 0, or leave them."
+        )
+    return tuple(Sampling(heat, top_k, top_p, seed) if heat else None for heat in dict.fromkeys(temperatures))
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One prompt answered.

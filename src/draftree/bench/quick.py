@@ -2,7 +2,7 @@
 
 How fast are Hugging Face's ways of decoding and ours, on the same model, prompts, dtype and threads, and are all
 outputs equal? It is one case of `bench compare`, with the peak memory of drafting beside it. Lookahead is measured with
-an empty trie, with one that has answered other prompts of the same sets, and with all its guesses refused.
+an empty trie, with one that has answered other prompts of the same sets, and with all its draft tokens refused.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from draftree.bench.compare_case import Result, Settings, encode_all, run_case, teach
-from draftree.bench.compare_methods import COLD, COMPILED, HOOKED, PLAIN, REFERENCE, REFUSED, SELF, SMALL, WARM, Kit
-from draftree.bench.harness import Watcher
+from draftree.bench.case import Result, Settings, encode_all, run_case, teach
+from draftree.bench.inflate import inflate
+from draftree.bench.kit import COLD, COMPILED, HOOKED, PLAIN, PROMPT_LOOKUP, REFERENCE, REFUSED, SELF, SMALL, WARM, Kit
 from draftree.bench.memory import compare_memory
-from draftree.bench.prompts import Prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 
 METHODS = (
-    REFERENCE, COMPILED, "hf_prompt_lookup", HOOKED, PLAIN, "prompt_lookup", "jacobi", SMALL, SELF, COLD, WARM, REFUSED,
+    REFERENCE, COMPILED, PROMPT_LOOKUP, HOOKED, PLAIN, "prompt_lookup", "jacobi", SMALL, SELF, COLD, WARM, REFUSED,
 )  # fmt: skip
 
 
@@ -29,6 +30,7 @@ def run_quick(
     settings: Settings,
     *,
     name: str | None = None,
+    params: str | None = None,
     watcher: Watcher | None = None,
 ) -> Result:
     """Measure everything.
@@ -38,7 +40,8 @@ def run_quick(
         prompts: to measure on and to warm with.
         settings: how much.
         name: the model's folder or hub name, None for the embedded one.
-        watcher: hears of progress.
+        params: inflate the model to about so many parameters; None for the model itself.
+        watcher: is told of progress.
 
     Raises:
         ValueError: a model or prompt that cannot be measured, before any work.
@@ -47,8 +50,11 @@ def run_quick(
     texts = encode_all(model, tokenizer, prompts, settings)
     warm = teach(model, tokenizer, texts, settings, watcher)
     kit = Kit(model, settings.max_new_tokens, warm=warm, compiled=settings.compiled)
+    if params is not None:
+        kit = replace(kit, model=inflate(model, params), small=model)
     result = run_case(kit, tokenizer, texts, settings, METHODS, name=name, watcher=watcher)
+    if params is not None:
+        result.about["model"] += f" inflated to {params}"
     watcher.stage("memory", None)
-    threads = result.about["threads"]
-    memory = compare_memory([task.ids for task in texts.tasks], settings.max_new_tokens, threads, name)
-    return replace(result, memory=memory)
+    ids, threads = [task.ids for task in texts.tasks], result.about["threads"]
+    return replace(result, memory=compare_memory(ids, settings.max_new_tokens, threads, name, params=params))

@@ -1,8 +1,8 @@
 """`draftree bench speed`: how far the engine is from the machine's limits, and from what one would use instead.
 
-Two models, the embedded one and one inflated from it, are measured alike: steps by their rows against the memory's
-speed, answers of all methods in one interleaved run, and where a step's time goes. The figures made of that stand
-beside the wanted ones (`speed_figures`). The trie is warmed once, by the small model, since both say the same.
+Two models, the embedded one (or the one that is named) and one inflated from it, are measured alike: steps by their
+rows against the memory's speed, and answers of all methods in one interleaved run. The figures made of that stand
+beside the wanted ones. The trie is warmed once, by the small model, since both say the same.
 """
 
 from __future__ import annotations
@@ -11,23 +11,32 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from draftree.bench.analysis_setup import Findings
-from draftree.bench.compare_case import Result, Settings, Texts, encode_all, run_case, teach
-from draftree.bench.compare_methods import COMPILED, Kit, LeftOutError, WarmTrie
-from draftree.bench.harness import Task, Watcher
-from draftree.bench.inflate import inflate
+from draftree.bench.case import Result, Settings, Texts, encode_all, run_case, teach
+from draftree.bench.figures import (
+    DRAFTING,
+    Figure,
+    case_lines,
+    differing,
+    draw_steps,
+    draw_wanted,
+    figure_lines,
+    figures_of,
+    step_lines,
+)
+from draftree.bench.findings import Findings
+from draftree.bench.inflate import Size, inflate
+from draftree.bench.kit import ASSISTED, COMPILED, PLAIN, PROMPT_LOOKUP, REFERENCE, Kit
 from draftree.bench.machine import describe, now
-from draftree.bench.prompts import Prompt
-from draftree.bench.sizes import Size
-from draftree.bench.speed_figures import METHODS, Figure, SpeedKit, figures_of
-from draftree.bench.speed_page import findings_of
-from draftree.bench.speed_stages import engine_stages, pass_parts
-from draftree.bench.speed_steps import Steps, check_context, time_rows
+from draftree.bench.measure import Task
+from draftree.bench.report import MOST_DISTURBED
+from draftree.bench.steps import Steps, check_context, time_rows
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
 from draftree.runner import open_runner
 
 ROWS = (1, 2, 4, 8, 16, 32)
 STEPS_OFTEN = 5  # times as many rounds of the small model's steps, which are short
-PARTS_ROUNDS = {"embedded": 40, "inflated": 7}  # of the parts of a pass
+METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED, PLAIN, *DRAFTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,6 @@ class SpeedSettings:
         context: tokens before its rows.
         warm_per_set: prompts of every set that warm the trie.
         compiled: whether to measure Hugging Face's static cache with torch.compile.
-        stages: whether to tell where a step's time goes.
     """
 
     per_set: int = 1
@@ -52,30 +60,17 @@ class SpeedSettings:
     context: int = 128
     warm_per_set: int = 23
     compiled: bool = False
-    stages: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What was measured of one model.
-
-    Attributes:
-        label: its name in tables.
-        about: commit, device and so on, its size, the runner's form.
-        steps: timed steps.
-        case: the answers.
-        figures: made of both.
-        stages: of `engine_stages`; empty where not asked for.
-        parts: of `pass_parts`; None where not asked for or not to be had.
-    """
+class _Measured:
+    """What was measured of one model."""
 
     label: str
     about: dict[str, Any]
     steps: Steps
     case: Result
     figures: list[Figure]
-    stages: list[dict[str, Any]]
-    parts: dict[str, Any] | None
 
 
 def run_speed(
@@ -87,8 +82,8 @@ def run_speed(
     params: str | None = "400M",
     name: str | None = None,
     watcher: Watcher | None = None,
-) -> tuple[Findings, dict[str, Any]]:
-    """Measure; also what the result file says about it.
+) -> Findings:
+    """Measure.
 
     Args:
         small: a llama, mistral or qwen2 model on the CPU.
@@ -97,7 +92,7 @@ def run_speed(
         settings: see there.
         params: inflate it to about so many parameters; None leaves the inflated model out.
         name: of the small model, None for the embedded one.
-        watcher: hears how far it is.
+        watcher: is told of progress.
 
     Raises:
         ValueError: a size that cannot be made, a prompt or context that does not fit, before any work.
@@ -107,71 +102,52 @@ def run_speed(
     asked = Settings(settings.per_set, settings.max_new_tokens, 1, settings.warm_per_set, settings.compiled)
     texts = encode_all(small, tokenizer, prompts, asked)
     about = describe(small, name) | {"started": now()}
-    large = None
-    if params is not None:
-        watcher.stage("inflating", None)
-        large = inflate(small, params)
-        about["model"] += f" and inflated to {params}"
+    watcher.stage("inflating", None)
+    large = None if params is None else inflate(small, params)
     warm = teach(small, tokenizer, texts, asked, watcher)
-    bench = _Bench(tokenizer, settings, asked, warm, _assistant(small), name, watcher)
-    measured = [bench.measure("embedded" if name is None else "small", "embedded", small, texts)]
-    if params is not None and large is not None:
-        few = replace(texts, tasks=spread(texts.tasks, settings.answers))
-        measured.append(bench.measure(params, "inflated", large, few))
-    about |= {
-        "finished": now(),
-        "settings": asdict(settings),
-        "prompts": len(texts.tasks),
-        "sets": list(dict.fromkeys(task.prompt.set for task in texts.tasks)),
-    }
-    return findings_of(measured), about
 
-
-@dataclass(frozen=True, slots=True)
-class _Bench:
-    """What the models share."""
-
-    tokenizer: Any
-    settings: SpeedSettings
-    asked: Settings
-    warm: WarmTrie | None
-    assistant: Any
-    name: str | None
-    watcher: Watcher
-
-    def measure(self, label: str, kind: str, model: Any, texts: Texts) -> Measured:
-        """All of one model; `kind` says what is wanted of it."""
-        settings = self.settings
+    def measured(label: str, kind: str, model: Any, texts: Texts) -> _Measured:
         runner = open_runner(model)
         often = settings.rounds * (STEPS_OFTEN if kind == "embedded" else 1)
-        steps = time_rows(model, runner, ROWS, settings.context, often, self.watcher)
-        stages: list[dict[str, Any]] = []
-        parts = None
-        if settings.stages:
-            parts = pass_parts(runner, settings.context, PARTS_ROUNDS[kind], self.watcher)
-            stages = engine_stages(model, self.warm, texts.tasks, settings.max_new_tokens, self.watcher)
+        steps = time_rows(model, runner, ROWS, settings.context, often, watcher)
         names = [name for name in METHODS if settings.compiled or name != COMPILED]
-        kit = SpeedKit(
-            model, self.asked.max_new_tokens, warm=self.warm, assistant=self.assistant, compiled=settings.compiled
-        )
-        case = run_case(
-            kit, self.tokenizer, texts, self.asked, names, name=self.name, watcher=self.watcher, part=f"{label}: "
-        )
-        figures = figures_of(kind, label, steps.rows, steps.floor, case)
+        inflated_from = None if model is small else small
+        kit = Kit(model, asked.max_new_tokens, warm=warm, compiled=settings.compiled, small=inflated_from)
+        case = run_case(kit, tokenizer, texts, asked, names, name=name, watcher=watcher, part=f"{label}: ")
         size = Size.of(model.config)
-        about = case.about | {"runner": runner.form, "size": asdict(size) | {"parameters": size.parameters}}
-        return Measured(label, about, steps, case, figures, stages, parts)
+        told = case.about | {"runner": runner.form, "size": asdict(size) | {"parameters": size.parameters}}
+        return _Measured(label, told, steps, case, figures_of(kind, label, steps, case))
+
+    found = [measured("embedded" if name is None else "small", "embedded", small, texts)]
+    if params is not None:
+        about["model"] += f" and inflated to {params}"
+        few = replace(texts, tasks=spread(texts.tasks, settings.answers))
+        found.append(measured(params, "inflated", large, few))
+    about |= {"finished": now(), "settings": asdict(settings), "prompts": len(texts.tasks)}
+    return _findings(found, about | {"sets": list(dict.fromkeys(task.prompt.set for task in texts.tasks))})
+
+
+def _findings(found: Sequence[_Measured], about: dict[str, Any]) -> Findings:
+    figures = [figure for one in found for figure in one.figures]
+    rows, tables, remarks = [figure.as_dict() for figure in figures], [figure_lines(figures)], []
+    for one in found:
+        tables += [step_lines(one.label, one.steps), case_lines(one.label, one.case)]
+        rows += [{"kind": "step", "model": one.label} | row for row in one.steps.rows]
+        remarks += [f"{one.label}: runner {one.about['runner']}.", differing(one.label, one.case)]
+        slow, compared = one.case.disturbed
+        if slow > MOST_DISTURBED * compared:
+            remarks.append(f"{one.label}: the machine was not quiet.")
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
+        draw_wanted(left, figures)
+        draw_steps(right, [(one.label, one.steps) for one in found])
+
+    models = {o.label: {"about": o.about, "floor": o.steps.floor, "answers": o.case.as_dict()} for o in found}
+    return Findings("speed", about, rows, tables, draw, remarks, {"models": models})
 
 
 def spread(tasks: Sequence[Task], count: int) -> list[Task]:
     """`count` tasks or all, evenly from the whole list, so that they are of as many sets as can be."""
     count = min(count, len(tasks))
     return [tasks[i * len(tasks) // count] for i in range(count)]
-
-
-def _assistant(small: Any) -> Any:
-    """The small model's own small model; None where there is none."""
-    try:
-        return Kit(small, 1).small()
-    except LeftOutError:
-        return None

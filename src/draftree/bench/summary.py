@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftree.bench.equality import Difference, difference
-from draftree.bench.harness import Sample, Task, groups_of
+from draftree.bench.measure import Sample, Task, groups_of
 from draftree.engine import RequestStats
 
 RESAMPLES = 2000
@@ -32,6 +32,23 @@ class Estimate:
     def as_dict(self) -> dict[str, float | None]:
         """Plain numbers, for JSON."""
         return {"value": self.value, "low": self.low, "high": self.high}
+
+
+def shown(estimate: Estimate | None, number: str) -> str:
+    """An estimate as tables print it; nothing for None."""
+    if estimate is None:
+        return ""
+    text = number.format(estimate.value)
+    if estimate.low is None or estimate.high is None:
+        return text
+    return f"{text} [{number.format(estimate.low)}, {number.format(estimate.high)}]"
+
+
+def bounds(estimate: Estimate) -> tuple[float, float]:
+    """Both ends of the interval as pictures show it; the value itself where there is none."""
+    if estimate.low is None or estimate.high is None:
+        return estimate.value, estimate.value
+    return estimate.low, estimate.high
 
 
 @dataclass(frozen=True, slots=True)

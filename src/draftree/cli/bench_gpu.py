@@ -28,9 +28,9 @@ def gpu(
 ) -> None:
     """A CUDA device against its memory's speed and Hugging Face's ways: steps, answers, batches, in one file."""
     from draftree.bench.gpu import GpuSettings, check_device, run_gpu
-    from draftree.bench.models import load_model
-    from draftree.bench.sizes import dtype_named, size_named
+    from draftree.bench.inflate.sizes import dtype_named, size_named
     from draftree.cli.screen import StageBar, show_findings, wide_console
+    from draftree.models import load_model
 
     size_named(shape)
     kind = dtype_named(dtype)
@@ -43,7 +43,7 @@ def gpu(
     console = wide_console()
     loaded, tokenizer = load_model(model)
     with StageBar(console) as bar:
-        findings, about = run_gpu(
+        findings = run_gpu(
             loaded, tokenizer, found, settings, shape=shape, dtype=kind, device=device, name=model, watcher=bar
         )
-    show_findings(console, findings, about, measuring.out, "gpu")
+    show_findings(console, findings, measuring.out)

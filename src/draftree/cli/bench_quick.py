@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from draftree.cli.measuring import Measuring
-from draftree.cli.options import Compiled, DrafterWarm, MaxNewTokens, Model, PerSet, Rounds, grouped
+from draftree.cli.options import Compiled, DrafterWarm, Inflate, MaxNewTokens, Model, PerSet, Rounds, grouped
 
 
 @grouped
 def quick(
     *,
     model: Model = None,
+    params: Inflate = None,
     per_set: PerSet = 4,
     max_new_tokens: MaxNewTokens = 96,
     rounds: Rounds = 2,
@@ -18,19 +19,21 @@ def quick(
     measuring: Measuring,
 ) -> None:
     """Hugging Face's ways of decoding and ours, interleaved in one process: speed, acceptance, equality, memory."""
-    from draftree.bench.compare_case import Settings
-    from draftree.bench.models import load_model
-    from draftree.bench.plot import write_png
+    from draftree.bench.case import Settings
+    from draftree.bench.files import write_json
+    from draftree.bench.pictures import quick_picture, write_png
     from draftree.bench.quick import run_quick
-    from draftree.bench.report import render, write_json
+    from draftree.bench.report import render, title
     from draftree.cli.screen import StageBar, drawn, tell_written, wide_console
+    from draftree.models import load_model
 
-    found = measuring.begin()
+    found, out = measuring.begin(), measuring.out
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
     console = wide_console()
     loaded, tokenizer = load_model(model)
     with StageBar(console) as bar:
-        result = run_quick(loaded, tokenizer, found, settings, name=model, watcher=bar)
+        result = run_quick(loaded, tokenizer, found, settings, name=model, params=params, watcher=bar)
     console.print(render(result))
-    written = [write_json(result, measuring.out)]
-    tell_written(console, written + drawn(console, lambda: write_png(result, measuring.out)))
+    written = [write_json(result.as_dict(), out / "bench-quick.json")]
+    pictures = drawn(console, lambda: write_png(quick_picture(result), out / "bench-quick.png", title(result)))
+    tell_written(console, written + pictures)

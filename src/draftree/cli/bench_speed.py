@@ -25,22 +25,21 @@ def speed(
     context: Context = 128,
     drafter_warm: DrafterWarm = 23,
     compiled: Compiled = False,
-    stages: Annotated[bool, typer.Option("--stages/--no-stages", help="Tell where a step's time goes.")] = True,
     measuring: Measuring,
 ) -> None:
     """How far the engine is from the machine's limits and from Hugging Face's ways, on a small and a large model."""
-    from draftree.bench.models import load_model
-    from draftree.bench.sizes import parameters_named
+    from draftree.bench.inflate.sizes import parameters_named
     from draftree.bench.speed import SpeedSettings, run_speed
     from draftree.cli.screen import StageBar, show_findings, wide_console
+    from draftree.models import load_model
 
     parameters_named(params)
     found = measuring.begin()
-    settings = SpeedSettings(per_set, answers, max_new_tokens, rounds, context, drafter_warm, compiled, stages)
+    settings = SpeedSettings(per_set, answers, max_new_tokens, rounds, context, drafter_warm, compiled)
     console = wide_console()
     loaded, tokenizer = load_model(model)
     with StageBar(console) as bar:
-        findings, about = run_speed(
+        findings = run_speed(
             loaded, tokenizer, found, settings, params=params if inflated else None, name=model, watcher=bar
         )
-    show_findings(console, findings, about, measuring.out, "speed")
+    show_findings(console, findings, measuring.out)

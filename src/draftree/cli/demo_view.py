@@ -14,10 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from draftree.bench.showcase import KINDS, Figures, Scene, figures
 from draftree.cli.colours import ColouredText, legend
 from draftree.cli.screen import PIPED_WIDTH
 from draftree.engine import Request
+from draftree.showcase import KINDS, Figures, Scene, figures
 
 REFRESH = 1 / 15  # seconds between pictures; each costs the run nothing but its own time
 WIDEST = 120

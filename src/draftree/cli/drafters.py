@@ -67,7 +67,7 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     if name in TRAINED:
         return demo_drafter(name, model)
     if name.endswith(TUNED):
-        from draftree.bench.tune_file import load_tuned
+        from draftree.tuning.file import load_tuned
 
         return load_tuned(name, model, tokenizer)
     if name not in DRAFTERS:
@@ -101,10 +101,10 @@ def make_bild(
     Raises:
         ValueError: no such model, one that does not fit, or a threshold out of range.
     """
-    from draftree.bench.models import known_folder
     from draftree.drafting import BiLD
     from draftree.drafting.bild import check_options
     from draftree.drafting.folder import demo_drafter
+    from draftree.models import known_folder
     from draftree.runner import inspect_model
 
     given = {"fallback_threshold": fallback_threshold, "rollback_threshold": rollback_threshold}

@@ -26,11 +26,11 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Answer PROMPT. Accepted guesses are coloured; the text is what plain decoding would say, except with --bild."""
-    from draftree.bench.models import encode_prompt, load_model
     from draftree.cli.colours import ColouredText, legend
     from draftree.cli.screen import line_console
     from draftree.engine import RunStats
     from draftree.engine.engine import Engine
+    from draftree.models import encode_prompt, load_model
 
     guessing.check(trie)
     check_file(trie, "--trie")

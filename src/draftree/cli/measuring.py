@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from draftree.cli.options import RESULTS, Prompts, Results, Threads, check_folder, use_threads
 
 if TYPE_CHECKING:
-    from draftree.bench.prompts import Prompt
+    from draftree.prompts import Prompt
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Measuring:
         Raises:
             ValueError: a prompts file that cannot be used, or a folder that cannot be written to.
         """
-        from draftree.bench.prompts import embedded_prompts, read_prompts
+        from draftree.prompts import embedded_prompts, read_prompts
 
         found = embedded_prompts() if self.prompts is None else read_prompts(self.prompts)
         check_folder(self.out)

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,14 +21,16 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
-from draftree.bench.harness import Watcher
+from draftree.progress import Watcher
 
 if TYPE_CHECKING:
-    from draftree.bench.analysis_setup import Findings
+    from draftree.bench.findings import Findings
 
 PIPED_WIDTH = 120  # columns of tables in a file or pipe
 REFRESH = 0.2  # seconds between drawings of a progress bar
+NO_PICTURE = "No picture: it needs matplotlib, which pip install 'draftree\\[bench]' brings."
 TELL = 15.0  # seconds between lines of progress where output is piped
 
 
@@ -43,34 +47,32 @@ def line_console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
-def show_tables(console: Console, findings: Findings, about: dict[str, Any]) -> None:
-    """Print where and how an experiment was made, its tables and its remarks."""
-    from draftree.bench.findings_files import heading
-
-    console.print(heading(about), markup=False)
-    for one in findings.tables:
-        console.print(one)
-    for remark in findings.remarks:
-        console.print(remark, markup=False)
-
-
-def show_findings(console: Console, findings: Findings, about: dict[str, Any], out: Path, group: str) -> None:
-    """Print an experiment's tables and remarks, and write bench-GROUP-EXPERIMENT.json and .png into `out`."""
-    from draftree.bench.findings_files import write_json, write_png
-
-    show_tables(console, findings, about)
-    written = [write_json(findings, about, out, group)]
-    tell_written(console, written + drawn(console, lambda: write_png(findings, about, out, group)))
+def show_findings(console: Console, findings: Findings, out: Path) -> None:
+    """Print a measurement's tables and remarks, and write its files into `out`."""
+    for part in findings.printed():
+        console.print(part)
+    written = findings.write(out)
+    if len(written) == 1:
+        console.print(NO_PICTURE)
+    tell_written(console, written)
 
 
 def drawn(console: Console, write_png: Callable[[], Path]) -> list[Path]:
     """The picture that `write_png` writes; none, and a line that says why, where there is no matplotlib."""
-    from draftree.bench.plot import has_matplotlib
+    from draftree.bench.pictures import has_matplotlib
 
     if has_matplotlib():
         return [write_png()]
-    console.print("No plot: it needs matplotlib, which pip install 'draftree\\[bench]' brings.")
+    console.print(NO_PICTURE)
     return []
+
+
+def plain_table(table: Any) -> Table:
+    """A pandas table of texts as it is."""
+    made = Table(*table.columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in table.itertuples(index=False):
+        made.add_row(*map(escape, map(str, row)))
+    return made
 
 
 def tell_written(console: Console, paths: Sequence[Path]) -> None:

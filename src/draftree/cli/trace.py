@@ -43,9 +43,9 @@ def trace(
     choosing: Choosing,
 ) -> None:
     """Record how PROMPTS are answered: every step's tree, what was pruned, accepted and emitted, and its times."""
-    from draftree.bench.models import encode_prompt, load_model
     from draftree.cli.screen import tell_written, wide_console
     from draftree.cli.trace_view import outline, show
+    from draftree.models import encode_prompt, load_model
     from draftree.trace.file import read_trace, write_trace
     from draftree.trace.page import write_trace_page
 

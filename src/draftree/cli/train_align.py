@@ -48,9 +48,9 @@ def align(
 ) -> None:
     """Fine-tune a small model on a large one's greedy outputs (BiLD); the result is a stock Hugging Face model."""
     options = run.begin(out)
-    from draftree.bench.models import known_folder, load_model
     from draftree.cli.screen import DataBar, line_console
     from draftree.drafting import DraftModel
+    from draftree.models import known_folder, load_model
     from draftree.training.align import OPTIMIZERS
     from draftree.training.align_inputs import align_on_inputs
     from draftree.training.answers import AnswerOptions

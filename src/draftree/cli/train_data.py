@@ -28,8 +28,8 @@ def data(
     threads: Threads = None,
 ) -> None:
     """Let the model answer QUESTIONS greedily; the answers are what its drafters train on."""
-    from draftree.bench.models import load_model
     from draftree.cli.screen import DataBar, line_console
+    from draftree.models import load_model
     from draftree.training.answers import AnswerOptions, make_data
     from draftree.training.questions import SYSTEM, Template, read_questions
 

@@ -33,8 +33,8 @@ def early_exit(
 ) -> None:
     """A copy of the WHOLE model, trained to be read behind layer n (early-exit pairs of BiLD): its texts change."""
     options = run.begin(out)
-    from draftree.bench.models import load_model
     from draftree.cli.screen import line_console, resumable
+    from draftree.models import load_model
     from draftree.training.early_exit import train_early_exit
 
     target, tokenizer = load_model(model)

@@ -97,8 +97,8 @@ def _train(
     options = run.begin(out)
     import torch
 
-    from draftree.bench.models import load_model
     from draftree.cli.screen import line_console, resumable
+    from draftree.models import load_model
     from draftree.training.run import train
 
     target, _ = load_model(model)

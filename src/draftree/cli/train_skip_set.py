@@ -26,8 +26,8 @@ def skip_set(
     threads: Threads = None,
 ) -> None:
     """Attentions and MLPs that SelfSpeculative leaves out, for the best predicted speed."""
-    from draftree.bench.models import load_model
     from draftree.cli.screen import StageBar, line_console
+    from draftree.models import load_model
     from draftree.training.skip_set import SearchOptions, search_skip_set
 
     check_folder(out)

@@ -35,13 +35,13 @@ def tune(
     ] = False,
 ) -> None:
     """Find what is fastest for MODEL on PROMPTS and this machine; write it to a file that --drafter takes."""
-    from draftree.bench.models import load_model
-    from draftree.bench.prompts import embedded_prompts, read_prompts
-    from draftree.bench.tune import Wishes
-    from draftree.bench.tune import tune as find
-    from draftree.bench.tune_check import check_replay
-    from draftree.bench.tune_report import check_table, render, write_choice
     from draftree.cli.screen import StageBar, tell_written, wide_console
+    from draftree.models import load_model
+    from draftree.prompts import embedded_prompts, read_prompts
+    from draftree.tuning.check import check_replay
+    from draftree.tuning.report import check_table, render, write_choice
+    from draftree.tuning.search import Wishes
+    from draftree.tuning.search import tune as find
 
     for name, given in (("--minutes", minutes), ("--out", out)):
         if check and given is not None:
@@ -78,9 +78,9 @@ def tune(
 
 def _spec(name: str) -> Any:
     """What --drafters names: a folder that training wrote, one of a small model, or one of the embedded model's own."""
-    from draftree.bench.tune_file import Spec
     from draftree.cli.drafters import TRAINED, check_drafter
     from draftree.drafting.folder import CONFIG
+    from draftree.tuning.file import Spec
 
     if name in TRAINED:
         return Spec("draft-model" if name == "draft-model" else "trained", name=name)

@@ -25,8 +25,8 @@ class EngineConfig:
         slots: requests decoded together; more wait.
         shape: sizes the trees; by default by measured cost and by what was accepted (`DynamicTree`).
         pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
-        runner: "auto" (the fastest that the model qualifies for), "hooked", "eager", "cpu", "cuda_graphs", or one that was
-            opened for the model.
+        runner: "auto" (the fastest that the model qualifies for), "hooked", "eager", "cpu", "cuda_graphs", or one
+            that was opened for the model.
         compile: let torch's inductor compile the eager runner's passes, which takes seconds for each number of rows.
         strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
             that does and does not promise.

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from draftree.bench.quality import quality
 from draftree.drafting.folder import base_of
 from draftree.drafting.second_model import check_pair, warn_of_size
 from draftree.runner.target import inspect_model
 from draftree.training.align_objective import AlignObjective
 from draftree.training.answers import AnswerOptions, answer_all
 from draftree.training.options import TrainOptions
+from draftree.training.quality import quality
 from draftree.training.questions import Question, Template
 from draftree.training.record import write_curve
 from draftree.training.rows import read_data

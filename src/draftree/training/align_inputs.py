@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.quality import check_metric
 from draftree.training.align import Exam, align, check_models
 from draftree.training.answers import AnswerOptions, Progress, make_data
 from draftree.training.journal import META
 from draftree.training.options import TrainOptions
+from draftree.training.quality import check_metric
 from draftree.training.questions import PLACE, Question, Template, read_questions
 from draftree.training.rows import kept_out
 from draftree.training.trainer import Tell

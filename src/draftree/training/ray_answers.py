@@ -89,7 +89,7 @@ class _Worker:
     ) -> None:
         import torch
 
-        from draftree.bench.models import load_model
+        from draftree.models import load_model
 
         torch.set_num_threads(threads)
         self.model, self.tokenizer = load_model(model)

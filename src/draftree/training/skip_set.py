@@ -25,7 +25,7 @@ from draftree.training.rows import read_data
 from draftree.training.run import command
 
 if TYPE_CHECKING:
-    from draftree.bench.harness import Watcher
+    from draftree.progress import Watcher
 
 PATIENCE = 4  # rounds without a better set, after which the search ends
 

@@ -1,0 +1,273 @@
+"""Quality against latency of a large and a small model that write one text (BiLD, section 4). LOSSY by choice.
+
+After figures 4, 5, 8 and 9 and table 1: a grid of both thresholds, with a small model as it was trained and with an
+aligned one; both models alone, the paper's baselines and ablations, Hugging Face's generate and assisted generation.
+Quality is taken on all rows, latency on some of them, in turns. Speed is the plain large model's total time over the
+way's own, not tokens a second: lossy texts have other lengths.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from benchmarks.drafters.bild_ways import BILD, PLAIN, SMALL, THEIRS, BildWay, read_thresholds, ways_of
+from benchmarks.drafters.kept_texts import Texts
+from benchmarks.drafters.operations import operations_of
+from benchmarks.harness import Experiment, Setup, Share, Task, Way, measure, table_of
+from benchmarks.harness.measure import of
+from draftree.drafting import DraftModel
+from draftree.drafting.folder import demo_drafter, model_hash
+from draftree.drafting.second_model import check_pair
+from draftree.models import known_folder
+from draftree.prompts import Prompt, take_per_set
+from draftree.runner import inspect_model
+from draftree.trace.labels import pieces
+from draftree.training.align_inputs import template_of
+from draftree.training.journal import fingerprint
+from draftree.training.quality import METRICS, check_metric, quality
+from draftree.training.questions import Question, read_questions
+
+UNALIGNED, ALIGNED = "unaligned", "aligned"
+LOSSES = {0.1: "nothing (0.1)", 1.0: "a point"}  # points of BLEU or ROUGE-L that the two rows of table 1 may lose
+COUNTED = 8  # prompts whose operations are counted
+
+
+class Pair(NamedTuple):
+    """A large model, and small ones by the name that tables give them, the aligned one last."""
+
+    large: Any
+    smalls: dict[str, Any]
+
+
+def run(setup: Setup) -> pd.DataFrame:
+    """BLEU or ROUGE-L against latency: BiLD's grid of thresholds, its baselines and ablations (LOSSY by choice)."""
+    rows = open_rows(setup)
+    metric = setup["metric"] or ("bleu" if setup["reference"] else "rouge-l")
+    check_references(rows, metric)
+    read_thresholds(setup["thresholds"])
+    return compared(setup, open_pair(setup), rows, metric)
+
+
+def open_pair(setup: Setup) -> Pair:
+    """The models that the setup and its options `small` and `aligned` name; the embedded pair by default.
+
+    Raises:
+        ValueError: no small model, or one that does not fit.
+    """
+    named = {name: setup[name_of] for name, name_of in ((UNALIGNED, "small"), (ALIGNED, "aligned"))}
+    if setup.name is not None and not any(named.values()):
+        raise ValueError("A large model is named and no small one: name one by --set small=, --set aligned= or both.")
+    large, smalls = setup.model, {}
+    for name, folder in named.items():
+        if folder:
+            held = DraftModel.from_pretrained(known_folder(folder), setup.tokenizer, dtype=large.dtype).model
+            check_pair(inspect_model(held), inspect_model(large))
+            smalls[name] = held
+    return Pair(large, smalls or {ALIGNED: demo_drafter("draft-model", setup.small).model})
+
+
+def open_rows(setup: Setup) -> list[Question]:
+    """Rows to answer: of the file `data`, or the prompts to measure on, of every set in turn.
+
+    Raises:
+        ValueError: nothing there, rows without what was named, or references asked of the package's prompts.
+    """
+    field, reference = setup["field"] or None, setup["reference"] or None
+    if setup["data"]:
+        return read_questions([Path(setup["data"])], setup["limit"], field=field, reference=reference)
+    if reference is not None or field is not None:
+        raise ValueError("The prompts of the package have no such fields: name your own rows by --set data=.")
+    prompts = [p for p in setup.prompts if not p.warm]
+    spread = take_per_set(prompts, len(prompts))[: setup["limit"]]
+    return [Question(i, p.id, p.set, (p.text,)) for i, p in enumerate(spread)]
+
+
+def check_references(rows: list[Question], metric: str) -> None:
+    """Refuse BLEU without references, and a metric whose package is missing.
+
+    Raises:
+        ValueError: either of them.
+    """
+    check_metric(metric)
+    if metric == "bleu" and any(row.reference is None for row in rows):
+        raise ValueError(
+            "BLEU needs references: name their field by --set reference=, or take metric=rouge-l, which without "
+            "references is measured against the plain large model's own texts."
+        )
+
+
+def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> pd.DataFrame:
+    """Measure all ways of decoding on one pair of models."""
+    template = template_of(setup.tokenizer, setup["template"] or None)
+    prompts, new = [template.encode(row.turns[:1]) for row in rows], setup["max_new_tokens"]
+    ways = ways_of(
+        list(pair.smalls), read_thresholds(setup["thresholds"]), setup["windows"], ablations=setup["ablations"]
+    )
+    hashes = {name: model_hash(model) for name, model in {"large": pair.large, **pair.smalls}.items()}
+    kept = Texts(setup.out, [hashes, fingerprint(prompts), new])
+    methods = {way: way.method(pair.large, pair.smalls, new) for way in ways}
+    asked = [way for way in ways if not way.exact or way.group == PLAIN]
+    setup.watcher.stage("texts of all rows", len(asked) * len(rows))
+    ids = {way: kept.of(methods[way], prompts, setup["batch"], setup.watcher) for way in asked}
+    said = {way: setup.tokenizer.batch_decode(of_way, skip_special_tokens=True) for way, of_way in ids.items()}
+    plain = ways[0]
+    own = any(row.reference is None for row in rows)
+    known = said[plain] if own else [str(row.reference) for row in rows]
+    tasks = [Task(Prompt(r.id, r.set, r.turns[0]), p) for r, p in zip(rows, prompts, strict=True)][: setup["timed"]]
+    usable, refused = _ready(methods, tasks)
+    asks = [Way(way.name, ask=methods[way].answers) for way in usable]
+    runs = measure(pair.large, asks, tasks, new, setup.watcher, rounds=setup["rounds"])
+    base, theirs = of(runs, PLAIN), of(runs, THEIRS)
+    found: list[dict[str, Any]] = []
+    for way in usable:
+        mine, said_before = of(runs, way.name), ids.get(way, ids[plain])
+        parted = sum(row.ids[0] != said_before[row.group] for row in runs[runs["way"] == way.name].itertuples())
+        row = {"way": way.name, "group": way.group, "pair": way.pair, "fallback": way.fallback}
+        row |= {"rollback": way.rollback, "window": way.window}
+        if way in said:
+            row["quality"] = quality(metric, said[way], known)
+        elif not parted:
+            row["quality"] = found[0]["quality"]
+        row |= {"ms": 1000 * mine["seconds"].mean() / setup["rounds"]}
+        row |= Share(base["seconds"], mine["seconds"]).columns("times_plain")
+        row |= Share(theirs["seconds"], mine["seconds"]).columns("times_hf")
+        if mine["drafted"].sum():
+            row |= {"large_calls_a_token": mine["steps"].sum() / mine["tokens"].sum()}
+            row |= {"engaged": 1 - mine["accepted"].sum() / mine["tokens"].sum()}
+            row |= {"cut": mine["rollbacks"].sum() / mine["steps"].sum()}
+        found.append(row | {"parted": parted})
+    table = pd.DataFrame(found)
+    best = best_points(table, list(pair.smalls))
+    _count(table, best, {way.name: way for way in usable}, methods, pair, prompts, setup)
+    shown = next((row["way"] for row in reversed(best) if row["way"]), None) or _fullest(table, list(pair.smalls)[-1])
+    chosen = next(way for way in usable if way.name == shown)
+    examples = [
+        _example(
+            setup, rows[i], {w: said[w][i] for w in said if w.group in (PLAIN, SMALL)}, methods[chosen], prompts[i]
+        )
+        for i in range(min(setup["examples"], len(rows)))
+    ]
+    against = "the plain large model's texts" if own else "references"
+    remarks = [
+        f"{METRICS[metric][0]} over {len(rows)} rows against {against}, time over {len(tasks)} of them. The best "
+        f"points are measured points of the grid, chosen on the rows that they are reported on. Examples: {shown}.",
+        *(f"{name}: not measured, {why}" for name, why in refused.items()),
+    ]
+    return table_of(
+        table.to_dict("records"),
+        remarks=remarks,
+        examples=examples,
+        tables={"Best points of the grid, after table 1": pd.DataFrame(best)},
+        about={"prompts": len(tasks), "sets": list(dict.fromkeys(task.prompt.set for task in tasks))},
+        more={"hashes": hashes, "refused": refused},
+    )
+
+
+def _ready(methods: dict[BildWay, Any], tasks: list[Task]) -> tuple[list[BildWay], dict[str, str]]:
+    """Ways that can answer, after first calls that do not count; and why another cannot."""
+    usable, refused = [], {}
+    for way, method in methods.items():
+        try:
+            method.answers([max((task.ids for task in tasks), key=len)])
+        except Exception as error:
+            if not method.optional:
+                raise
+            refused[way.name] = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        else:
+            usable.append(way)
+    return usable, refused
+
+
+def best_points(table: pd.DataFrame, pairs: list[str]) -> list[dict[str, Any]]:
+    """Of each pair's grid the fastest point that loses no more than nothing, and than a point, against plain."""
+    found = []
+    plain = table.loc[table["way"] == PLAIN, "quality"].iloc[0]
+    for pair in pairs:
+        for loss, told in LOSSES.items():
+            grid = table[(table["group"] == BILD) & (table["pair"] == pair) & (table["quality"] >= plain - loss)]
+            row: dict[str, Any] = {"pair": pair, "may_lose": told, "way": None}
+            if not grid.empty:
+                point = grid.loc[grid["times_plain"].idxmax()]
+                names = ("way", "quality", "times_plain", "times_plain_low", "times_plain_high", "times_hf")
+                row |= {name: point[name] for name in (*names, "large_calls_a_token")}
+            found.append(row)
+    return found
+
+
+def _fullest(table: pd.DataFrame, pair: str) -> str:
+    grid = table[(table["group"] == BILD) & (table["pair"] == pair)]
+    return str(grid.loc[grid["quality"].idxmax(), "way"])
+
+
+def _count(table: pd.DataFrame, best: Any, ways: Any, methods: Any, pair: Pair, prompts: Any, setup: Setup) -> None:
+    """Fill in the operations of the best points over those of the large model alone."""
+    names = list(dict.fromkeys([PLAIN, *(row["way"] for row in best if row["way"])]))
+    setup.watcher.stage("operations", len(names))
+    base = None
+    for name in names:
+        way = ways[name]
+        models = [pair.large, *([pair.smalls[way.pair]] if way.pair else [])]
+        done = operations_of(methods[way].answers, models, prompts[:COUNTED])
+        base = base or done
+        told = {"operations": done.flops / base.flops, "moved": done.moved / base.moved}
+        for column, value in (told | {"intensity": done.intensity / base.intensity}).items():
+            table.loc[table["way"] == name, column] = value
+        setup.watcher.step()
+
+
+def _example(setup: Setup, row: Question, said: Any, method: Any, ids: Any) -> list[Any]:
+    """A row as the page shows it: what each model says alone, and BiLD's text with the large model's tokens marked."""
+    emitted: list[tuple[int, bool]] = []
+
+    def note(request: Any) -> None:
+        emitted[:] = [(one.token, one.source is None) for one in request.output]
+
+    method.answer(ids, after_step=note)
+    lines = [("input", [(row.turns[0], False)])]
+    lines += [("reference", [(row.reference, False)])] if row.reference is not None else []
+    lines += [(way.name, [(text, False)]) for way, text in said.items()]
+    marked = zip(pieces(setup.tokenizer, [token for token, _ in emitted]), (large for _, large in emitted), strict=True)
+    return [*lines, (BILD, list(marked))]
+
+
+def plot(figure: Any, table: pd.DataFrame) -> None:
+    """Quality against latency; larger dots fall back more (figures 4, 5 and 9)."""
+    figure.set_size_inches(8, 5.2)
+    axis = figure.add_subplot()
+    for (group, pair), own in table.dropna(subset=["quality", "times_plain"]).groupby(["group", "pair"], sort=False):
+        size = 20 + 60 * own["fallback"].fillna(0.0)
+        axis.scatter(
+            1 / own["times_plain"], own["quality"], s=size, alpha=0.6, label=", ".join(filter(None, [group, pair]))
+        )
+    axis.set_xlim(0, 2)
+    axis.set_xlabel("time of the large model alone = 1 (slower than 2 not shown)")
+    axis.set_ylabel("quality")
+    axis.legend(frameon=False, fontsize=7)
+
+
+COLUMNS = (
+    *("way", "quality", "ms", "times_plain", "times_hf", "large_calls_a_token", "engaged", "cut", "parted"),
+    *("operations", "moved", "intensity"),
+)
+OPTIONS: dict[str, Any] = {
+    "small": "",
+    "aligned": "",
+    "data": "",
+    "field": "",
+    "reference": "",
+    "metric": "",
+    "template": "",
+    "thresholds": tuple(f"{f}:{r}" for f in (0.3, 0.45, 0.6, 0.75, 0.9) for r in (1, 2, 3, 5, 8)),
+    "windows": (3, 4, 5, 6, 7, 8, 9, 10),
+    "ablations": True,
+    "limit": 500,
+    "timed": 40,
+    "rounds": 1,
+    "max_new_tokens": 80,
+    "batch": 32,
+    "examples": 6,
+}
+EXPERIMENT = Experiment("bild", "BiLD, section 4", run, COLUMNS, plot, OPTIONS)

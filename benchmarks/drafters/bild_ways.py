@@ -1,0 +1,121 @@
+"""The ways of decoding that `bild` compares: plain, BiLD at every pair of thresholds, its baselines and ablations.
+
+A pair is the large model with a small one; there is one that was trained on its own, and perhaps one that was aligned
+with the large model. Ways that give the plain large model's own text say so, and are held to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftree.bench.methods import DraftingHuggingFace, Draftree, HuggingFace, Method
+from draftree.drafting import BiLD, DraftModel
+from draftree.shaping import Fixed
+
+PLAIN, SMALL, BILD, LOSSLESS, FIXED = "large alone", "small alone", "BiLD", "BiLD lossless", "speculative"
+NO_ROLLBACK, NO_FALLBACK, TREES = "no rollback", "no fallback", "DraftModel"
+THEIRS, ASSISTED = "HF generate", "HF assisted"
+EXACT = (PLAIN, LOSSLESS, FIXED, TREES, THEIRS, ASSISTED)  # their text is the large model's own
+MOST = 10  # tokens of the small model in a turn (section 7.1.2)
+ABLATION_WINDOW = 5  # turns of the small model where only rollback is left
+
+
+@dataclass(frozen=True, slots=True)
+class BildWay:
+    """One way to decode; what has no meaning for it is None, or "" for the pair.
+
+    Attributes:
+        group: which kind.
+        pair: name of the small model.
+        fallback, rollback: alpha_FB and alpha_RB.
+        window: most tokens of the small model in a turn.
+    """
+
+    group: str
+    pair: str = ""
+    fallback: float | None = None
+    rollback: float | None = None
+    window: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        numbers = [("FB", self.fallback), ("RB", self.rollback), ("window", self.window)]
+        told = [f"{name} {value:g}" for name, value in numbers if value is not None]
+        return ", ".join([self.group, *filter(None, [self.pair, " ".join(told)])])
+
+    @property
+    def exact(self) -> bool:
+        """Whether its text is the large model's own."""
+        return self.group in EXACT
+
+    def method(self, large: Any, smalls: Mapping[str, Any], new: int) -> Method:
+        """What runs it, with the small models by name; `new` tokens at most."""
+        given = (self.name, self.name, large, new)
+        small = smalls.get(self.pair)
+        if self.group == THEIRS:
+            return HuggingFace(*given)
+        if self.group == ASSISTED:
+            return DraftingHuggingFace(*given, assistant_model=small)
+        if self.group == SMALL:
+            return Draftree(self.name, self.name, small, new)
+        if self.group == PLAIN:
+            return Draftree(*given)
+        if self.group == TREES:
+            return Draftree(*given, lambda: DraftModel(small))
+        window = self.window or MOST
+        if self.group == FIXED:
+            chain: dict[str, Any] = {"depth": window, "branching": 1, "confidence": 0.0}
+            return Draftree(*given, lambda: DraftModel(small, **chain), lambda: Fixed(window))
+        own: dict[str, Any] = {"lossless": self.group == LOSSLESS, "num_draft_tokens": window}
+        return Draftree(*given, lambda: BiLD(small, self.fallback or 0.0, self.rollback, **own))
+
+
+def ways_of(
+    pairs: Sequence[str], thresholds: Sequence[tuple[float, float]], windows: Sequence[int], *, ablations: bool = True
+) -> list[BildWay]:
+    """All ways to compare, the plain large model first.
+
+    Args:
+        pairs: names of the small models; the baselines and ablations take the last one.
+        thresholds: (alpha_FB, alpha_RB) of every point of the grid.
+        windows: of speculative decoding with a fixed number of draft tokens.
+        ablations: whether to leave out rollback, and fallback, as well.
+    """
+    last = pairs[-1]
+    fallbacks, rollbacks = (sorted({pair[i] for pair in thresholds}) for i in (0, 1))
+    ways = [BildWay(PLAIN), *(BildWay(SMALL, pair) for pair in pairs)]
+    ways += [BildWay(BILD, pair, fallback, rollback) for pair in pairs for fallback, rollback in thresholds]
+    if ablations:
+        ways += [BildWay(NO_ROLLBACK, last, fallback) for fallback in fallbacks if fallback > 0]
+        middle = rollbacks[len(rollbacks) // 2]
+        turns = [(rollback, ABLATION_WINDOW) for rollback in rollbacks] + [(middle, 3), (middle, MOST)]
+        ways += [BildWay(NO_FALLBACK, last, None, rollback, window) for rollback, window in turns]
+    ways += [BildWay(LOSSLESS, last, fallback) for fallback in fallbacks]
+    ways += [BildWay(FIXED, last, None, None, window) for window in windows]
+    ways += [BildWay(TREES, last), BildWay(THEIRS), BildWay(ASSISTED, last)]
+    return list(dict.fromkeys(ways))
+
+
+def read_thresholds(given: Sequence[str]) -> tuple[tuple[float, float], ...]:
+    """Points of the grid from FALLBACK:ROLLBACK.
+
+    Raises:
+        ValueError: something else, a threshold out of range, or none.
+    """
+    found = []
+    for text in given:
+        fallback, _, rollback = text.partition(":")
+        try:
+            found.append((float(fallback), float(rollback)))
+        except ValueError:
+            raise ValueError(f"A point of thresholds is {text!r}: give FALLBACK:ROLLBACK, as 0.6:5.") from None
+        if not 0 <= found[-1][0] <= 1:
+            raise ValueError(f"The fallback threshold is {found[-1][0]}: give a probability from 0 (never) to 1.")
+        if not found[-1][1] >= 0:
+            raise ValueError(f"The rollback threshold is {found[-1][1]}: give 0 or more.")
+    if not found:
+        raise ValueError("There are no thresholds: give at least one pair, as 0.6:5.")
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,47 @@
+"""Draft accuracy: how often the truth is among a drafter's best k tokens, by depth (Hidden Transfer, Figure 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.drafters.subjects import IN_MODEL, OPTIONS, subjects
+from benchmarks.harness import Experiment, Setup, lines, table_of
+from benchmarks.harness.truth import RANKS, measured_hits
+
+SHOWN_RANKS = (1, 2, 3, 5, 10)
+METHODS = (*IN_MODEL, "early-head")
+
+
+def run(setup: Setup) -> pd.DataFrame:
+    """Share of cases with the truth among the best k draft tokens; N places after the newest token."""
+    found = subjects(setup, *METHODS)
+    rows: list[dict[str, Any]] = []
+    wide: list[dict[str, Any]] = []
+    sets = [task.prompt.set for task in setup.tasks]
+    for name, hits in measured_hits(setup, found).items():
+        for d, place in enumerate(hits.places):
+            cases = int(hits.cases[:, d].sum())
+            if not cases:
+                continue
+            told = {"drafter": name, "method": found[name].method, "place": place, "cases": cases}
+            tops = {k: hits.top(d, k) for k in range(1, RANKS + 1)}
+            for k, share in tops.items():
+                own = pd.DataFrame({"set": sets, "right": share.over, "cases": share.under}).groupby("set").sum()
+                by_set = (own["right"] / own["cases"]).dropna().to_dict()
+                rows.append(told | {"top": k} | share.columns("accuracy") | {"by_set": by_set})
+            wide.append(told | tops[1].columns("top_1") | {f"top_{k}": tops[k].value for k in SHOWN_RANKS[1:]})
+    remark = "N = 1 is what the model itself says next, which an early head drafts too."
+    remarks = [remark] if any(row["place"] == 1 for row in rows) else []
+    return table_of(rows, remarks=remarks, tables={"By depth": pd.DataFrame(wide)})
+
+
+EXPERIMENT = Experiment(
+    "draft-accuracy",
+    "Hidden Transfer, Figure 3",
+    run,
+    ("drafter", "place", "cases", "top", "accuracy"),
+    lines("top", "accuracy", by="drafter", panel="place"),
+    OPTIONS | {"drafters": METHODS},
+)

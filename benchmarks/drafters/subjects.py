@@ -1,0 +1,35 @@
+"""The drafters that an experiment on trained drafters looks at, as `--drafter` names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.harness import Setup
+from benchmarks.harness.trees import with_depth
+from draftree.drafting.in_model import InModelDrafter
+
+IN_MODEL = ("bita", "hidden-transfer", "medusa")
+OPTIONS = {"per_set": 4, "max_new_tokens": 96, "sets": (), "drafters": IN_MODEL, "depth": 0}
+
+
+def subjects(setup: Setup, *methods: str) -> dict[str, Any]:
+    """The drafters by the names that tables give them; `depth` of the options, where it is not 0, is the deepest.
+
+    Raises:
+        ValueError: a folder that is missing or does not fit the model, or a method that the experiment does not take.
+    """
+    found = {}
+    for name, folder in setup.named.items():
+        try:
+            trained = setup.trained(folder)
+        except ValueError as error:
+            raise ValueError(f"Drafter {name!r}: {error}") from None
+        if trained.method not in methods:
+            raise ValueError(
+                f"This experiment takes drafters of {' or '.join(methods)}, and {name!r} holds {trained.method}: leave "
+                "it out."
+            )
+        if setup["depth"] and isinstance(trained, InModelDrafter):
+            trained = with_depth(trained, setup["depth"])
+        found[name] = trained
+    return found

@@ -1,0 +1,96 @@
+"""`draftree bench run` and `draftree bench list`, as the command line calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.harness.experiment import Experiment, experiments, find
+from benchmarks.harness.report import Report
+from benchmarks.harness.setup import Setup
+from draftree.bench.machine import describe, now
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, embedded_prompts
+
+
+def listed(name: str | None = None) -> pd.DataFrame:
+    """All experiments; or the options of one and their defaults."""
+    if name is None:
+        rows = [(one.name, one.source, one.says) for one in experiments().values()]
+        return pd.DataFrame(rows, columns=["name", "source", "what it shows"])
+    options = [(option, shown_value(value)) for option, value in find(name).options.items()]
+    return pd.DataFrame(options, columns=["option", "default"])
+
+
+def shown_value(value: Any) -> str:
+    """A default as it would be given."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def given_options(settings: Sequence[str], named: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given: NAME=VALUE each, and the options that have a name of their own on the command line.
+
+    Raises:
+        ValueError: a setting without a name or value.
+    """
+    found = {name: value for name, value in named.items() if value not in (None, (), [])}
+    for setting in settings:
+        name, sign, value = setting.partition("=")
+        if not name or not sign:
+            raise ValueError(f"--set is {setting!r}: give NAME=VALUE.")
+        found[name.replace("-", "_")] = value
+    return found
+
+
+def run(
+    experiment: Experiment,
+    given: Mapping[str, Any],
+    *,
+    model: str | None = None,
+    params: str | None = None,
+    prompts: Sequence[Prompt] | None = None,
+    watcher: Watcher | None = None,
+    out: Path | None = None,
+) -> Report:
+    """Make an experiment.
+
+    Args:
+        experiment: which.
+        given: options in place of its defaults.
+        model: folder or hub name; None for the embedded one.
+        params: inflate it to about so many parameters; None for the model itself.
+        prompts: to measure on; the package's where there are none.
+        watcher: is told of progress.
+        out: folder for what an experiment keeps.
+
+    Raises:
+        ValueError: an option, model or drafter that does not fit, before any work.
+    """
+    options = experiment.told(given)
+    setup = Setup(options, model, params, embedded_prompts() if prompts is None else prompts, watcher or Watcher(), out)
+    started = now()
+    table = experiment.run(setup)
+    about = {"experiment": experiment.name} | describe(setup.model if measured(setup) else None, model)
+    if params is not None:
+        about["model"] += f" inflated to {params}"
+    about |= {"started": started, "finished": now(), "options": _plain(options)}
+    if "_split" in vars(setup):
+        about |= {"prompts": len(setup.tasks), "sets": setup.sets}
+    return Report(experiment, table, about | table.attrs.get("about", {}))
+
+
+def measured(setup: Setup) -> bool:
+    """Whether the experiment asked for a model."""
+    return "loaded" in vars(setup)
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a result file shows them: of drafters their names, and not where they lie."""
+    told = dict(options)
+    if told.get("drafters"):
+        told["drafters"] = [Path(entry.partition("=")[0]).name for entry in told["drafters"]]
+    return {name: Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+            for name, value in told.items()}  # fmt: skip

@@ -1,0 +1,152 @@
+"""An experiment as it is declared, and how all of them are found.
+
+Every module below `papers`, `drafters`, `shapes` and `machine` holds one `EXPERIMENT` or several `EXPERIMENTS`. What an
+experiment can be told is what its `options` name: anything else is refused, and the nearest name is told.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from benchmarks.harness.setup import Setup
+
+ROOMS = ("papers", "drafters", "shapes", "machine")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Figures as a paper prints them, with the model and the device that they were measured on.
+
+    Attributes:
+        model, device: of the paper; where they differ by row, the rows say it.
+        of: what the figures are, with their unit.
+        columns: headings; the first one names the rows.
+        rows: cells as printed.
+        words: what the paper says in its text, where a figure prints no numbers.
+    """
+
+    model: str
+    device: str
+    of: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    words: str = ""
+
+    def cell(self, row: str, column: str) -> str:
+        """One figure; empty where the paper has none."""
+        place = self.columns.index(column)
+        return next((cells[place] for cells in self.rows if cells[0] == row), "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def table(self) -> pd.DataFrame:
+        """The rows under their headings."""
+        return pd.DataFrame(list(self.rows), columns=list(self.columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One table or figure.
+
+    Attributes:
+        name: by which `draftree bench run` knows it.
+        source: where the papers have it; "" for nowhere.
+        run: measures; its docstring's first line says what the table shows. The table's `attrs` may hold `remarks`
+            (lines), `differing` (answers that are not plain decoding's) and `tables` (further ones by their titles).
+        columns: what a terminal and a page show, in order; where a table has X_low and X_high, X shows its interval.
+        plot: draws a table into a matplotlib figure.
+        options: all that it can be told, with its defaults; see `Setup` for those that every experiment shares.
+        claim: the paper's figures.
+    """
+
+    name: str
+    source: str
+    run: Callable[[Setup], pd.DataFrame]
+    columns: tuple[str, ...]
+    plot: Callable[[Any, pd.DataFrame], None]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    claim: Claim | None = None
+
+    @property
+    def says(self) -> str:
+        """What it shows, in a line."""
+        return (self.run.__doc__ or "").strip().splitlines()[0]
+
+    def told(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All options, those in `given` in place of the defaults; texts become what the default is.
+
+        Raises:
+            ValueError: an option that this experiment does not have, or a value of another kind.
+        """
+        for name in given:
+            if name not in self.options:
+                near = difflib.get_close_matches(name, self.options, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ValueError(
+                    f"{self.name} has no option {name!r}: it has {', '.join(self.options) or 'none'}.{hint}"
+                )
+        return {**self.options, **{name: read(name, value, self.options[name]) for name, value in given.items()}}
+
+
+def read(name: str, value: Any, default: Any) -> Any:
+    """`value` of the kind that `default` is: several values, split at commas, where that is a tuple.
+
+    Raises:
+        ValueError: it cannot be one.
+    """
+    if isinstance(default, tuple):
+        parts = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
+        return tuple(read(name, part, default[0] if default else "") for part in parts)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) != 1:
+            raise ValueError(f"{name} takes one value here: give it once.")
+        value = value[0]
+    if isinstance(default, bool):
+        if str(value).lower() not in ("true", "false"):
+            raise ValueError(f"{name} is {value!r}: give true or false.")
+        return str(value).lower() == "true"
+    if isinstance(default, int | float):
+        try:
+            return type(default)(value)
+        except (TypeError, ValueError):
+            kind = "a whole number" if isinstance(default, int) else "a number"
+            raise ValueError(f"{name} is {value!r}: give {kind}.") from None
+    return value
+
+
+def experiments() -> dict[str, Experiment]:
+    """All experiments by name, those of the papers first."""
+    found: dict[str, Experiment] = {}
+    for room in ROOMS:
+        package = importlib.import_module(f"benchmarks.{room}")
+        for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda one: one.name):
+            held = importlib.import_module(f"benchmarks.{room}.{module.name}")
+            own = getattr(held, "EXPERIMENTS", ()) or [getattr(held, "EXPERIMENT", None)]
+            found |= {one.name: one for one in own if one is not None}
+    return found
+
+
+def find(name: str | None) -> Experiment:
+    """The experiment of that name.
+
+    Raises:
+        ValueError: no such experiment, or no name.
+    """
+    known = experiments()
+    if name in known:
+        return known[name]
+    if not name:
+        raise ValueError("Name an experiment: draftree bench list tells them all.")
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"There is no experiment {name!r}: draftree bench list tells them all.{hint}")

@@ -1,0 +1,202 @@
+"""Measurement in turns: every way of decoding answers a batch of prompts before the next batch comes.
+
+A slow minute of the machine then hits all ways alike, and the order turns from batch to batch. Reading the prompt is
+clocked apart from decoding. Each way keeps its engine, drafter and shape throughout, as a server would; what it did is
+one row a batch, and figures are made of those rows afterwards (`Share`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.harness.passes import Rows, rows_of_passes
+from benchmarks.harness.setup import Task
+from benchmarks.harness.stats import Share
+from draftree.drafting import Drafter
+from draftree.engine import Engine, RequestStats, Rules
+from draftree.engine.limits import eos_token_ids
+from draftree.engine.stats import STAGES
+from draftree.progress import Watcher
+from draftree.shaping import Shape
+
+PLAIN = "plain"
+COUNTS = ("steps", "accepted", "drafted", "pruned", "rollbacks")
+CAPACITY = 768  # cache columns to begin with, so that no clocked step allocates
+Ask = Callable[[Sequence[Sequence[int]]], Sequence[Any]]  # prompts to `draftree.bench.methods.Answer`s
+
+
+@dataclass(slots=True)
+class Way:
+    """One way of decoding.
+
+    Attributes:
+        name: what tables call it.
+        drafter, shape: of the engine; None for plain decoding.
+        options: more of `draftree.Engine`, such as `pruner`, `early_exit` or `reject_drafts`.
+        ask: answers prompts in place of an engine, such as Hugging Face's `generate`.
+        engine: made when the way first runs.
+    """
+
+    name: str
+    drafter: Drafter | None = None
+    shape: Shape | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    ask: Ask | None = None
+    engine: Engine | None = None
+
+
+def measure(
+    model: Any,
+    ways: Sequence[Way],
+    tasks: Sequence[Task],
+    new: int,
+    watcher: Watcher | None = None,
+    *,
+    batch: int = 1,
+    rounds: int = 1,
+    stop: bool = True,
+    ready: bool = False,
+) -> pd.DataFrame:
+    """Answer all tasks with every way, `batch` prompts together; a row for each way, round and batch.
+
+    Args:
+        model: a decoder-only model.
+        ways: of decoding.
+        tasks: prompts; those that do not fill a batch are left out.
+        new: most tokens of an answer.
+        watcher: is told of every batch of every way.
+        batch: prompts together.
+        rounds: how often they are answered.
+        stop: end at EOS; else every answer has `new` tokens, and the clock stops when the first of a batch is complete.
+        ready: let every way answer the longest batch first, uncounted, for what only first calls pay.
+
+    Returns:
+        Columns `way`, `round`, `group`, `set`, `prompt_seconds`, `prompt_tokens`, `seconds`, `tokens`, `COUNTS`, the
+        stages, `passes`, `rows` (of passes; those that join half-way count in part), `left_seconds` and `left_tokens`
+        (after the clock stopped), `ids` (of every answer), `sizes` (draft tokens a request of each step).
+    """
+    watcher = watcher or Watcher()
+    groups = [list(tasks[i : i + batch]) for i in range(0, len(tasks) - batch + 1, batch)]
+    if not groups:
+        raise ValueError(f"{len(tasks)} prompts do not fill a batch of {batch}: give more prompts, or a smaller batch.")
+    rules = Rules(new, eos_token_ids(model) if stop else ())
+    for way in ways:
+        if way.ask is None and way.engine is None:
+            way.engine = Engine(
+                model, slots=batch, drafter=way.drafter, shape=way.shape, capacity=CAPACITY, **way.options
+            )
+        if ready:
+            _answer(way, max(groups, key=lambda group: max(len(task.ids) for task in group)), rules)
+    watcher.stage("measuring", len(groups) * len(ways) * rounds)
+    rows = []
+    for turn in range(rounds):
+        for number, group in enumerate(groups):
+            first = (turn * len(groups) + number) % len(ways)
+            for way in [*ways[first:], *ways[:first]]:
+                told = {"way": way.name, "round": turn, "group": number, "set": group[0].prompt.set}
+                rows.append(told | _answer(way, group, rules))
+                watcher.step()
+    order = {way.name: place for place, way in enumerate(ways)}
+    return pd.DataFrame(rows).sort_values(
+        ["way", "round", "group"], key=lambda c: c.map(order) if c.name == "way" else c
+    )
+
+
+def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
+    if way.ask is not None:
+        return _asked(way.ask, group)
+    engine = way.engine
+    assert engine is not None
+    begin = time.perf_counter()
+    requests = [engine.add(task.ids, rules) for task in group]
+    engine.step()
+    row: dict[str, Any] = {"prompt_seconds": time.perf_counter() - begin}
+    before = last = _counts(requests)
+    row["prompt_tokens"] = before.emitted
+    spent, sizes, passed = 0.0, [], Rows()
+    with rows_of_passes(engine.runner, passed):
+        while len(engine.running) == len(group) or (engine.busy and rules.eos_token_ids):
+            begin = time.perf_counter()
+            engine.step()
+            spent += time.perf_counter() - begin
+            now = _counts(requests)
+            sizes.append((now.drafted - last.drafted) / max(now.steps - last.steps, 1))
+            last = now
+    row |= {"seconds": spent, "tokens": last.emitted - before.emitted, "rows": passed.rows, "passes": len(sizes)}
+    row |= {name: getattr(last, name) - getattr(before, name) for name in COUNTS}
+    row |= {stage: last.seconds[stage] - before.seconds[stage] for stage in STAGES}
+    begin = time.perf_counter()
+    engine.run()  # what is left of answers of equal length, in a batch that is no longer full
+    row |= {"left_seconds": time.perf_counter() - begin, "left_tokens": _counts(requests).emitted - last.emitted}
+    for request in requests:
+        if request.error is not None:
+            raise request.error
+    return row | {"ids": [request.tokens for request in requests], "sizes": sizes}
+
+
+def _asked(ask: Ask, group: Sequence[Task]) -> dict[str, Any]:
+    answers = ask([task.ids for task in group])
+    stats = RequestStats()  # of ways that tell none, zeros
+    for answer in answers:
+        if answer.stats is not None:
+            stats.add(answer.stats)
+    row = dict.fromkeys(("prompt_seconds", "prompt_tokens", "left_seconds", "left_tokens", "passes", "rows"), 0)
+    row |= {name: getattr(stats, name) for name in COUNTS} | stats.seconds
+    row |= {"seconds": sum(a.seconds for a in answers), "tokens": sum(len(a.ids) for a in answers)}
+    return row | {"ids": [list(a.ids) for a in answers], "sizes": []}
+
+
+def _counts(requests: Sequence[Any]) -> RequestStats:
+    total = RequestStats()
+    for request in requests:
+        total.add(request.stats)
+    return total
+
+
+# -------------------------------------------------------------------- figures
+
+
+def of(runs: pd.DataFrame, way: str, sets: str | None = None) -> pd.DataFrame:
+    """What one way did, a row a batch, rounds summed; of one set where it is named."""
+    own = runs[runs["way"] == way]
+    own = own if sets is None else own[own["set"] == sets]
+    return own.groupby("group").sum(numeric_only=True)
+
+
+def length(run: pd.DataFrame) -> Share:
+    """Acceptance length, 1 + accepted / steps."""
+    return Share(run["accepted"], run["steps"], 1.0)
+
+
+def per_token(run: pd.DataFrame) -> Share:
+    """Seconds a token of decoding, prompts' passes left out."""
+    return Share(run["seconds"], run["tokens"])
+
+
+def whole(run: pd.DataFrame) -> Share:
+    """Seconds a token of whole answers: prompts read, and the last answer of a batch complete."""
+    seconds = run["seconds"] + run["prompt_seconds"] + run["left_seconds"]
+    return Share(seconds, run["tokens"] + run["prompt_tokens"] + run["left_tokens"])
+
+
+def size(run: pd.DataFrame) -> float:
+    """Draft tokens a request and step."""
+    return float(run["drafted"].sum() / max(run["steps"].sum(), 1))
+
+
+def differing(runs: pd.DataFrame, way: str, plain: pd.DataFrame | None = None, reference: str = PLAIN) -> int:
+    """Prompts of a way whose answers are not the reference's."""
+    plain = runs if plain is None else plain
+    truth = {row.group: row.ids for row in plain[plain["way"] == reference].itertuples()}
+    own = runs[runs["way"] == way]
+    return sum(a != b for row in own.itertuples() for a, b in zip(row.ids, truth[row.group], strict=True))
+
+
+def all_differing(runs: pd.DataFrame, plain: pd.DataFrame | None = None, reference: str = PLAIN) -> int:
+    """The same of all ways together."""
+    return sum(differing(runs, str(way), plain, reference) for way in runs["way"].unique())

@@ -1,0 +1,101 @@
+"""Pictures of tables: bars, lines and points with intervals, made once for all experiments.
+
+Each function returns what draws a table into a matplotlib figure; names of columns say what is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+Plot = Callable[[Any, pd.DataFrame], None]
+
+
+def bars(*values: str, label: str | Sequence[str], mark: float | None = 1.0) -> Plot:
+    """A horizontal bar for each row, a panel for each of `values`; `mark` is a vertical line."""
+
+    def draw(figure: Any, table: pd.DataFrame) -> None:
+        figure.set_size_inches(5 * len(values) + 2, 1.4 + 0.3 * len(table))
+        for axis, value in zip(_panels(figure, len(values), sharey=True), values, strict=True):
+            at = np.arange(len(table))
+            axis.barh(at, table[value], xerr=_reach(table, value), color="C2", height=0.66, ecolor="0.3")
+            axis.set_yticks(at, labels(table, label))
+            axis.set_ylim(len(table) - 0.4, -0.6)
+            _finish(axis, value, mark)
+
+    return draw
+
+
+def points(value: str, label: str | Sequence[str], mark: float | None = 1.0) -> Plot:
+    """A point with its interval for each row."""
+
+    def draw(figure: Any, table: pd.DataFrame) -> None:
+        figure.set_size_inches(7, 1.4 + 0.3 * len(table))
+        axis = figure.add_subplot()
+        at = np.arange(len(table))
+        axis.errorbar(table[value], at, xerr=_reach(table, value), fmt="o", color="C0")
+        axis.set_yticks(at, labels(table, label))
+        axis.set_ylim(len(table) - 0.4, -0.6)
+        _finish(axis, value, mark)
+
+    return draw
+
+
+def lines(x: str, *values: str, by: str | Sequence[str] = (), panel: str | None = None, log: bool = False) -> Plot:
+    """Lines over `x`, one for each `by`; a panel for each of `values`, or for each value of the column `panel`."""
+
+    def draw(figure: Any, table: pd.DataFrame) -> None:
+        parts = [(value, value, table) for value in values]
+        if panel is not None:
+            parts = [(str(name), values[0], own) for name, own in table.groupby(panel, sort=False)]
+        figure.set_size_inches(4.6 * len(parts) + 1, 4.2)
+        for axis, (title, value, own) in zip(_panels(figure, len(parts)), parts, strict=True):
+            for name, line in own.assign(_by=labels(own, by)).groupby("_by", sort=False):
+                at = line[x].astype(float)
+                if at.notna().any():
+                    axis.errorbar(at, line[value], yerr=_reach(line, value), marker="o", label=str(name) or None)
+            axis.set_title(title.replace("_", " "), loc="left", fontsize=10)
+            axis.set_xlabel(x.replace("_", " "), fontsize=9)
+            axis.set_ylabel(value.replace("_", " ") if panel else "", fontsize=9)
+            if log:
+                axis.set_xscale("log", base=2)
+            if axis.get_legend_handles_labels()[0]:
+                axis.legend(frameon=False, fontsize=7)
+            _plain(axis)
+
+    return draw
+
+
+def labels(table: pd.DataFrame, names: str | Sequence[str]) -> list[str]:
+    """A text for each row: what stands in these columns."""
+    held = [names] if isinstance(names, str) else [name for name in names if name in table]
+    return [", ".join(str(row[name]) for name in held if pd.notna(row[name])) for _, row in table.iterrows()]
+
+
+def _reach(table: pd.DataFrame, value: str) -> np.ndarray | None:
+    """Both sides of the interval, as matplotlib wants them."""
+    if f"{value}_low" not in table:
+        return None
+    reach = np.array([table[value] - table[f"{value}_low"], table[f"{value}_high"] - table[value]], float)
+    return np.nan_to_num(reach).clip(min=0)
+
+
+def _panels(figure: Any, count: int, **options: Any) -> Any:
+    return figure.subplots(1, max(count, 1), squeeze=False, **options)[0]
+
+
+def _finish(axis: Any, value: str, mark: float | None) -> None:
+    if mark is not None:
+        axis.axvline(mark, color="0.5", linewidth=0.8)
+    axis.set_xlabel(value.replace("_", " "), fontsize=9)
+    _plain(axis)
+
+
+def _plain(axis: Any) -> None:
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color="0.92", linewidth=0.8)
+    axis.set_axisbelow(True)

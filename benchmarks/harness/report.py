@@ -1,0 +1,133 @@
+"""What a run of an experiment leaves behind: a table on the terminal, a JSON file, a picture and a page.
+
+Every row of the JSON says where it was made, so that it can be quoted alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader
+from rich.text import Text
+
+from benchmarks.harness.experiment import Experiment
+from benchmarks.harness.tables import records, rich_table, shown
+
+MADE = ("commit", "device", "dtype", "threads", "command")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished run.
+
+    Attributes:
+        experiment: which.
+        table: what it found; see `Experiment.run` for its `attrs`.
+        about: commit, device, dtype, threads, command, versions, times, options.
+    """
+
+    experiment: Experiment
+    table: pd.DataFrame
+    about: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        """Name and source."""
+        return " - ".join(filter(None, [self.experiment.name, self.experiment.source]))
+
+    @property
+    def heading(self) -> str:
+        """Where and how it was made, in a line."""
+        about = self.about
+        where = f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}"
+        asked = f"; {about['prompts']} prompts of {len(about['sets'])} sets" if about.get("prompts") else ""
+        return f"{where}{asked}; commit {about['commit'] or 'unknown'}"
+
+    @property
+    def tables(self) -> dict[str, tuple[pd.DataFrame, tuple[str, ...]]]:
+        """All tables by their titles, with the columns that are shown."""
+        further = {name: (one, ()) for name, one in self.table.attrs.get("tables", {}).items()}
+        return {self.experiment.says: (self.table, self.experiment.columns)} | further
+
+    @property
+    def remarks(self) -> list[str]:
+        """Lines below the tables."""
+        told = list(self.table.attrs.get("remarks", ()))
+        if "differing" in self.table.attrs:
+            told.append(f"Answers that differ from plain decoding's: {self.table.attrs['differing']}.")
+        return told
+
+    def printed(self) -> Iterator[Any]:
+        """For a rich console: the paper's figures first, under its model and device, then ours."""
+        claim = self.experiment.claim
+        if claim is not None:
+            head = f"THE PAPER'S FIGURES ({self.experiment.source}): {claim.of}. {claim.model}; {claim.device}."
+            yield Text(head, style="italic")
+            if claim.rows:
+                yield rich_table(claim.table(), "")
+            if claim.words:
+                yield Text(claim.words)
+            yield Text("OUR FIGURES", style="italic")
+        yield Text(self.heading)
+        for name, (table, columns) in self.tables.items():
+            yield rich_table(table, name, columns)
+        for remark in self.remarks:
+            yield Text(remark)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        made = {name: self.about[name] for name in MADE}
+        attrs = self.table.attrs
+        told: dict[str, Any] = {
+            "experiment": self.experiment.name,
+            "source": self.experiment.source,
+            "about": self.about,
+            "columns": list(self.experiment.columns),
+            "rows": [row | made for row in records(self.table)],
+        }
+        told |= {name: attrs[name] for name in ("remarks", "differing", "more") if name in attrs}
+        told |= {"tables": {name: records(one) for name, one in attrs.get("tables", {}).items()}}
+        return told | ({"paper": self.experiment.claim.as_dict()} if self.experiment.claim else {})
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write bench-run-NAME.json, .png and .html into `folder`; returns the paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = folder / f"bench-run-{self.experiment.name}"
+        data, picture, page = (stem.with_suffix(ending) for ending in (".json", ".png", ".html"))
+        data.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        self.draw(picture)
+        page.write_text(self.page(base64.b64encode(picture.read_bytes()).decode()), encoding="utf-8")
+        return [data, picture, page]
+
+    def draw(self, path: Path) -> None:
+        """The picture, as PNG."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(layout="constrained")
+        FigureCanvasAgg(figure)
+        self.experiment.plot(figure, self.table)
+        figure.suptitle(textwrap.fill(self.heading, int(14 * figure.get_figwidth())), fontsize=8, color="0.35")
+        figure.savefig(path, dpi=120)
+
+    def page(self, picture: str) -> str:
+        """One HTML file: picture (base64), tables, remarks and examples; nothing is fetched, no script runs."""
+        here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+        return here.get_template("page.html.j2").render(
+            title=self.title,
+            says=self.experiment.says,
+            about=self.about,
+            heading=self.heading,
+            picture=picture,
+            tables={name: shown(table, columns) for name, (table, columns) in self.tables.items()},
+            remarks=self.remarks,
+            examples=self.table.attrs.get("examples", ()),
+            claim=self.experiment.claim,
+        )

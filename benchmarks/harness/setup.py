@@ -1,0 +1,193 @@
+"""What an experiment is given: a model, drafters that fit it, prompts, and its options.
+
+Everything is made when it is first asked for, so that an experiment which needs no model loads none. Options that
+experiments share, where they have them: `per_set` (prompts of every set), `max_new_tokens`, `nodes` (draft tokens of a
+step), `warm_per_set` (other prompts of every set whose answers the trie has seen), `drafters`, `sets` (prompts of these
+alone, where there are any).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import draftree
+from draftree.bench.inflate import inflate, inflate_drafter
+from draftree.drafting import Drafter
+from draftree.drafting.folder import CONFIG, Trained, demo_drafter
+from draftree.engine.limits import check_prompt
+from draftree.models import encode_prompt, load_model
+from draftree.progress import Watcher
+from draftree.prompts import Prompt, embedded_prompts, split_prompts
+from draftree.runner import inspect_model
+
+TRIE, PROMPT_LOOKUP = "lookahead", "prompt-lookup"
+OUTSIDE = {PROMPT_LOOKUP: draftree.PromptLookup, "jacobi": draftree.Jacobi}
+TRAINED = ("bita", "hidden-transfer", "medusa", "self-speculative", "draft-model", "early-head")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt and its token ids."""
+
+    prompt: Prompt
+    ids: list[int]
+
+
+@dataclass
+class Setup:
+    """All that an experiment is given.
+
+    Attributes:
+        options: of the experiment, by name.
+        name: of the model, a folder or hub name; None for the embedded one.
+        params: inflate it to about so many parameters, such as "60M"; None for the model itself.
+        prompts: to measure on, and others beside them.
+        watcher: is told of progress.
+        out: folder for what an experiment keeps; None for none.
+    """
+
+    options: Mapping[str, Any]
+    name: str | None = None
+    params: str | None = None
+    prompts: Sequence[Prompt] = field(default_factory=embedded_prompts)
+    watcher: Watcher = field(default_factory=Watcher)
+    out: Path | None = None
+
+    def __getitem__(self, option: str) -> Any:
+        return self.options[option]
+
+    @cached_property
+    def loaded(self) -> tuple[Any, Any]:
+        """(the model as it is named, its tokenizer)."""
+        return load_model(self.name)
+
+    @property
+    def small(self) -> Any:
+        """The model before it was inflated; the model itself where it was not."""
+        return self.loaded[0]
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's."""
+        return self.loaded[1]
+
+    @cached_property
+    def model(self) -> Any:
+        """The model that is measured.
+
+        Raises:
+            ValueError: a model that cannot be inflated, or to so many parameters.
+        """
+        return self.small if self.params is None else inflate(self.small, self.params)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, through the chat template where there is one."""
+        return encode_prompt(self.tokenizer, text)
+
+    @cached_property
+    def target(self) -> Any:
+        """What draftree knows of the model."""
+        return inspect_model(self.model)
+
+    @cached_property
+    def _split(self) -> tuple[list[Task], list[Task]]:
+        if inspect_model(self.small).encoder_decoder:
+            raise ValueError("This experiment measures decoder-only models: this one has an encoder.")
+        chosen = [p for p in self.prompts if p.set in self.options.get("sets", ())] or self.prompts
+        measured, others = split_prompts(chosen, self["per_set"], self.options.get("warm_per_set", 8))
+        limits = inspect_model(self.small)
+        split = []
+        for prompts in (measured, others):
+            tasks = [Task(prompt, self.encode(prompt.text)) for prompt in prompts]
+            for task in tasks:
+                try:
+                    check_prompt(task.ids, self["max_new_tokens"], limits.vocab_size, limits.max_positions)
+                except ValueError as error:
+                    raise ValueError(f"Prompt {task.prompt.id!r}: {error}") from None
+            split.append(tasks)
+        return split[0], split[1]
+
+    @property
+    def tasks(self) -> list[Task]:
+        """What is measured."""
+        return self._split[0]
+
+    @property
+    def lessons(self) -> list[Task]:
+        """Other prompts, for what must not be learned or chosen on the measured ones."""
+        return self._split[1]
+
+    @property
+    def sets(self) -> list[str]:
+        """Names of the measured sets."""
+        return list(dict.fromkeys(task.prompt.set for task in self.tasks))
+
+    # ---------------------------------------------------------------- drafters
+
+    @cached_property
+    def texts(self) -> list[list[int]]:
+        """The model's answers to the lessons, for a trie to have seen."""
+        self.watcher.stage("answers for the trie", len(self.lessons))
+        teacher, texts = draftree.Lookahead(), []
+        for task in self.lessons:
+            ids = torch.tensor([task.ids])
+            out = draftree.generate(self.small, ids, drafter=teacher, max_new_tokens=self["max_new_tokens"])
+            texts.append(out.sequences[0, len(task.ids) :].tolist())
+            self.watcher.step()
+        return texts
+
+    def trie(self, texts: Sequence[Sequence[int]] | None = None, **options: Any) -> draftree.Lookahead:
+        """A trie of these options that has seen `texts`; the lessons' answers where none are given."""
+        drafter = draftree.Lookahead(**options)
+        drafter.warm(self.texts if texts is None else texts)
+        return drafter
+
+    def trained(self, name: str) -> Any:
+        """The trained drafter or early head of that name: one of the package's words, or a folder; for this model.
+
+        Raises:
+            ValueError: none there, or one of another model.
+        """
+        if (Path(name) / CONFIG).is_file():
+            held = Trained.from_pretrained(name, self.small)
+        elif name == "early-head" and not Path(name).is_dir():
+            held = draftree.demo_early_head(self.small)
+        else:
+            held = Trained.from_pretrained(name, self.small) if Path(name).is_dir() else demo_drafter(name, self.small)
+        return held if self.params is None or name == "draft-model" else inflate_drafter(held, self.model)
+
+    def drafter(self, name: str) -> Drafter:
+        """A drafter of that name as it is before the first prompt."""
+        if name == TRIE:
+            return self.trie()
+        made: Drafter = OUTSIDE[name]() if name in OUTSIDE else self.trained(name)
+        return made
+
+    @cached_property
+    def named(self) -> dict[str, str]:
+        """The drafters asked for: what tables call each, and its word or folder, given as NAME or NAME=FOLDER.
+
+        Raises:
+            ValueError: none, an empty name, or two of one name.
+        """
+        found: dict[str, str] = {}
+        for entry in self["drafters"]:
+            name, sign, folder = entry.partition("=")
+            name, folder = (name, folder) if sign else (Path(entry).name, entry)
+            if not name or not folder:
+                raise ValueError(f"A drafter is given as {entry!r}: give NAME, FOLDER or NAME=FOLDER.")
+            if name in found:
+                raise ValueError(f"Two drafters are called {name!r}: give each a name of its own, as NAME=FOLDER.")
+            if folder not in (TRIE, *OUTSIDE, *TRAINED) and not Path(folder).is_dir():
+                known = ", ".join((TRIE, *OUTSIDE, *TRAINED))
+                raise ValueError(f"There is no drafter {folder!r}: choose {known}, or the folder of a trained one.")
+            found[name] = folder
+        if not found:
+            raise ValueError("There is no drafter to look at: add --drafter NAME=FOLDER, once for each.")
+        return found

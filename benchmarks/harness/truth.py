@@ -1,0 +1,132 @@
+"""What a drafter would draft at every token of the model's own greedy answers, without any draft token being verified.
+
+The engine decodes plainly, one token a step; the drafter attaches its rows to each pass and reads them as it always
+does. So every position of an answer is a case with a true prefix, and what is compared with the text is what decoding
+would have drafted from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.harness.setup import Setup
+from benchmarks.harness.stats import Share
+from draftree.drafting.base import Step
+from draftree.drafting.folder import Trained
+from draftree.drafting.in_model import InModelDrafter
+from draftree.engine import Engine, Rules
+from draftree.engine.limits import eos_token_ids
+from draftree.pruning.early_head import EarlyHead
+from draftree.runner.hooked.probe import probe
+from draftree.runner.top_tokens import top_tokens
+from draftree.tuning.onlooker import Onlooker, OnlyRoots
+
+RANKS = 10  # best draft tokens looked at
+SLOTS = 8  # answers that are looked at together, as no time is taken
+
+
+def look_on(setup: Setup, prompts: Sequence[Sequence[int]], onlooker: Onlooker) -> dict[int, tuple[int, list[int]]]:
+    """Answer `prompts` greedily; by request id, the prompt's number and all tokens, prompt first.
+
+    Raises:
+        Exception: whatever ended an answer.
+    """
+    new = setup["max_new_tokens"]
+    capacity = max(len(ids) for ids in prompts) + new + 64
+    engine = Engine(setup.model, drafter=onlooker, shape=OnlyRoots(), slots=SLOTS, capacity=capacity)
+    rules = Rules(new, eos_token_ids(setup.model))
+    requests = [engine.add(ids, rules) for ids in prompts]
+    engine.run()
+    for request in requests:
+        if request.error is not None:
+            raise request.error
+    return {request.id: (i, request.context.tokens) for i, request in enumerate(requests)}
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """How often the truth was among the draft tokens.
+
+    Attributes:
+        places: how many tokens after the newest one each depth speaks of; 1 is the token that the model itself says
+            next, 2 a drafter's first (N in the figures of Hidden Transfer).
+        right: int64 [T, D, RANKS], cases of each prompt and depth in which the token of a rank was the truth.
+        cases: int64 [T, D].
+    """
+
+    places: tuple[int, ...]
+    right: np.ndarray
+    cases: np.ndarray
+
+    @property
+    def by_rank(self) -> list[list[float]]:
+        """[D][RANKS], share of all cases in which each rank was the truth, as `best_choices` wants it."""
+        shares: list[list[float]] = (self.right.sum(0) / np.maximum(self.cases.sum(0), 1)[:, None]).tolist()
+        return shares
+
+    def top(self, depth: int, k: int) -> Share:
+        """Share of cases with the truth among the best k at depth number `depth` (from 0)."""
+        return Share(self.right[:, depth, :k].sum(-1), self.cases[:, depth])
+
+
+def hits_of(setup: Setup, trained: Trained, prompts: Sequence[Sequence[int]]) -> Hits:
+    """Compare what `trained` drafts at every token of the answers to `prompts` with what comes."""
+    read, places, taps = _reader(setup, trained)
+    noted: list[tuple[int, int, np.ndarray]] = []  # request, place of the newest token, candidates [D, RANKS]
+
+    def see(step: Step) -> None:
+        logits = read(step)
+        if logits is None:
+            return
+        tokens, _ = top_tokens(logits, min(RANKS, logits.shape[-1]))
+        for b, emitted in enumerate(step.emitted):
+            if emitted:
+                request = step.requests[b]
+                noted.append((request.id, len(request.tokens) - len(emitted) - 1, tokens[b]))
+
+    drafter = trained if isinstance(trained, InModelDrafter) else None
+    texts = look_on(setup, prompts, Onlooker(see, drafter, taps, setup.watcher.step))
+    right = np.zeros((len(prompts), len(places), RANKS), np.int64)
+    cases = np.zeros((len(prompts), len(places)), np.int64)
+    for request, newest, tokens in noted:
+        prompt, text = texts[request]
+        for d, place in enumerate(places):
+            if newest + place < len(text):
+                cases[prompt, d] += 1
+                right[prompt, d, : tokens.shape[1]] += tokens[d] == text[newest + place]
+    return Hits(places, right, cases)
+
+
+def measured_hits(setup: Setup, drafters: dict[str, Any]) -> dict[str, Hits]:
+    """The same of several drafters, along the answers to the measured prompts."""
+    found = {}
+    for name, drafter in drafters.items():
+        setup.watcher.stage(f"draft tokens of {name}", len(setup.tasks))
+        found[name] = hits_of(setup, drafter, [task.ids for task in setup.tasks])
+    return found
+
+
+def _reader(setup: Setup, trained: Trained) -> tuple[Callable[[Step], Tensor | None], tuple[int, ...], tuple[int, ...]]:
+    """How logits [B, D, V] at the roots are read off a step, which places they speak of, and the layers it takes."""
+    if isinstance(trained, InModelDrafter):
+        drafter = trained
+
+        def read(step: Step) -> Tensor | None:
+            return drafter.guesses(step, torch.zeros(len(step.requests), dtype=torch.long, device=step.trees.device))
+
+        return read, tuple(range(2, drafter.depth + 2)), ()
+    if not isinstance(trained, EarlyHead):
+        raise ValueError(f"A {trained.method} drafter has no candidates to look at: give another one.")
+    head = trained
+    weights, model_head = head.weights.to(setup.target.device), probe(setup.target).head
+
+    def read_early(step: Step) -> Tensor | None:
+        return torch.stack(weights.ahead(step.result.hidden[head.layer][:, step.offset], model_head), 1)
+
+    return read_early, tuple(range(1, head.settings["places"] + 1)), (head.layer,)

@@ -1,0 +1,1 @@
+"""Experiments on the machine: what a step costs by its rows, and where its time goes."""

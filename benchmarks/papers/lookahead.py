@@ -1,0 +1,200 @@
+"""Lookahead's tables and figures: ways of decoding with a trie (Zhao et al., KDD '24).
+
+Acceptance lengths do not depend on the machine; speeds are this machine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+
+from benchmarks.harness import Experiment, Setup, bars, lines, table_of
+from benchmarks.papers import lookahead_figures as paper
+from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared
+from draftree.bench.memory import compare_memory
+from draftree.drafting import Drafter, Jacobi, PromptLookup
+
+BRANCH, DECODING_LENGTH = 12, 64  # tokens of a branch and nodes of a draft in the paper
+LENGTHS, BRANCHES = (4, 8, 16, 32, 64), (4, 12, 24)
+CAPACITIES = (1, 2, 4, 8, 16, 32, 64, 128)
+MEMORY_LENGTHS = (2, 8, 16, 64, 128)
+BARS = bars("over_plain", "acceptance_length", label=("way", "batch"))
+
+
+def trie(setup: Setup, warm: int | None = None, **options: Any) -> Drafter:
+    """A trie that has seen `warm` answers of every set; None for all there are."""
+    texts = setup.texts if warm is None else setup.texts[: warm * len(setup.sets)]
+    return setup.trie(texts, **({"decoding_length": setup.options.get("nodes", 64), "branch_length": BRANCH} | options))
+
+
+def nodes_held(setup: Setup) -> int:
+    """Nodes of a forest that has seen all the answers, unbounded."""
+    return setup.trie(branch_length=BRANCH).trie.nodes
+
+
+def methods(setup: Setup) -> pd.DataFrame:
+    """Methods without training side by side, at equal draft tokens."""
+    n, claim = setup["nodes"], paper.METHODS
+
+    def printed(column: str) -> str:
+        rows = [f"Llama-7B, {name}, A100" for name in ("Dolly", "GSM8k", "HumanEval-x")]
+        return " / ".join(claim.cell(row, column).partition("(")[2].rstrip(")") for row in rows)
+
+    cells = [
+        Cell("prompt lookup", PromptLookup, n),
+        Cell("single branch (LLMA)", partial(trie, setup, mode="single"), n, printed("LLMA")),
+        Cell("lookahead decoding (Fu et al.)", Jacobi, n, printed("LookaheadDecoding")),
+        Cell("parallel branches", partial(trie, setup, mode="parallel"), n),
+        Cell("hierarchical trie", partial(trie, setup), n, printed("Lookahead")),
+        Cell("hierarchical, sized by cost", partial(trie, setup), None),
+    ]
+    return compared(setup, cells, remarks=["Paper: Llama-7B, A100, Dolly / GSM8k / HumanEval-x, times HF generate."])
+
+
+def procedures(setup: Setup) -> pd.DataFrame:
+    """What goes into the trie and what leaves it, in a forest too small for all, so that pruning has work."""
+    most = max(nodes_held(setup) // 2, 64)
+    claim = paper.PROCEDURES
+
+    def cell(name: str, **options: Any) -> Cell:
+        ratio = float(claim.cell(name, "tokens/s")) / float(claim.cell("Lookahead", "tokens/s"))
+        said = f"{claim.cell(name, 'tokens/s')} tokens/s, {ratio:.2f}"
+        return Cell(name, partial(trie, setup, max_nodes=most, **options), setup["nodes"], said)
+
+    cells = [
+        cell("without prompt", sources="output"),
+        cell("without output", sources="prompt"),
+        cell("without pruning", prune=False),
+        cell("without eliminating", eliminate=False),
+        cell("Lookahead"),
+    ]
+    remark = f"The forest is bounded to {most} nodes, half of what the warm-up alone would fill."
+    return compared(setup, cells, over="Lookahead", remarks=[remark], more={"max_nodes": most})
+
+
+def capacity(setup: Setup) -> pd.DataFrame:
+    """Acceptance, speed and the time of drafting by the trie's capacity, in decoding lengths."""
+    claim, cells = paper.CAPACITY, []
+    for times in CAPACITIES:
+        name = f"{times}*DL"
+        said = f"{claim.cell(name, 'tokens/s')}; {claim.cell(name, 'retrieve, ms')} + {claim.cell(name, 'update, ms')}"
+        cells.append(Cell(name, partial(trie, setup, max_nodes=times * DECODING_LENGTH), setup["nodes"], said))
+    remark = (
+        f"Here n*DL bounds the whole forest, to n times {DECODING_LENGTH} nodes; the warm-up alone would fill "
+        f"{nodes_held(setup)}. The paper bounds the tree of each first token."
+    )
+    return compared(setup, cells, remarks=[remark])
+
+
+def memory(setup: Setup) -> pd.DataFrame:
+    """Peak memory of whole processes that answer the same prompts, drafted over plain."""
+    prompts, without = [task.ids for task in setup.tasks], float(paper.MEMORY.cell("1", "GiB"))
+    setup.watcher.stage("processes", len(MEMORY_LENGTHS))
+    rows = []
+    for length in MEMORY_LENGTHS:
+        new, threads = setup["max_new_tokens"], torch.get_num_threads()
+        found = compare_memory(prompts, new, threads, setup.name, length, params=setup.params)
+        if "why" in found:
+            raise ValueError(f"Memory could not be measured: {found['why']}")
+        with_it = float(paper.MEMORY.cell(str(length), "GiB"))
+        row = {"decoding_length": length, "plain_mib": found["plain_bytes"] / 2**20}
+        row |= {"drafted_mib": found["drafted_bytes"] / 2**20, "more_percent": 100 * found["overhead"]}
+        rows.append(row | {"paper": f"{with_it} GiB, {with_it / without - 1:+.1%}"})
+        setup.watcher.step()
+    return table_of(rows, remarks=["Two processes a row, of the same prompts; libraries are counted."])
+
+
+def batch(setup: Setup) -> pd.DataFrame:
+    """Batches of 2 and 4, each against plain decoding of the same batch."""
+    claim, parts = paper.BATCH, []
+    for size in setup["batch"]:
+        column = f"batch {size}"
+        said = {way: claim.cell(way, column) if column in claim.columns else "" for way in ("LLMA", "Lookahead")}
+        cells = [
+            Cell("single branch (LLMA)", partial(trie, setup, mode="single"), setup["nodes"], said["LLMA"]),
+            Cell("hierarchical trie", partial(trie, setup), setup["nodes"], said["Lookahead"]),
+            Cell("hierarchical, sized by cost", partial(trie, setup), None),
+        ]
+        parts.append(compared(setup, cells, batch=size))
+    rows = [row for part in parts for row in part.to_dict("records")]
+    return table_of(rows, differing=sum(part.attrs["differing"] for part in parts))
+
+
+def worst(setup: Setup) -> pd.DataFrame:
+    """Every draft token verified, none accepted."""
+    said = " / ".join(row[1] for row in paper.WORST.rows)
+    cells = [
+        Cell("hierarchical trie", partial(trie, setup), setup["nodes"], said, reject=True),
+        Cell("sized by cost", partial(trie, setup), None, reject=True),
+    ]
+    return compared(setup, cells)
+
+
+def warm_up(setup: Setup) -> pd.DataFrame:
+    """By the answers of every set that the trie has seen beforehand."""
+    counts = [count for count in setup["seen"] if count <= len(setup.texts) // len(setup.sets)]
+    cells = [Cell(f"{count} a set", partial(trie, setup, warm=count), setup["nodes"]) for count in counts]
+    table = compared(setup, cells)
+    return table_of(table.assign(seen=[None, *counts]).to_dict("records"), **table.attrs)
+
+
+def lengths(setup: Setup) -> pd.DataFrame:
+    """Speed and acceptance length by decoding and branch length, for every kind of draft."""
+    cells, told = [], {}
+    for mode in ("hierarchical", "parallel"):
+        for branch in BRANCHES:
+            for n in LENGTHS:
+                name = f"{mode}, branch {branch}, DL {n}"
+                told[name] = (f"{mode}, branch {branch}", n)
+                make = partial(trie, setup, mode=mode, decoding_length=n, branch_length=branch)
+                cells.append(Cell(name, make, n))
+    for n in sorted({*LENGTHS, *BRANCHES}):
+        name = f"single branch (LLMA), branch {n}"
+        told[name] = ("single branch (LLMA)", n)
+        cells.append(Cell(name, partial(trie, setup, mode="single", decoding_length=n, branch_length=n), n))
+    table = compared(setup, cells)
+    kinds = [told.get(way, (None, None)) for way in table["way"]]
+    made = table.assign(kind=[kind for kind, _ in kinds], draft_tokens=[n for _, n in kinds])
+    return table_of(made.to_dict("records"), **table.attrs)
+
+
+def _experiment(
+    place: str, item: str, run: Callable[[Setup], pd.DataFrame], claim: Any, plot: Any = BARS, **options: Any
+) -> Experiment:
+    columns = COLUMNS if run is not memory else ("decoding_length", "plain_mib", "drafted_mib", "more_percent", "paper")
+    without = [name for name, value in options.items() if value is None]
+    told = {name: value for name, value in (QUICK | options).items() if name not in without}
+    return Experiment(f"lookahead-{place}", f"Lookahead, {item}", run, columns, plot, told, claim)
+
+
+CURVES = lines("draft_tokens", "over_plain", "acceptance_length", by="kind")
+EXPERIMENTS = (
+    _experiment("table2", "Table 2", methods, paper.METHODS),
+    _experiment("table3", "Table 3", procedures, paper.PROCEDURES),
+    _experiment("table4", "Table 4", capacity, paper.CAPACITY),
+    _experiment(
+        "table5",
+        "Table 5",
+        memory,
+        paper.MEMORY,
+        lines("decoding_length", "more_percent"),
+        nodes=None,
+        warm_per_set=None,
+    ),
+    _experiment("table12", "Table 12", batch, paper.BATCH, batch=(2, 4)),
+    _experiment("figure4", "Figure 4", lengths, paper.LENGTHS, CURVES, nodes=None),
+    _experiment("figure5", "Figure 5", lengths, paper.LENGTHS, CURVES, nodes=None),
+    _experiment(
+        "figure7",
+        "Figure 7",
+        warm_up,
+        paper.WARM_UP,
+        lines("seen", "over_plain", "acceptance_length"),
+        seen=(0, 1, 2, 4, 8, 16),
+    ),
+    _experiment("worst-case", "section 5.2", worst, paper.WORST),
+)

@@ -1,0 +1,89 @@
+"""Makes docs/results.md from benchmarks/results/*.json: `python -m benchmarks.report`, or `make results`.
+
+A result file holds a table (`columns`, `rows`; X_low and X_high are the interval of X), a `title` and `text` for the
+page, its place there (`order`; null keeps it off the page), and under `about` the commit, command, device, threads,
+dtype and model that it was made with. `python -m benchmarks.report FILE` makes such a file of one that `draftree bench
+run` wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.harness.tables import markdown
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+ABOUT = ("commit", "command", "device", "threads", "dtype", "model")
+HEAD = """# Results
+
+This page is made by `make results` from the files in `benchmarks/results/`, which hold every row with its interval.
+Each table names the commit that it was made at and the command as it was then;
+[Experiments](developer/experiments.md) tells the present names. Acceptance length is 1 + accepted / steps; in
+brackets are 95 % bootstrap intervals over prompts. All is measured on one 2-core AMD EPYC machine in float32, unless
+a table says otherwise on the embedded 4M model, or on one inflated from it: an inflated model has the cost of its
+size and the small one's text ([how](developer/experiments.md#inflated-models)).
+"""
+
+
+def read(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The results that the page shows, in its order.
+
+    Raises:
+        ValueError: a file that does not say where it was made.
+    """
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        missing = [name for name in ABOUT if not told.get("about", {}).get(name)]
+        if missing:
+            raise ValueError(f"{path.name} does not tell its {', '.join(missing)}: a result without them is no result.")
+        found.append(told)
+    return sorted((told for told in found if told["order"] is not None), key=lambda told: told["order"])
+
+
+def page(results: list[dict[str, Any]]) -> str:
+    """The page's text."""
+    lines = [HEAD]
+    for told in results:
+        table = pd.DataFrame(told["rows"])
+        for name, value in told.get("only", {}).items():
+            table = table[table[name] == value]
+        about = told["about"]
+        made = f"`{about['command']}` at {about['commit']}; {about['model']}, {about['threads']} threads."
+        made = made.replace("1 threads", "1 thread")
+        lines += [f"## {told['title']}", "", f"{told['text']} {made}", "", *markdown(table, told["columns"]), ""]
+    return "\n".join(lines)
+
+
+def kept(path: Path) -> dict[str, Any]:
+    """What of a file that `draftree bench run` wrote is kept as a result; off the page until it is given a place."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    rows = [{name: value for name, value in row.items() if name not in ABOUT} for row in told["rows"]]
+    about = {name: told["about"][name] for name in ABOUT}
+    return {
+        "order": None,
+        "title": told["experiment"],
+        "text": "",
+        "about": about,
+        "columns": told["columns"],
+        "rows": rows,
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Keep the results named, and write the page."""
+    for name in arguments:
+        told = kept(Path(name))
+        target = RESULTS / f"{told['title']}.json"
+        target.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.write_text(page(read()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

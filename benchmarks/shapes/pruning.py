@@ -1,0 +1,58 @@
+"""Early pruning by layer and top-k: what leaves inside the pass, what it costs in acceptance, what it brings in
+time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.harness import PLAIN, Experiment, Setup, Way, lines, measure, table_of
+from benchmarks.harness.measure import all_differing, length, of, per_token
+from benchmarks.shapes.subjects import DRAFTERS, OPTIONS, fresh, heads
+from draftree.pruning import EarlyPruning
+from draftree.shaping import Fixed
+
+WHOLE = "whole"
+
+
+def run(setup: Setup) -> pd.DataFrame:
+    """Trees of a fixed size pruned inside the pass, against the same trees whole."""
+    rows: list[dict[str, Any]] = []
+    nodes, new, wrong = setup["nodes"], setup["max_new_tokens"], 0
+    early = heads(setup)
+    names = list(setup.named)
+    plain = measure(setup.model, [Way(PLAIN)], setup.tasks, new, setup.watcher)
+    for name in names:
+        ways = [Way(WHOLE, fresh(setup, name), Fixed(nodes))]
+        for head in early:
+            for k in setup["top_k"]:
+                pruner = EarlyPruning(head, top_k=k, always=True)
+                ways.append(Way(f"{head.layer}/{k}", fresh(setup, name), Fixed(nodes), {"pruner": pruner}))
+        runs = measure(setup.model, ways, setup.tasks, new, setup.watcher)
+        wrong += all_differing(runs, plain)
+        whole = of(runs, WHOLE)
+        for way in ways:
+            own, (layer, _, k) = of(runs, way.name), way.name.partition("/")
+            told = {} if way.name == WHOLE else {"layer": int(layer), "top_k": int(k)}
+            rows.append(
+                {"drafter": name, "layer": None, "top_k": None}
+                | told
+                | {"pruned": own["pruned"].sum() / max(own["drafted"].sum(), 1)}
+                | length(own).columns("acceptance_length")
+                | (length(own) / length(whole)).columns("over_whole")
+                | (per_token(own) / per_token(whole)).columns("seconds_a_token_over_whole")
+            )
+    return table_of(rows, differing=wrong)
+
+
+EXPERIMENT = Experiment(
+    "pruning",
+    "ProPD, Table 2",
+    run,
+    ("drafter", "layer", "top_k", "pruned", "acceptance_length", "over_whole", "seconds_a_token_over_whole"),
+    lines("pruned", "over_whole", by="layer", panel="drafter"),
+    OPTIONS
+    | {"drafters": ("lookahead", "bita", *DRAFTERS[1:]), "nodes": 32}
+    | {"top_k": (1, 2, 4, 8, 16, 50), "early_heads": ("early-head",)},
+)

@@ -1,0 +1,83 @@
+"""How far a dynamic size stays behind the best static one where text, batch and context change midway.
+
+One engine for each way goes through phases of other texts, batch sizes and context lengths, and keeps what it has
+learned. The best static size is chosen with hindsight, for every phase by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from benchmarks.harness import PLAIN, Experiment, Setup, Task, Way, measure, points, table_of
+from benchmarks.harness.measure import of, per_token, size
+from benchmarks.shapes.subjects import OPTIONS, SIZES, fresh
+from draftree.engine import Engine
+from draftree.shaping import DynamicTree, Fixed
+
+WAYS: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "dynamic, line": {"cost": "line"},
+    "dynamic, by rank": {"acceptance": "by-rank"},
+}
+
+
+class _Phase(NamedTuple):
+    name: str
+    batch: int
+    tasks: list[Task]
+
+
+def run(setup: Setup) -> pd.DataFrame:
+    """Time a token over that of the best static size, phase by phase, behind a phase's first steps."""
+    phases = _phases(setup)
+    slots = max(phase.batch for phase in phases)
+    rows: list[dict[str, Any]] = []
+    for name in setup.named:
+        ways = [Way(PLAIN), *(Way(f"n={n}", fresh(setup, name), Fixed(n)) for n in setup["sizes"])]
+        ways += [Way(way, fresh(setup, name), DynamicTree(**options)) for way, options in WAYS.items()]
+        for way in ways:
+            way.engine = Engine(setup.model, slots=slots, drafter=way.drafter, shape=way.shape)
+        for phase in phases:
+            new = setup["max_new_tokens"]
+            runs = measure(setup.model, ways, phase.tasks, new, setup.watcher, batch=phase.batch, stop=False)
+            runs = runs[runs["group"] >= _settled(runs, setup["settled"])]
+            statics = [way.name for way in ways if way.name == PLAIN or way.name.startswith("n=")]
+            best = min(statics, key=lambda way: per_token(of(runs, way)).value)
+            for sized in WAYS:
+                own = of(runs, sized)
+                told = {"drafter": name, "phase": phase.name, "batch": phase.batch, "best_static": best, "way": sized}
+                ratio = per_token(own) / per_token(of(runs, best))
+                rows.append(told | ratio.columns("time_over_best_static") | {"draft_tokens_a_step": size(own)})
+    return table_of(rows)
+
+
+def _settled(runs: pd.DataFrame, steps: int) -> int:
+    """The first batch that counts: behind so many steps of the dynamic way, or the last one."""
+    taken = runs[runs["way"] == next(iter(WAYS))].set_index("group")["passes"].cumsum().shift(fill_value=0)
+    late = taken[taken >= steps]
+    return int(late.index[0] if len(late) else taken.index[-1])
+
+
+def _phases(setup: Setup) -> list[_Phase]:
+    """Half of the sets, the others, all in batches, and the longest prompts alone."""
+    tasks = setup.tasks
+    first = set(setup.sets[: len(setup.sets) // 2])
+    one = [task for task in tasks if task.prompt.set in first]
+    other = [task for task in tasks if task.prompt.set not in first]
+    batch = min(4, max(1, len(tasks) // 2))
+    longest = sorted(tasks, key=lambda task: -len(task.ids))[: max(len(tasks) // 4, 1)]
+    phases = [_Phase(", ".join(sorted(first)), 1, one), _Phase("other sets", 1, other)]
+    phases += [_Phase(f"all, batch {batch}", batch, tasks), _Phase("longest prompts", 1, longest)]
+    return [phase for phase in phases if phase.tasks]
+
+
+EXPERIMENT = Experiment(
+    "regret",
+    "ProPD, Figure 3",
+    run,
+    ("drafter", "phase", "best_static", "way", "time_over_best_static", "draft_tokens_a_step"),
+    points("time_over_best_static", label=("drafter", "phase", "way")),
+    OPTIONS | {"sizes": SIZES, "settled": 50},
+)

@@ -1,0 +1,147 @@
+"""Inflation: a model made larger without a change in what it says, so that a size's cost meets real text.
+
+What a step costs depends on the sizes of a model, what its guesses are worth on its text. A small trained model inside
+a large one gives both without a download. Its hidden states are the first entries of the large one's, the others stay
+0: every matrix that writes to them, and every one that reads heads, MLP units or layers which the small model does not
+have, holds zeros there. The zeros are stored, read and multiplied as any weights are. What keeps the two equal:
+
+- Norms. A mean over D entries of which d are not 0 is d/D of the small one's: weights shrink by sqrt(d/D), epsilon by
+  d/D.
+- Heads. Scores are scaled by 1/sqrt(head width), so queries grow by what that shrinks. A pair of rotary entries goes to
+  the pair that turns as fast; theta is chosen so that there is one.
+- Layers. Layer i of l goes to layer floor(i L/l) of L, and those between add nothing: after T of L layers the states
+  are those of the small model after the same share of its own. Drafters that join in mid-stack keep their place.
+- Vocabulary. Tokens that the small model does not have must never win, and a head without bias can say "never" only to
+  a constant. So one more entry of the hidden states is one: half of epsilon is given up for it.
+
+`inflate_drafter` takes what was trained for the small model along.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from draftree.bench.inflate.places import Places
+from draftree.bench.inflate.sizes import Size, parameters_named, size_for, size_named
+from draftree.bench.inflate.weights import inflated_weights
+from draftree.drafting.folder import model_hash
+from draftree.runner.eager.product import free_bytes
+from draftree.runner.target import Target, inspect_model
+
+FAMILIES = ("llama", "mistral", "qwen2")
+
+
+def inflate(
+    model: Any,
+    params: int | str | None = None,
+    *,
+    shape: str | Size | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Any:
+    """A large model that says what `model` says (in fp32 the same greedy tokens; logits differ by rounding).
+
+    Args:
+        model: a llama, mistral or qwen2 model without windows.
+        params: about how many parameters, such as 400_000_000 or "400M"; see `draftree.bench.inflate.sizes.size_for`.
+        shape: instead of them, the name of a size in `draftree.bench.inflate.sizes.SIZES`, or a size.
+        dtype: of its weights; the model's own by default.
+        device: where it is made; the model's own by default.
+
+    Returns:
+        A model of the same class in evaluation mode. `config.inflated_from` tells the small model's size and hash.
+
+    Raises:
+        TypeError, ValueError: a model of another family, with windows or stretched rotary angles; a size that cannot
+            hold it; more memory than is free.
+    """
+    if (params is None) == (shape is None):
+        raise ValueError("Inflate to a number of parameters or to a shape: give one of them.")
+    target = inspect_model(model)
+    _check_family(target)
+    model, small = target.model, Size.of(target.config)
+    if shape is None:
+        count = parameters_named(params) if isinstance(params, str) else int(params or 0)
+        large = size_for(count, small)
+    else:
+        large = size_named(shape) if isinstance(shape, str) else shape
+    places = Places(small, large)
+    rope = target.config.rope_parameters
+    if rope.get("rope_type", "default") != "default" and large.head_dim != small.head_dim:
+        raise ValueError(
+            f"This model stretches its rotary angles ({rope['rope_type']}), which fit one head width only: give a size "
+            f"with head_dim {small.head_dim}."
+        )
+    dtype, device = dtype or target.dtype, torch.device(device or target.device)
+    _check_memory(large, dtype, device)
+    c = torch.tensor(math.sqrt(small.hidden_size * target.config.rms_norm_eps / 2)).to(dtype)  # as it will be stored
+    config = _config(model, places, float(c) if places.constant is not None else 0.0)
+    with torch.device("meta"):
+        inflated = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    shapes = {name: tuple(p.shape) for name, p in inflated.named_parameters()}
+    made = inflated_weights(model, shapes, places, dtype, device, float(c))
+    inflated.load_state_dict(dict(made), assign=True)
+    rotary = inflated.get_decoder().rotary_emb
+    inflated.get_decoder().rotary_emb = type(rotary)(config).to(device)  # its angles were computed on no device
+    inflated.generation_config = copy.deepcopy(model.generation_config)
+    return inflated.eval()
+
+
+def places_of(model: Any) -> Places:
+    """Where the small model lies in an inflated one.
+
+    Raises:
+        ValueError: a model that `inflate` did not make.
+    """
+    config = getattr(model, "config", None)
+    held = getattr(config, "inflated_from", None)
+    if held is None:
+        raise ValueError("This model was not inflated: give the one that draftree.bench.inflate.inflate returned.")
+    return Places(Size(**{name: held[name] for name in Size.__slots__}), Size.of(config))
+
+
+def _check_family(target: Target) -> None:
+    name = target.model_type
+    if name not in FAMILIES or target.encoder_decoder:
+        raise ValueError(
+            f"A '{name}' model cannot be inflated: give a {', '.join(FAMILIES[:-1])} or {FAMILIES[-1]} model."
+        )
+    if any(kind.window or kind.chunk for kind in target.kinds):
+        raise ValueError(
+            "A model with sliding windows cannot be inflated: give one whose layers all see the whole text."
+        )
+    if target.config.hidden_act != "silu":
+        raise ValueError(f"An MLP with {target.config.hidden_act} cannot be inflated: give a model with silu.")
+
+
+def _check_memory(large: Size, dtype: torch.dtype, device: torch.device) -> None:
+    need, free = large.parameters * dtype.itemsize, free_bytes(device)
+    if free is not None and need > free:
+        raise ValueError(
+            f"The inflated model takes {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: inflate to a "
+            "smaller size, or give another dtype or device."
+        )
+
+
+def _config(model: Any, places: Places, constant: float) -> Any:
+    small, large = places.small, places.large
+    config = copy.deepcopy(model.config)
+    config.hidden_size, config.num_hidden_layers = large.hidden_size, large.layers
+    config.num_attention_heads, config.num_key_value_heads = large.heads, large.kv_heads
+    config.head_dim, config.intermediate_size = large.head_dim, large.intermediate_size
+    config.vocab_size, config.tie_word_embeddings = large.vocab_size, False
+    config.rms_norm_eps = (small.hidden_size * config.rms_norm_eps - constant**2) / large.hidden_size
+    config.rope_parameters = {
+        **config.rope_parameters,
+        "rope_theta": places.theta(config.rope_parameters["rope_theta"]),
+    }
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = ["full_attention"] * large.layers
+    config.inflated_from = {**asdict(small), "hash": model_hash(model)}
+    return config

@@ -1,0 +1,91 @@
+"""Where the parts of a small model lie in a large one that it was inflated to; see `draftree.bench.inflate`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftree.bench.inflate.sizes import Size
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the parts of a small model lie in a large one.
+
+    Attributes:
+        small, large: their sizes.
+    """
+
+    small: Size
+    large: Size
+
+    def __post_init__(self) -> None:
+        small, large = self.small, self.large
+        grows = large.vocab_size > small.vocab_size
+        least = {
+            "hidden_size": small.hidden_size + grows,
+            "layers": small.layers,
+            "heads": small.heads,
+            "kv_heads": small.kv_heads * self.copies,
+            "head_dim": small.head_dim,
+            "intermediate_size": small.intermediate_size,
+            "vocab_size": small.vocab_size,
+        }
+        for name, value in least.items():
+            if getattr(large, name) < value:
+                raise ValueError(
+                    f"{name} is {getattr(large, name)}, and to hold this model it takes {value}: inflate to a larger "
+                    "size."
+                )
+        if large.heads % large.kv_heads or large.hidden_size % large.heads or large.head_dim % 2:
+            raise ValueError(
+                f"{large.heads} heads of {large.head_dim} entries with {large.kv_heads} key/value heads beside a "
+                f"hidden_size of {large.hidden_size} are no model to Hugging Face: heads come in equal groups, their "
+                "width is even, and hidden_size is a multiple of their number."
+            )
+
+    @property
+    def copies(self) -> int:
+        """Key/value heads of the large model that stand for one of the small, whose groups may be larger."""
+        return math.ceil(self.small.groups / self.large.groups)
+
+    @property
+    def constant(self) -> int | None:
+        """The entry of the hidden states that never changes, where there is one."""
+        return self.small.hidden_size if self.large.vocab_size > self.small.vocab_size else None
+
+    def layer(self, index: int) -> int:
+        """The large model's layer for the small one's; also how many of its layers have run after `index` of them."""
+        return index * self.large.layers // self.small.layers
+
+    def head(self, index: int) -> int:
+        """The large model's query head for the small one's."""
+        kv, member = divmod(index, self.small.groups)
+        copy_, member = divmod(member, self.large.groups)
+        return (kv * self.copies + copy_) * self.large.groups + member
+
+    def turned(self) -> Tensor:
+        """LongTensor [head_dim]: entries of a large query or key that turn as those of a small one do."""
+        pairs = torch.arange(self.small.head_dim // 2) * self.stride
+        return torch.cat([pairs, pairs + self.large.head_dim // 2])
+
+    @property
+    def stride(self) -> int:
+        """From one rotary pair of the small model to the next, in pairs of the large."""
+        return self.large.head_dim // self.small.head_dim
+
+    def theta(self, small: float) -> float:
+        """The base at which pair `stride` i turns as pair i did at base `small`."""
+        return float(small ** (self.large.head_dim / (self.stride * self.small.head_dim)))
+
+    def queries(self, entries: Tensor) -> Tensor:
+        """LongTensor [heads * head_dim]: `entries` of every query head that the small model has, among all rows."""
+        first = torch.tensor([self.head(h) * self.large.head_dim for h in range(self.small.heads)])
+        return (first[:, None] + entries).flatten()
+
+    def keys(self, copy_: int) -> list[int]:
+        """For each key/value head of the small model, its copy number `copy_`."""
+        return [kv * self.copies + copy_ for kv in range(self.small.kv_heads)]

@@ -1,0 +1,161 @@
+"""Interleaved measurement: every prompt is answered by every method before the next prompt comes.
+
+A slow minute of the machine then hits all methods alike. The order rotates from prompt to prompt, so that no method
+always follows the same work at the same place. Samples are kept one by one; figures are made of them afterwards.
+A prompt may be a batch of them answered together, or a conversation of several turns, in which each method's own
+answers stand in the prompts of its later turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from draftree.bench.methods import Answer, Method
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt and its token ids, made once for all methods."""
+
+    prompt: Prompt
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer.
+
+    Attributes:
+        method: who gave it.
+        task, turn: to what, by their numbers; the first turn is 0.
+        round: in which round.
+        answer: the answer.
+        ids: the prompt of a later turn, with the method's own answers in it; None for the task's.
+    """
+
+    method: str
+    task: int
+    round: int
+    answer: Answer
+    turn: int = 0
+    ids: list[int] | None = None
+
+
+class Log:
+    """Keeps samples as they come, so that a stopped run can go on; the base class keeps nothing."""
+
+    def held(self, number: int, group: int) -> list[Sample] | None:
+        """Samples of round `number` and group `group` from before a stop; None where there are none."""
+        return None
+
+    def keep(self, number: int, group: int, samples: list[Sample]) -> None:
+        """All methods have answered that group in that round."""
+
+
+Talk = Callable[[Prompt, Sequence[Sequence[int]]], list[int]]  # token ids of a next turn, after these answers
+
+
+def groups_of(tasks: Sequence[Task], batch: int) -> list[list[int]]:
+    """Numbers of the tasks that are answered together: neighbours; those that do not fill a batch are left out."""
+    return [list(range(i, i + batch)) for i in range(0, len(tasks) - batch + 1, batch)]
+
+
+def ready(methods: Sequence[Method], tasks: Sequence[Task], batch: int = 1) -> tuple[list[Method], dict[str, str]]:
+    """Let every method answer the longest and the shortest prompt (or batch of them), uncounted.
+
+    Returns
+    -------
+    usable
+        The methods that can answer.
+    refused
+        By name, why another cannot; only methods that are `optional` may refuse.
+    """
+    groups = [[tasks[i].ids for i in group] for group in groups_of(tasks, batch)]
+    groups.sort(key=lambda prompts: max(map(len, prompts)))
+    usable, refused = [], {}
+    for method in methods:
+        try:
+            method.ready([groups[-1], groups[0]])
+        except Exception as error:  # a compiler that is missing or fails raises anything
+            if not method.optional:
+                raise
+            lines = str(error).strip().splitlines()
+            refused[method.name] = lines[0] if lines else type(error).__name__
+        else:
+            usable.append(method)
+    return usable, refused
+
+
+def measure(
+    methods: Sequence[Method],
+    tasks: Sequence[Task],
+    rounds: int,
+    watcher: Watcher,
+    *,
+    batch: int = 1,
+    talk: Talk | None = None,
+    log: Log | None = None,
+) -> list[Sample]:
+    """Answer all tasks with all methods, `rounds` times.
+
+    Args:
+        methods: in the order of the first group's answers; it rotates from group to group.
+        tasks: what to answer.
+        rounds: how often.
+        watcher: hears of every method's answers to a group, outside the clock.
+        batch: neighbouring tasks that are answered together.
+        talk: makes the prompts of later turns; None leaves those out.
+        log: keeps samples, and gives back those of a run that was stopped.
+    """
+    log = log or Log()
+    groups = groups_of(tasks, batch)
+    samples: list[Sample] = []
+    for number in range(rounds):
+        for method in methods:
+            method.start()
+        for i, group in enumerate(groups):
+            held = log.held(number, i)
+            if held is not None:
+                _recall(methods, tasks, held)
+                samples += held
+                for _ in methods:
+                    watcher.step()
+                continue
+            first = (number * len(groups) + i) % len(methods)
+            new: list[Sample] = []
+            for method in [*methods[first:], *methods[:first]]:
+                new += _converse(method, tasks, group, number, talk)
+                watcher.step()
+            log.keep(number, i, new)
+            samples += new
+    return samples
+
+
+def _converse(
+    method: Method, tasks: Sequence[Task], group: Sequence[int], number: int, talk: Talk | None
+) -> list[Sample]:
+    """All turns of a group; whose conversation has fewer of them is left out of the later ones."""
+    samples: list[Sample] = []
+    said: dict[int, list[list[int]]] = {task: [] for task in group}
+    turns = 1 if talk is None else 1 + max(len(tasks[task].prompt.later) for task in group)
+    for turn in range(turns):
+        present = [task for task in group if turn <= len(tasks[task].prompt.later)]
+        prompts = {task: tasks[task].ids for task in present}
+        if turn and talk is not None:
+            prompts = {task: talk(tasks[task].prompt, said[task]) for task in present}
+        answers = method.answers(list(prompts.values()))
+        for (task, ids), answer in zip(prompts.items(), answers, strict=True):
+            said[task].append(answer.ids)
+            samples.append(Sample(method.name, task, number, answer, turn, ids if turn else None))
+    return samples
+
+
+def _recall(methods: Sequence[Method], tasks: Sequence[Task], held: Sequence[Sample]) -> None:
+    by_name = {method.name: method for method in methods}
+    for sample in held:
+        if sample.method in by_name:
+            ids = tasks[sample.task].ids if sample.ids is None else sample.ids
+            by_name[sample.method].recall(ids, sample.answer.ids)

@@ -1,1 +1,0 @@
-"""Experiments named after the papers' tables and figures: what the papers print, and what is measured here."""

@@ -1,0 +1,159 @@
+"""Pictures of what was measured, by matplotlib, which comes with `pip install 'draftree[bench]'`; without it there are
+none."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from draftree.bench.case import Result
+from draftree.bench.kit import HUGGING_FACE, REFERENCE, WARM, label_of
+from draftree.bench.summary import Estimate, bounds
+from draftree.engine.stats import STAGES
+
+OURS, THEIRS, BEST = "#7aa874", "#9aa5b1", "#2f7d32"
+MOST_SERIES = 5  # methods in pictures with a colour for each
+
+
+def has_matplotlib() -> bool:
+    """Whether a picture can be drawn."""
+    return find_spec("matplotlib") is not None
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure, in inches.
+
+    Raises:
+        ValueError: matplotlib is missing.
+    """
+    if not has_matplotlib():
+        raise ValueError("The picture needs matplotlib: pip install 'draftree[bench]'.")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def as_data(figure: Any) -> str:
+    """A figure as base64 of a PNG; "" for None."""
+    if figure is None:
+        return ""
+    out = io.BytesIO()
+    figure.savefig(out, dpi=110)
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def write_png(figure: Any, path: Path, heading: str) -> Path:
+    """Write a figure under a small heading; returns the path."""
+    figure.suptitle(heading, fontsize=8, color="0.35", wrap=True)
+    figure.savefig(path, dpi=140)
+    return path
+
+
+def case_picture(result: Result) -> Any:
+    """Speeds, speed-up by set, time by stage and acceptance by depth of a case; None without matplotlib."""
+    if not has_matplotlib():
+        return None
+    figure = new_figure(13, 2.4 + 0.5 * len(result.rows))
+    axes = figure.subplots(2, 2).flatten()
+    _speeds(axes[0], result)
+    _by_set(axes[1], result)
+    _stages(axes[2], result)
+    _depths(axes[3], result)
+    return figure
+
+
+def quick_picture(result: Result) -> Any:
+    """Speeds, and where the warm trie helps."""
+    sets = len(result.rows[WARM].by_set) if WARM in result.rows else 0
+    figure = new_figure(13 if sets else 8, 1.6 + 0.36 * max(len(result.rows), sets))
+    axes = figure.subplots(1, 2 if sets else 1, squeeze=False)[0]
+    _speeds(axes[0], result)
+    if sets:
+        held = result.rows[WARM].by_set
+        draw_bars(axes[1], list(held), [held[name].over[result.reference] for name in held], [BEST] * sets, "{:.1f}x")
+        axes[1].axvline(1, color=THEIRS, linewidth=1.5)
+        plain_axis(axes[1], f"Lookahead with a warm trie, over {label_of(result.reference)}", "", "")
+    return figure
+
+
+def _speeds(axis: Any, result: Result) -> None:
+    names = [name for name in result.names if name in result.rows]
+    best = max(names, key=lambda name: result.rows[name].speed.value)
+    colours = [THEIRS if name in HUGGING_FACE else BEST if name == best else OURS for name in names]
+    draw_bars(axis, [label_of(name) for name in names], [result.rows[name].speed for name in names], colours, "{:.0f}")
+    plain_axis(axis, "Tokens a second (grey: Hugging Face)", "", "")
+
+
+def _drafting(result: Result) -> list[str]:
+    """Measured drafters, fastest first; the worst case, which accepts nothing, is none."""
+    names = [n for n, row in result.rows.items() if row.stats is not None and row.stats.accepted]
+    return sorted(names, key=lambda name: -result.rows[name].speed.value)
+
+
+def _by_set(axis: Any, result: Result) -> None:
+    reference = REFERENCE if REFERENCE in result.rows else result.plain
+    for name in _drafting(result)[:MOST_SERIES]:
+        held = result.rows[name].by_set
+        axis.plot([row.over[reference].value for row in held.values()], list(held), "o", label=label_of(name))
+    axis.axvline(1, color=THEIRS, linewidth=1.5)
+    plain_axis(axis, "Speed-up by task", f"times {label_of(reference)}", "")
+
+
+def _stages(axis: Any, result: Result) -> None:
+    names = [name for name, row in result.rows.items() if row.stats is not None and row.tokens]
+    left = [0.0] * len(names)
+    for stage in (*STAGES, "between"):
+        parts = []
+        for name in names:
+            row = result.rows[name]
+            spent = {} if row.stats is None else row.stats.seconds
+            seconds = row.seconds - sum(spent.values()) if stage == "between" else spent[stage]
+            parts.append(1000 * max(seconds, 0.0) / row.tokens)
+        axis.barh([label_of(name) for name in names], parts, left=left, height=0.66, label=stage)
+        left = [at + part for at, part in zip(left, parts, strict=True)]
+    axis.invert_yaxis()
+    plain_axis(axis, "Time by stage", "milliseconds a token; prompts are read in verify", "")
+
+
+def _depths(axis: Any, result: Result) -> None:
+    for name in _drafting(result):
+        stats = result.rows[name].stats
+        assert stats is not None
+        shares = [hits / stats.steps for hits in stats.accepted_by_depth]
+        axis.plot(range(1, len(shares) + 1), shares, "o-", markersize=3, label=label_of(name))
+    plain_axis(axis, "Acceptance by depth", "depth", "share of steps")
+
+
+def draw_bars(
+    axis: Any, labels: Sequence[str], estimates: Sequence[Estimate], colours: Sequence[str], number: str
+) -> None:
+    """Horizontal bars with intervals, each with its value."""
+    values, at = [e.value for e in estimates], range(len(labels))
+    lows, highs = zip(*map(bounds, estimates), strict=True)
+    axis.barh(at, values, color=colours, height=0.68)
+    axis.hlines(at, lows, highs, color="0.25", linewidth=1)
+    for y, (value, high) in enumerate(zip(values, highs, strict=True)):
+        axis.text(high + 0.012 * max(highs), y, number.format(value), va="center", fontsize=8)
+    axis.set_yticks(at, labels)
+    axis.invert_yaxis()
+    axis.set_xlim(0, max(highs) * 1.12)
+
+
+def plain_axis(axis: Any, title: str, x: str, y: str) -> None:
+    """Labels and lines of one panel, alike in all pictures."""
+    axis.set_title(title, loc="left", fontsize=11)
+    axis.set_xlabel(x, fontsize=9)
+    axis.set_ylabel(y, fontsize=9)
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color="0.92", linewidth=0.8)
+    axis.set_axisbelow(True)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False, fontsize=7)

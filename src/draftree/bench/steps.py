@@ -1,0 +1,202 @@
+"""Steps of some rows, ours and Hugging Face's, timed in turns beside the speed of the memory.
+
+A step reads every weight once, however few its rows, so no step is faster than the weights' bytes at the memory's
+bandwidth. Steps are timed as they follow each other in decoding: some of the same kind go before each timed one, so
+that what the caches hold of a small model is there.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from draftree.bench.inflate.sizes import Size
+from draftree.progress import Watcher
+from draftree.runner import Runner
+from draftree.runner.plan import Plan
+
+HF, LOOP = "hf_forward", "draftree_loop"
+FORM_LABELS = {
+    "draftree_tensors": "draftree, tensors",
+    "draftree_captured": "draftree, captured",
+    "draftree_compile": "draftree, compile",
+}
+LABELS = {HF: "HF forward", LOOP: "draftree", **FORM_LABELS}
+BUFFER = 256 * 2**20  # bytes, far beyond any cache
+SETTLING, LONG = 10, 0.02  # most steps before a timed one, and seconds of them that are enough
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Timed steps of a model.
+
+    Attributes:
+        rows: for each method and number of rows `seconds` (median), `fastest`, `samples`, `over_one_row` and
+            `floor_share` (the floor over the median).
+        floor: `weight_bytes` of a step, `bandwidth` (bytes a second) and `seconds`, their quotient.
+    """
+
+    rows: list[dict[str, Any]]
+    floor: dict[str, float]
+
+
+def time_rows(
+    model: Any,
+    runner: Runner,
+    counts: Sequence[int],
+    context: int,
+    rounds: int,
+    watcher: Watcher,
+    forms: Mapping[str, tuple[Runner, Sequence[int]]] | None = None,
+) -> Steps:
+    """Time steps of `counts` rows behind `context` tokens, in turns.
+
+    Args:
+        model: a decoder-only model.
+        runner: opened for it.
+        counts: rows, 1 among them.
+        context: tokens before the rows.
+        rounds: how often each is timed.
+        watcher: is told of progress.
+        forms: the same in other forms by their names in `FORM_LABELS`, and rows to time them with, 1 among them.
+    """
+    device = model.device
+    size = (1, max(context, *counts))
+    vocabulary = min(1000, int(model.config.vocab_size))
+    tokens = torch.randint(0, vocabulary, size, generator=torch.Generator().manual_seed(0)).to(device)
+    steps = {HF: _hf_steps(model, tokens, context), LOOP: _own_steps(runner, tokens, context, max(counts))}
+    rows: dict[str, Sequence[int]] = dict.fromkeys(steps, counts)
+    for name, (other, some) in (forms or {}).items():
+        steps[name], rows[name] = _own_steps(other, tokens, context, max(some)), some
+    clock, memory = clock_of(device), Bandwidth(device)
+    times: dict[tuple[str, int], list[float]] = {(name, n): [] for name in steps for n in rows[name]}
+    watcher.stage("steps", rounds * len(times))
+    for number in range(rounds):
+        memory.sample()
+        for n in counts:
+            for name in list(steps) if number % 2 else list(steps)[::-1]:
+                if n not in rows[name]:
+                    continue
+                settle(partial(steps[name], n), clock)
+                _wait(device)
+                start = clock()
+                steps[name](n)
+                _wait(device)
+                times[name, n].append(clock() - start)
+                watcher.step()
+    read = weight_bytes(model)
+    floor = {"weight_bytes": float(read), "bandwidth": memory.best, "seconds": read / memory.best}
+    found = []
+    for (name, count), seconds in times.items():
+        median = statistics.median(seconds)
+        told = {"method": name, "label": LABELS[name], "rows": count, "seconds": median, "fastest": min(seconds)}
+        told |= {"over_one_row": median / statistics.median(times[name, 1]), "floor_share": floor["seconds"] / median}
+        found.append(told | {"samples": seconds})
+    return Steps(found, floor)
+
+
+def settle(step: Callable[[], Any], clock: Callable[[], float]) -> None:
+    """Take a step until the caches hold what it leaves there: some times, or once where it takes long."""
+    begin = clock()
+    for _ in range(SETTLING):
+        step()
+        if clock() - begin > LONG:
+            break
+
+
+class Bandwidth:
+    """Bytes a second that torch's threads move to or from memory, sampled beside what is to be held against it.
+
+    Args:
+        device: whose memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._clock = device, clock_of(device)
+        self._source = torch.empty(BUFFER // 4, device=device).fill_(1.0)
+        self._copied = torch.empty_like(self._source).zero_()
+        self._samples: dict[str, list[float]] = {"copying": [], "summing": []}
+
+    def sample(self) -> None:
+        """Copy a large buffer, and sum it."""
+        ways: dict[str, tuple[int, Callable[[], Any]]] = {
+            "copying": (2, lambda: self._copied.copy_(self._source)),
+            "summing": (1, lambda: self._source.sum()),
+        }
+        for name, (times, way) in ways.items():
+            _wait(self._device)
+            start = self._clock()
+            way()
+            _wait(self._device)
+            self._samples[name].append(times * self._source.nbytes / (self._clock() - start))
+
+    @property
+    def best(self) -> float:
+        """The median of the faster way."""
+        return max(statistics.median(samples) for samples in self._samples.values())
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of the weights that a step reads: all but the embedding, of which it takes rows; a tied head counts."""
+    size = Size.of(model.config)
+    return (size.parameters - size.vocab_size * size.hidden_size) * int(model.dtype.itemsize)
+
+
+def check_context(context: int, most: int, limit: int | None) -> None:
+    """Refuse a context that leaves no room for the rows.
+
+    Raises:
+        ValueError: such a one.
+    """
+    if limit is not None and context + most > limit:
+        raise ValueError(
+            f"A context of {context} and {most} rows do not fit the model's {limit} positions: give a shorter one."
+        )
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """CPU time where one thread does everything: it does not count the time of other processes."""
+    return time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _hf_steps(model: Any, tokens: Tensor, context: int) -> Callable[[int], None]:
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(tokens[:, :context], past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    @torch.no_grad()
+    def step(rows: int) -> None:
+        model(tokens[:, :rows], past_key_values=cache, use_cache=True)
+        cache.crop(context - cache.get_seq_length())  # a negative number of tokens: so many are taken away
+
+    return step
+
+
+def _own_steps(runner: Runner, tokens: Tensor, context: int, most: int) -> Callable[[int], None]:
+    tokens, device = tokens.to(runner.plan_device), runner.plan_device
+    cache = runner.new_cache(1, context + most)
+
+    def plan(first: int, rows: int) -> Plan:
+        square = torch.ones(1, rows, rows, dtype=torch.bool, device=device).tril()
+        return Plan(tokens[:, :rows], first + torch.arange(rows, device=device)[None], square)
+
+    result = runner.run(plan(0, context), cache)
+    cache.commit([list(range(context))], result.segments)
+
+    def step(rows: int) -> None:
+        runner.run(plan(context, rows), cache)
+
+    return step

@@ -1,0 +1,73 @@
+"""`draftree bench list` and `draftree bench run`: the experiments of a checkout."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from draftree.cli.measuring import Measuring
+from draftree.cli.options import Inflate, Model, grouped
+
+
+def list_experiments(
+    name: Annotated[str | None, typer.Argument(help="Tell the options of this one.", show_default=False)] = None,
+) -> None:
+    """Tell the experiments that this checkout has; or the options of one."""
+    from draftree.bench.checkout import experiments
+    from draftree.cli.screen import plain_table, wide_console
+
+    wide_console().print(plain_table(experiments().listed(name)))
+
+
+@grouped
+def run(
+    *,
+    name: Annotated[str | None, typer.Argument(help="Which one; draftree bench list tells them.")] = None,
+    model: Model = None,
+    params: Inflate = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME, FOLDER or NAME=FOLDER, once for each.", show_default="the experiment's own"),
+    ] = None,
+    per_set: Annotated[
+        int | None, typer.Option(min=1, help="Prompts of every set.", show_default="the experiment's own")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of an answer.", show_default="the experiment's own")
+    ] = None,
+    nodes: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Draft tokens of a step, once for each.", show_default="the experiment's own"),
+    ] = None,
+    warm_per_set: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Other prompts of every set, whose answers the trie has seen.",
+            show_default="the experiment's own",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE of another option; several values between commas.", show_default="none"),
+    ] = None,
+    measuring: Measuring,
+) -> None:
+    """Run the experiment NAME: its table, and a JSON file, a picture and a page of it."""
+    from draftree.bench.checkout import experiments
+    from draftree.cli.screen import StageBar, tell_written, wide_console
+
+    command = experiments()
+    experiment = command.find(name)
+    named = {"drafters": drafter, "per_set": per_set, "max_new_tokens": max_new_tokens, "nodes": nodes}
+    given = command.given_options(settings or [], named | {"warm_per_set": warm_per_set})
+    experiment.told(given)
+    prompts, console = measuring.begin(), wide_console()
+    with StageBar(console) as bar:
+        report = command.run(
+            experiment, given, model=model, params=params, prompts=prompts, watcher=bar, out=measuring.out
+        )
+    for part in report.printed():
+        console.print(part)
+    tell_written(console, report.write(measuring.out))

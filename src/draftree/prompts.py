@@ -1,0 +1,128 @@
+"""Prompts to measure on: those of the package, or anybody's JSON lines.
+
+A row is an object with a `prompt`; `set`, `id` and `split` are read where they are there. Rows of Spec-Bench's
+question.jsonl ({question_id, category, turns}) are read as they are. A file that cannot be used says so in one
+sentence before anything runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt: where it comes from, and its text.
+
+    Attributes:
+        id: names the row in result files.
+        set: the set it belongs to; figures are also given by set.
+        text: what the user says, without any chat template.
+        warm: whether it may be shown to a drafter before measuring.
+        later: what the user says next, each after the answer to what came before; most prompts have none.
+    """
+
+    id: str
+    set: str
+    text: str
+    warm: bool = False
+    later: tuple[str, ...] = ()
+
+
+def embedded_prompts() -> list[Prompt]:
+    """The prompts of the package, in the order of its file."""
+    text = (files("draftree") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
+    return _parse(text.splitlines(), "prompts.jsonl", "prompts")
+
+
+def read_prompts(path: Path, column: str = "prompt") -> list[Prompt]:
+    """Prompts of a JSON-lines file, or of all *.jsonl files of a folder.
+
+    Args:
+        path: the file or folder.
+        column: which entry of a row is the prompt.
+
+    Raises:
+        ValueError: no such file, nothing in it, or a line that is no prompt.
+    """
+    if not path.exists():
+        raise ValueError(f"There is no prompts file {str(path)!r}: give a .jsonl file or a folder of them.")
+    names = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not names:
+        raise ValueError(f"The folder {str(path)!r} holds no .jsonl file: give one that does, or a file.")
+    found: list[Prompt] = []
+    for name in names:
+        try:
+            lines = name.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise ValueError(f"{name} is not UTF-8 text: give a file of JSON lines.") from None
+        found += _parse(lines, str(name), name.stem, column)
+    if not found:
+        raise ValueError(f"{path} is empty: give one JSON object with a {column!r} per line.")
+    return found
+
+
+def _parse(lines: Iterable[str], file: str, stem: str, column: str = "prompt") -> list[Prompt]:
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            raise ValueError(
+                f"{file}, line {number}, is not JSON: write one JSON object with a 'prompt' per line."
+            ) from None
+        where = f"{file}, line {number},"
+        found.append(_prompt(row if isinstance(row, dict) else {}, where, f"{stem}-{number}", stem, column))
+    return found
+
+
+def _prompt(row: dict[str, Any], where: str, name: str, stem: str, column: str) -> Prompt:
+    """One row, ours or Spec-Bench's."""
+    if column != "prompt" and column not in row:
+        raise ValueError(f"{where} has no {column!r}, only {', '.join(row) or 'nothing'}: name one of these.")
+    of_spec_bench = column == "prompt" and "turns" in row
+    turns = row["turns"] if of_spec_bench else [row.get(column)]
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+        if of_spec_bench:
+            raise ValueError(f"{where} has no 'turns': give a list of non-empty texts.")
+        raise ValueError(f"{where} has no {column!r} text: give each row a non-empty one.")
+    return Prompt(
+        id=str(row.get("id", row.get("question_id", name))),
+        set=str(row.get("set", row.get("category", stem))),
+        text=turns[0],
+        warm=row.get("split") == "warm",
+        later=tuple(turns[1:]),
+    )
+
+
+def take_per_set(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """The first `count` of every set, one of each set in turn, so that a stopped run has seen them all."""
+    by_set: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_set.setdefault(prompt.set, []).append(prompt)
+    return [group[i] for i in range(count) for group in by_set.values() if i < len(group)]
+
+
+def split_prompts(prompts: Sequence[Prompt], per_set: int, warm_per_set: int) -> tuple[list[Prompt], list[Prompt]]:
+    """(measured, warming) prompts: as their rows say, else the first ones of each set and those behind them.
+
+    Raises:
+        ValueError: nothing to measure on.
+    """
+    tests = [prompt for prompt in prompts if not prompt.warm]
+    measured = take_per_set(tests, per_set)
+    warm = [prompt for prompt in prompts if prompt.warm]
+    if not warm:
+        taken = {id(prompt) for prompt in measured}
+        texts = {prompt.text for prompt in measured}
+        warm = [p for p in tests if id(p) not in taken and p.text not in texts]
+    if not measured:
+        raise ValueError("All prompts are marked 'warm': leave 'split' out of the rows to measure on.")
+    return measured, take_per_set(warm, warm_per_set)

@@ -1,0 +1,159 @@
+"""How near replay comes to real runs: the same candidates on the same prompts, once from the record and once live.
+
+Trees sized by cost are replayed twice: by the times that replay predicts, and by those that the real run's steps took.
+The second must give the run's own trees; what is left between the two is how well times are predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftree.drafting import Drafter
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
+from draftree.pruning import EarlyPruning
+from draftree.runner.step_cost import StepCost
+from draftree.shaping import DynamicTree, Shape
+from draftree.tuning.file import Spec, shape_of
+from draftree.tuning.record import Record
+from draftree.tuning.replay import Replayed, Times
+from draftree.tuning.search import Judged, Wishes, prepare, run_live
+from draftree.tuning.space import Candidate, Space, trained_of
+
+SIZES: tuple[int | None, ...] = (4, 16, None)
+
+
+class Clocked(DynamicTree):
+    """Trees sized by cost that keep what they are told steps took, and begin with a curve that no other run bends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own: StepCost | None = None
+        self._first: StepCost | None = None
+        self._steps: list[tuple[float, float]] = []
+        self._rested: list[tuple[float, float]] = []
+
+    def bind(
+        self,
+        cost: StepCost,
+        drafter: Drafter | None = None,
+        pruner: EarlyPruning | None = None,
+        *,
+        packed: bool = True,
+    ) -> None:
+        """See `Shape.bind`."""
+        if self._own is None:
+            self._own, self._first = (StepCost(cost.rows, cost.seconds) for _ in range(2))
+        super().bind(self._own, drafter, pruner, packed=packed)
+
+    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
+        """See `Shape.clock`."""
+        self._steps.append((seconds, whole))
+        super().clock(rows, seconds, whole, plain=plain, attached=attached)
+
+    def rested(self, batch: int, seconds: float, whole: float) -> None:
+        """See `Shape.rested`."""
+        self._rested.append((seconds, whole))
+        super().rested(batch, seconds, whole)
+
+    @property
+    def times(self) -> Times:
+        """What was kept."""
+        assert self._first is not None
+        return Times(self._first, self._steps, self._rested)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A candidate's acceptance length, predicted and real.
+
+    Attributes:
+        candidate: which.
+        live, replayed: 1 + accepted / steps of the real run and of the replay.
+        by_its_times: the same of a replay that is told what the real run's steps took; None for trees of fixed size.
+        worst_set: the set on which they are furthest apart, and predicted over real there.
+        live_speed, replayed_speed: tokens a second.
+        prompts: how many were answered.
+    """
+
+    candidate: Candidate
+    live: float
+    replayed: float
+    by_its_times: float | None
+    worst_set: tuple[str, float]
+    live_speed: float
+    replayed_speed: float
+    prompts: int
+
+
+def check_replay(
+    model: Any, tokenizer: Any, prompts: Sequence[Prompt], wishes: Wishes, watcher: Watcher
+) -> list[Checked]:
+    """Compare for cold and warm tries, prompt lookup, trained drafters and merges of both.
+
+    Args:
+        model, tokenizer: a decoder-only model and its tokenizer.
+        prompts: `wishes.per_set` of every set; a half each teach tries and are answered.
+        wishes: lengths and drafters; time is not looked at.
+        watcher: hears of progress.
+
+    Raises:
+        ValueError: prompts or drafters that cannot be used, before any work.
+    """
+    prepared = prepare(model, tokenizer, prompts, wishes)
+    record = Record(model, wishes.max_new_tokens, trained_of(wishes.specs, model, tokenizer))
+    tasks = prepared.search if prepared.search is prepared.judge else [*prepared.search, *prepared.judge]
+    watcher.stage("recording", len(tasks) + len(prepared.lessons))
+    for task in prepared.lessons:
+        record.lesson(task)
+        watcher.step()
+    for task in tasks:
+        record.text(task)
+        watcher.step()
+    space = Space(record, wishes.specs, tokenizer)
+    cold, warm = Spec("lookahead"), Spec("lookahead", warm=True)
+    odd = Spec("lookahead", {"branch_length": 6, "max_query_length": 2, "capacity": 2, "prompt_weight": 1.0})
+    specs = [cold, *([warm] if record.lessons else []), odd, Spec("prompt-lookup"), *wishes.specs]
+    specs += [Spec("merge", parts=(cold, spec)) for spec in wishes.specs]
+    candidates = [Candidate(spec, size) for spec in specs if space.can_replay(spec) for size in SIZES]
+    shapes: dict[str, Clocked] = {}
+
+    def shape(one: Candidate) -> Shape:
+        if one.guesses is not None:
+            return shape_of(one.guesses)
+        shapes[one.name] = Clocked()  # the last one made is that of the round
+        return shapes[one.name]
+
+    judged = run_live(space, candidates, record.texts, watcher, shape=shape)
+    found = []
+    for one in judged:
+        again = None
+        if one.candidate.name in shapes:
+            again = space.predict(one.candidate, record.texts, times=shapes[one.candidate.name].times)
+        if one.predicted is not None:
+            found.append(_checked(one, again))
+    return found
+
+
+def _checked(one: Judged, again: Replayed | None) -> Checked:
+    stats, replayed = one.row.stats, one.predicted
+    assert stats is not None
+    assert replayed is not None
+    by_set = {
+        name: replayed.by_set[name].acceptance_length / row.stats.acceptance_length
+        for name, row in one.row.by_set.items()
+        if row.stats is not None
+    }
+    worst = max(by_set, key=lambda name: abs(by_set[name] - 1))
+    return Checked(
+        one.candidate,
+        stats.acceptance_length,
+        replayed.stats.acceptance_length,
+        None if again is None else again.stats.acceptance_length,
+        (worst, by_set[worst]),
+        one.row.speed.value,
+        replayed.speed,
+        one.prompts,
+    )

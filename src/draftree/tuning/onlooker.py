@@ -1,0 +1,80 @@
+"""Looks at what a drafter inside the model would draft, while the engine decodes without verifying any draft token.
+
+The drafter's rows are attached to every pass as always, so each place of an answer is seen with its true prefix. Which
+rows are attached is the shape's word: `OnlyRoots` is the shape that says "attach them, verify nothing".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+
+from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.in_model import InModelDrafter
+from draftree.runner.target import Target
+from draftree.shaping import Shape
+from draftree.tree import TokenTree
+
+See = Callable[[Step], None]
+
+
+class OnlyRoots(Shape):
+    """No guess is asked for, and the drafter prepares the next step's all the same."""
+
+    def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
+        """See `Shape.budgets`."""
+        for request in requests:
+            request.resting = False
+        return [0] * len(requests)
+
+
+class Onlooker(Drafter):
+    """Attaches what another drafter attaches, and shows every pass that emits tokens.
+
+    Args:
+        see: gets the steps.
+        drafter: whose rows are in the passes; None for none.
+        taps: further layers to look into.
+        left: called when a request is over.
+    """
+
+    name: ClassVar[str] = "onlooker"
+    prepares: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        see: See,
+        drafter: InModelDrafter | None = None,
+        taps: Sequence[int] = (),
+        left: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.see, self.inner, self.taps, self.left = see, drafter, tuple(taps), left
+
+    def bind(self, target: Target, **hints: object) -> None:
+        """See `Drafter.bind`."""
+        if self.inner is not None:
+            self.inner.bind(target, **hints)
+            self.deep_prefix = self.inner.deep_prefix
+
+    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
+        """See `Drafter.plan`."""
+        own = self.inner.plan(requests, trees) if self.inner is not None else None
+        own = own or Attachment()
+        return replace(own, taps=tuple(sorted({*own.taps, *self.taps})))
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`: nothing."""
+        return TokenTree.roots(torch.tensor([request.tokens[-1] for request in requests]))
+
+    @torch.no_grad()
+    def observe(self, step: Step) -> None:
+        """See `Drafter.observe`."""
+        if any(step.emitted):
+            self.see(step)
+
+    def end(self, request: Context) -> None:
+        """See `Drafter.end`."""
+        self.left()

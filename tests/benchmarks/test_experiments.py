@@ -1,0 +1,206 @@
+"""Every experiment runs at a tiny size, its answers are plain decoding's, and its files parse; refusals are a
+sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.harness.command import listed, run
+from benchmarks.harness.experiment import Experiment, experiments
+from draftree.bench import checkout
+from draftree.cli import app
+from draftree.prompts import embedded_prompts
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ROOT / "src" / "draftree" / "data" / "drafters"
+EXPERIMENTS = experiments()
+SETS = ("e2e", "wikisql")
+# Of experiments that differ in their settings alone, one is run.
+TWINS = {
+    *(
+        "bild-figure4",
+        "bild-figure8",
+        "bild-figure9",
+        "bild-figure5",
+        "hidden-transfer-table3",
+        "hidden-transfer-table4",
+    ),
+    *("hidden-transfer-table5", "hidden-transfer-figure6", "lookahead-figure5", "propd-table3", "bita-table9"),
+    *("bita-figure8", "lookahead-figure4", "lookahead-table5"),  # the last one starts ten processes
+}
+TINY: dict[str, Any] = {
+    **{"per_set": 1, "max_new_tokens": 10, "warm_per_set": 1, "rounds": 1, "sizes": (1, 4), "top_k": (1, 50)},
+    **{"burn_in": 2, "settled": 2, "seconds": 0.01, "windows": (4,), "limit": 2, "timed": 2, "examples": 1},
+    **{"chains": (2,), "exits": ("4",), "prompts": 3, "prompt_tokens": 20, "answer_tokens": 8, "vocabulary": 100},
+    **{"answers": 1, "context": 16, "seen": (0, 1), "rows": (1, 4), "batch": (1, 2)},
+}
+LOSSY = ("bild", "layers")
+
+
+def tiny(experiment: Experiment) -> dict[str, Any]:
+    """Options that leave next to nothing to do."""
+    told = {name: TINY[name] for name in experiment.options if name in TINY}
+    if "nodes" in experiment.options:
+        told["nodes"] = (2, 4) if isinstance(experiment.options["nodes"], tuple) else 6
+    if experiment.name.startswith("bild"):
+        told |= {"thresholds": ("0.6:3",), "batch": 4}
+    elif "thresholds" in experiment.options:
+        told["thresholds"] = (0.9, 1.0)
+    if experiment.options.get("drafters") == () and experiment.name != "bild-figure6":
+        folder = FOLDERS / ("bita" if experiment.name.startswith("bita") else "hidden-transfer")
+        told["drafters"] = (f"one={folder}", f"other={folder}")
+    return told
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Any]:
+    """One measured prompt of two sets, and another for a trie."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    chosen = []
+    for prompt in embedded_prompts():
+        seen[prompt.set, prompt.warm] += 1
+        if prompt.set in SETS and seen[prompt.set, prompt.warm] <= 1:
+            chosen.append(prompt)
+    return chosen
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in TWINS])
+def test_an_experiment_runs_and_leaves_its_files(name, prompts, tmp_path):
+    experiment = EXPERIMENTS[name]
+    params = "20M" if name == "inflate" else None
+    report = run(experiment, tiny(experiment), prompts=prompts, params=params)
+    table = report.table
+    assert len(table)
+    assert table.attrs.get("differing", 0) == 0
+    known = [column for column in experiment.columns if column in table]
+    missing = set(experiment.columns) - set(known)
+    assert missing <= {"over_the_whole", "prompting", "operations", "moved", "intensity", "paper"}, missing
+    data, picture, page = report.write(tmp_path)
+    written = json.loads(data.read_text(), parse_constant=pytest.fail)
+    assert {"commit", "device", "dtype", "threads", "command"} <= written["rows"][0].keys()
+    assert written["about"]["options"].keys() == experiment.options.keys()
+    assert str(FOLDERS) not in json.dumps(written), "no machine paths in a result file"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "http" not in page.read_text(), "nothing is fetched"
+    assert list(report.printed())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_claim_names_model_and_device_and_is_whole(name):
+    claim = EXPERIMENTS[name].claim
+    if claim is None:
+        return
+    assert claim.model
+    assert claim.device
+    assert claim.rows or claim.words, "figures, or what the text says of a plot"
+    assert all(len(row) == len(claim.columns) for row in claim.rows)
+
+
+def test_the_manual_tells_every_experiment():
+    page = (ROOT / "docs" / "developer" / "experiments.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| `([\w-]+)` \|", page, re.M))
+    assert told == set(EXPERIMENTS)
+    assert set(listed()["name"]) == set(EXPERIMENTS)
+    for name, experiment in EXPERIMENTS.items():
+        if experiment.source:
+            assert f"| `{name}` | {experiment.source} |" in page
+
+
+def test_any_model_can_be_measured(prompts, demo, tmp_path):
+    """A model of another folder, with a drafter of its own."""
+    demo.model.save_pretrained(tmp_path / "model")
+    demo.tokenizer.save_pretrained(tmp_path / "model")
+    given = tiny(EXPERIMENTS["acceptance"]) | {"trees": ("best-first",), "drafters": (f"m={FOLDERS / 'medusa'}",)}
+    report = run(EXPERIMENTS["acceptance"], given, model=str(tmp_path / "model"), prompts=prompts)
+    assert report.about["model"] == "model"
+    assert set(report.table["drafter"]) == {"m"}
+
+
+def test_an_inflated_model_accepts_what_the_small_one_does(prompts):
+    given = tiny(EXPERIMENTS["merge"]) | {"drafters": ("medusa", "hidden-transfer")}
+    lengths = [
+        run(EXPERIMENTS["merge"], given, prompts=prompts, params=p).table["merged"].tolist() for p in (None, "20M")
+    ]
+    assert lengths[0] == lengths[1]
+
+
+def test_the_command_finds_the_checkout_and_writes(prompts, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": p.text, "set": p.set}) + "\n" for p in prompts))
+    few = ["--max-new-tokens", "8", "--nodes", "4", "--drafter", "medusa", "--per-set", "1", "--set", "top_k=2,8"]
+    done = CliRunner().invoke(app, ["bench", "run", "pruning", *few, "--prompts", str(file), "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.output
+    assert "Answers that differ from plain decoding's: 0" in done.output
+    assert {r["top_k"] for r in json.loads((tmp_path / "bench-run-pruning.json").read_text())["rows"]} == {None, 2, 8}
+    told = CliRunner().invoke(
+        app, ["bench", "run", "propd-table2", *few, "--prompts", str(file), "--out", str(tmp_path)]
+    )
+    said = " ".join(told.output.split())
+    assert "THE PAPER'S FIGURES (ProPD, Table 2)" in said
+    assert said.index("28.43") < said.index("OUR FIGURES")
+
+
+def test_the_list_tells_experiments_and_options():
+    done = CliRunner().invoke(app, ["bench", "list"])
+    assert all(re.search(rf"^ *{name} ", done.output, re.M) for name in EXPERIMENTS)
+    assert "1,2,4,8,16,50" in CliRunner().invoke(app, ["bench", "list", "pruning"]).output
+
+
+def test_elsewhere_it_says_where_the_experiments_are(monkeypatch, tmp_path):
+    monkeypatch.setattr(checkout, "find_checkout", lambda *starts: None)
+    done = CliRunner().invoke(app, ["bench", "run", "pruning"])
+    assert "clone draftree's repository" in str(done.exception)
+    assert "\n" not in str(done.exception)
+    monkeypatch.undo()
+    assert checkout.find_checkout(tmp_path) is None
+    assert checkout.find_checkout(ROOT / "docs") == ROOT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Name an experiment"),
+        (["lookahead-tabel3"], "Did you mean 'lookahead-table3'?"),
+        (["pruning", "--set", "topk=3"], "Did you mean 'top_k'?"),
+        (["pruning", "--set", "top_k"], "give NAME=VALUE"),
+        (["pruning", "--set", "top_k=many"], "top_k is 'many': give a whole number"),
+        (["pruning", "--nodes", "2", "--nodes", "4"], "nodes takes one value here"),
+        (["pruning", "--drafter", "medussa"], "There is no drafter 'medussa'"),
+        (["acceptance", "--drafter", "x=./nowhere"], "There is no drafter './nowhere'"),
+        (["acceptance", "--drafter", "=x"], "give NAME, FOLDER or NAME=FOLDER"),
+        (["acceptance", "--drafter", "a=bita", "--drafter", "a=medusa"], "Two drafters are called 'a'"),
+        (["acceptance", "--set", "trees=efficent"], "Did you mean 'efficient'"),
+        (["acceptance", "--nodes", "2", "--set", "trees=chain", "--drafter", "medusa"], "No tree of 'medusa' fits 2"),
+        (["pseudo-cosine", "--drafter", "medusa"], "takes drafters of hidden-transfer, and 'medusa' holds medusa"),
+        (["bita-table3"], "There is no drafter to look at"),
+        (["merge", "--drafter", "medusa"], "two drafters or more"),
+        (["draft-accuracy", "--max-new-tokens", "5000"], "context"),
+        (["lookahead-table2", "--drafter", "medusa"], "has no option 'drafters'"),
+        (["lookahead-figure4", "--nodes", "8"], "has no option 'nodes'"),
+        (["bita-table2", "--warm-per-set", "4"], "has no option 'warm_per_set'"),
+        (["layers", "--set", "exits=8"], "give 1 to 7"),
+        (["inflate", "--params", "3M"], "too few"),
+        (["inflate", "--params", "50M", "--set", "shape=llama-7b"], "give --params or shape"),
+        (["inflate", "--set", "shape=llama7b"], "Did you mean 'llama-7b'"),
+        (["inflate", "--params", "20M", "--set", "context=2000"], "do not fit the model's 2048 positions"),
+        (["bild", "--set", "metric=bleu"], "BLEU needs references"),
+        (["bild", "--set", "thresholds=0.6"], "give FALLBACK:ROLLBACK"),
+        (["bild", "--set", "thresholds=1.2:3"], "fallback threshold is 1.2"),
+        (["bild", "--set", "field=de"], "name your own rows"),
+        (["bild-figure6", "--drafter", "a", "--drafter", "b"], "has one model"),
+        (["bild-figure6", "--drafter", "./nowhere"], "no model folder './nowhere'"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, words, tmp_path):
+    done = CliRunner().invoke(app, ["bench", "run", *arguments, "--out", str(tmp_path)])
+    assert isinstance(done.exception, ValueError), done.output
+    assert words in str(done.exception)
+    assert "\n" not in str(done.exception)

@@ -1,0 +1,217 @@
+"""The harness: intervals held against scipy's own, measurement in turns, tables, and recorded steps put before
+models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import bootstrap
+
+from benchmarks.harness import PLAIN, Share, Task, Way, measure, table_of
+from benchmarks.harness.acceptance_models import MODELS, judge, tree_of
+from benchmarks.harness.experiment import read
+from benchmarks.harness.measure import differing, length, of, per_token, size, whole
+from benchmarks.harness.tables import markdown, shown
+from benchmarks.machine import pass_parts
+from benchmarks.machine.step_stages import timed
+from benchmarks.shapes.calibration import summed
+from benchmarks.shapes.step_cost import gpu_curve
+from draftree.bench.methods import Answer
+from draftree.bench.summary import LEVEL, RESAMPLES, summarise
+from draftree.drafting import PromptLookup
+from draftree.engine import Recorder
+from draftree.models import encode_prompt
+from draftree.progress import Watcher
+from draftree.prompts import Prompt
+from draftree.runner import open_runner
+from draftree.runner.cpu.layers import load_library
+from draftree.shaping import Fixed
+
+OVER, UNDER = np.array([1, 5, 2, 8, 4, 7]), np.array([2, 5, 4, 10, 9, 8])
+
+
+def test_a_share_is_the_sum_over_the_sum_with_scipys_interval():
+    share = Share(OVER, UNDER, 1.0)
+    assert share.value == pytest.approx(1 + 27 / 38)
+
+    def statistic(over, under, axis=-1):
+        return 1 + over.sum(axis) / under.sum(axis)
+
+    theirs = bootstrap(
+        (OVER, UNDER), statistic, paired=True, vectorized=True, method="percentile", n_resamples=2000, rng=0
+    )
+    assert share.interval == pytest.approx(tuple(theirs.confidence_interval))
+
+
+def test_a_ratio_resamples_both_sides_by_the_same_prompts():
+    double = Share(2 * OVER, UNDER) / Share(OVER, UNDER)
+    assert (double.value, *double.interval) == pytest.approx((2, 2, 2)), "prompts cancel out"
+
+
+def test_one_prompt_has_no_interval_and_a_resample_without_a_case_counts_for_nothing():
+    assert np.isnan(Share(OVER[:1], UNDER[:1]).interval).all()
+    assert Share([0, 3], [0, 4]).interval == pytest.approx((0.75, 0.75))
+    assert np.isnan(Share([0, 0], [0, 0]).value)
+
+
+def test_the_packages_own_intervals_are_scipys():
+    """`draftree bench quick` needs no scipy; what it computes is the same within the bootstrap's own noise."""
+    from draftree.bench.measure import Sample
+
+    tokens, seconds = np.array([10, 40, 20, 30, 25]), np.array([1.0, 2.0, 3.0, 1.5, 2.5])
+    samples = [Sample("m", i, 0, Answer([1] * n, s)) for i, (n, s) in enumerate(zip(tokens, seconds, strict=True))]
+    tasks = [Task(Prompt(str(i), "s", "x"), [i]) for i in range(5)]
+    speed = summarise(samples, tasks, [])["m"].speed
+
+    def statistic(tokens, seconds, axis=-1):
+        return tokens.sum(axis) / seconds.sum(axis)
+
+    theirs = bootstrap(
+        (tokens, seconds), statistic, paired=True, vectorized=True, method="percentile", n_resamples=20 * RESAMPLES,
+        confidence_level=LEVEL, rng=1,
+    ).confidence_interval  # fmt: skip
+    assert speed.value == statistic(tokens, seconds)
+    assert (speed.low, speed.high) == pytest.approx(tuple(theirs), rel=0.03)
+
+
+@pytest.fixture(scope="module")
+def tasks(demo):
+    texts = ("List all files.", "Rename a file, rename a file, rename a file.", "Count the words.")
+    return [
+        Task(Prompt(str(i), "ab"[i % 2], text), encode_prompt(demo.tokenizer, text)) for i, text in enumerate(texts)
+    ]
+
+
+def test_ways_answer_in_turns_and_give_what_the_model_gives(demo, tasks):
+    asked = []
+
+    def ask(prompts):
+        asked.append(len(prompts))
+        return [Answer([1, 2], 0.5) for _ in prompts]
+
+    ways = [Way(PLAIN), Way("lookup", PromptLookup(), Fixed(3)), Way("theirs", ask=ask)]
+    runs = measure(demo.model, ways, tasks, 12, rounds=2)
+    assert asked == [1] * 6
+    assert list(runs["way"].unique()) == [PLAIN, "lookup", "theirs"]
+    assert len(runs) == 3 * 3 * 2
+    assert differing(runs, "lookup") == 0
+    assert differing(runs, "theirs") == 6
+    plain, lookup, theirs = (of(runs, way.name) for way in ways)
+    assert (plain["rows"] == plain["passes"]).all(), "one row a step"
+    assert lookup["rows"].sum() == lookup["passes"].sum() + lookup["drafted"].sum()
+    assert (length(plain).value, size(plain)) == (1.0, 0.0)
+    assert length(lookup).value == 1 + lookup["accepted"].sum() / lookup["steps"].sum() >= 1
+    emitted = [run["tokens"].sum() + run["prompt_tokens"].sum() for run in (plain, lookup)]
+    assert emitted[0] == emitted[1]
+    assert per_token(theirs).value == pytest.approx(0.25)
+    spent = plain["seconds"].sum() + plain["prompt_seconds"].sum() + plain["left_seconds"].sum()
+    assert whole(plain).value == pytest.approx(spent / emitted[0])
+    assert len(of(runs, PLAIN, "b")) == 1
+
+
+def test_batches_are_clocked_while_they_are_full(demo, tasks):
+    runs = measure(demo.model, [Way(PLAIN), Way("lookup", PromptLookup(), Fixed(3))], tasks, 10, batch=2, stop=False)
+    assert len(runs) == 2, "a third prompt does not fill a batch"
+    for row in runs.itertuples():
+        assert row.prompt_tokens + row.tokens + row.left_tokens == 20
+    with pytest.raises(ValueError, match="do not fill a batch of 4"):
+        measure(demo.model, [Way(PLAIN)], tasks, 4, batch=4)
+
+
+def recorded():
+    """Two steps of a request behind its prompt's: 2 of 3 draft tokens right, then 0 of 1; and the last, cut off."""
+
+    class Made(Recorder):
+        def records(self):
+            yield {"kind": "request", "request": 7, "prompt": [5, 6]}
+            steps = [
+                ([6], [-1], [0.0], [10], 0),
+                ([10, 11, 12, 13], [-1, 0, 1, 0], [0.0, -0.1, -0.2, -3.0], [11, 12, 20], 3),
+                ([20, 21], [-1, 0], [0.0, -0.5], [30], 1),
+                ([30, 31], [-1, 0], [0.0, -0.5], [31], 1),
+            ]
+            for at, (tokens, parents, logp, emitted, drafted) in enumerate(steps):
+                member = {"request": 7, "tokens": tokens, "parents": parents, "logp": logp, "emitted": emitted}
+                seconds = {"draft": 0.2, "verify": 0.5, "accept": 0.1, "commit": 0.1}
+                step = {"kind": "step", "at": float(at), "seconds": seconds, "shape_seconds": 0.05}
+                yield step | {"members": [member | {"drafted": drafted}]}
+
+    return Made()
+
+
+def test_models_judge_recorded_trees_before_their_text_is_known():
+    steps = list(judge(recorded()))
+    assert [(s.emitted, s.last, len(s.worth[MODELS[0]])) for s in steps] == [(3, False, 4), (1, False, 2), (1, True, 2)]
+    own = steps[0].worth["the drafter's own"]
+    assert own == pytest.approx([0, np.exp(-0.1), np.exp(-0.2), np.exp(-3.0)])
+    assert steps[0].expected("the drafter's own") == pytest.approx(1 + own.sum())
+    sums = summed(recorded(), 1, burn_in=1)
+    assert (sums["real"][0], sums["steps"][0]) == (1, 1), (
+        "the first step, and the last, which was cut off, do not count"
+    )
+    assert sums["the drafter's own"][0] == pytest.approx(1 + np.exp(-0.5))
+    tree = tree_of(
+        next(r for r in recorded().records() if r["kind"] == "step" and len(r["members"][0]["tokens"]) == 4)["members"][
+            0
+        ]
+    )
+    assert (tree.sizes, tree.depth.tolist()) == ((4,), [[0, 1, 2, 1]])
+
+
+def test_stages_of_recorded_steps_leave_out_the_prompt():
+    steps = timed(recorded())
+    assert [step["rows"] for step in steps] == [4, 2]
+    assert steps[0] == pytest.approx(
+        {
+            "rows": 4,
+            "draft": 0.15,
+            "shape": 0.05,
+            "verify": 0.5,
+            "accept": 0.1,
+            "commit": 0.1,
+            "whole": 1.0,
+            "rest": 0.1,
+        }
+    )
+
+
+def test_the_gpu_curve_is_flat_until_products_take_longer_than_reading():
+    curve = gpu_curve()
+    assert curve.of(1) == curve.of(64) == pytest.approx(2 * 6.7e9 / 3.35e12)
+    assert curve.of(1024) / curve.of(512) == pytest.approx(2.0)
+
+
+def test_options_become_what_their_defaults_are():
+    assert read("k", "1,2", (4,)) == (1, 2)
+    assert read("k", [3], 4) == 3
+    assert read("k", "0.5", 1.0) == 0.5
+    assert read("k", "true", False) is True
+    assert read("k", "a,b", ()) == ("a", "b")
+    for bad, default in (("x", 4), ("maybe", True), ([1, 2], 4)):
+        with pytest.raises(ValueError, match=r"^k "):
+            read("k", bad, default)
+
+
+def test_tables_show_intervals_and_whole_numbers():
+    table = table_of([{"a": "x", "n": None, "v": 1.234, "v_low": 1.0, "v_high": 2.0}, {"a": "y", "n": 3, "v": 150.2}])
+    cells = shown(table, ("a", "n", "v", "absent"))
+    assert cells.to_dict("list") == {"a": ["x", "y"], "n": ["", "3"], "v": ["1.23 [1.00, 2.00]", "150"]}
+    assert markdown(table, ("a",)) == ["| a |", "|---|", "| x |", "| y |"]
+    assert isinstance(table, pd.DataFrame)
+
+
+@pytest.mark.skipif(load_library() is None, reason="the compiled layers were not built")
+def test_parts_of_a_pass_add_up_to_the_whole(demo, monkeypatch):
+    monkeypatch.setattr("draftree.bench.steps.BUFFER", 2**23)
+    monkeypatch.setattr(pass_parts, "SIDE", 256)
+    monkeypatch.setattr(pass_parts, "TALL", 16)
+    found = pass_parts.pass_parts(open_runner(demo.model, "cpu"), 8, 9, Watcher())
+    products = sum(p.numel() for name, p in demo.model.named_parameters() if "proj" in name)
+    for row in found["passes"]:
+        assert sum(row[part] for part in pass_parts.PARTS) == pytest.approx(row["whole"])
+        assert row["linear"] > 0
+        assert row["head"] > 0
+        least = max(4 * products / found["bandwidth"], 2 * products * row["rows"] / found["peak"])
+        assert row["floors"]["linear"] == pytest.approx(least)
+    assert pass_parts.pass_parts(open_runner(demo.model, "hooked"), 16, 1, Watcher()) is None
