@@ -296,6 +296,8 @@ class DynamicSizer(Sizer):
         seconds = self._seconds(self._kind(outcome.attached), batch, plan.attach_to)
         nodes = sum(trees.sizes) if self._packed else batch * trees.width
         bare, whole = seconds[batch], seconds[nodes]
+        gains = plan.gains or [0.0] * batch
+        hoped = sum(gains) or 1.0
         drafted = sum(budget > 0 for budget in plan.budgets)
         token = plain / batch  # seconds that a token is worth
         drafting = max(
@@ -305,9 +307,9 @@ class DynamicSizer(Sizer):
             state = self._states[request.id]
             if not plan.budgets[b] or (way == PREPARED and not plan.gains):
                 continue
-            share = (trees.sizes[b] - 1) / max(sum(trees.sizes) - batch, 1)
-            spent = (whole - bare) * share + (bare - plain) / batch + drafting / drafted
-            advantage = (plan.gains[b] if plan.gains else 0.0) - spent / token
+            # The time of rows has steps, so each pays for what it brings of them all, and not by the row.
+            spent = (whole - bare) * gains[b] / hoped + (bare - plain) / batch + drafting / drafted
+            advantage = gains[b] - spent / token
             state.modes.book(way, advantage, self._learned.steps)
             modes.book(way, advantage, self._learned.steps)
             came = max(len(outcome.accepted[b]) - 1, 0)
