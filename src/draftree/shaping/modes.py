@@ -45,7 +45,9 @@ class Account:
 
 
 class Modes:
-    """The ways of drafting of one request, or of all together.
+    """The ways of drafting of one request, or of several that decide together.
+
+    The requests of a batch do: rows that a drafter attaches for one of them cost nearly what they cost for all.
 
     Args:
         ways: that the drafter has, of UNPREPARED and PREPARED.
@@ -67,16 +69,15 @@ class Modes:
                 best, found = way, account.advantage if account.steps else float("inf")
         return best
 
-    def book(self, way: int, advantage: float, step: int) -> None:
-        """A step drafted in that way, at that advantage; number `step` of all, by which pauses are aligned."""
+    def book(self, way: int, advantage: float) -> None:
+        """A step drafted in that way, at that advantage in tokens."""
         account = self._accounts[way]
         account.steps += 1
         account.advantage += max(1 / account.steps, RATE) * (advantage - account.advantage)
         other = max((a.advantage for name, a in self._accounts.items() if name != way and a.steps), default=0.0)
         account.balance = min(account.balance + advantage - max(other, 0.0), CREDIT)
         if account.balance < -ALLOWANCE:
-            # The pauses of a batch end together: a pass with rows for one request costs nearly what it costs for all.
-            account.left = account.length + -(step + account.length) % PAUSE_FIRST
+            account.left = account.length
             account.length = min(2 * account.length, PAUSE_LAST)
             account.balance = RETRIAL - ALLOWANCE
         elif account.balance > 0.0:

@@ -48,7 +48,6 @@ class Learned:
         by_rank: ProPD's model in its place, if chosen.
         modes: what the ways of drafting brought; None before the first engine says which ways there are.
         gain: accepted draft tokens a step.
-        steps: so far.
     """
 
     def __init__(self, acceptance: str) -> None:
@@ -57,7 +56,6 @@ class Learned:
         self.by_rank = None if acceptance == "calibrated" else ByRank(conditional=acceptance == "by-rank")
         self.modes: Modes | None = None
         self.gain = GAIN_FIRST
-        self.steps = 0
 
 
 class _State:
@@ -107,6 +105,7 @@ class DynamicSizer(Sizer):
         with learned.lock:
             if learned.modes is None:
                 learned.modes = Modes(ways)
+            self._together = Modes(ways, learned.modes)  # of batches
         self._learned, self._times, self._drafter, self._pruner = learned, times, drafter, pruner
         self._max_nodes, self._ways = max_nodes, ways
         self._packed = packed and pruner is None and not can.prepares  # what is done inside a pass is padded
@@ -125,8 +124,9 @@ class DynamicSizer(Sizer):
             if closed and len(requests) > 1:
                 leads = lead([request.room for request in requests], [1 + state.gain for state in states])
                 takes = [take and not ahead for take, ahead in zip(takes, leads, strict=True)]
+            together = self._together.next() if len(states) > 1 else None
             for state in states:
-                state.way, state.next = state.next, state.modes.next()
+                state.way, state.next = state.next, state.modes.next() if together is None else together
             budget = min(self._max_nodes, most, int(ASK_FACTOR * self._recent) + ASK_LEAST)
             return StepPlan(
                 requests,
@@ -267,7 +267,6 @@ class DynamicSizer(Sizer):
         unread, self._unread = self._unread, []
         with self._learned.lock:
             for plan, outcome, ways in unread:
-                self._learned.steps += 1
                 if outcome.seconds is not None:
                     self._observe_times(plan, outcome, ways, outcome.seconds)
                 if any(plan.budgets):
@@ -303,6 +302,7 @@ class DynamicSizer(Sizer):
         drafting = max(
             self._times.drafting(batch, way) for way, budget in zip(ways, plan.budgets, strict=True) if budget
         )
+        booked: dict[int, float] = {}
         for b, (request, way) in enumerate(zip(plan.requests, ways, strict=True)):
             state = self._states[request.id]
             if not plan.budgets[b] or (way == PREPARED and not plan.gains):
@@ -310,11 +310,14 @@ class DynamicSizer(Sizer):
             # The time of rows has steps, so each pays for what it brings of them all, and not by the row.
             spent = (whole - bare) * gains[b] / hoped + (bare - plain) / batch + drafting / drafted
             advantage = gains[b] - spent / token
-            state.modes.book(way, advantage, self._learned.steps)
-            modes.book(way, advantage, self._learned.steps)
+            booked[way] = booked.get(way, 0.0) + advantage
             came = max(len(outcome.accepted[b]) - 1, 0)
             state.gain += GAIN_RATE * (came - state.gain)
             self._learned.gain += GAIN_RATE / drafted * (came - self._learned.gain)
+        own = self._together if batch > 1 else self._states[plan.requests[0].id].modes
+        for way, advantage in booked.items():
+            own.book(way, advantage)
+            modes.book(way, advantage)
 
     def _count(self, plan: StepPlan, outcome: Outcome) -> None:
         """Tell the ledgers which draft tokens were verified, and which of them accepted."""
