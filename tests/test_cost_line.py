@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from draftree.runner.step_cost import StepCost
-from draftree.shaping import DynamicTree
 from draftree.shaping.cost_line import CostLine
+from draftree.shaping.planner import choose
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -71,9 +71,9 @@ def test_seeded_or_from_nothing() -> None:
     curve = StepCost((1, 8, 64), (1.0, 1.7, 7.3))  # on a line
     line = CostLine(curve)
     assert line.of([1, 8, 64, 100]) == pytest.approx(curve.of([1, 8, 64, 100]))
-    assert line.table(3, 6) == pytest.approx(curve.of([3, 4, 5]))
+    assert line.table[3:6] == pytest.approx(curve.of([3, 4, 5]))
     line.observe(8, 3.0)
-    assert line.table(8, 9)[0] > 1.75  # the table does not stay behind
+    assert line.table[8] > 1.75  # the table does not stay behind
     nothing = CostLine()
     assert nothing.table(1, 4).tolist() == [1.0, 1.0, 1.0]
     nothing.observe(4, 0.02)
@@ -111,10 +111,10 @@ def test_what_is_out_of_range(options: dict[str, float]) -> None:
 
 def test_trees_are_sized_by_it() -> None:
     """It stands wherever a measured curve does."""
-    worth = np.array([[0.0, 0.9, 0.5, 0.2, 0.01]])
+    chances = [[0.9, 0.5, 0.2, 0.01]]
     cheap, dear = CostLine(StepCost((1, 64), (1.0, 1.06))), CostLine(StepCost((1, 64), (1.0, 64.0)))
-    assert DynamicTree(cost=cheap).choose(worth) == [4]
-    assert DynamicTree(cost=dear).choose(worth) == [0]
+    assert choose(chances, cheap.table[1:].tolist(), packed=True) == [4]
+    assert choose(chances, dear.table[1:].tolist(), packed=True) == [0]
 
 
 def test_a_step_costs_microseconds() -> None:
@@ -124,6 +124,6 @@ def test_a_step_costs_microseconds() -> None:
         begin = time.thread_time()
         for _ in range(50):
             line.observe(8, 1.4)
-            line.table(1, 65)
+            line.of(65)
         spent.append((time.thread_time() - begin) / 50)
     assert min(spent) < 200e-6  # 30 us where it was made

@@ -35,6 +35,11 @@ class Account:
         self.balance = 0.0
         self.left, self.length = 0, PAUSE_FIRST
 
+    @property
+    def on_trial(self) -> bool:
+        """Whether it is to be tried: it never was, or it has lost and may do better by now."""
+        return not self.steps or self.length > PAUSE_FIRST
+
     def heir(self) -> Account:
         """What a new request begins with: the same mean; where pauses have grown, a short trial."""
         account = Account()
@@ -60,22 +65,22 @@ class Modes:
         }
 
     def next(self) -> int:
-        """The way of the step to come: one that was never tried, else the best; a step of all pauses passes."""
-        best, found = PLAIN, -1.0
-        for way, account in self._accounts.items():
-            if account.left:
-                account.left -= 1
-            elif best == PLAIN or not account.steps or account.advantage > found:
-                best, found = way, account.advantage if account.steps else float("inf")
-        return best
+        """The way of the step to come: one that is on trial, else the best; a step of all pauses passes."""
+        free = [(way, account) for way, account in self._accounts.items() if not account.left]
+        for account in self._accounts.values():
+            account.left = max(account.left - 1, 0)
+        if not free:
+            return PLAIN
+        return max(free, key=lambda each: (each[1].on_trial, each[1].advantage))[0]
 
     def book(self, way: int, advantage: float) -> None:
         """A step drafted in that way, at that advantage in tokens."""
         account = self._accounts[way]
         account.steps += 1
         account.advantage += max(1 / account.steps, RATE) * (advantage - account.advantage)
-        other = max((a.advantage for name, a in self._accounts.items() if name != way and a.steps), default=0.0)
-        account.balance = min(account.balance + advantage - max(other, 0.0), CREDIT)
+        others = (a for a in self._accounts.values() if a is not account and not a.left and not a.on_trial)
+        against = max((other.advantage for other in others), default=0.0)
+        account.balance = min(account.balance + advantage - max(against, 0.0), CREDIT)
         if account.balance < -ALLOWANCE:
             account.left = account.length
             account.length = min(2 * account.length, PAUSE_LAST)

@@ -61,4 +61,4 @@ def lead(rooms: Sequence[int], paces: Sequence[float]) -> list[bool]:
         paces: tokens a step that each gets where it drafts.
     """
     last = max(room / pace for room, pace in zip(rooms, paces, strict=True))
-    return [len(rooms) > 1 and room <= last for room in rooms]
+    return [room < last for room in rooms]

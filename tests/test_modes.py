@@ -1,0 +1,74 @@
+"""Ways of drafting pause where they lose, longer each time, and come back where they win."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftree.shaping.modes import ALLOWANCE, PAUSE_FIRST, PAUSE_LAST, PLAIN, PREPARED, UNPREPARED, Modes
+
+
+def run(modes: Modes, advantage: dict[int, float], steps: int) -> list[int]:
+    """The ways of so many steps, each at its advantage."""
+    ways = []
+    for _ in range(steps):
+        way = modes.next()
+        ways.append(way)
+        if way != PLAIN:
+            modes.book(way, advantage[way])
+    return ways
+
+
+def pauses(ways: list[int]) -> list[int]:
+    """Lengths of the runs of plain steps."""
+    text = "".join("." if way == PLAIN else "x" for way in ways)
+    return [len(part) for part in text.split("x") if part]
+
+
+def test_a_loser_pauses_longer_and_longer() -> None:
+    ways = run(Modes((UNPREPARED,)), {UNPREPARED: -0.3}, 400)
+    found = pauses(ways)
+    assert found[:5] == [8, 16, 32, 64, 64]
+    assert found[0] == PAUSE_FIRST
+    assert max(found) == PAUSE_LAST
+    lost = 0.3 * sum(way != PLAIN for way in ways)
+    assert lost < 4 * ALLOWANCE + 0.02 * 400  # a few tokens to find out, then one in fifty
+
+
+def test_what_costs_little_is_given_time() -> None:
+    """A trie that finds nothing costs a hundredth of a step: it may look for long before it has lost a token."""
+    ways = run(Modes((UNPREPARED,)), {UNPREPARED: -0.01}, 90)
+    assert PLAIN not in ways
+
+
+def test_a_winner_never_pauses_and_a_few_bad_steps_are_forgiven() -> None:
+    modes = Modes((PREPARED,))
+    assert PLAIN not in run(modes, {PREPARED: 0.2}, 100)
+    assert PLAIN not in run(modes, {PREPARED: -0.3}, 5)
+    assert PLAIN in run(modes, {PREPARED: -0.3}, 10)
+    run(modes, {PREPARED: 1.0}, 200)
+    ways = run(modes, {PREPARED: -0.5}, 30)
+    assert pauses(ways)[0] == PAUSE_FIRST  # what was won made the pauses short again
+
+
+def test_a_new_request_begins_with_what_others_found() -> None:
+    all_requests = Modes((UNPREPARED,))
+    run(all_requests, {UNPREPARED: -0.5}, 200)
+    own = Modes((UNPREPARED,), all_requests)
+    ways = run(own, {UNPREPARED: -0.5}, 70)
+    assert ways[0] == UNPREPARED
+    assert sum(way != PLAIN for way in ways) <= 2
+    hopeful = Modes((UNPREPARED,), all_requests)
+    assert PLAIN not in run(hopeful, {UNPREPARED: 0.5}, 100)
+
+
+@pytest.mark.parametrize(("better", "worse"), [(PREPARED, UNPREPARED), (UNPREPARED, PREPARED)])
+def test_of_two_ways_the_better_one_is_kept(better: int, worse: int) -> None:
+    """Both win against plain steps; the lesser one is tried at the beginning, and rarely again."""
+    ways = run(Modes((UNPREPARED, PREPARED)), {better: 0.6, worse: 0.2}, 300)
+    assert PLAIN not in ways
+    assert set(ways) == {better, worse}
+    assert ways.count(worse) < 30
+    changed = Modes((UNPREPARED, PREPARED))
+    run(changed, {better: 0.6, worse: 0.2}, 300)
+    ways = run(changed, {better: -0.5, worse: 0.2}, 300)
+    assert ways[100:].count(worse) > 180
