@@ -75,7 +75,7 @@ def test_seeded_or_from_nothing() -> None:
     line.observe(8, 3.0)
     assert line.table[8] > 1.75  # the table does not stay behind
     nothing = CostLine()
-    assert nothing.table(1, 4).tolist() == [1.0, 1.0, 1.0]
+    assert nothing.table[1:4].tolist() == [1.0, 1.0, 1.0]
     nothing.observe(4, 0.02)
     assert nothing.of([1, 64]).tolist() == [0.02, 0.02]
     nothing.observe(8, 0.03)

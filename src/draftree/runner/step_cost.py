@@ -28,6 +28,7 @@ HALVINGS = 2  # further points, each in the middle of the stretch that rises mos
 PATIENCE = 4.0  # seconds after which nothing more is measured
 RATE = 0.05  # weight of one step in a settled curve; the first ones weigh more
 STALL = math.log(2.0)  # logarithm of how far off a single step counts, once its row count is known
+DOUBT = 0.1  # part by which a time that was never seen may be too long
 TABLE = 1024  # row counts in the table
 RENEW, SETTLED = 16, 3  # steps between two renewals of the table; steps of a size up to which each renews it
 
@@ -77,14 +78,16 @@ class StepCost:
     def of(self, rows: Any) -> np.ndarray:
         """Seconds of a step with `rows` rows (array-like, whole or not)."""
         rows = np.asarray(rows, dtype=np.float64)
-        known = self.rows
-        times = np.array([self._points[n] for n in known.tolist()])
-        # A step of more rows is never faster: the mean of the two curves that never fall around the measured one.
-        rising = (np.maximum.accumulate(times) + np.minimum.accumulate(times[::-1])[::-1]) / 2
-        seconds = np.exp(rising + self._level)
+        known, seconds = self._known()
         inside = np.interp(rows, known, seconds)
-        slope = (seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
-        return np.where(rows > known[-1], seconds[-1] + slope * (rows - known[-1]), inside)
+        return np.where(rows > known[-1], _beyond(rows, known, seconds), inside)
+
+    def _known(self) -> tuple[np.ndarray, np.ndarray]:
+        """The known row counts, ascending, and their seconds, which never fall."""
+        known = self.rows
+        times = [self._points[n] for n in known.tolist()]
+        weights = [1 + self._seen.get(n, 0) for n in known.tolist()]
+        return known, np.exp(_rising(times, weights) + self._level)
 
     @property
     def table(self) -> np.ndarray:
@@ -92,6 +95,18 @@ class StepCost:
         if self._table is None:
             self._table, self._news = self.of(np.arange(TABLE)), 0
         return self._table
+
+    def hoped(self) -> np.ndarray:
+        """Like `table`, but what was never met is taken to cost what the next lower known row count does.
+
+        Matrix kernels have steps, so it may, and to plan by that is what lets it be met. What was met seldom has the
+        benefit of the doubt, or one slow step could put an end to steps of its kind.
+        """
+        known, seconds = self._known()
+        seconds = seconds * [1 - DOUBT / (1 + self._seen.get(n, 0)) for n in known.tolist()]
+        rows = np.arange(TABLE)
+        below = np.searchsorted(known, rows, side="right") - 1
+        return np.where(rows > known[-1], self.table, seconds[below.clip(min=0)])
 
     def observe(self, rows: int, seconds: float) -> None:
         """A real step had `rows` rows and took `seconds`."""
@@ -101,15 +116,36 @@ class StepCost:
         if seen > 2:  # a stalled step counts as no more than a slow one
             off = min(max(off, -STALL), STALL)
         self._steps += 1
-        shared = max(1 / self._steps, RATE) * off
+        met = rows in self._points
+        if not met:
+            self._points[rows] = math.log(expected) - self._level
+        # What the first steps have in common is the level; a row count that was never met tells of itself alone.
+        shared = max(1 / self._steps, RATE) * off if met or self._steps == 1 else 0.0
         self._level += shared
-        if rows not in self._points:
-            self._points[rows] = math.log(expected) - self._level + shared
-        self._points[rows] += max(1 / (seen + 2), RATE) * (off - shared)
+        self._points[rows] += max(1 / (seen + 1 + met), RATE) * (off - shared)
         self._seen[rows] = seen + 1
         self._news += 1
         if self._news >= RENEW or seen < SETTLED:
             self._table = None
+
+
+def _beyond(rows: np.ndarray, known: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Straight on from the last two known row counts."""
+    slope = (seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
+    return seconds[-1] + slope * (rows - known[-1])
+
+
+def _rising(values: list[float], weights: list[int]) -> np.ndarray:
+    """The rising sequence nearest to `values` by weighted squares (pool adjacent violators)."""
+    pools: list[tuple[float, int, int]] = []  # mean, weight, how many
+    for value, weight in zip(values, weights, strict=True):
+        count = 1
+        while pools and pools[-1][0] > value:
+            mean, more, members = pools.pop()
+            value = (value * weight + mean * more) / (weight + more)
+            weight, count = weight + more, count + members
+        pools.append((value, weight, count))
+    return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
 
 
 def measure_cost(

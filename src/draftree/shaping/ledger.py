@@ -22,7 +22,7 @@ RANKS = (1, 3, 6)  # ranks, counted from 0, at which the second, third and fourt
 CLASSES = len(RANKS) + 1
 FADING_ALL, FADING_OWN = 0.998, 0.97  # weight of the past, by step
 SHRINK = 8.0  # draft tokens that the share of all counts for in a request's own
-CLAIM = 3.0  # draft tokens that the drafter's own probability counts for in the share of all
+CLAIM = 2.0  # draft tokens that the drafter's own probability counts for in the share of all
 HEAVY = 1e100  # weight of a step at which all counts are scaled down
 
 _CLAIMED = [CLAIM * math.exp(-WIDTH * (cell // CLASSES + 0.5)) for cell in range(BINS * CLASSES)]

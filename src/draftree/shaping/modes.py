@@ -1,8 +1,8 @@
 """Whether a request drafts at all, and how: by what drafting brought it of late.
 
 A step is plain, or it drafts; a drafter inside the model drafts from what the pass before has prepared, others need no
-preparing, and a merge of both can do either. Each way of drafting has an account of its advantage: accepted tokens that
-are expected of its steps, less the time that these take longer, counted in plain tokens. A way that has lost a token
+preparing, and a merge of both can do either. Each way of drafting has an account of its advantage: what its steps
+bring in accepted tokens, less the time that these take longer, counted in plain tokens. A way that has lost a token
 against plain steps, or against the other way, pauses for eight steps; each further time, for twice as many.
 """
 
@@ -63,6 +63,11 @@ class Modes:
         self._accounts: dict[int, Account] = {
             way: Account() if before is None else before._accounts[way].heir() for way in ways
         }
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether a way is being tried."""
+        return any(account.on_trial and not account.left for account in self._accounts.values())
 
     def next(self) -> int:
         """The way of the step to come: one that is on trial, else the best; a step of all pauses passes."""

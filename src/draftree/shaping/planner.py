@@ -24,6 +24,8 @@ def choose(chances: Sequence[Sequence[float]], seconds: Sequence[float], *, pack
         packed: whether only real rows cost; else every tree is padded to the largest.
     """
     batch = len(chances)
+    # A tree is cut in its drafter's order, so what comes later in it counts for no more than what comes before.
+    chances = [list(accumulate(own, min)) for own in chances]
     if batch == 1:
         return [_best(chances[0], seconds, 1)]
     if not packed:
@@ -31,8 +33,7 @@ def choose(chances: Sequence[Sequence[float]], seconds: Sequence[float], *, pack
         together = [sum(own[i] for own in chances if i < len(own)) for i in range(width)]
         best = _best(together, seconds[::batch], batch)
         return [min(best, len(own)) for own in chances]
-    # Running minima: a draft token is taken only with those before it in its tree.
-    offered = [(chance, b) for b, own in enumerate(chances) for chance in accumulate(own, min)]
+    offered = [(chance, b) for b, own in enumerate(chances) for chance in own]
     offered.sort(key=lambda each: -each[0])
     sizes = [0] * batch
     for _, b in offered[: _best([chance for chance, _ in offered], seconds, batch)]:

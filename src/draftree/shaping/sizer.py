@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 ASK_FACTOR, ASK_LEAST = 2.0, 8  # draft tokens asked for: this times the largest tree of late, and some
 RECENT = 0.9  # how fast the largest tree of late fades, by step
-PROBE_AFTER = 4  # steps of a size, before sizes next to it that were never tried are
 GAIN_FIRST, GAIN_RATE = 0.5, 0.1  # accepted draft tokens a step, before any was seen; weight of a step in their mean
 LEARN_EVERY = 4  # steps that are learned from together: out of cold caches, one takes as long as four in a row
 OVERLAP = 0.5  # of what a prepared draft brings, the part that one prepared at the node above brings as well
@@ -151,8 +150,6 @@ class DynamicSizer(Sizer):
             drafting = self._drafting(plan)
             seconds = [drafting + time for time in self._seconds(kind, batch, 1)[batch:]]
             sizes = choose(chances, seconds, packed=self._packed)
-            if batch == 1:
-                sizes = [self._probed(sizes[0], len(chances[0]), kind)]
             self._recent = max(max(sizes), RECENT * self._recent)
             if any(size < whole - 1 for size, whole in zip(sizes, trees.sizes, strict=True)):
                 trees = trees.first(sizes) if falling else trees.best(sizes)
@@ -163,7 +160,8 @@ class DynamicSizer(Sizer):
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:
         """See `Sizer.observe`."""
         self._unread.append((plan, outcome, [self._states[request.id].way for request in plan.requests]))
-        if len(self._unread) >= LEARN_EVERY:
+        own = self._together if len(plan.requests) > 1 else self._states[plan.requests[0].id].modes
+        if len(self._unread) >= LEARN_EVERY or own.on_trial:
             self._learn()
 
     def end(self, request: Context) -> None:
@@ -207,7 +205,8 @@ class DynamicSizer(Sizer):
         held = self._seconds_of.get((kind, batch, attach_to))
         if held is None or held[0] is not table:
             rows = self._rows(kind, batch, np.arange(batch * (1 + self._max_nodes) + 1), attach_to or None)
-            held = table, table[np.minimum(rows, len(table) - 1)].tolist()
+            seconds = self._times.table(batch, kind)
+            held = table, seconds[np.minimum(rows, len(table) - 1)].tolist()
             self._seconds_of[kind, batch, attach_to] = held
         return held[1]
 
@@ -224,17 +223,6 @@ class DynamicSizer(Sizer):
         """Seconds that the drafter takes before the pass."""
         ways = {self._states[r.id].way for r, budget in zip(plan.requests, plan.budgets, strict=True) if budget}
         return max((self._times.drafting(len(plan.requests), way) for way in ways), default=0.0)
-
-    def _probed(self, size: int, most: int, kind: Kind) -> int:
-        """`size`, or one next to it that was never tried: kernels have steps, a curve between two points has none."""
-        if kind is not Kind.TREES or not self._times.learns:
-            return size
-        curve = self._times.curve(1)
-        if curve.seen(1 + size) >= PROBE_AFTER:
-            for other in (size + 1, size - 1, size + 2):
-                if 0 < other <= most and not curve.seen(1 + other):
-                    return other
-        return size
 
     def _attach_to(self, plan: StepPlan, trees: TokenTree) -> int:
         """How many nodes of each tree are worth rows of the drafter's: the likeliest to be accepted last have them.
@@ -309,9 +297,9 @@ class DynamicSizer(Sizer):
                 continue
             # The time of rows has steps, so each pays for what it brings of them all, and not by the row.
             spent = (whole - bare) * gains[b] / hoped + (bare - plain) / batch + drafting / drafted
-            advantage = gains[b] - spent / token
-            booked[way] = booked.get(way, 0.0) + advantage
+            # What is expected moves less by chance, what came is true also of a drafter that has just changed.
             came = max(len(outcome.accepted[b]) - 1, 0)
+            booked[way] = booked.get(way, 0.0) + (gains[b] + came) / 2 - spent / token
             state.gain += GAIN_RATE * (came - state.gain)
             self._learned.gain += GAIN_RATE / drafted * (came - self._learned.gain)
         own = self._together if batch > 1 else self._states[plan.requests[0].id].modes
