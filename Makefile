@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 # An activated environment must not leak into the one made here.
 export PYTHONPATH :=
 # Reinstall when the metadata, the build hook or a C source changes.
-INSTALL_INPUTS := pyproject.toml $(wildcard hatch_build.py src/draftree/drafting/lookahead/*.[ch] src/draftree/runner/cpu/*.[ch] src/draftree/shaping/*.c src/draftree/tree/*.c)
+INSTALL_INPUTS := pyproject.toml $(wildcard hatch_build.py src/draftree/native/*.[ch] src/draftree/shaping/*.c)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint format bench docs clean
@@ -74,5 +74,5 @@ docs: $(VENV)/.dev
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f src/draftree/drafting/lookahead/_trie.so src/draftree/runner/cpu/_layer.so src/draftree/shaping/_counts.so
+	rm -f src/draftree/native/_draftree.so src/draftree/shaping/_counts.so
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,8 +33,8 @@ from draftree.bench.speed_stages import PASS_PARTS, STEP_PARTS, engine_stages, p
 from draftree.bench.speed_steps import weight_bytes
 from draftree.bench.summary import Estimate
 from draftree.cli import app
+from draftree.native import load_library
 from draftree.runner import open_runner
-from draftree.runner.cpu.layers import load_library
 from draftree.shaping import DynamicTree
 
 TINY = ["bench", "speed", "--params", "20M", "--answers", "1", "--max-new-tokens", "10", "--rounds", "1"]

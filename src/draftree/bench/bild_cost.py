@@ -30,7 +30,6 @@ from torch import nn
 
 from draftree.bench.methods import Draftree
 from draftree.runner import Runner, open_runner
-from draftree.runner.cpu.ahead import AheadPlan, Course
 from draftree.runner.plan import PassResult, Plan
 
 CROSS = ("EncDecAttention", "encoder_attn", "crossattention", "encoder_decoder_attention")
@@ -121,11 +120,8 @@ class Shapes:
 
 @contextmanager
 def counting(runner: Runner, shapes: Shapes, source: int, into: Operations) -> Iterator[None]:
-    """Count the passes of a runner, one request at a time, while the context is open.
-
-    A run ahead counts as the passes of one row that it stands for.
-    """
-    run, run_ahead = runner.run, runner.run_ahead
+    """Count the passes of a runner, one request at a time, while the context is open."""
+    run = runner.run
 
     def counted(plan: Plan, cache: Any, first: int = 0, encoder: Any = None) -> PassResult:
         context = int(cache.lengths[first])
@@ -134,19 +130,11 @@ def counting(runner: Runner, shapes: Shapes, source: int, into: Operations) -> I
         into.add(shapes.decoder(plan.width, seen, context, source))
         return run(plan, cache, first, encoder)
 
-    def counted_ahead(plan: AheadPlan, cache: Any, first: int = 0, encoder: Any = None) -> Course | None:
-        context = int(cache.lengths[first])
-        course = run_ahead(plan, cache, first, encoder)
-        for made in range(0 if course is None else len(course.tokens[0])):
-            into.add(shapes.decoder(1, context + made + 1, context + made, source))
-        return course
-
     runner.run = counted  # type: ignore[method-assign]
-    runner.run_ahead = counted_ahead  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del runner.run, runner.run_ahead
+        del runner.run
 
 
 def operations_of(method: Draftree, models: Sequence[Any], prompts: Sequence[Sequence[int]]) -> Operations:

@@ -28,7 +28,6 @@ from draftree.bench.sizes import Size, size_named
 from draftree.bench.speed import spread
 from draftree.bench.speed_figures import (
     CAPTURED,
-    COMPILE,
     LIMITED,
     PROMPT_LOOKUP,
     TENSORS,
@@ -43,7 +42,7 @@ from draftree.shaping.planner import Planner
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-FORMS = (TENSORS, CAPTURED, COMPILE)  # beside the eager runner as it comes
+FORMS = (TENSORS, CAPTURED)  # beside the eager runner as it comes
 FORM_ROWS = (1, 8, 64)  # to time them with: compiling takes its time
 METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, PLAIN, WARM, LIMITED)
 ROOM = 3 * 2**30  # bytes beside the weights: caches, buffers whose copying tells the bandwidth, logits
@@ -144,7 +143,7 @@ def run_gpu(
     large = inflate(small, shape=size, dtype=dtype, device=device)
     label = shape if isinstance(shape, str) else "inflated"
     runner = open_runner(large)
-    forms = forms_beside(large, runner, compiled=settings.compiled)
+    forms = forms_beside(large, runner)
     timed = {name: (other, FORM_ROWS) for name, other in forms.items()}
     steps = time_rows(large, runner, ROWS, settings.context, settings.rounds, watcher, timed)
     watcher.stage("the curve of steps", None)
@@ -162,10 +161,10 @@ def run_gpu(
     return findings_of(label, runner.form, steps, case, cost, choices(cost, runner, by_depth(case))), about
 
 
-def forms_beside(model: Any, runner: Runner, *, compiled: bool) -> dict[str, Runner]:
+def forms_beside(model: Any, runner: Runner) -> dict[str, Runner]:
     """The eager runner in the forms that `runner` is not in, by the names of `FORM_LABELS`."""
     own = {"eager": TENSORS, "cuda_graphs": CAPTURED}.get(runner.form)
-    names = [name for name in FORMS if name != own and (compiled or name != COMPILE)]
+    names = [name for name in FORMS if name != own]
     return {name: runner_in(model, name) for name in names}
 
 

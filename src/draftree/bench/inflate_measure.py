@@ -34,7 +34,6 @@ HF, LOOP = "hf_forward", "draftree_loop"
 FORM_LABELS = {
     "draftree_tensors": "draftree, tensors",
     "draftree_captured": "draftree, captured",
-    "draftree_compile": "draftree, compile",
 }
 LABELS = {HF: "HF forward", LOOP: "draftree, eager runner", **FORM_LABELS}
 BUFFER = 256 * 2**20  # bytes, far beyond any cache

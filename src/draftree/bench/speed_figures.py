@@ -34,7 +34,7 @@ from draftree.drafting import Drafter, Lookahead
 from draftree.runner import Runner, open_runner
 from draftree.shaping import DynamicTree
 
-TENSORS, CAPTURED, COMPILE = FORM_LABELS  # plain decoding by the eager runner in one form or another
+TENSORS, CAPTURED = FORM_LABELS  # plain decoding by the eager runner in one form or another
 NODES = 16  # most rows of the trees whose overhead is told: the root, and guesses
 LIMITED = "lookahead_16"
 LIMITED_LABEL = f"Lookahead, warm trie, up to {NODES - 1} guesses"
@@ -202,7 +202,7 @@ def runner_in(model: Any, name: str) -> Runner:
     """The eager runner in the form that `FORM_LABELS` calls `name`."""
     form = name.removeprefix("draftree_")
     choices = {"tensors": "eager", "captured": "cuda_graphs"}
-    return open_runner(model, compile=True) if form == "compile" else open_runner(model, choices[form])
+    return open_runner(model, choices[form])
 
 
 def figure_table(figures: Sequence[Figure], title: str) -> Table:

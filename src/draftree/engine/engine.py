@@ -33,7 +33,6 @@ class Engine:
         shape: sizes the trees; by default by measured cost and calibrated probability (`DynamicTree`).
         pruner: drops unlikely guesses inside the pass (`EarlyPruning`); None for none.
         runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or one opened for the model.
-        compile: let torch's inductor compile the eager runner's passes, which takes seconds for each number of rows.
         strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
             that does and does not promise.
         capacity: cache columns to allocate at first, where the need is known; also the context that step costs are
@@ -56,7 +55,6 @@ class Engine:
         shape: Shape | None = None,
         pruner: EarlyPruning | None = None,
         runner: str | Runner = "auto",
-        compile: bool = False,
         strict: bool = False,
         capacity: int = 256,
         reject_drafts: bool = False,
@@ -93,7 +91,7 @@ class Engine:
             )
         check_early_exit(early_exit, drafter=drafter, acceptance=acceptance, strict=strict)
         self.model = model  # runners hold it weakly
-        self.runner: Runner = open_runner(model, runner, compile=compile)
+        self.runner: Runner = open_runner(model, runner)
         if early_exit is not None:
             early_exit.bind(self.runner)
         self.target = self.runner.target

@@ -82,7 +82,6 @@ OURS = (
     "strict",
     "acceptance",
     "runner",
-    "compile",
     "recorder",
     "early_exit",
 )
