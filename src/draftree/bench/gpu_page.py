@@ -46,7 +46,7 @@ def findings_of(
     def draw(figure: Any) -> None:
         axes = figure.subplots(1, 2)
         draw_wanted(axes[0], figures)
-        colours = {HF: THEIRS, LOOP: BEST} | dict(zip(FORM_LABELS, ("0.6", "tab:cyan", "tab:purple"), strict=True))
+        colours = {HF: THEIRS, LOOP: BEST} | dict(zip(FORM_LABELS, ("0.6", "tab:cyan"), strict=True))
         for method, colour in colours.items():
             held = [row for row in steps.rows if row["method"] == method]
             times = [1000 * row["seconds"] for row in held]
