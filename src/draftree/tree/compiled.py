@@ -81,7 +81,7 @@ def walks(parents: Tensor, tokens: Tensor, sizes: Sequence[int], best: Tensor) -
     None where siblings on the way share a token, and without the library.
 
     Args:
-        parents: LongTensor [B, N] on the runner.
+        parents: LongTensor [B, N] on the CPU.
         tokens: alike.
         sizes: real nodes of each tree.
         best: LongTensor [B, N or more], what the model says after each node.
