@@ -386,11 +386,9 @@ def table() -> str:
     lines = ["| family | tested as | runners | what is special | provider |", "|---|---|---|---|---|"]
     for member in CAUSAL + ENCODER_DECODER:
         target = inspect_model(build(member.id))
-        runners = "hooked"
-        if EagerRunner.qualifies(target):
-            runners += ", eager, cpu" + ", cuda_graphs" * CudaGraphRunner.qualifies(target)
-        elif T5Runner.qualifies(target):
-            runners += ", cpu"
+        eager, cpu = EagerRunner.qualifies(target), T5Runner.qualifies(target)
+        runners = "hooked" + ", eager" * eager + ", cpu" * (eager or cpu)
+        runners += ", cuda_graphs" * CudaGraphRunner.qualifies(target)
         provider = type(family_of(target)).__name__
         provider = "" if provider == "Family" else f"`{provider}`"
         cells = [f"`{member.model_type}`", member.id, runners, member.note, provider]
