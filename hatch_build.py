@@ -83,7 +83,9 @@ if BuildHookInterface is not None:
             if self.target_name != "wheel":
                 return
             problem = compile_all(Path(self.root))
-            built = [library for library in (LIBRARY, COUNTS) if library == LIBRARY or library.with_suffix(".c").exists()]
+            built = [
+                library for library in (LIBRARY, COUNTS) if library == LIBRARY or library.with_suffix(".c").exists()
+            ]
             if problem:
                 # Libraries of an older build would be packed, under a tag that promises pure Python.
                 for library in built:
