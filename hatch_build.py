@@ -1,7 +1,6 @@
-"""Build hook: compiles the package's C files beside their sources, for wheels and editable installs alike.
+"""Build hook: compiles the package's C files into one library beside them, for wheels and editable installs alike.
 
-They are the twin of the Lookahead trie, the decoder layer of the CPU runner and
-that of what is asked about a tree every step.
+They are the Lookahead trie, what trees are asked every step, and the layers of the CPU runner (`src/draftree/native`).
 They need no Python headers, so the wheel is tagged `py3-none-<platform>`. Without a compiler the build goes on: the
 package is then pure Python, slower, and the same in what it gives. `python hatch_build.py` compiles in a checkout.
 """
@@ -14,47 +13,56 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 PACKAGE = Path("src/draftree")
-COMMON = ["-fPIC", "-shared"]
-LIBRARIES = {
-    # No fused multiply-add: the trie's twins agree to the last bit, on any processor.
-    "drafting/lookahead/_trie": ["-std=c99", "-O2", "-ffp-contract=off"],
-    "tree/_tree": ["-std=c99", "-O2"],
-    "runner/cpu/_layer": ["-std=gnu99", "-O3", "-fno-math-errno", "-fno-trapping-math"],
+LIBRARY = PACKAGE / "native/_draftree.so"
+SOURCES = {
+    # No fused multiply-add: the trie in C and the one in Python agree to the last bit, on any processor.
+    "trie.c": ["-std=c99", "-O2", "-ffp-contract=off"],
+    "tree.c": ["-std=c99", "-O2"],
+    "layers.c": ["-std=gnu99", "-O3", "-fno-math-errno", "-fno-trapping-math"],
 }
 
 
 def compile_all(root: Path) -> str | None:
-    """Builds every library, `<name>.so` from `<name>.c`; the reason in a few words when one could not be built."""
+    """Builds the library; the reason in a few words when it could not be built."""
     compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which(c) for c in ("cc", "gcc", "clang")]
     command = [part for part in compiler if part]
     if not command:
         return "no C compiler was found"
     if "CC" not in os.environ:
         command = command[:1]
-    problems = [_compile([*command, *flags, *COMMON], root / PACKAGE / name) for name, flags in LIBRARIES.items()]
-    return next((problem for problem in problems if problem), None)
+    folder = (root / LIBRARY).parent
+    with TemporaryDirectory() as scratch:
+        objects = []
+        for source, flags in SOURCES.items():
+            objects.append(str(Path(scratch, source).with_suffix(".o")))
+            problem = _run([*command, *flags, "-fPIC", "-c", str(folder / source), "-o", objects[-1]])
+            if problem:
+                return problem
+        problem = _linked([*command, "-shared", *objects], root / LIBRARY)
+    return problem
 
 
-def _compile(command: list[str], name: Path) -> str | None:
-    # Built aside and renamed: a running process may have the old library mapped.
-    fresh = name.with_suffix(f".{os.getpid()}.so")
+def _linked(command: list[str], library: Path) -> str | None:
+    # Built under another name and renamed: a running process may have the old library mapped.
+    fresh = library.with_suffix(f".{os.getpid()}.so")
+    problem = _run([*command, "-o", str(fresh), "-lm"])
+    if problem:
+        fresh.unlink(missing_ok=True)
+        return problem
+    fresh.replace(library)
+    return None
+
+
+def _run(command: list[str]) -> str | None:
     try:
-        run = subprocess.run(
-            [*command, "-o", str(fresh), str(name.with_suffix(".c")), "-lm"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         return f"the C compiler did not start ({error})"
-    if run.returncode:
-        fresh.unlink(missing_ok=True)
-        return f"the C compiler failed:\n{run.stderr}"
-    fresh.replace(name.with_suffix(".so"))
-    return None
+    return f"the C compiler failed:\n{run.stderr}" if run.returncode else None
 
 
 try:
@@ -71,11 +79,9 @@ if BuildHookInterface is not None:
             if self.target_name != "wheel":
                 return
             problem = compile_all(Path(self.root))
-            built = [PACKAGE / f"{name}.so" for name in LIBRARIES]
             if problem:
-                # Libraries of an older build would be packed, under a tag that promises pure Python.
-                for library in built:
-                    (Path(self.root) / library).unlink(missing_ok=True)
+                # A library of an older build would be packed, under a tag that promises pure Python.
+                (Path(self.root) / LIBRARY).unlink(missing_ok=True)
                 self.app.display_warning(f"draftree: building without compiled libraries, {problem}")
                 return
             from packaging.tags import mac_platforms, platform_tags
@@ -88,7 +94,7 @@ if BuildHookInterface is not None:
             plain = next(tag for tag in tags if not tag.startswith(("manylinux", "musllinux")))
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{plain}"
-            build_data["artifacts"].extend(f"/{library.as_posix()}" for library in built)
+            build_data["artifacts"].append(f"/{LIBRARY.as_posix()}")
 
 
 if __name__ == "__main__":

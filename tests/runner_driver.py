@@ -6,7 +6,6 @@ plain hook where a check replaces hidden states mid-stack.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor
 from zoo import VOCABULARY
 
+from draftree.runner import choose
 from draftree.runner.base import Runner
-from draftree.runner.cpu.t5 import T5Runner
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.plan import PassResult, Plan, Surgery
 from draftree.runner.target import inspect_model
@@ -70,13 +69,9 @@ def runners_for(model: Any) -> list[Runner]:
     """Every runner that drives `model`."""
     target = inspect_model(model)
     runners: list[Runner] = [HookedRunner(target)]
-    if importlib.util.find_spec("draftree.runner.eager.runner") is not None:
-        from draftree.runner.eager.runner import EagerRunner
-
-        if EagerRunner.qualifies(target):
-            runners.append(EagerRunner(target))
-    if T5Runner.qualifies(target):
-        runners.append(T5Runner(target))
+    way = choose(target)
+    if way is not HookedRunner:
+        runners.append(way(target))
     return runners
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from draftree.runner import EagerRunner, Runner
+from draftree.runner import CudaGraphRunner, Runner
 from draftree.runner.cuda_graphs.capture import Capture
 from draftree.runner.cuda_graphs.passes import CapturedPasses
 
@@ -91,8 +91,7 @@ class Tape(Capture):
 
 def passes(runner: Runner) -> CapturedPasses:
     """The recorded passes of a runner."""
-    assert isinstance(runner, EagerRunner)
-    assert runner._captured is not None
+    assert isinstance(runner, CudaGraphRunner)
     return runner._captured
 
 

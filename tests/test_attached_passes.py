@@ -1,35 +1,32 @@
-"""What drafters inside the model cost is paid in single compiled calls; each against the way it goes without them."""
+"""What drafters inside the model ask of compiled code, each against the same in tensor operations."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from generate_driver import left_pad, prompts
-from in_model_driver import MAKERS, make, randomised
+from in_model_driver import MAKERS, make
 from zoo import build
 
 from draftree import DynamicTree, generate
-from draftree.drafting.hidden_transfer import HiddenTransfer
 from draftree.drafting.in_model import InModelDrafter
+from draftree.native import load_library
 from draftree.runner import open_runner
 from draftree.runner.base import Runner
-from draftree.runner.cpu import one_call
-from draftree.runner.cpu.layers import load_library
-from draftree.runner.cpu.one_call import OneCall
+from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.plan import PassResult, Plan, Projection, Segment, Surgery
+from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.step_cost import StepCost
+from draftree.runner.target import inspect_model
 from draftree.shaping import Fixed
 from draftree.shaping.best_first import _best_first, best_first
 from draftree.tree import compiled as compiled_trees
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
-IN_ONE_CALL = [name for name in MAKERS if "shallow" not in name]  # prompts that end in mid-stack go the other way
 CHEAP = StepCost((1, 64), (1.0, 1.2))
 
 
@@ -38,54 +35,36 @@ def model() -> Any:
     return build("llama")
 
 
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, PassResult, PassResult]]:
-    """Every pass in one call that holds more than a tree, and what the several calls of the other way make of it."""
-    found: list[tuple[Plan, PassResult, PassResult]] = []
-    in_one = EagerRunner._run_at_once
-
-    def both(self: EagerRunner, at_once: OneCall, plan: Plan, cache: SlotCache, first: int) -> PassResult | None:
-        brought = in_one(self, at_once, plan, cache, first)
-        if brought is not None and not plan.plain:
-            self._at_once = None
-            found.append((plan, brought, self.run(plan, cache, first)))  # writes the same columns again
-            self._at_once = at_once
-        return brought
-
-    monkeypatch.setattr(EagerRunner, "_run_at_once", both)
-    return found
-
-
-@pytest.mark.parametrize("name", IN_ONE_CALL)
+@pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("sized", ["fixed", "by cost"])
-def test_a_pass_in_one_call_is_the_pass(
-    name: str, sized: str, model: Any, runs: list[tuple[Plan, PassResult, PassResult]]
+def test_compiled_passes_with_attached_rows_are_those_in_tensors(
+    name: str, sized: str, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ragged batches; the trees' logits to the last bit, and of attached rows what products in another order leave."""
+    """Ragged batches with rows that drafters attach: logits, tapped states and layouts of the rows."""
+    found: list[tuple[Plan, PassResult, PassResult]] = []
+    compiled, tensors = CpuRunner.run, EagerRunner(inspect_model(model))
+
+    def both(self: CpuRunner, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
+        if not plan.plain:
+            found.append((plan, compiled(self, plan, cache, first), tensors.run(plan, cache, first)))
+        return compiled(self, plan, cache, first)  # writes the same columns again
+
+    monkeypatch.setattr(CpuRunner, "run", both)
     drafter = make(name, model)
     shape = Fixed(6) if sized == "fixed" else DynamicTree(cost=CHEAP)
     ids, mask = left_pad(prompts())
     generate(model, ids, mask, drafter=drafter, shape=shape, max_new_tokens=12)
-    assert len(runs) > 3
-    for plan, brought, slow in runs:
-        assert torch.equal(brought.logits, slow.logits)
-        assert brought.hidden.keys() == slow.hidden.keys()
-        for layer, hidden in brought.hidden.items():
+    assert len(found) > 3
+    for plan, fast, slow in found:
+        torch.testing.assert_close(fast.logits, slow.logits, rtol=1e-4, atol=1e-4)
+        assert fast.hidden.keys() == slow.hidden.keys()
+        for layer, hidden in fast.hidden.items():
             torch.testing.assert_close(hidden, slow.hidden[layer], rtol=1e-4, atol=1e-4)
-        assert len(brought.segments) == len(slow.segments) == 1 + len(plan.surgeries)
-        for one, other in zip(brought.segments, slow.segments, strict=True):
+        assert len(fast.segments) == len(slow.segments) == 1 + len(plan.surgeries)
+        for one, other in zip(fast.segments, slow.segments, strict=True):
             assert one.start == other.start
-            assert one.rows is None
-            assert other.rows is None
             assert torch.equal(one.positions, other.positions)
             assert torch.equal(one.visible, other.visible)
-
-
-def test_prompts_that_end_in_mid_stack_go_the_other_way(
-    model: Any, runs: list[tuple[Plan, PassResult, PassResult]]
-) -> None:
-    generate(model, torch.tensor(prompts((9,))), drafter=make("bita-shallow-full", model), max_new_tokens=6)
-    assert not runs
 
 
 def test_the_likeliest_tokens_of_rows(model: Any) -> None:
@@ -174,17 +153,6 @@ def test_steps_between_two_plans_are_drafted_too(name: str, model: Any, monkeypa
     assert sum(steady) > len(steady) / 2
 
 
-def test_matrices_live_until_their_pass_is_over(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many drafters have met the runner, and wherever among a pass's joins room is made for more."""
-    monkeypatch.setattr(one_call, "KEPT", 2)
-    ids = torch.tensor(prompts((9,)))
-    plain = generate(model, ids, max_new_tokens=12).sequences
-    for seed in range(6):
-        drafter = randomised(HiddenTransfer.fresh(model, transfer_layers=[1, 2, 3]), seed=seed)
-        out = generate(model, ids, drafter=drafter, shape=Fixed(6), max_new_tokens=12)
-        assert torch.equal(out.sequences, plain)
-
-
 def test_embeddings_of_another_type_are_those_numbers(model: Any) -> None:
     runner = open_runner(model)
     torch.manual_seed(0)
@@ -196,20 +164,3 @@ def test_embeddings_of_another_type_are_those_numbers(model: Any) -> None:
         return runner.run(plan, runner.new_cache(1)).logits
 
     assert torch.equal(logits(embeddings), logits(embeddings.float()))
-
-
-def test_passes_that_one_call_cannot_hold_go_the_other_way(model: Any) -> None:
-    at_once = open_runner(model)._at_once
-    seen = torch.ones(3, 3, dtype=torch.bool).tril()[None]
-    joined = torch.ones(4, 4, dtype=torch.bool).tril()[None]
-    matrix = torch.eye(model.config.hidden_size)
-
-    def plan(given: int, sources: int, sizes: tuple[int, ...] | None = None) -> Plan:
-        source = torch.zeros(1, sources, dtype=torch.long)
-        surgery = Surgery(1, append=Projection(matrix, given), positions=torch.tensor([[3]]), source=source)
-        surgery = replace(surgery, visible=joined[:, 3:], joined=joined)
-        return Plan(torch.tensor([[5, 6, 7]]), torch.arange(3)[None], seen, surgeries=(surgery,), sizes=sizes)
-
-    assert at_once.takes(plan(1, 1))
-    assert not at_once.takes(plan(1, 2)), "more sources than are used"
-    assert not at_once.takes(plan(1, 1, (2,))), "padding beside rows that join"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import shutil
 import weakref
 from typing import Any
 
@@ -17,10 +16,9 @@ from runner_driver import BUSHY, Run, Tree, difference, one_thread, prune  # noq
 from tape import Tape, passes, tape
 from zoo import VOCABULARY, build
 
-from draftree.runner import EagerRunner, inspect_model, open_runner
-from draftree.runner.cuda_graphs.capture import Again
+from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model, open_runner
+from draftree.runner.cuda_graphs import runner as graph_runner
 from draftree.runner.cuda_graphs.frames import band_of, bucket_of
-from draftree.runner.eager import inductor
 from draftree.runner.eager import runner as eager_runner
 from draftree.runner.eager.product import may_pack
 from draftree.runner.layout.skip import Skip
@@ -32,13 +30,13 @@ CLOSE = 2e-5
 
 @pytest.fixture(autouse=True)
 def taped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager_runner, "capture_for", lambda device: Tape())
+    monkeypatch.setattr(graph_runner, "capture_for", lambda device: Tape())
 
 
-def both(name: str) -> tuple[EagerRunner, EagerRunner]:
-    """The two forms of a runner for the model of that name."""
+def both(name: str) -> tuple[EagerRunner, CudaGraphRunner]:
+    """Both runners in tensor operations for the model of that name."""
     target = inspect_model(build(name))
-    return EagerRunner(target, "eager"), EagerRunner(target, "cuda_graphs")
+    return EagerRunner(target), CudaGraphRunner(target)
 
 
 def far(trees: list[Tree], ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -291,7 +289,7 @@ def test_what_does_not_fit_goes_the_usual_way() -> None:
 @pytest.mark.parametrize("name", ["llama-dynamic", "phi3-longrope"])
 def test_angles_that_depend_on_length_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="depend on a text's length"):
-        EagerRunner(inspect_model(build(name)), "cuda_graphs")
+        CudaGraphRunner(inspect_model(build(name)))
 
 
 # ---------------------------------------------------------------- weights
@@ -300,7 +298,7 @@ def test_angles_that_depend_on_length_are_refused(name: str) -> None:
 def test_weights_changed_in_place_are_seen_and_replaced_ones_drop_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager_runner, "may_copy", lambda *args, **kwargs: False)  # as of a large model
     model = copy.deepcopy(build("llama"))
-    runner = EagerRunner(inspect_model(model), "cuda_graphs")
+    runner = CudaGraphRunner(inspect_model(model))
     run = Run(runner, (21,)).prefill()
     trees = [Tree.random(6, 1)]
     before = run.step(trees).logits
@@ -329,12 +327,12 @@ def test_bfloat16_on_a_cpu_takes_packed_weights_by_itself() -> None:
         return
     runner = open_runner(model)
     assert runner.form == "cuda_graphs"
-    assert isinstance(runner, EagerRunner)
+    assert isinstance(runner, CudaGraphRunner)
     fixed, usual = passes(runner)._layers[0], runner._layers[0]
-    assert [t.is_mkldnn for t in fixed.tensors()].count(True) == 4
+    assert all(product.tensors()[0].is_mkldnn for product in fixed.products)
     assert usual.live()
-    assert not any(t.is_mkldnn for t in usual.tensors())
-    eager = EagerRunner(runner.target, "eager")
+    assert not any(t.is_mkldnn for product in usual.products for t in product.tensors())
+    eager = EagerRunner(runner.target)
     runs = [Run(h, (21, 30)).prefill() for h in (eager, runner)]
     trees = [Tree(BUSHY, 1), Tree.random(9, 2)]
     wanted, found = (run.step(trees).logits.float() for run in runs)
@@ -345,43 +343,8 @@ def test_bfloat16_on_a_cpu_takes_packed_weights_by_itself() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     gpt2 = build("gpt2")
-    with pytest.raises(ValueError, match="does not qualify for the eager runner"):
-        open_runner(gpt2, "cuda_graphs")
-    with pytest.raises(ValueError, match="compile=True is for models that the eager runner drives"):
-        open_runner(gpt2, compile=True)
+    for choice in ("cuda_graphs", "eager", "cpu"):
+        with pytest.raises(ValueError, match=f"does not qualify for runner='{choice}'"):
+            open_runner(gpt2, choice)
     with pytest.raises(ValueError, match="runner is 'grahp': choose"):
         open_runner(build("llama"), "grahp")
-    with pytest.raises(ValueError, match="a way of running of its own"):
-        open_runner(build("llama"), "eager", compile=True)
-    with pytest.raises(ValueError, match="opened already"):
-        open_runner(build("llama"), open_runner(build("llama")), compile=True)
-
-
-def test_no_compiler_no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor.shutil, "which", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs a C\+\+ compiler, and there is none on this machine"):
-        EagerRunner(inspect_model(build("llama")), "inductor")
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
-@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
-def test_compiled_by_inductor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each number of rows is compiled once, for all layers; logits are those of tensors."""
-    monkeypatch.setattr(eager_runner, "capture_for", lambda device: Again())  # a tape sees nothing of compiled loops
-    tensors = EagerRunner(inspect_model(build(name)), "eager")
-    runner = open_runner(build(name), compile=True)
-    assert isinstance(runner, EagerRunner)
-    assert runner.form == "inductor"
-    runs = [Run(h, (21,)).prefill() for h in (tensors, runner)]
-    for size in (3, 4, 4):
-        trees = [Tree.random(size, size)]
-        wanted, found = (run.step(trees) for run in runs)
-        assert difference(found.logits, wanted.logits) < CLOSE
-        for run, result in zip(runs, (wanted, found), strict=True):
-            run.commit(trees, [trees[0].branches[-1]], result)
-    left_out = Skip.of([1], [2])
-    assert difference(runs[1].step(trees, skip=left_out).logits, runs[0].step(trees, skip=left_out).logits) < CLOSE
-    known = passes(runner)._layers[0]._known
-    halves = [key for key in known if key[0] in ("project", "leave")]
-    assert len({key[1] for key in halves}) == 2  # whole layers, and one without its MLP
-    assert len(halves) == 2 * 2  # two halves of each

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from typing import Any
 
 import pytest
@@ -19,16 +18,14 @@ from test_engine_strict import run as run_strict
 from zoo import build
 
 from draftree.engine import Engine, Rules, generate
-from draftree.integrations import custom_generate
-from draftree.runner import EagerRunner, inspect_model, open_runner
-from draftree.runner.cuda_graphs.capture import Again
-from draftree.runner.eager import runner as eager_runner
+from draftree.runner import CudaGraphRunner, inspect_model, open_runner
+from draftree.runner.cuda_graphs import runner as graph_runner
 from draftree.shaping import Fixed
 
 
 @pytest.fixture(autouse=True)
 def taped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager_runner, "capture_for", lambda device: Tape())
+    monkeypatch.setattr(graph_runner, "capture_for", lambda device: Tape())
 
 
 LAW = ("llama", "gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "glm4")))
@@ -111,7 +108,7 @@ def test_strict_mode_in_sixteen_bits() -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2-window"])
 def test_rows_apart_have_the_bits_of_steps_of_one_row(name: str) -> None:
     model = copy.deepcopy(build(name)).to(torch.bfloat16)
-    runner = EagerRunner(inspect_model(model), "cuda_graphs")
+    runner = CudaGraphRunner(inspect_model(model))
     tree = Tree(BUSHY, 3)
     run = Run(runner, (21,)).prefill()
     apart = run.step([tree], row_by_row=True).logits
@@ -134,21 +131,3 @@ def test_a_second_call_of_generate_records_nothing_anew() -> None:
     same(generate(model, ids, runner=runner, max_new_tokens=NEW).sequences, first)
     assert passes(runner).recorded == recorded > 0
     assert runner.captured_bytes["kept stores"] > 0
-    assert EagerRunner(runner.target, "eager").captured_bytes == {}
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
-def test_compile_is_an_option_of_generate_and_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager_runner, "capture_for", lambda device: Again())  # a tape sees nothing of compiled loops
-    model = copy.deepcopy(build("llama"))
-    ids = torch.tensor(prompts(LENGTHS[:1]))
-    wanted = hf(model, ids)
-    drafter = RandomTree(references_of(ids.tolist(), wanted), 1)
-    out = generate(model, ids, drafter=drafter, shape=Fixed(3), max_new_tokens=NEW, compile=True)
-    same(out.sequences, wanted)
-    assert out.stats.total.accepted > 0
-    theirs = model.generate(ids, custom_generate=custom_generate(compile=True), max_new_tokens=NEW, do_sample=False)
-    same(theirs, wanted)
-    assert Engine(model, compile=True).runner.form == "inductor"
-    with pytest.raises(ValueError, match="compile=True is for models that the eager runner drives"):
-        generate(build("gpt2"), ids, compile=True)

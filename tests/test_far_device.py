@@ -16,10 +16,10 @@ from zoo import build
 
 from draftree.drafting import Drafter
 from draftree.engine import Engine, Rules
-from draftree.runner import EagerRunner, inspect_model
+from draftree.runner import choose, inspect_model
 from draftree.shaping import Fixed
 
-FORMS = ("captured", "eager")
+FORMS = ("cuda_graphs", "eager")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,8 @@ def far_engine(form: str, drafter: Drafter | None, **options: Any) -> Engine:
     """On a copy of the model that lies on the device; to be called in it."""
     model = moved(copy.deepcopy(build("llama")))
     assert model.device == FAR
-    runner = EagerRunner(inspect_model(model), form)
+    target = inspect_model(model)
+    runner = choose(target, form)(target)
     return Engine(
         model, runner=runner, drafter=drafter, slots=3, shape=None if drafter is None else Fixed(9), **options
     )

@@ -16,8 +16,8 @@ from draftree.bench.inflate.model import inflate
 from draftree.bench.inflate.sizes import Size
 from draftree.drafting.folder import model_hash
 from draftree.engine.generate import generate
+from draftree.native import load_library
 from draftree.runner import open_runner, pack_weights, unpack_weights
-from draftree.runner.cpu.layers import load_library
 from draftree.runner.cpu.packed import HUGE_PAGE, Packed, PackedLinear, from_panels, to_panels
 from draftree.runner.eager import product
 

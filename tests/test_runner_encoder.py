@@ -11,7 +11,7 @@ import zoo
 from runner_driver import Tree, difference, one_thread, random_ids, runners_for, stock_logits  # noqa: F401
 from torch import Tensor
 
-from draftree.runner import T5Runner
+from draftree.runner import HookedRunner, T5Runner, open_runner
 from draftree.runner.base import Runner
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import Plan
@@ -86,7 +86,7 @@ def test_requests_join_move_and_leave(name: str, which: int) -> None:
 
 
 def test_two_threads_share_a_compiled_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.runner.cpu.t5.WORTH_THREADS", 0)
+    monkeypatch.setattr("draftree.runner.cpu.layers.WORTH_THREADS", 0)
     torch.set_num_threads(2)
     try:
         test_requests_join_move_and_leave("t5", -1)
@@ -170,48 +170,13 @@ def test_misuse_is_told() -> None:
             driving.run(plan, driving.new_cache(1), 0, state)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", ["t5", "t5-gated", "mt5"])
-def test_a_compiled_encoder_says_what_the_stock_one_says(
-    name: str, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sources shorter and longer than biases by distance reach, holes in them, and slots behind the first."""
-    monkeypatch.setattr("draftree.runner.cpu.t5_encoder.WORTH_THREADS", 0)
-    model = zoo.build(name)
-    runner = runners_for(model)[-1]
-    stock, compiled = EncoderState(runner.target, 3), runner.new_encoder(3)
-    assert isinstance(runner, T5Runner)
-    assert runner._reader.compiled
-    reach = model.config.relative_attention_max_distance
-    generator = torch.Generator().manual_seed(3)
-    torch.set_num_threads(threads)
-    try:
-        for slot, length in enumerate((1, 40, 2 * reach + 30)):
-            source, mask = random_ids(length, generator), torch.ones(length)
-            mask[1 : 1 + 2 * slot] = 0
-            for state in (stock, compiled):
-                state.admit(slot, source, mask)
-    finally:
-        torch.set_num_threads(1)
-    assert compiled.lengths == stock.lengths
-    for ours, theirs in zip(compiled._keys + compiled._values, stock._keys + stock._values, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    other = runner.new_encoder(1)
-    other.admit(0, torch.tensor([5, 6, 7]))
-    assert not torch.allclose(other._keys[0][0, :, :3], stock._keys[0][1, :, :3], atol=1e-2)
-    with pytest.raises(IndexError, match="token id outside"):
-        other.admit(0, torch.tensor([5, 10**6]))
-
-
-def test_an_encoder_with_hooks_runs_by_its_own_forward() -> None:
-    model = copy.deepcopy(zoo.build("t5"))
-    calls: list[int] = []
-    model.encoder.block[1].register_forward_hook(lambda *_: calls.append(1))
-    runner = T5Runner(inspect_model(model))
-    ours, theirs = runner.new_encoder(1), EncoderState(runner.target, 1)
-    calls.clear()  # the model was looked over
-    ours.admit(0, torch.tensor([5, 6, 7]))
-    assert calls == [1]
-    theirs.admit(0, torch.tensor([5, 6, 7]))
-    for mine, stock in zip(ours._keys + ours._values, theirs._keys + theirs._values, strict=True):
-        torch.testing.assert_close(mine, stock, rtol=1e-4, atol=1e-4)
+def test_decoders_that_are_not_compiled() -> None:
+    hooked = copy.deepcopy(zoo.build("t5"))
+    hooked.decoder.block[1].register_forward_hook(lambda *_: None)
+    other = copy.deepcopy(zoo.build("t5"))
+    other.decoder.block[0].layer[2].DenseReluDense.wo = torch.nn.Sequential(torch.nn.Identity())
+    for model in (zoo.build("bart"), zoo.build("umt5"), copy.deepcopy(zoo.build("t5")).bfloat16(), hooked, other):
+        assert not T5Runner.qualifies(inspect_model(model))
+        assert type(open_runner(model)) is HookedRunner
+    assert type(open_runner(zoo.build("t5"))) is T5Runner
+    assert type(open_runner(zoo.build("t5"), "hooked")) is HookedRunner

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_compiled_layers import runner_without_library
 from torch import Tensor
 from zoo import build
 
-from draftree.runner import EagerRunner, HookedRunner, Runner, inspect_model
+from draftree.runner import CpuRunner, HookedRunner, Runner, choose, inspect_model
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import Plan
 
@@ -18,12 +17,11 @@ NODES = [parent for level in PARENTS for parent in level]
 DEPTH = [depth for depth, level in enumerate(PARENTS) for _ in level]
 
 
-def runner_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Runner:
+def runner_of(name: str) -> Runner:
     family, kind = name.split("-")
     model = build(family)
-    if kind == "eager":
-        return runner_without_library(model, monkeypatch)
-    return (EagerRunner if kind == "cpu" else HookedRunner)(inspect_model(model))
+    target = inspect_model(model)
+    return choose(target, kind)(target)
 
 
 def ancestors() -> Tensor:
@@ -46,10 +44,8 @@ def prompts(runner: Runner, cache: SlotCache) -> None:
 
 @pytest.mark.parametrize("name", ["llama-cpu", "llama-eager", "llama-hooked", "gpt2-hooked", "gemma3-hooked"])
 @pytest.mark.parametrize("slots", [(0, 3), (2, 1)], ids=["ragged", "alone"])
-def test_a_tree_grown_by_depth_is_the_tree_of_one_pass(
-    name: str, slots: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = runner_of(name, monkeypatch)
+def test_a_tree_grown_by_depth_is_the_tree_of_one_pass(name: str, slots: tuple[int, int]) -> None:
+    runner = runner_of(name)
     first, batch = slots
     tokens = torch.randint(3, 97, (batch, len(NODES)), generator=torch.Generator().manual_seed(2))
     seen = ancestors()
@@ -78,7 +74,7 @@ def test_a_tree_grown_by_depth_is_the_tree_of_one_pass(
 
 def test_more_than_the_whole_context_may_be_spoken_of() -> None:
     """A request whose context is shorter than the others' trees has True in the columns that it lacks."""
-    runner = EagerRunner(inspect_model(build("llama")))
+    runner = CpuRunner(inspect_model(build("llama")))
     hooked = HookedRunner(runner.target)
     logits = []
     for driver in (runner, hooked):
@@ -100,7 +96,7 @@ def test_more_than_the_whole_context_may_be_spoken_of() -> None:
 
 
 def test_slots_in_another_order_and_more_of_them() -> None:
-    runner = EagerRunner(inspect_model(build("llama")))
+    runner = CpuRunner(inspect_model(build("llama")))
     cache = runner.new_cache(3)
     prompts(runner, cache)
     cache.arrange([2, 0], 4)

@@ -14,8 +14,7 @@ from runner_driver import BUSHY, Run, Tree, difference, one_thread, runners_for
 from torch import Tensor
 from zoo import CAUSAL, CORE, ENCODER_DECODER, build
 
-from draftree.runner import EagerRunner, HookedRunner, inspect_model
-from draftree.runner.cpu.ahead import AheadPlan
+from draftree.runner import HookedRunner, inspect_model
 from draftree.runner.hooked.bypass import omitted_modules
 from draftree.runner.layout.skip import Omitted, Skip
 
@@ -116,24 +115,3 @@ def test_a_model_is_watched_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_that_is_not_found_is_told() -> None:
     with pytest.raises(ValueError, match="leave out whole layers"):
         omitted_modules(torch.nn.Linear(2, 2), Omitted.MLP)
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3", "olmo2", "glm4"])
-@pytest.mark.parametrize("kind", list(SKIPS))
-def test_running_ahead_without_parts(name: str, kind: str) -> None:
-    """The same as pass after pass with these parts left out, at ragged lengths."""
-    runner, skip = EagerRunner(inspect_model(build(name))), SKIPS[kind]
-    run = Run(runner, (21, 13)).prefill()
-    lengths = list(run.cache.lengths)
-    course = runner.run_ahead(AheadPlan(lengths, [[5], [7]], 5, 3, skip=skip), run.cache)
-    assert course is not None
-    tokens = torch.tensor([[5], [7]])
-    for s in range(5):
-        places = torch.tensor(lengths)[:, None] + s
-        plan = type(run.plan([Tree((-1,), 1)]))(tokens, places, torch.ones(2, 1, 1, dtype=torch.bool), skip=skip)
-        result = runner.run(plan, run.cache)
-        run.cache.commit([[0], [0]], result.segments)
-        best = result.logits[:, 0].log_softmax(-1).topk(3)
-        assert [c[s] for c in course.tokens] == best.indices.tolist()
-        torch.testing.assert_close(torch.tensor([c[s] for c in course.logp]), best.values, rtol=0, atol=2e-5)
-        tokens = best.indices[:, :1]

@@ -15,7 +15,7 @@ from zoo import MEMBERS, build, construct
 
 import draftree
 from draftree.drafting.folder import load_drafter
-from draftree.runner import EagerRunner, HookedRunner, Runner, inspect_model
+from draftree.runner import CpuRunner, HookedRunner, Runner, inspect_model
 from draftree.runner.layout.skip import Skip
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import Fixed
@@ -36,7 +36,7 @@ def answered(model: Any, prompts: list[list[int]]) -> list[Row]:
     return rows
 
 
-@pytest.mark.parametrize("kind", [EagerRunner, HookedRunner])
+@pytest.mark.parametrize("kind", [CpuRunner, HookedRunner])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("skip", [Skip.behind(3, 4), Skip.of([2], [3])], ids=["exit", "parts"])
 def test_replay_accepts_what_decoding_accepts(kind: type[Runner], name: str, skip: Skip) -> None:
@@ -72,7 +72,7 @@ def test_replay_accepts_what_decoding_accepts(kind: type[Runner], name: str, ski
 
 def test_speed_is_tokens_over_measured_times() -> None:
     model = build("llama")
-    replay = Replay(EagerRunner(inspect_model(model)), answered(model, [[5, 9, 3, 0, 7]]), NEW, 4)
+    replay = Replay(CpuRunner(inspect_model(model)), answered(model, [[5, 9, 3, 0, 7]]), NEW, 4)
     assert replay.score(Skip(), Prices(0.0, 0.0, 0.0, STEPS)) == pytest.approx(Score(5.0, 1.0, 5.0, 4.0), rel=0.1)
     dear = replay.score(Skip(), Prices(1.0, 0.0, 0.0, STEPS))
     assert dear.rows == 1  # no chain promises enough for a second row

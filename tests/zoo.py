@@ -378,6 +378,7 @@ def families(*, recurrent: bool = False) -> set[str]:
 def table() -> str:
     """The table of families in docs/runners.md, one line a member; `python tests/zoo.py` prints it."""
     from draftree.runner.cpu.t5 import T5Runner
+    from draftree.runner.cuda_graphs.runner import CudaGraphRunner
     from draftree.runner.eager.runner import EagerRunner
     from draftree.runner.hooked.families import family_of
     from draftree.runner.target import inspect_model
@@ -385,7 +386,9 @@ def table() -> str:
     lines = ["| family | tested as | runners | what is special | provider |", "|---|---|---|---|---|"]
     for member in CAUSAL + ENCODER_DECODER:
         target = inspect_model(build(member.id))
-        runners = "hooked, loop" if EagerRunner.qualifies(target) or T5Runner.qualifies(target) else "hooked"
+        eager, cpu = EagerRunner.qualifies(target), T5Runner.qualifies(target)
+        runners = "hooked" + ", eager" * eager + ", cpu" * (eager or cpu)
+        runners += ", cuda_graphs" * CudaGraphRunner.qualifies(target)
         provider = type(family_of(target)).__name__
         provider = "" if provider == "Family" else f"`{provider}`"
         cells = [f"`{member.model_type}`", member.id, runners, member.note, provider]

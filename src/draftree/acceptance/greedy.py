@@ -65,7 +65,7 @@ def best_tokens(logits: Tensor) -> Tensor:
 
 
 def _walk_by_name(tree: TokenTree, b: int, best: Tensor, rows: Tensor | None) -> Walk | None:
-    """The walk through tree `b` on the runner, node by node: a fifth of the masks' time.
+    """The walk through tree `b` on the CPU, node by node: a fifth of the masks' time.
 
     None where siblings on the way share a token, so that there are several.
     """

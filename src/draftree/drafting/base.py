@@ -104,8 +104,8 @@ class StepPlan:
 class Place:
     """Where the target keeps a running request.
 
-    A drafter may pass rows of its own through the target there, behind the committed text (`runner.run`,
-    `runner.run_ahead`), as long as the cache's lengths are in the end what they were: the next pass writes over them.
+    A drafter may pass rows of its own through the target there, behind the committed text (`runner.run`),
+    as long as the cache's lengths are in the end what they were: the next pass writes over them.
     Requests that are drafted for together sit in neighbouring slots, in their order.
 
     Attributes:

@@ -106,34 +106,8 @@ class BiLD(SecondModel):
         chains: list[Chain] = [[] for _ in requests]
         if max(reaches) > 0:
             texts = [request.tokens if reach > 0 else None for request, reach in zip(requests, reaches, strict=True)]
-            if not self._run_ahead(requests, texts, reaches, chains):
-                self._pass_by_pass(requests, texts, reaches, chains)
+            self._pass_by_pass(requests, texts, reaches, chains)
         return [self._tree(request.tokens[-1], chain) for request, chain in zip(requests, chains, strict=True)]
-
-    def _run_ahead(
-        self,
-        requests: Sequence[Context],
-        texts: Sequence[Sequence[int] | None],
-        reaches: Sequence[int],
-        chains: Sequence[Chain],
-    ) -> bool:
-        """Write all chains in one call; False where no runner can, or where more than the best tokens is needed."""
-        choosing = not self.lossless and any(request.chooser is not None for request in requests)
-        if choosing or self.distance == "kl":
-            return False
-        ids = [request.id for request in requests]
-        sure = math.log(self.fallback_threshold) - ROUNDING if self.fallback_threshold else -math.inf
-        courses = self._small.ahead(ids, texts, reaches, 1, -math.inf, tuple(self._eos), sure)
-        if courses is None:
-            return False
-        for chain, course in zip(chains, courses, strict=True):
-            for (token, *_), (logp, *_) in zip(course.tokens, course.logp, strict=True):
-                if math.exp(logp) < self.fallback_threshold:
-                    break
-                chain.append((token, logp))
-                if token in self._eos:
-                    break
-        return True
 
     def _pass_by_pass(
         self,

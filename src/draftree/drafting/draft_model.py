@@ -21,7 +21,6 @@ from draftree.demo_model import embedded
 from draftree.drafting.base import Capabilities, Context, Step
 from draftree.drafting.folder import model_hash
 from draftree.drafting.second_model import SecondModel
-from draftree.drafting.small_model import Path
 from draftree.drafting.times import smoothed
 from draftree.runner import inspect_model
 from draftree.runner.top_tokens import top_tokens
@@ -42,8 +41,7 @@ class DraftModel(SecondModel):
         depth: most tokens ahead.
         branching: most tokens tried behind each node; 1 drafts a chain.
         beam: most nodes of a depth that the small model reads, all of them in one pass; 1 follows the likeliest path
-            alone, with what else was likely beside it. None: 1 where the runner can follow it in one call
-            (`Runner.run_ahead`; a float32 model on a CPU), else 4.
+            alone, with what else was likely beside it. None: 4.
         confidence: stop where the paths to be read next have less than this probability together; None: where a
             pass over them takes longer than their guesses are worth, both models' times being measured as they run.
         runner: how the small model is driven: auto, hooked, eager, cpu or cuda_graphs.
@@ -97,13 +95,11 @@ class DraftModel(SecondModel):
             max(self._reach(request, self.depth), 0) if budget > 0 else 0
             for request, budget in zip(requests, budgets, strict=True)
         ]
-        width = self.beam or (1 if self._small.runs_ahead else BEAM)
+        width = self.beam or BEAM
         growths = [_Growth(budget, self.branching, width) for budget in budgets]
         if any(reaches):
             ids = [request.id for request in requests]
             texts = [request.tokens if reach else None for request, reach in zip(requests, reaches, strict=True)]
-            if width == 1 and self._run_ahead(growths, ids, texts, reaches):
-                return self._trees(growths, requests)
             begin = time.perf_counter()
             logits = self._small.read(ids, texts)
             frontiers: list[list[int]] = [[-1] if reach else [] for reach in reaches]
@@ -127,28 +123,8 @@ class DraftModel(SecondModel):
     def _trees(self, growths: Sequence[_Growth], requests: Sequence[Context]) -> list[TokenTree]:
         return [growth.tree(request.tokens[-1], self.source) for growth, request in zip(growths, requests, strict=True)]
 
-    def _run_ahead(
-        self,
-        growths: Sequence[_Growth],
-        ids: Sequence[int],
-        texts: Sequence[Sequence[int] | None],
-        reaches: Sequence[int],
-    ) -> bool:
-        """Grow all trees in one call: the likeliest path, and what else was likely along it; False where none can."""
-        begin = time.perf_counter()
-        best = min(self.branching, self._small.runner.target.vocab_size)
-        least = math.log(max(self._least(), LEAST))
-        courses = self._small.ahead(ids, texts, reaches, best, least, tuple(self._eos))
-        if courses is None:
-            return False
-        for growth, course in zip(growths, courses, strict=True):
-            growth.follow(course, self._eos)
-        if self._small.last_rows <= SHORT:
-            self._clock(begin, self._small.last_rows)
-        return True
-
-    def _clock(self, begin: float, passes: int = 1) -> None:
-        self._pass_seconds = smoothed(self._pass_seconds, (time.perf_counter() - begin) / passes)
+    def _clock(self, begin: float) -> None:
+        self._pass_seconds = smoothed(self._pass_seconds, time.perf_counter() - begin)
 
     def _least(self) -> float:
         """Probability that paths must have together, to be read on."""
@@ -181,16 +157,6 @@ class _Growth:
         self.tokens += tokens
         self.parents += [above] * len(tokens)
         self.logp += [base + value for value in logp]
-
-    def follow(self, path: Path, ends: frozenset[int]) -> None:
-        """Candidates along one path, as far as it goes on."""
-        above = -1
-        for tokens, logp in zip(path.tokens, path.logp, strict=True):
-            if above >= 0 and self.tokens[above] in ends:
-                break
-            here = len(self.tokens)
-            self.offer(above, tokens, logp)
-            above = here
 
     def frontier(self, least: float, ends: frozenset[int]) -> list[int]:
         """Nodes of the last depth worth reading: their children can be among the best, and they promise enough."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +19,6 @@ from torch import nn
 from draftree.drafting.base import Capabilities, Context, Drafter, Place, Step
 from draftree.drafting.folder import Trained
 from draftree.drafting.times import smoothed
-from draftree.runner.cpu.ahead import AheadPlan, Course
 from draftree.runner.hooked.bypass import omitted_modules
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan
@@ -162,12 +161,12 @@ class SelfSpeculative(Trained, Drafter):
             last = [request.tokens[-1] for request in requests]
             return TokenTree.roots(torch.tensor(last, dtype=torch.long, device="cpu"))
         begin = time.perf_counter()
-        course = self._run(requests, reaches)
+        chains = self._run(requests, reaches)
         if self._begun:  # a first call makes what later ones find ready
-            self._row_seconds = smoothed(self._row_seconds, (time.perf_counter() - begin) / len(course.tokens[0]))
+            self._row_seconds = smoothed(self._row_seconds, (time.perf_counter() - begin) / len(chains.tokens[0]))
         self._begun = True
         trees = [
-            self._tree(request.tokens[-1], course.tokens[b][:reach], course.logp[b][:reach], budget)
+            self._tree(request.tokens[-1], chains.tokens[b][:reach], chains.logp[b][:reach], budget)
             for b, (request, reach, budget) in enumerate(zip(requests, reaches, budgets, strict=True))
         ]
         self._drafted = time.perf_counter()
@@ -189,7 +188,7 @@ class SelfSpeculative(Trained, Drafter):
         limit = place.runner.target.max_positions or math.inf
         return max(int(min(self.num_draft_tokens, request.room - 1, limit - len(request.tokens) + 1)), 0)
 
-    def _run(self, requests: Sequence[Context], reaches: Sequence[int]) -> Course:
+    def _run(self, requests: Sequence[Context], reaches: Sequence[int]) -> Chains:
         """Chains of all requests at once; what lies beyond a request's reach is of no use."""
         place = requests[0].place
         assert place is not None
@@ -237,6 +236,18 @@ class SelfSpeculative(Trained, Drafter):
         )
 
 
+class Chains(NamedTuple):
+    """What may follow the rows of chains.
+
+    Attributes:
+        tokens: by request and row, the likeliest tokens, best first.
+        logp: their log-probabilities there.
+    """
+
+    tokens: list[list[list[int]]]
+    logp: list[list[list[float]]]
+
+
 def run_chains(
     place: Place,
     newest: Sequence[int],
@@ -247,7 +258,7 @@ def run_chains(
     least: float,
     ends: Sequence[int],
     floors: Sequence[int],
-) -> Course:
+) -> Chains:
     """Rows through what is left of the target, each reading the best token of the one before.
 
     Args:
@@ -267,13 +278,8 @@ def run_chains(
     slots = slice(place.slot, place.slot + batch)
     lengths = cache.lengths[slots]
     taking_part = [reach > 0 for reach in reaches]
-    given = [[token] for token in newest]
     with runner.lock:
-        plan = AheadPlan(lengths, given, max(reaches), best, least, ends=ends, taking_part=taking_part, skip=skip)
-        course = runner.run_ahead(plan, cache, place.slot)
-        if course is not None:
-            return course
-        course = Course([[] for _ in newest], [[] for _ in newest])
+        chains = Chains([[] for _ in newest], [[] for _ in newest])
         tokens = list(newest)
         paths = [0.0 if part else -math.inf for part in taking_part]
         try:
@@ -282,17 +288,17 @@ def run_chains(
                 cache.commit([[0]] * batch, result.segments)  # for the next row to see; nothing of it stays
                 found, logp = top_tokens(result.logits, best)
                 for b in range(batch):
-                    course.tokens[b].append(found[b, 0].tolist())
-                    course.logp[b].append(logp[b, 0].tolist())
-                    paths[b] += course.logp[b][-1][0]
-                    if course.tokens[b][-1][0] in ends or reaches[b] == row + 1:
+                    chains.tokens[b].append(found[b, 0].tolist())
+                    chains.logp[b].append(logp[b, 0].tolist())
+                    paths[b] += chains.logp[b][-1][0]
+                    if chains.tokens[b][-1][0] in ends or reaches[b] == row + 1:
                         paths[b] = -math.inf
                 if max(paths) < least:
                     break
-                tokens = [of_request[-1][0] for of_request in course.tokens]
+                tokens = [of_request[-1][0] for of_request in chains.tokens]
         finally:
             cache.lengths[slots] = lengths
-        return course
+        return chains
 
 
 def _row_plan(place: Place, tokens: Sequence[int], skip: Skip, floors: Sequence[int]) -> Plan:

@@ -8,22 +8,18 @@ theirs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftree.runner import Runner
-from draftree.runner.cpu.ahead import AheadPlan
 from draftree.runner.plan import PassResult, Plan
 
 CHUNK = 512  # rows of a pass over prompts
 CLOSE = 16  # requests that differ by fewer unread tokens are caught up in one pass
-FEW = 4  # tokens that are read one by one when running ahead
 
 
 @dataclass(slots=True)
@@ -58,18 +54,6 @@ class Branches:
         return path
 
 
-class Path(NamedTuple):
-    """What may come 1, 2, .. tokens ahead along a path.
-
-    Attributes:
-        tokens: for each place, the likeliest first; these are the path.
-        logp: their log-probabilities there.
-    """
-
-    tokens: list[list[int]]
-    logp: list[list[float]]
-
-
 class SmallModel:
     """The small model under its runner, and its cache.
 
@@ -78,13 +62,11 @@ class SmallModel:
 
     Attributes:
         last_rows: rows per request of the last call.
-        runs_ahead: whether `ahead` has anything to give; found out in the first call.
     """
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.last_rows = 0
-        self.runs_ahead = type(runner).run_ahead is not Runner.run_ahead  # until it says that it cannot
         self._cache = runner.new_cache(1)
         self._encoder = runner.new_encoder(1) if runner.target.encoder_decoder else None
         self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
@@ -181,59 +163,6 @@ class SmallModel:
             return logits[:, -1]
         rows = torch.tensor([end - begin for end in ends], device=logits.device, dtype=torch.long)
         return logits[torch.arange(len(ends), device=logits.device), rows]
-
-    def ahead(
-        self,
-        requests: Sequence[int],
-        texts: Sequence[Sequence[int] | None],
-        reaches: Sequence[int],
-        best: int,
-        least: float,
-        ends: Sequence[int],
-        each: float = -math.inf,
-    ) -> list[Path] | None:
-        """Read the texts and go on by the best tokens, all in one call.
-
-        Args:
-            requests, texts: as of `read`.
-            reaches: how many tokens ahead to look, for each request.
-            best: tokens told of each place.
-            least: log-probability of a path under which it is not followed.
-            ends: tokens behind which it is not.
-            each: log-probability of a token under which it is not either.
-
-        Returns:
-            for each request what may come 1, 2, .. tokens ahead, the first of each on its path; None where the runner
-            has no such call, and nothing is read.
-        """
-        if not self.runs_ahead:
-            return None
-        first = self.first_slot(requests)
-        unread = self._settle(first, requests, texts)
-        self.last_rows = 0
-        while max(map(len, unread)) > FEW:
-            unread = self._read_all_but_last(first, requests, unread)
-        steps = max(len(own) + reach - 1 for own, reach in zip(unread, reaches, strict=True))
-        held = [self._read[request] for request in requests]
-        places, taking_part = [read.certain for read in held], [text is not None for text in texts]
-        plan = AheadPlan(places, unread, steps, best, least, each, ends, taking_part)
-        course = self.runner.run_ahead(plan, self._cache, first, self._encoder)
-        if course is None:
-            self.runs_ahead = False
-            return None
-        made = len(course.tokens[0])
-        for slot, (read, own) in enumerate(zip(held, unread, strict=True), first):
-            if own:
-                self._cache.keep(slot, read.certain, list(range(made)))
-                read.certain += len(own)
-                read.tokens = [best[0] for best in course.tokens[slot - first][len(own) - 1 : made - 1]]
-                read.parents = list(range(-1, len(read.tokens) - 1))
-        self.last_rows += made
-        begins = [max(len(own), 1) - 1 for own in unread]
-        return [
-            Path(course.tokens[b][begin : begin + reach], course.logp[b][begin : begin + reach])
-            for b, (begin, reach) in enumerate(zip(begins, reaches, strict=True))
-        ]
 
     def _settle(self, first: int, requests: Sequence[int], texts: Sequence[Sequence[int] | None]) -> list[list[int]]:
         """Keep what was read of the texts, drop what was not said; return what is unread of each."""

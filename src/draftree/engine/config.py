@@ -27,7 +27,6 @@ class EngineConfig:
         pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
         runner: "auto" (the fastest that the model qualifies for), "hooked", "eager", "cpu", "cuda_graphs", or one
             that was opened for the model.
-        compile: let torch's inductor compile the eager runner's passes, which takes seconds for each number of rows.
         strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
             that does and does not promise.
         capacity: cache columns to allocate at first, where the need is known.
@@ -48,7 +47,6 @@ class EngineConfig:
     shape: Shape | None = None
     pruner: EarlyPruning | None = None
     runner: str | Runner = "auto"
-    compile: bool = False
     strict: bool = False
     capacity: int = 256
     reject_drafts: bool = False

@@ -42,7 +42,7 @@ class Engine:
         config = config or EngineConfig.of(**options)
         self.model = model  # runners hold it weakly
         self.config = config
-        self.runner: Runner = open_runner(model, config.runner, compile=config.compile)
+        self.runner: Runner = open_runner(model, config.runner)
         self.target = self.runner.target
         if config.early_exit is not None:
             config.early_exit.bind(self.runner)

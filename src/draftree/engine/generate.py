@@ -58,7 +58,6 @@ def generate(
     strict: bool = False,
     acceptance: LossyRule | None = None,
     runner: str | Runner = "auto",
-    compile: bool = False,
     tokenizer: Any = None,
     recorder: Recorder | None = None,
     early_exit: LossyCALM | None = None,
@@ -84,7 +83,6 @@ def generate(
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
         runner: "auto", "auto", "hooked", or a runner opened for the model.
-        compile: let torch's inductor compile the eager runner's passes, which takes seconds for each number of rows.
         tokenizer: needed for `stop_strings`.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
@@ -102,7 +100,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "eos_token_id": eos_token_id,
     }
-    opened = open_runner(model, runner, compile=compile)
+    opened = open_runner(model, runner)
     target = opened.target
     _check_ids(input_ids, attention_mask)
     input_ids = input_ids.long()

@@ -83,7 +83,6 @@ OURS = (
     "strict",
     "acceptance",
     "runner",
-    "compile",
     "recorder",
     "early_exit",
 )

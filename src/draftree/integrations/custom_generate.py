@@ -37,7 +37,6 @@ def custom_generate(
     strict: bool = False,
     acceptance: LossyRule | None = None,
     runner: str | Runner = "auto",
-    compile: bool = False,
     streamer: Any = None,
     recorder: Recorder | None = None,
     early_exit: LossyCALM | None = None,
@@ -54,7 +53,6 @@ def custom_generate(
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
         runner: "auto", "auto", "hooked", or a runner opened for the model.
-        compile: let torch's inductor compile the eager runner's passes, which takes seconds for each number of rows.
         streamer: Hugging Face drops `generate(streamer=)` on the way to custom loops, so give it here.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
@@ -92,7 +90,7 @@ def custom_generate(
         **model_kwargs: Any,
     ) -> Any:
         refuse_other_methods(generation_config)
-        opened = open_runner(model, runner, compile=compile)
+        opened = open_runner(model, runner)
         target = opened.target
         length, eos, criteria = split_criteria(stopping_criteria)
         new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]

@@ -1,4 +1,7 @@
-"""Runners: how rows of tokens get through a stock model."""
+"""Runners: how rows of tokens get through a stock model.
+
+This file chooses and opens them, one class a way of running a pass; `base` says what all of them offer.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,25 @@ from torch import Tensor, nn
 from draftree.runner.base import Runner
 from draftree.runner.cpu.packed import PackedLinear
 from draftree.runner.cpu.packing import pack_weights, unpack_weights
+from draftree.runner.cpu.runner import CpuRunner
+from draftree.runner.cpu.t5 import FAMILIES as T5_FAMILIES
 from draftree.runner.cpu.t5 import T5Runner
-from draftree.runner.eager.runner import CAPTURED, COMPILED, INDUCTOR, EagerRunner
+from draftree.runner.cuda_graphs.runner import CudaGraphRunner
+from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
 from draftree.runner.hooked.runner import HookedRunner, lock_of
 from draftree.runner.target import Target, inspect_model
 
 __all__ = [
+    "CpuRunner",
+    "CudaGraphRunner",
     "EagerRunner",
     "HookedRunner",
     "Runner",
     "T5Runner",
     "Target",
+    "choose",
     "inspect_model",
     "open_runner",
     "pack_weights",
@@ -34,11 +43,11 @@ CHOICES = ("auto", "hooked", "eager", "cpu", "cuda_graphs")
 
 # Building a runner inspects and may copy weights, so one serves all engines on a model for as long as the model stays
 # as it is; it holds no request's state, and the model only weakly, so an entry goes with its model.
-_runners: weakref.WeakKeyDictionary[Any, tuple[Any, dict[tuple[str, bool], Runner]]] = weakref.WeakKeyDictionary()
+_runners: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Runner]]] = weakref.WeakKeyDictionary()
 _opening = threading.RLock()
 
 
-def open_runner(model: Any, choice: str | Runner = "auto", *, compile: bool = False) -> Runner:
+def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
     """The runner for `model`: one of `CHOICES`, or one that has been opened already.
 
     A family that is not in the tests is looked at once: its tree logits must be those of its branches.
@@ -46,70 +55,57 @@ def open_runner(model: Any, choice: str | Runner = "auto", *, compile: bool = Fa
     Args:
         model: a Hugging Face model.
         choice: "hooked" (any model, through its own `forward`); for llama-shaped models "eager" (tensor operations),
-            "cpu" (float32 on a CPU, in C) or "cuda_graphs" (fixed shapes, recorded and replayed; CUDA graphs where the
-            device has them); "auto" for the fastest that drives this model here.
-        compile: fixed shapes compiled by torch's inductor, each when it is first used, which takes a while.
+            "cpu" (float32 on a CPU, in C; also T5) or "cuda_graphs" (fixed shapes, recorded and replayed; CUDA graphs
+            where the device has them); "auto" for the fastest that drives this model here.
 
     Raises:
         TypeError, ValueError: a model that cannot be driven, or a choice that does not exist or fit.
     """
     if isinstance(choice, Runner):
-        if compile:
-            raise ValueError("This runner has been opened already: give `compile` where it is opened.")
         return choice
     if choice not in CHOICES:
         raise ValueError(f"runner is {choice!r}: choose {', '.join(map(repr, CHOICES[:-1]))} or {CHOICES[-1]!r}.")
-    if compile and choice not in ("auto", CAPTURED):
-        raise ValueError(f"compile=True is a way of running of its own: leave out runner={choice!r}, or compile.")
     if not isinstance(model, nn.Module):
         target = inspect_model(model)  # says what is wrong with it
-        return _open(target, _resolved(choice, target, compile))
+        return _open(target, choose(target, choice))
     with _opening:
         known, held = _runners.get(model, (None, {}))
         with lock_of(model):  # no pass of another thread may have its hooks on the model while it is looked at
             state = _state_of(model)
-        if known == state and (choice, compile) in held:
-            return held[choice, compile]
+        if known == state and choice in held:
+            return held[choice]
         target = inspect_model(model)
         if known != state:
             held = {}
             _runners[model] = state, held
-        name = _resolved(choice, target, compile)
-        if (name, compile) not in held:
-            held[name, compile] = _open(target, name)
-        held[choice, compile] = held[name, compile]
-        return held[name, compile]
+        way = choose(target, choice)
+        if way.name not in held:
+            held[way.name] = _open(target, way)
+        held[choice] = held[way.name]
+        return held[way.name]
 
 
-def _resolved(choice: str, target: Target, compile: bool) -> str:
-    """The way of running for a choice.
+def choose(target: Target, choice: str = "auto") -> type[Runner]:
+    """The way of running a model: the one place where it is chosen.
 
-    Raises:
-        ValueError: the model cannot be driven that way.
+    "auto" takes the fastest that drives the model where it is: compiled on a CPU in float32, fixed shapes on a GPU and
+    for bfloat16 on a CPU, else tensor operations; and the model's own `forward` where none of them drives it.
     """
-    t5 = T5Runner.qualifies(target)
-    if compile:
-        if not EagerRunner.qualifies(target):
-            raise ValueError(
-                "compile=True is for models that the eager runner drives, and this "
-                f"'{target.model_type}' model is driven otherwise: leave it out."
-            )
-        return INDUCTOR
-    if choice == "hooked" or (choice == "auto" and not t5 and not EagerRunner.qualifies(target)):
-        return "hooked"
-    if t5 and choice in ("auto", COMPILED):
-        return "t5"
-    return EagerRunner.best_form(target) if choice == "auto" else choice
+    if choice == "auto":
+        if T5Runner.qualifies(target):
+            return T5Runner
+        if CpuRunner.qualifies(target):
+            return CpuRunner
+        if CudaGraphRunner.pays(target) and CudaGraphRunner.qualifies(target):
+            return CudaGraphRunner
+        return EagerRunner if EagerRunner.qualifies(target) else HookedRunner
+    if choice == "cpu":
+        return T5Runner if target.model_type in T5_FAMILIES else CpuRunner
+    return {"hooked": HookedRunner, "eager": EagerRunner, "cuda_graphs": CudaGraphRunner}[choice]
 
 
-def _open(target: Target, name: str) -> Runner:
-    runner: Runner
-    if name == "hooked":
-        runner = HookedRunner(target)
-    elif name == "t5":
-        runner = T5Runner(target)
-    else:
-        runner = EagerRunner(target, name)
+def _open(target: Target, way: type[Runner]) -> Runner:
+    runner = way(target)
     if target.model_type not in TESTED_FAMILIES:
         check_trees(runner)
     return runner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,22 +17,29 @@ from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
 from draftree.runner.top_tokens import top_tokens
 
-if TYPE_CHECKING:
-    from draftree.runner.cpu.ahead import AheadPlan, Course
-
 
 class Runner(ABC):
     """Gets rows through a stock model; knows nothing of drafters or requests."""
 
-    name: str
+    name: ClassVar[str]
+    packs: ClassVar[bool] = False  # whether rows beyond a plan's `sizes` cost nothing
     # What a step runs under: passes, commits and acceptance all together, since tensors made in inference mode can
     # be changed only there. Never held across steps (a generator that does so disturbs other threads).
     guard: ClassVar[type[torch.no_grad | torch.inference_mode]] = torch.no_grad
 
+    @classmethod
+    def refusal(cls, target: Target) -> str | None:
+        """Why a model cannot be driven this way, in one sentence; None where it can."""
+        return None
+
+    @classmethod
+    def qualifies(cls, target: Target) -> bool:
+        """Whether a model can be driven this way."""
+        return cls.refusal(target) is None
+
     def __init__(self, target: Target) -> None:
         self.target = target
         self.form: str = self.name  # what a pass is done with; step costs are kept by it
-        self.packs = False  # whether rows beyond a plan's `sizes` cost nothing
         # Held around a pass where passes of several threads would meet on the model.
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
@@ -91,14 +98,3 @@ class Runner(ABC):
             tokens, logp = tokens.copy(), logp.copy()
             tokens[missing], logp[missing] = 0, -np.inf
         return tokens, logp
-
-    def run_ahead(self, plan: AheadPlan, cache: SlotCache, first: int = 0, encoder: Any = None) -> Course | None:
-        """Let texts go on by their best tokens, a row a request and step, in less time than passes take.
-
-        Rows lie behind the context, a column a step, until `cache.commit` or `cache.keep` keeps some of them. Cache,
-        slots and encoder are those of `run`.
-
-        Returns:
-            what may follow the rows of the steps made, or None where this runner has no quicker way than passes.
-        """
-        return None

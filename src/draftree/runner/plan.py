@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from draftree.runner.layout.skip import Skip
 
-if TYPE_CHECKING:
-    from draftree.runner.base import Runner
+
+class Scorer(Protocol):
+    """What makes logits of hidden states: the runner that has run a pass. See `base.Runner`."""
+
+    def close(self, hidden: Tensor) -> Tensor: ...
+    def head(self, closed: Tensor) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
+    def best(self, hidden: Tensor, rows: Any, count: int) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +146,11 @@ class Plan:
         return self.tokens.shape[1]
 
     @property
+    def appended(self) -> int:
+        """Number of rows per request that surgeries append."""
+        return sum(s.positions.shape[1] for s in self.surgeries if s.positions is not None)
+
+    @property
     def plain(self) -> bool:
         """Whether tokens go in and pass through every layer, and nothing else is done."""
         return not (
@@ -249,7 +260,7 @@ class PassResult:
     logits: Tensor
     segments: list[Segment]
     hidden: dict[int, Tensor] = field(default_factory=dict)
-    runner: Runner | None = None
+    runner: Scorer | None = None
 
     @property
     def rows(self) -> Tensor | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftree.runner.layout.masks import LayerKind
+from draftree.runner.layout.kinds import LayerKind
 
 KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 RECURRENT = ("linear", "conv", "mamba", "recurrent")  # in the names of layer types that keep a state

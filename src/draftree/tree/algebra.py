@@ -1,6 +1,6 @@
 """Trees from trees: the union of several drafters' guesses, the best n nodes, what a pruner leaves.
 
-`best` and `prune` stay on the device and use the ancestor mask; `merge` runs on the runner, where
+`best` and `prune` stay on the device and use the ancestor mask; `merge` runs on the CPU, where
 drafters that propose explicit trees build them, and names equal paths by prefix doubling.
 """
 
@@ -122,7 +122,7 @@ def best(tree: TokenTree, n: int | Sequence[int]) -> Fields:
 
 
 def best_first(tree: TokenTree) -> bool:
-    """Whether nodes (on the runner) come in falling order of log-probability; then the best n are the first n."""
+    """Whether nodes (on the CPU) come in falling order of log-probability; then the best n are the first n."""
     logp = tree.logp.numpy()
     return bool((logp[:, 1:] <= logp[:, :-1]).all())
 

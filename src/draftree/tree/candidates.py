@@ -1,7 +1,7 @@
 """Trees from per-depth candidates: a choice list filled in, or the best nodes of the full product tree.
 
 A static list costs one gather, as its shape is worked out once; the best-first tree is grown with a heap
-on the runner. As in `builders`, each function returns the plain fields of a `TokenTree`.
+on the CPU. As in `builders`, each function returns the plain fields of a `TokenTree`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The compiled twin of what is asked about trees on the CPU every step (`_tree.c`), loaded through ctypes."""
+"""The compiled twin of what is asked about trees on the CPU every step (`native/tree.c`)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import math
 from collections.abc import Sequence
 from ctypes import c_double, c_int32, c_int64, c_void_p
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.native import address, array_address
+from draftree.native import library as load
+from draftree.native.addresses import address, array_address
 
 if TYPE_CHECKING:
     from draftree.tree.token_tree import TokenTree
 
-LIBRARY = Path(__file__).with_name("_tree.so")
 ABI = 3
 
 
@@ -27,7 +26,7 @@ ABI = 3
 def library() -> ctypes.CDLL | None:
     """The compiled twin, ready for calls; None when it was not built, is stale or does not load."""
     try:
-        found = ctypes.CDLL(str(LIBRARY))
+        found = load()
         found.tree_abi.restype = c_int32
         if found.tree_abi() != ABI:
             return None
@@ -90,7 +89,7 @@ def walks(parents: Tensor, tokens: Tensor, sizes: Sequence[int], best: Tensor) -
     None where siblings on the way share a token, and without the library.
 
     Args:
-        parents: LongTensor [B, N] on the runner.
+        parents: LongTensor [B, N] on the CPU.
         tokens: alike.
         sizes: real nodes of each tree.
         best: LongTensor [B, N or more], what the model says after each node.

@@ -89,7 +89,7 @@ class TokenTree:
     @property
     def real(self) -> Tensor:
         """BoolTensor [B, N], False in padding."""
-        # From the parents, as the sizes are on the runner and would have to be copied over.
+        # From the parents, as the sizes are on the CPU and would have to be copied over.
         real = self.parents >= 0
         real[:, 0] = True
         return real
@@ -208,7 +208,7 @@ class TokenTree:
         same path look at the same text, so adding their probabilities would count one piece of evidence
         twice; the maximum keeps children under their parents. weights: one positive factor a tree (self
         first) on its guesses' probability, capped at 1.
-        ValueError when batches, devices or roots differ. Runs on the runner.
+        ValueError when batches, devices or roots differ. Runs on the CPU.
         """
         return TokenTree(*algebra.merge((self, *others), weights))
 
@@ -248,7 +248,7 @@ class TokenTree:
         """
         return walks.path_nodes(self, node)
 
-    # ---- one tree, on the runner: for tests, traces and people
+    # ---- one tree, on the CPU: for tests, traces and people
 
     def path(self, b: int, node: int) -> list[int]:
         """Token ids from the root of tree b to `node`, both included."""

@@ -1,7 +1,7 @@
 """Ways down a tree: which guesses the model confirms, and the nodes that lead to one.
 
 `longest_match` and `path_nodes` run in every step and use the ancestor mask in place of walking; the rest
-serves one tree on the runner.
+serves one tree on the CPU.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def inflate_drafter(drafter: Trained, model: Any) -> Any:
         model: what `inflate` made of that model.
 
     Returns:
-        One of the same class and settings, on the runner in fp32, with layers of the large model.
+        One of the same class and settings, on the CPU in fp32, with layers of the large model.
 
     Raises:
         ValueError: a model that was not inflated, or from another one than the drafter was trained for; a drafter that

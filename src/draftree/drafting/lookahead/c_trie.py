@@ -1,7 +1,6 @@
 """The C twin of the Lookahead trie, loaded through ctypes.
 
-`_trie.so` is built from `_trie.c` by the build hook (hatch_build.py). It uses nothing of Python's C
-interface, so one binary serves every Python version; the price is about a microsecond a call.
+The functions are those of `native/trie.c`; a call costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from draftree.drafting.lookahead._backend import Arrays, Dump, Settings
-from draftree.native import address, array_address
+from draftree.native import LIBRARY, library
+from draftree.native.addresses import address, array_address
 from draftree.tree import TokenTree
 from draftree.tree.compiled import empty_columns
 
-LIBRARY = Path(__file__).with_name("_trie.so")
 ABI = 6
 
 _INTS = POINTER(c_int32)
@@ -69,13 +67,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 def load_library() -> ctypes.CDLL:
     """The compiled twin with its signatures set; OSError when it was not built, is stale or does not load."""
-    library = ctypes.CDLL(str(LIBRARY))
-    if not hasattr(library, "trie_abi") or library.trie_abi() != ABI:
+    found = library()
+    if not hasattr(found, "trie_abi") or found.trie_abi() != ABI:
         raise OSError(f"{LIBRARY.name} was built from an older source")
     for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
+        function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
-    return library
+    return found
 
 
 def _ints(tokens: Sequence[int]) -> Any:

@@ -1,8 +1,9 @@
 """Weights in panels of sixteen outputs, as the compiled products read them, and a linear that holds its own so.
 
-A decoding step multiplies a handful of rows. In panels one pass over the weights feeds them all (`_thin.h`), and a
-stock linear's layout would have to be read against the grain. So runners make a copy in panels; or the model's linears
-themselves are put into panels, once, and there is no second copy (`draftree.runner.cpu.packing`).
+A decoding step multiplies a handful of rows. In panels one pass over the weights feeds them all
+(`native/products.h`), and a stock linear's layout would have to be read against the grain. So runners make a copy in
+panels; or the model's linears themselves are put into panels, once, and there is no second copy
+(`draftree.runner.cpu.packing`).
 """
 
 from __future__ import annotations
@@ -11,25 +12,21 @@ import ctypes
 import math
 import sys
 from collections.abc import Sequence
-from ctypes import Structure, c_int64, c_size_t, c_void_p
+from ctypes import c_size_t, c_void_p
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftree.native import address, optional_address
+from draftree.native import load_library
+from draftree.native.addresses import address, optional_address
+from draftree.native.structures import Matrix
 
 LANES = 16  # outputs of a panel
 HUGE_PAGE = 2 * 2**20
 WORTH_HUGE_PAGES = 2 * HUGE_PAGE
 ADVICE_HUGE = 14  # MADV_HUGEPAGE of Linux
-
-
-class Matrix(Structure):
-    """What C reads of a matrix."""
-
-    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64))
 
 
 def to_panels(weight: Tensor) -> Tensor:
@@ -158,8 +155,6 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
-        from draftree.runner.cpu.layers import load_library
-
         library = load_library()
         plain = x.dtype == self.panels.dtype == torch.float32 and x.is_cpu and self.panels.is_cpu
         if library is None or not plain or (x.requires_grad and torch.is_grad_enabled()):

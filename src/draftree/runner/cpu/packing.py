@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from draftree.runner.cpu.layers import load_library
+from draftree.native import load_library
 from draftree.runner.cpu.packed import LANES, PackedLinear, side_by_side, to_panels
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.runner import EagerRunner

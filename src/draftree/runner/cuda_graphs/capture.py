@@ -24,8 +24,8 @@ class Capture(ABC):
         """What does the work of `fn` again, on the tensors it used. `fn` may have run by then, any number of times."""
 
     def staging(self, words: int) -> Tensor:
-        """LongTensor [words] on the runner, to be sent from."""
-        return torch.zeros(words, dtype=torch.long, device="cpu")
+        """LongTensor [words] on the CPU, to be sent from."""
+        return torch.zeros(words, dtype=torch.long)
 
     def settle(self) -> None:
         """Wait until what was sent has left, so that it may be written over."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from draftree.runner.cuda_graphs.frames import Frame, Told
 from draftree.runner.eager.attention import Attention
 from draftree.runner.eager.layer import Angles
-from draftree.runner.layout.masks import LayerKind, limits
+from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.layout.rotary import Rotation
 
 APART = 16  # rows that attend apart at a time

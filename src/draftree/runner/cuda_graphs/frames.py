@@ -135,7 +135,7 @@ class Buffers:
         tokens: Tensor | None,
         injected: int = 0,
     ) -> None:
-        """Fill in what one pass is told; one copy where all of it lies on the runner.
+        """Fill in what one pass is told; one copy where all of it lies on the CPU.
 
         Args:
             to, told: of `packed`.

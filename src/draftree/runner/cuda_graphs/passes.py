@@ -1,4 +1,4 @@
-"""Passes of the eager runner at fixed shapes, recorded once and replayed: what a GPU needs to be kept busy.
+"""Passes at fixed shapes, recorded once and replayed: what a GPU needs to be kept busy.
 
 A step of few rows is some hundred small kernels, and Python launches them more slowly than the device runs them. A
 recorded pass is launched whole. Rows go in through the buffers of `frames`; keys and values are written in place into
@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,15 +21,14 @@ from torch import Tensor
 from draftree.runner.cuda_graphs.capture import Capture
 from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
 from draftree.runner.cuda_graphs.frames import BUCKETS, MOST_TOLD, Buffers, Frame, Told, band_of, bucket_of
+from draftree.runner.eager.angles import AngleTables
 from draftree.runner.eager.attention import attend
 from draftree.runner.eager.layer import TensorHead, TensorLayer
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.kv.pool import Shelf
+from draftree.runner.kv.pool import StorePool
 from draftree.runner.layout.skip import Skip
-from draftree.runner.plan import PassResult, Plan, Segment, logit_slice, operate
-
-if TYPE_CHECKING:
-    from draftree.runner.eager.runner import EagerRunner
+from draftree.runner.plan import PassResult, Plan, Scorer, Segment, logit_slice, operate
+from draftree.runner.target import Target
 
 KEPT = 64  # recordings for all caches together
 READ = 16  # most rows of a pass that reads a text on before it guesses
@@ -66,32 +65,49 @@ class _Held(dict[Frame, Recording]):
     """The recordings of one cache; a class of its own, since plain dicts cannot be referred to weakly."""
 
 
+class Recorded(NamedTuple):
+    """What is recorded of a model.
+
+    Attributes:
+        target: the model.
+        layers, head, embedding: its modules as they are run.
+        tables: its rotary angles.
+        cap: of attention scores; None where they are not bent.
+    """
+
+    target: Target
+    layers: Sequence[TensorLayer]
+    head: TensorHead
+    embedding: Any
+    tables: AngleTables
+    cap: float | None
+
+
 class CapturedPasses:
-    """Runs a eager runner's passes by recordings, as far as they fit one.
+    """Runs passes by recordings, as far as they fit one.
 
     Args:
-        runner: whose passes they are.
-        layers, head: what is recorded.
+        scorer: what results of passes name as theirs.
+        recorded: what is recorded.
         capture: makes recordings.
         kept: most recordings to keep; the one not used for longest goes first.
     """
 
-    def __init__(
-        self, runner: EagerRunner, layers: Sequence[TensorLayer], head: TensorHead, capture: Capture, kept: int = KEPT
-    ) -> None:
-        self._runner, self._layers, self._head, self._capture, self._kept = runner, layers, head, capture, kept
-        self._buffers = Buffers(capture, runner.target.device)
+    def __init__(self, scorer: Scorer, recorded: Recorded, capture: Capture, kept: int = KEPT) -> None:
+        self._scorer, self._model, self._capture, self._kept = scorer, recorded, capture, kept
+        self._layers, self._head = recorded.layers, recorded.head
+        self._buffers = Buffers(capture, recorded.target.device)
         # What was used when, by cache and frame. Recordings lie with the caches and go when their memory does.
         self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Held]] = OrderedDict()
         self._weights: tuple[int, ...] = ()
         self._columns: dict[int, Tensor] = {}
         self._lock = threading.RLock()
-        self.shelf = Shelf()
+        self.pool = StorePool()
         self.recorded = 0  # recordings made so far
 
     def takes(self, plan: Plan) -> bool:
         """Whether such passes are recorded: no prompts, and no rows that may leave the stack early."""
-        rows = plan.width + sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
+        rows = plan.width + plan.appended
         return (
             (plan.first_logit_row == 0 or plan.width <= READ)
             and plan.leaves is None
@@ -105,7 +121,7 @@ class CapturedPasses:
         return {
             "buffers": self._buffers.nbytes,
             "recordings": self._capture.nbytes,
-            "kept stores": self.shelf.nbytes,
+            "kept stores": self.pool.nbytes,
         }
 
     # ---------------------------------------------------------------- a pass
@@ -116,17 +132,15 @@ class CapturedPasses:
             return self._run(plan, cache, first)
 
     def _run(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
-        runner = self._runner
         self._forget_old_weights()
-        appended = sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
-        most = bucket_of(plan.width + appended)
+        most = bucket_of(plan.width + plan.appended)
         assert most is not None
         cache.open(first, plan.batch, most)
         surgeries = {s.layer: s for s in plan.surgeries}
         segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
         segments, hidden = [segment], {}
         x: Tensor | None = None
-        count = len(runner.target.layers)
+        count = len(self._layers)
         stops = sorted({*surgeries, count} - {0})
         made, last = None, 0
         for start, stop in zip([0, *stops], stops, strict=False):
@@ -152,7 +166,7 @@ class CapturedPasses:
         assert made.logits is not None
         if count in plan.taps:
             hidden[count] = x.clone()
-        return PassResult(made.logits[:, plan.first_logit_row : last].clone(), segments, hidden, runner)
+        return PassResult(made.logits[:, plan.first_logit_row : last].clone(), segments, hidden, self._scorer)
 
     def _replay(
         self,
@@ -225,14 +239,14 @@ class CapturedPasses:
             alive.pop(key[1], None)
 
     def _allocate(self, cache: SlotCache) -> None:
-        like = self._runner.target.model.get_input_embeddings().weight
+        like = self._model.embedding.weight
         for number, layer in enumerate(self._layers):
             dim = layer.parts.heads.dim
             cache.stores(number, layer.parts.heads.kv, (dim, dim), like)
 
     def _lay(self, frame: Frame, cache: SlotCache) -> Recording:
-        runner, take = self._runner, self._buffers.take
-        dtype, width = runner.target.dtype, runner.target.hidden_size
+        model, take = self._model, self._buffers.take
+        dtype, width = model.target.dtype, model.target.hidden_size
         packed, told = self._buffers.packed(frame)
         shape = frame.batch, frame.rows, width
         entering = take("entering", shape, dtype) if frame.injects else None
@@ -240,7 +254,7 @@ class CapturedPasses:
         taps = {tap: take(f"tap {tap}", shape, dtype) for tap in frame.taps}
         logits = None
         if frame.heads:
-            logits = take("logits", (frame.batch, frame.heads, runner.target.vocab_size), dtype)
+            logits = take("logits", (frame.batch, frame.heads, model.target.vocab_size), dtype)
         keys_and_values = []
         for number, layer in enumerate(self._layers):
             dim = layer.parts.heads.dim
@@ -250,16 +264,13 @@ class CapturedPasses:
             columns = self._columns[frame.band] = torch.arange(frame.band, device=leaving.device)
         skip, count = frame.skip or Skip(), len(self._layers)
         layers = {i: self._layers[i].without(skip.at(i)) if skip.at(i) else self._layers[i] for i in skip.kept(count)}
-        tables = {}
-        for name, table in runner._tables.items():
-            table.reach(frame.band + BEYOND, dtype, leaving.device)
-            tables[name] = table.cosines, table.sines
+        tables = model.tables.reach(frame.band + BEYOND, dtype, leaving.device)
         slots = FixedSlots(frame, told.starts, keys_and_values)
 
         def run() -> None:
-            rows = FixedRows(frame, told, columns, slots, tables, runner._rotation, dtype)
+            rows = FixedRows(frame, told, columns, slots, tables, model.tables.rotation, dtype)
             if frame.layers[0] == 0:
-                x = runner._embedding(told.ids)
+                x = model.embedding(told.ids)
                 if entering is not None:
                     x = torch.where(told.injected[..., None], entering, x)
             else:
@@ -269,7 +280,7 @@ class CapturedPasses:
                 if number in taps:
                     taps[number].copy_(x)
                 if number in layers:
-                    x = attend(layers[number], x, number, rows, runner.target.kinds[number], runner._cap)
+                    x = attend(layers[number], x, number, rows, model.target.kinds[number], model.cap)
             leaving.copy_(x)
             if logits is not None:
                 logits.copy_(self._head(x[:, : frame.heads]))
@@ -278,7 +289,7 @@ class CapturedPasses:
 
     def _forget_old_weights(self) -> None:
         """Drop recordings that read weights which are no longer the model's."""
-        live = [*self._head.live(), self._runner._embedding._parameters["weight"]]
+        live = [*self._head.live(), self._model.embedding._parameters["weight"]]
         for layer in self._layers:
             live += layer.live()
         now = tuple(weight.data_ptr() for weight in live)

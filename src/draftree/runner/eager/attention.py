@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.runner.layout.masks import LayerKind
+from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.layout.skip import Omitted
 
 

@@ -6,14 +6,13 @@ Any device and dtype. `compiled` has the same halves as one C call each, for flo
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from draftree.runner.eager.parts import ACTIVATIONS, Norm, Parts, normed
-from draftree.runner.eager.product import Product
+from draftree.runner.eager.product import StockProduct
 from draftree.runner.layout.rotary import Rotation
 from draftree.runner.layout.skip import Omitted
 
@@ -35,14 +34,14 @@ class Angles(NamedTuple):
 
 
 class TensorLayer:
-    """See the module; `copy` and `packed` as in `Product`."""
+    """See the module; `product` is the way of multiplying."""
 
-    def __init__(self, parts: Parts, copy: bool, packed: bool = False) -> None:
+    def __init__(self, parts: Parts, product: type[StockProduct]) -> None:
         self.parts, self.omitted = parts, Omitted(0)
-        self._qkv = Product(parts.qkv, copy, packed)
-        self._output = Product([parts.output], copy, packed)
-        self._gate_up = Product(parts.gate_up, copy, packed)
-        self._down = Product([parts.down], copy, packed)
+        self._qkv = product(parts.qkv)
+        self._output = product([parts.output])
+        self._gate_up = product(parts.gate_up)
+        self._down = product([parts.down])
         self._activation = ACTIVATIONS[parts.activation]
 
     def without(self, parts: Omitted) -> TensorLayer:
@@ -52,25 +51,13 @@ class TensorLayer:
         return lesser
 
     @property
-    def _products(self) -> tuple[Product, Product, Product, Product]:
+    def products(self) -> tuple[StockProduct, ...]:
+        """The four products of the layer."""
         return self._qkv, self._output, self._gate_up, self._down
 
     def live(self) -> list[Tensor]:
-        """See `Product.live`."""
-        return [weight for product in self._products for weight in product.live()]
-
-    def tensors(self) -> list[Tensor]:
-        """Everything that a pass reads of this layer."""
-        norms = [norm.weight for norm in self.parts.every_norm() if norm is not None]
-        return [*norms, *(weight for product in self._products for weight in product.tensors())]
-
-    def using(self, tensors: Sequence[Tensor]) -> TensorLayer:
-        """The same layer of other `tensors`, in their order."""
-        given = iter(tensors)
-        other = copy.copy(self)
-        other.parts = self.parts.with_norms(lambda norm: norm._replace(weight=next(given)))
-        other._qkv, other._output, other._gate_up, other._down = (p.using(given) for p in self._products)
-        return other
+        """See `StockProduct.live`."""
+        return [weight for product in self.products for weight in product.live()]
 
     def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """From hidden states to queries, with keys and values put into the cache.
@@ -127,12 +114,12 @@ class TensorHead:
 
     ROWS = 16  # rows of one product with the head: its buffers grow with rows times vocabulary
 
-    def __init__(self, norm: Norm, head: Any, copy: bool, cap: float | None = None, packed: bool = False) -> None:
+    def __init__(self, norm: Norm, head: Any, product: type[StockProduct], cap: float | None = None) -> None:
         self._norm, self._cap = norm, cap
-        self._head = Product([head], copy, packed)
+        self._head = product([head])
 
     def live(self) -> list[Tensor]:
-        """See `Product.live`."""
+        """See `StockProduct.live`."""
         return self._head.live()
 
     def __call__(self, x: Tensor) -> Tensor:

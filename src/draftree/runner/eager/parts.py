@@ -86,7 +86,7 @@ def normed(norm: Norm | None, x: Tensor) -> Tensor:
 
 
 class Parts(NamedTuple):
-    """What a stock layer is made of, for either form of it.
+    """What a stock layer is made of, for any way of running it.
 
     Attributes:
         heads: of its attention.
@@ -141,15 +141,6 @@ class Parts(NamedTuple):
             [mlp.gate_proj, mlp.up_proj] if fused_mlp is None else [fused_mlp],
             mlp.down_proj,
         )
-
-    def every_norm(self) -> tuple[Norm | None, ...]:
-        """All norms, present or not, always in this order."""
-        return (*self.norms, *self.behind, *(self.head_norms or (None, None)))
-
-    def with_norms(self, change: Callable[[Norm], Norm]) -> Parts:
-        """The same parts with every norm changed, in the order of `every_norm`."""
-        a, b, c, d, e, f = (None if norm is None else change(norm) for norm in self.every_norm())
-        return self._replace(norms=(a, b), behind=(c, d), head_norms=None if e is None or f is None else (e, f))
 
     def linears(self) -> list[list[Any]]:
         """The stock linears, each list one matrix to the compiled form: attention's two, then the MLP's."""

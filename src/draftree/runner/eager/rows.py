@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
-from draftree.runner.cpu.layers import CompiledAngles
+from draftree.runner.eager.angles import AngleTables
 from draftree.runner.eager.attention import Attention, attend_row_by_row
-from draftree.runner.eager.layer import Angles
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.layout.masks import LayerKind, PassMasks
+from draftree.runner.layout.kinds import LayerKind
+from draftree.runner.layout.masks import PassMasks
 from draftree.runner.plan import Plan, Segment
-
-if TYPE_CHECKING:
-    from draftree.runner.eager.runner import EagerRunner
 
 
 class SegmentRows:
     """Of the rows of `segment`, which enter a run of layers as x [B, n, d]."""
 
     def __init__(
-        self, runner: EagerRunner, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor
+        self, tables: AngleTables, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor
     ) -> None:
-        self._runner, self._of = runner, (segment, plan.rope_floor, x.dtype, cache)
-        self._angles: dict[str | None, Angles | CompiledAngles] = {}
+        self.tables, self.segment, self.cache = tables, segment, cache
+        self._floor, self._dtype = plan.rope_floor, x.dtype
+        self._angles: dict[str | None, Any] = {}
         self.masks = PassMasks(segment, cache, first, x.dtype, plain_row=True)
         self.row_by_row = plan.row_by_row
         self._columns: dict[LayerKind, list[list[Tensor]]] = {}
         self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
 
-    def angles(self, kind: LayerKind) -> Angles | CompiledAngles:
-        """The angles in layers of that kind."""
-        name = self._runner.angle_name(kind)
+    def angles(self, kind: LayerKind) -> Any:
+        """The angles in layers of that kind, as the layers take them."""
+        name = self.tables.name(kind)
         if name not in self._angles:
-            self._angles[name] = self._runner.angles(*self._of, kind)
+            self._angles[name] = self.look_up(kind)
         return self._angles[name]
+
+    def look_up(self, kind: LayerKind) -> Any:
+        """The angles, not kept."""
+        return self.tables.of(self.segment, self._floor, self._dtype, self.cache, kind)
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """The attention of queries [B, kv, groups * n, dim] in a layer of that kind."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftree.runner.layout.masks import LayerKind, PassMasks
+from draftree.runner.layout.kinds import LayerKind
+from draftree.runner.layout.masks import PassMasks
 from draftree.runner.target import Target
 
 # Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Others are driven all the

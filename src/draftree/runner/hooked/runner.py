@@ -12,12 +12,13 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from draftree.runner.base import Runner
+from draftree.runner.hooked.anatomy import Anatomy, anatomy_of
 from draftree.runner.hooked.bypass import Bypass, named_arguments
 from draftree.runner.hooked.families import family_of
 from draftree.runner.kv.cache import SlotCache
@@ -27,9 +28,6 @@ from draftree.runner.layout.masks import PassMasks
 from draftree.runner.layout.positions import is_length_dependent, per_row_angles, unchanged
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery, logit_slice, operate
 from draftree.runner.target import Target
-
-if TYPE_CHECKING:
-    from draftree.runner.hooked.probe import Anatomy
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
@@ -92,9 +90,7 @@ class HookedRunner(Runner):
 
     @property
     def _anatomy(self) -> Anatomy:
-        from draftree.runner.hooked.probe import probe  # here, as the probe drives a hooked runner
-
-        return probe(self.target)
+        return anatomy_of(self)
 
     def run_with_gradients(
         self,

@@ -1,7 +1,7 @@
 """The slot cache: preallocated keys and values, written in place, one slot a request, lengths ragged.
 
 Layout of a slot in every layer, along the sequence axis: [deep prefix | committed context | rows of this
-pass]. A pass writes its rows behind the context; `commit` keeps the walked ones. Layers before a pruning hold
+pass]. A pass writes its rows behind the context; `commit` keeps the accepted ones. Layers before a pruning hold
 other rows than layers after it, so a commit maps row numbers through each layer's segment. Window limits are
 a matter of positions in the mask, so sliding layers keep full length (a trimmed cache is silently wrong for
 trees).

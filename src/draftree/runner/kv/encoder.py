@@ -1,15 +1,14 @@
 """The encoder's side of encoder-decoders: run once a request, its cross keys and values kept by slot.
 
 A request is admitted by one run of the encoder and one single-row run of the decoder, whose only purpose is that the
-stock model computes its own cross keys and values, whatever its family; a runner that knows the family reads sources
-by a reader of its own (`draftree.runner.cpu.t5_encoder`). Every later pass finds them ready; the encoder's hidden
-states themselves are not kept. Sources of different lengths share a pass behind a padding mask.
+stock model computes its own cross keys and values, whatever its family. Every later pass finds them ready; the
+encoder's hidden states themselves are not kept. Sources of different lengths share a pass behind a padding mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +17,6 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.target import Target
-
-if TYPE_CHECKING:
-    from draftree.runner.cpu.t5_encoder import SourceReader
 
 BLOCK = 64  # columns by which the store grows
 
@@ -31,7 +27,6 @@ class EncoderState:
     Args:
         target: an encoder-decoder.
         slots: number of requests held at once.
-        reader: reads sources in a way of its own; None lets the stock model do it.
 
     Attributes:
         lengths: tokens of each slot's source, 0 where there is none.
@@ -41,10 +36,10 @@ class EncoderState:
         ValueError: the target is decoder-only.
     """
 
-    def __init__(self, target: Target, slots: int, reader: SourceReader | None = None) -> None:
+    def __init__(self, target: Target, slots: int) -> None:
         if not target.encoder_decoder:
             raise ValueError(f"'{target.model_type}' is decoder-only: it needs no EncoderState.")
-        self.target, self._reader = target, reader
+        self.target = target
         self.lengths = [0] * slots
         self.laid = 0
         self._keys: list[Tensor] = []  # a layer: [slots, heads, columns, head dim]
@@ -79,26 +74,15 @@ class EncoderState:
             seen = attention_mask.to(device) != 0
         if states is not None:
             states = states.to(device=device, dtype=self.target.dtype)
-        if self._reader is not None:
-            like = self._embeddings.new_empty(1, self._reader.heads, 0, self._reader.dim)
-            self._reserve([(like, like)] * self._reader.layers, length)
-            ids = None if states is not None else source.to(device)
-            self._reader.read(slot, ids, seen, states, self._keys, self._values)
-        else:
-            layers = self._stock(source, seen, states)
-            self._reserve([(layer.keys, layer.values) for layer in layers], length)
-            for layer, keys, values in zip(layers, self._keys, self._values, strict=True):
-                keys[slot, :, :length] = layer.keys[0]
-                values[slot, :, :length] = layer.values[0]
+        layers = self._stock(source, seen, states)
+        self._reserve([(layer.keys, layer.values) for layer in layers], length)
+        for layer, keys, values in zip(layers, self._keys, self._values, strict=True):
+            keys[slot, :, :length] = layer.keys[0]
+            values[slot, :, :length] = layer.values[0]
         assert self._mask is not None
         self._mask[slot] = False
         self._mask[slot, :length] = seen
         self.lengths[slot] = length
-
-    @property
-    def _embeddings(self) -> Tensor:
-        weight: Tensor = self.target.model.get_input_embeddings().weight
-        return weight
 
     def _stock(self, source: Tensor, seen: Tensor, states: Tensor | None) -> list[_CrossLayer]:
         """Cross keys and values by the stock model: its encoder, unless states are known, and a row of its decoder."""

@@ -19,7 +19,7 @@ MOST_WASTE = 4  # times the columns asked for, which a kept one may have
 Stores = tuple[list[Tensor | None], list[Tensor | None], dict[Any, Any]]
 
 
-class Shelf:
+class StorePool:
     """The stores of the last caches that went."""
 
     def __init__(self) -> None:

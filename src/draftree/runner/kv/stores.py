@@ -1,4 +1,4 @@
-"""Keys and values of several layers as C finds them: kept rows go to their places in one call (`_after.h`)."""
+"""Keys and values of several layers as C finds them: kept rows go to their places in one call (`native/after.h`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from draftree.native import address
+from draftree.native import load_library
+from draftree.native.addresses import address
 
 
 class Stores:
@@ -32,9 +33,7 @@ class Stores:
 
 
 def stores_of(held: Sequence[Tensor]) -> Stores | None:
-    """The stores, if they are alike and lie on the runner, and there is a compiled library."""
-    from draftree.runner.cpu.layers import load_library  # here, as compiled layers know caches
-
+    """The stores, if they are alike and lie on the CPU, and there is a compiled library."""
     library = load_library()
     if library is None or not held:
         return None

@@ -7,32 +7,12 @@ CPU they beat boolean ones by a tenth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from draftree.runner.kv.cache import SlotCache
+from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.plan import Segment
-
-# Rows may stand further ahead than they are many (pseudo rows whose forerunners were pruned); a window this
-# close to the context's end is applied, which is never wrong.
-AHEAD = 64
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKind:
-    """How far a layer looks: everything, a sliding window, or the chunk of its own position.
-
-    Attributes:
-        name: Hugging Face's name (`full_attention`, `sliding_attention`, `chunked_attention`).
-        window: positions seen back, the row's own included; None for no limit.
-        chunk: chunk length in positions; None for no limit.
-    """
-
-    name: str = "full_attention"
-    window: int | None = None
-    chunk: int | None = None
 
 
 class PassMasks:
@@ -137,8 +117,3 @@ class PassMasks:
         seen = self.boolean(kind)
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, low)
         return mask[:, None]
-
-
-def limits(kind: LayerKind, columns: int) -> bool:
-    """Whether a window or chunk of `kind` may cut something off of so many columns."""
-    return any(limit is not None and limit <= columns + AHEAD for limit in (kind.window, kind.chunk))

@@ -12,7 +12,7 @@ from enum import IntFlag
 
 
 class Omitted(IntFlag):
-    """Parts of one layer; the numbers are those of `_layer.c`."""
+    """Parts of one layer; the numbers are those of `native/layers.c`."""
 
     ATTENTION = 1
     MLP = 2

@@ -1,8 +1,8 @@
-/* Products of a few rows with a large matrix, the bulk of a decoding step. Included by _layer.c only.
+/* Products of a few rows with a large matrix, the bulk of a decoding step. Included by layers.c only.
  *
  * The weights lie in panels of LANES outputs, [panels, in, LANES], so that one pass over a panel feeds every row: a
- * dozen rows cost little more than one while the matrix comes from memory. What comes next is asked for ahead, as the
- * processor's own foresight ends with each page: with one tile of rows a page or half of one ahead, with several, or where
+ * dozen rows cost little more than one while the matrix comes from memory. Weights are software-prefetched, as the
+ * processor's own prefetcher ends with each page: with one tile of rows a page or half of one ahead, with several, or where
  * panels are short, the panels behind these, so that memory works while tiles compute. Every output is summed in the order of the
  * inputs whatever the number of rows and threads, so a row's result does not depend on the rows beside it. */
 #include <stdint.h>
@@ -23,8 +23,10 @@
 #define FETCH(address)
 #endif
 
+/* A vector of LANES floats. */
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 
+/* A matrix in panels, as draftree.runner.cpu.packed lays it out. */
 typedef struct {
     const float *panels; /* [ceil(outputs / LANES), inputs, LANES], zeros behind the last output */
     const float *bias;   /* [outputs] or NULL */

@@ -1,8 +1,8 @@
 /* The C twin of the Lookahead trie: requests, their prompt arenas, and retrieval. Plain C99 behind ctypes, so that
  * any compiler builds it and no Python version binds it. python_trie.py says the same in dicts and is its oracle:
  * a change here is a change there. The caller holds a lock; nothing here is re-entrant. */
-#include "_forest.h"
-#include "_paths.h"
+#include "forest.h"
+#include "paths.h"
 
 #include <math.h>
 

@@ -1,16 +1,18 @@
 /* Decoder layers that also attend to a source, T5's way: scores are not scaled, and have a bias by distance instead of
- * positions in queries and keys. Included by _layer.c only. */
+ * positions in queries and keys. Included by layers.c only. */
 
+/* One decoder layer's weights, and its attention's source. */
 typedef struct {
     Matrix qkv, output;          /* attention to the text */
     Matrix query, crossed;       /* attention to the source: its query, its output */
     Matrix up, gate, down;       /* MLP; the gate has no inputs where there is none */
     const float *norm, *cross_norm, *mlp_norm;
     const float *keys, *values;  /* of the source, [slots, heads, columns, dim] */
-} CrossLayer;
+} T5Layer;
 
+/* The decoder, and what is the same for all rows of a pass. */
 typedef struct {
-    const CrossLayer *layers;
+    const T5Layer *layers;
     const float *bias;           /* [heads, distances], of a text's columns by their distance from the row */
     const uint8_t *seen;         /* [slots, columns], which of a source's columns are real */
     const int64_t *lengths;      /* per request, columns of its source */
@@ -24,17 +26,17 @@ typedef struct {
     int64_t longest;             /* columns that a row may see, at most */
     float *scores;               /* threads * longest floats */
     int32_t *distance;           /* batch * rows * longest, of the row from the text's columns; -1: not seen */
-} Cross;
+} T5Decoder;
 
 /* What rows attend to, head by head: the text where `keys` are of the cache, or the source. */
 typedef struct {
-    const Cross *c;
+    const T5Decoder *c;
     const Pass *p;
     const float *query, *keys, *values;
     int64_t stride, capacity;    /* floats from row to row of the queries; columns of a slot */
     int source;
     float *out;                  /* [batch * rows, heads * dim] */
-} CrossAttending;
+} T5Attending;
 
 /* One head of one row; columns lie `by_column` floats apart. `distance` by column, or else `seen`. */
 INLINE void attend_columns(int64_t dim, const float *query, const float *keys, const float *values, int64_t by_column, int64_t count,
@@ -69,8 +71,8 @@ INLINE void attend_columns(int64_t dim, const float *query, const float *keys, c
     for (int64_t i = 0; i < dim; i++) out[i] /= sum > 0 ? sum : 1.0f; /* a row that only fills up may see nothing */
 }
 
-INLINE void cross_attending_share(const CrossAttending *t, int64_t first, int64_t last) {
-    const Cross *c = t->c;
+INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last) {
+    const T5Decoder *c = t->c;
     const Pass *p = t->p;
     float *scores = c->scores + (in_team ? own_number() : 0) * c->longest;
     for (int64_t item = first; item < last; item++) {
@@ -84,26 +86,28 @@ INLINE void cross_attending_share(const CrossAttending *t, int64_t first, int64_
     }
 }
 
-#define CROSS(name, target)                                                                  \
-    target static void cross_attending_##name(const void *task, int64_t first, int64_t last) { \
-        cross_attending_share(task, first, last);                                            \
+/* The share of a thread, compiled for one processor. */
+#define T5_SHARE(name, target)                                                                  \
+    target static void t5_attending_##name(const void *task, int64_t first, int64_t last) { \
+        t5_attending_share(task, first, last);                                            \
     }
-CROSS(plain, )
+T5_SHARE(plain, )
 #if defined(__x86_64__) && defined(__GNUC__)
-CROSS(avx2, __attribute__((target("avx2,fma"))))
-CROSS(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))))
+T5_SHARE(avx2, __attribute__((target("avx2,fma"))))
+T5_SHARE(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))))
 #endif
 
-static Share cross_chosen(void) {
+/* The one for this processor. */
+static Share t5_chosen(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (kernels == &kernels_avx512) return cross_attending_avx512;
-    if (kernels == &kernels_avx2) return cross_attending_avx2;
+    if (kernels == &kernels_avx512) return t5_attending_avx512;
+    if (kernels == &kernels_avx2) return t5_attending_avx2;
 #endif
-    return cross_attending_plain;
+    return t5_attending_plain;
 }
 
 /* Distances of all rows from the columns they see. A column of the context stands where its number says. */
-static void cross_distances(const Cross *c, const Pass *p) {
+static void t5_distances(const T5Decoder *c, const Pass *p) {
     int64_t told = p->back + p->rows;
     for (int64_t b = 0; b < p->batch; b++)
         for (int64_t i = 0; i < p->rows; i++) {
@@ -136,13 +140,13 @@ static void dense(const Matrix *up, const Matrix *gate, const Matrix *down, cons
 
 /* All layers on x [batch * rows, hidden], in place; keys and values go behind each slot's context. The scratch of `p` holds
  * batch * rows * (hidden + the wider of 4 heads * dim and 2 inner) floats. */
-void layer_cross(const Cross *c, const Pass *p, float *x, float *const *keys, float *const *values) {
+void t5_layers(const T5Decoder *c, const Pass *p, float *x, float *const *keys, float *const *values) {
     int64_t rows = p->batch * p->rows, width = c->heads * c->dim, items = p->batch * c->heads;
     float *normed = p->scratch, *wide = normed + rows * c->hidden, *mixed = wide + 3 * rows * width;
-    Share attending = cross_chosen();
-    cross_distances(c, p);
+    Share attending = t5_chosen();
+    t5_distances(c, p);
     for (int64_t i = 0; i < c->count; i++) {
-        const CrossLayer *l = c->layers + i;
+        const T5Layer *l = c->layers + i;
         layer_norm(x, l->norm, c->epsilon, rows, c->hidden, normed);
         layer_product(&l->qkv, normed, rows, p->threads, 0, wide);
         for (int64_t r = 0; r < rows; r++)
@@ -153,12 +157,12 @@ void layer_cross(const Cross *c, const Pass *p, float *x, float *const *keys, fl
                 memcpy(keys[i] + at, key, c->dim * sizeof *key);
                 memcpy(values[i] + at, key + width, c->dim * sizeof *key);
             }
-        CrossAttending text = {c, p, wide, keys[i], values[i], 3 * width, p->capacity, 0, mixed};
+        T5Attending text = {c, p, wide, keys[i], values[i], 3 * width, p->capacity, 0, mixed};
         spread(attending, &text, items, p->threads, rows * width * c->longest);
         layer_product(&l->output, mixed, rows, p->threads, 1, x);
         layer_norm(x, l->cross_norm, c->epsilon, rows, c->hidden, normed);
         layer_product(&l->query, normed, rows, p->threads, 0, wide);
-        CrossAttending source = {c, p, wide, l->keys, l->values, width, c->columns, 1, mixed};
+        T5Attending source = {c, p, wide, l->keys, l->values, width, c->columns, 1, mixed};
         spread(attending, &source, items, p->threads, rows * width * c->columns);
         layer_product(&l->crossed, mixed, rows, p->threads, 1, x);
         layer_norm(x, l->mlp_norm, c->epsilon, rows, c->hidden, normed);
@@ -168,13 +172,13 @@ void layer_cross(const Cross *c, const Pass *p, float *x, float *const *keys, fl
 
 /* A whole pass: logits [batch, last - first, outputs of the head] of the wanted rows of each request. x holds batch * rows *
  * hidden floats, normed as many. Returns 0 where a token is none; nothing is done then. */
-int64_t layer_crossed(const Cross *c, const Pass *p, const int64_t *tokens, float *const *keys, float *const *values, int64_t first,
+int64_t t5_pass(const T5Decoder *c, const Pass *p, const int64_t *tokens, float *const *keys, float *const *values, int64_t first,
                       int64_t last, int64_t head_threads, float *x, float *normed, float *logits) {
     int64_t rows = p->batch * p->rows, wanted = last - first, hidden = c->hidden;
     for (int64_t r = 0; r < rows; r++)
         if (tokens[r] < 0 || tokens[r] >= c->vocabulary) return 0;
     for (int64_t r = 0; r < rows; r++) memcpy(x + r * hidden, c->embedding + tokens[r] * hidden, hidden * sizeof *x);
-    layer_cross(c, p, x, keys, values);
+    t5_layers(c, p, x, keys, values);
     for (int64_t b = 0; b < p->batch; b++)
         layer_norm(x + (b * p->rows + first) * hidden, c->closing, c->epsilon, wanted, hidden, normed + b * wanted * hidden);
     layer_product(c->head, normed, p->batch * wanted, head_threads, 0, logits);

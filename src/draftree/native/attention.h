@@ -1,4 +1,4 @@
-/* Attention of a few rows over a long context. Included by _layer.c only.
+/* Attention of a few rows over a long context. Included by layers.c only.
  *
  * Lanes are query rows: the query heads of a group times the rows of a request. So keys and values are read where they lie,
  * each row of the tree is masked by a multiplication, and requests of a batch need no common length. Scores, their sum and
@@ -6,6 +6,7 @@
  * a pass of its own. */
 #include <math.h>
 
+/* The attention of one request and one key head. */
 typedef struct {
     int64_t rows, groups, dim, prefix, start; /* start: columns before the rows' own; the first `prefix` are the deep prefix */
     int64_t back;                             /* columns of the context that `visible` speaks of as well */

@@ -1,5 +1,5 @@
 /* Paths below a match while a draft is chosen: a growing list, and a heap in the total order of drafts. Included by
- * _trie.c only. */
+ * trie.c only. */
 #ifndef DRAFTREE_PATHS_H
 #define DRAFTREE_PATHS_H
 

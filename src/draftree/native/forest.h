@@ -2,7 +2,7 @@
  * Nodes live in one array and are found by a hash of (parent, token), so one more token on a branch is one
  * look-up however wide the tree is. Siblings are linked most recently touched first. When the forest is full, a
  * clock hand walks the array, halves what it passes and frees what falls under one hit: a few steps for each new
- * node instead of one long stop. Included by _trie.c only. */
+ * node instead of one long stop. Included by trie.c only. */
 #ifndef DRAFTREE_FOREST_H
 #define DRAFTREE_FOREST_H
 

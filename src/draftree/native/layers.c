@@ -1,19 +1,20 @@
 /* Decoder layers on a CPU: several of them in one call, or one in two calls, before and after an attention of torch's. What
- * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; layer.py says the same in
+ * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; eager/layer.py says the same in
  * tensor operations, and tests compare them. All tensors are contiguous float32 unless strides are given. */
 #include <time.h>
 
-#include "_thin.h"
+#include "products.h"
 
-#include "_attention.h"
+#include "attention.h"
 
-#define ABI 11 /* raised when a signature changes; compiled.py refuses a library of another number */
+#define ABI 12 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
 #define NO_ATTENTION 1 /* of what a layer skips */
 #define NO_MLP 2
 
+/* The weights of one decoder layer. */
 typedef struct {
     Matrix qkv, output, gate, up, down;
     /* Norms before attention and MLP, on queries and keys, behind attention and MLP; NULL where there is none. */
@@ -27,6 +28,7 @@ typedef struct {
     float scaling; /* of attention scores */
 } Layer;
 
+/* What is the same for all layers of a pass. */
 typedef struct {
     int64_t batch, rows;           /* rows per request */
     int64_t first, capacity;       /* first slot; columns of a slot */
@@ -43,6 +45,7 @@ typedef struct {
     const int64_t *offsets;        /* [batch + 1], the sums of those before: rows lie one behind the other then */
 } Pass;
 
+/* Rows of a request, and where they begin. */
 static int64_t rows_of(const Pass *p, int64_t b) { return p->counts ? p->counts[b] : p->rows; }
 static int64_t offset_of(const Pass *p, int64_t b) { return p->counts ? p->offsets[b] : b * p->rows; }
 
@@ -135,6 +138,7 @@ INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *
 
 /* ---------------------------------------------------------------- shares of work that threads take */
 
+/* A matrix product: rows of x times m. */
 typedef struct {
     const Matrix *m;
     const float *x;
@@ -143,6 +147,7 @@ typedef struct {
     float *out;
 } Product;
 
+/* The first half of an MLP: the activated gate times what goes up. */
 typedef struct {
     const Matrix *gate, *up;
     const float *x;
@@ -151,6 +156,7 @@ typedef struct {
     float *gated, *raised; /* [rows, outputs] each; the result is in `gated` */
 } Gating;
 
+/* The attention of one layer. */
 typedef struct {
     const Layer *l;
     const Pass *p;
@@ -159,6 +165,7 @@ typedef struct {
     int64_t tiles, scratch;             /* LANES query rows each; floats of scratch a thread */
 } Attending;
 
+/* The part of an attention that one thread does. */
 INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int tile) {
     const Layer *l = t->l;
     const Pass *p = t->p;
@@ -189,12 +196,14 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
 }
 
 typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels or tiles [first, last) of a task */
+/* The functions for one kind of processor. */
 typedef struct {
     Share product, gating, attending;
     void (*norm)(const float *, const float *, float, int64_t, int64_t, int, float *);
     void (*rotate)(const Layer *, const Pass *, const float *, float *, float *, float *);
 } Kernels;
 
+/* The part of an MLP's first half that one thread does. */
 INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t last) {
     Product gate = {t->gate, t->x, t->rows, 0, t->gated}, up = {t->up, t->x, t->rows, 0, t->raised};
     product(&gate, first, last);
@@ -255,12 +264,14 @@ int32_t layer_start(void *parallel_, void *own_number_, void *team_size_) {
     return ABI;
 }
 
+/* Work that is divided among threads. */
 typedef struct {
     Share share;
     const void *task;
     int64_t items;
 } Spread;
 
+/* What each thread of the team runs. */
 static void spread_body(void *data) {
     const Spread *s = data;
     int64_t own = own_number(), team = team_size();
@@ -269,12 +280,14 @@ static void spread_body(void *data) {
     in_team = 0;
 }
 
+/* A clock. */
 static int64_t nanoseconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
+/* Divides a task among threads where it is worth it. */
 static void spread(Share share, const void *task, int64_t items, int64_t threads, int64_t multiplications) {
     if (!parallel || threads < 2 || multiplications < WORTH_A_THREAD || alone) {
         alone -= alone > 0;
@@ -288,10 +301,12 @@ static void spread(Share share, const void *task, int64_t items, int64_t threads
     if (nanoseconds() - begin > HELD_UP + multiplications / 2) alone = A_PASS;
 }
 
+/* Panels of LANES outputs. */
 static int64_t panels_of(const Matrix *m) { return (m->outputs + LANES - 1) / LANES; }
 
 /* ---------------------------------------------------------------- what Python calls */
 
+/* out = x, each row scaled to a mean square of 1, times weight. */
 void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, float *out) {
     kernels->norm(x, weight, epsilon, rows, width, 0, out);
 }
@@ -363,11 +378,6 @@ void layer_run(const Layer *const *layers, int64_t count, const Pass *p, float *
     }
 }
 
-#include "_crossed.h"
+#include "t5.h"
 
-#include "_source.h"
-
-#include "_ahead.h"
-#include "_one_call.h"
-
-#include "_after.h"
+#include "after.h"

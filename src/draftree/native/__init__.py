@@ -1,0 +1,56 @@
+"""The package's C, built into one library by the build hook (hatch_build.py) and loaded here, through ctypes.
+
+It lies on the lowest floor since rooms of several floors use it: trees (`tree.c`), the Lookahead trie (`trie.c`), and
+the layers of the CPU runner (`layers.c`). Nothing in it uses Python's C interface, so one binary serves every Python
+version. Without the library everything works in Python and tensor operations, only slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+
+from draftree.native.structures import Layer, Matrix, Pass, T5Decoder
+
+LIBRARY = Path(__file__).with_name("_draftree.so")
+ABI = 12  # of layers.c
+OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+
+
+def library() -> ctypes.CDLL:
+    """The compiled functions, without signatures.
+
+    Raises:
+        OSError: the library was not built or does not load.
+    """
+    return ctypes.CDLL(str(LIBRARY))
+
+
+@lru_cache(maxsize=1)
+def load_library() -> ctypes.CDLL | None:
+    """The functions of `layers.c`, ready for calls; None when they were not built, are stale or do not load."""
+    try:
+        found = library()
+        found.layer_start.restype = c_int32
+        found.layer_start.argtypes = [c_void_p] * 3
+    except (OSError, AttributeError):
+        return None
+    process = ctypes.CDLL(None)
+    known = all(hasattr(process, name) for name in OPENMP)  # else one thread does the work
+    openmp = [ctypes.cast(getattr(process, name), c_void_p) if known else None for name in OPENMP]
+    if found.layer_start(*openmp) != ABI:
+        return None
+    found.layer_norm.argtypes = [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p]
+    found.layer_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p]
+    found.layer_enter.argtypes = [POINTER(Layer), POINTER(Pass), *[c_void_p] * 4]
+    found.layer_leave.argtypes = [POINTER(Layer), POINTER(Pass), c_void_p, c_int64, c_int64, c_int64, c_void_p]
+    found.layer_run.argtypes = [c_void_p, c_int64, POINTER(Pass), c_void_p, c_void_p, c_void_p]
+    found.layer_keep.argtypes = [c_void_p, *[c_int64] * 7, c_void_p, c_int64]
+    found.layer_best.argtypes = [POINTER(Matrix), c_void_p, c_float, *[c_void_p] * 2, *[c_int64] * 3, *[c_void_p] * 3]
+    found.t5_pass.argtypes = [POINTER(T5Decoder), POINTER(Pass), *[c_void_p] * 3, *[c_int64] * 3, *[c_void_p] * 3]
+    for name in ("norm", "product", "enter", "leave", "run", "keep", "best"):
+        getattr(found, f"layer_{name}").restype = None
+    found.t5_pass.restype = c_int64
+    return found

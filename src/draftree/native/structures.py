@@ -1,0 +1,59 @@
+"""The structures of `layers.c`, field by field in its order; the meaning of each field is told there."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+
+
+class Matrix(Structure):
+    """A matrix in panels (`products.h`)."""
+
+    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64))
+
+
+class Layer(Structure):
+    """The weights of one decoder layer (`layers.c`)."""
+
+    _fields_ = (
+        *((name, Matrix) for name in ("qkv", "output", "gate", "up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "post_norm", "query_norm", "key_norm")),
+        *((name, c_void_p) for name in ("behind_attention", "behind_mlp", "partner")),
+        *((name, c_float) for name in ("input_epsilon", "post_epsilon", "head_epsilon", "behind_epsilon")),
+        *((name, c_int32) for name in ("hidden", "kv_heads", "groups", "dim", "wide", "gelu", "skips")),
+        ("scaling", c_float),
+    )
+
+
+class Pass(Structure):
+    """What is the same for all layers of a pass (`layers.c`)."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "rows", "first", "capacity")),
+        ("starts", POINTER(c_int64)),
+        *((name, c_void_p) for name in ("cosine", "sine", "scratch")),
+        *((name, c_int64) for name in ("threads", "prefix", "back")),
+        *((name, c_void_p) for name in ("visible", "prefix_rows", "scores", "counts", "offsets")),
+    )
+
+
+class T5Layer(Structure):
+    """The weights of one decoder layer of T5, and its attention's source (`t5.h`)."""
+
+    _fields_ = (
+        *((name, Matrix) for name in ("qkv", "output", "query", "crossed", "up", "gate", "down")),
+        *((name, c_void_p) for name in ("norm", "cross_norm", "mlp_norm", "keys", "values")),
+    )
+
+
+class T5Decoder(Structure):
+    """T5's decoder, and what is the same for all rows of a pass (`t5.h`)."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("layers", "bias", "seen", "lengths", "places")),
+        *((name, c_void_p) for name in ("embedding", "closing", "head")),
+        ("vocabulary", c_int64),
+        *((name, c_int64) for name in ("count", "hidden", "heads", "dim", "inner", "columns", "distances")),
+        ("epsilon", c_float),
+        ("longest", c_int64),
+        *((name, c_void_p) for name in ("scores", "distance")),
+    )

@@ -1,0 +1,140 @@
+"""Llama-shaped models in float32 on a CPU: the loop of `eager` with layers and head in C.
+
+Layers that see all of the context go through in one call (`CompiledStack`); those with windows or capped scores attend
+in tensor operations between two compiled halves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftree.native import ABI, load_library
+from draftree.runner.cpu.layers import CompiledAngles, CompiledHead, CompiledLayer, CompiledStack
+from draftree.runner.eager.attention import attend
+from draftree.runner.eager.parts import Parts
+from draftree.runner.eager.rows import SegmentRows
+from draftree.runner.eager.runner import EagerRunner, copies
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.layout.kinds import LayerKind, limits
+from draftree.runner.layout.skip import Skip
+from draftree.runner.plan import PassResult, Plan, Segment, logit_slice
+from draftree.runner.target import Target
+
+
+class CpuRows(SegmentRows):
+    """`SegmentRows` whose angles are as C reads them."""
+
+    def __init__(self, stack: CompiledStack, *given: Any) -> None:
+        super().__init__(*given)
+        self._stack = stack
+
+    def look_up(self, kind: LayerKind) -> CompiledAngles:
+        """See `SegmentRows.look_up`."""
+        return CompiledAngles(super().look_up(kind), self.segment, self._stack)
+
+
+class CpuRunner(EagerRunner):
+    """Drives models of the families in `eager.parts`; see `Runner`."""
+
+    name = "cpu"
+    # Batches with trees of different sizes leave padding out. Lookahead in a batch of four at 60M parameters, one
+    # thread: 210 tokens a second with it, 175 without.
+    packs = True
+
+    @classmethod
+    def refusal(cls, target: Target) -> str | None:
+        """See `Runner.refusal`."""
+        reason = super().refusal(target)
+        if reason is not None:
+            return reason
+        if target.dtype != torch.float32 or target.device.type != "cpu" or load_library() is None:
+            return (
+                "runner='cpu' is for float32 on a CPU where the package was built with a C compiler: use "
+                "runner='auto' for what this machine has."
+            )
+        if not copies(target, much_faster=True):
+            return (
+                "There is too little free memory for the copy of the weights that runner='cpu' reads: call "
+                "draftree.runner.pack_weights(model) first, or use runner='eager'."
+            )
+        return None
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.form = f"{self.name} {ABI}"
+        self._kinds = tuple(set(target.kinds))
+
+    def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
+        library = load_library()
+        assert library is not None
+        self._library = library
+        self._layers = [CompiledLayer(library, part, self.tables.rotation) for part in parts]
+        self._head = CompiledHead(library, self._norm, head, cap)
+        self.stack = CompiledStack(library, self._layers)
+
+    @torch.inference_mode()
+    def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
+        """See `Runner.run`."""
+        ragged = plan.sizes is not None and plan.plain and min(plan.sizes) < plan.width
+        if not ragged or self._cap is not None or len(self.tables.tables) > 1 or self.tables.by_length:
+            return super().run(plan, cache, first)
+        reach = max(cache.lengths[first : first + plan.batch]) + plan.width
+        if any(limits(kind, reach) for kind in self._kinds):
+            return super().run(plan, cache, first)
+        return self._run_packed(plan, cache, first)
+
+    def _run_packed(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
+        """A pass without the rows beyond the plan's `sizes`; logits there are 0."""
+        assert plan.sizes is not None
+        cache.open(first, plan.batch, plan.width)
+        segment = Segment(0, None, plan.positions, plan.visible)
+        real = torch.arange(plan.width, device="cpu") < torch.tensor(plan.sizes, device="cpu")[:, None]
+        packed = Segment(0, None, plan.positions[real][None], plan.visible)  # for the angles alone
+        angles = self.tables.of(packed, (), self._dtype, cache, self._kinds[0])
+        x = self._embedding(plan.tokens[real])[None]
+        stack = self._stack(Skip())
+        stack.run(0, len(stack.layers), x, CompiledAngles(angles, segment, stack, plan.sizes))
+        made = self._head(x)[0]
+        logits = made.new_zeros(plan.batch, plan.width, made.shape[1])
+        logits[real] = made
+        return PassResult(logits[:, logit_slice(plan, segment)], [segment], {}, self)
+
+    def _stacked(self, numbers: Sequence[int], layers: list[Any]) -> CompiledStack:
+        return CompiledStack(self._library, layers, numbers)
+
+    def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> SegmentRows:
+        return CpuRows(self.stack, self.tables, segment, plan, cache, first, x)
+
+    def _advance(self, x: Tensor, stack: CompiledStack, first: int, last: int, rows: SegmentRows) -> Tensor:  # type: ignore[override]
+        numbers = stack.numbers
+        of_stack = range(bisect_left(numbers, first), bisect_left(numbers, last))
+        kinds = {i: self.target.kinds[numbers[i]] for i in of_stack}
+        limited = {kind: self._cap is not None or rows.masks.limited(kind) for kind in set(kinds.values())}
+        # Layers of one kind, or of several with the same angles, go through in one call where nothing hides columns.
+        alike = {i: (limited[kind], self.tables.name(kind)) for i, kind in kinds.items()}
+        for (torch_attends, _), group in groupby(of_stack, key=alike.__getitem__):
+            some = list(group)
+            if not torch_attends:
+                stack.run(some[0], some[-1] + 1, x, rows.angles(kinds[some[0]]))
+                continue
+            for i in some:
+                x = attend(stack.layers[i], x, numbers[i], rows, kinds[i], self._cap)
+        return x
+
+    @torch.inference_mode()
+    def head(self, closed: Tensor) -> Tensor:
+        """See `Runner.head`."""
+        return self._head.product(closed)
+
+    @torch.inference_mode()
+    def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `Runner.best`."""
+        found = self._head.best(hidden, rows, count) if hidden.is_contiguous() else None
+        return super().best(hidden, rows, count) if found is None else found

@@ -1,0 +1,69 @@
+"""Rotary angles of a model's rows, for layers that draftree runs itself.
+
+Angles are the same in all layers, or differ by the layers' kind (Gemma 3). Where they depend on nothing but the
+position they are looked up in a table; families whose angles depend on a text's length compute them row by row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftree.runner.eager.layer import Angles
+from draftree.runner.eager.parts import TURN_NEIGHBOURS
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.layout.kinds import LayerKind
+from draftree.runner.layout.positions import is_length_dependent, per_row_angles
+from draftree.runner.layout.rotary import RotaryTable, Rotation, width_of
+from draftree.runner.plan import Segment
+from draftree.runner.target import Target
+
+
+class AngleTables:
+    """The angles of one model.
+
+    Args:
+        target: of a family in `parts`.
+        dim: width of a head.
+
+    Attributes:
+        rotation: which entries of a head turn with which.
+        tables: by kind of layer, or under None for all kinds.
+        by_length: whether angles depend on a text's length; the tables are not used then.
+    """
+
+    def __init__(self, target: Target, dim: int) -> None:
+        self._rotary = target.decoder.rotary_emb
+        self.by_length = is_length_dependent(self._rotary)
+        kinds = {k.name for k in target.kinds} if isinstance(self._rotary.rope_type, dict) else {None}
+        width = width_of(self._rotary, target.device, next(iter(kinds)))
+        self.rotation = Rotation(width, dim, target.model_type in TURN_NEIGHBOURS, target.device)
+        self.tables = {kind: RotaryTable(self._rotary, self.rotation, kind) for kind in kinds}
+
+    def name(self, kind: LayerKind) -> str | None:
+        """What distinguishes the angles of layers of that kind from others; None where all are the same."""
+        return None if None in self.tables else kind.name
+
+    def reach(self, longest: int, dtype: torch.dtype, device: torch.device) -> dict[str | None, tuple[Tensor, Tensor]]:
+        """Cosines and sines by kind, long enough for positions below `longest`."""
+        for table in self.tables.values():
+            table.reach(longest, dtype, device)
+        return {name: (table.cosines, table.sines) for name, table in self.tables.items()}
+
+    def of(
+        self, segment: Segment, floor: tuple[int, ...], dtype: torch.dtype, cache: SlotCache, kind: LayerKind
+    ) -> Angles:
+        """The angles of a segment's rows in layers of that kind.
+
+        Args:
+            segment: the rows.
+            floor: as `Plan.rope_floor`.
+            dtype: of the rows' states.
+            cache: where the layers put keys and values.
+            kind: of the layers.
+        """
+        if self.by_length:
+            cosine, sine = self.rotation.spread(*per_row_angles(self._rotary, segment.positions, floor, dtype))
+        else:
+            cosine, sine = self.tables[self.name(kind)].look(segment.positions, dtype)
+        return Angles(cosine[:, :, None], sine[:, :, None], cache, self.rotation)

@@ -1,0 +1,180 @@
+"""What only a running model tells: the shape of its keys and values, and what lies between its last layer and its head.
+
+Configurations spell these things in a dozen ways, so one row is passed through the stock model and watched. Learned
+drafters need them: keys and values of their own must have the model's shape, and heads read what the model's head
+reads.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftree.runner.base import Runner
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.encoder import EncoderState
+from draftree.runner.plan import Plan
+from draftree.runner.target import Target
+
+CLOSE = 1e-2  # relative difference, wide enough for 16-bit types
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """Facts of one model, seen in a pass.
+
+    Attributes:
+        kv_heads: key/value heads of every layer.
+        head_dim: width of a key.
+        value_dim: width of a value.
+        closing: modules that a hidden state passes between the last layer and the head, in order.
+        scale: factor on what they return before the head reads it (T5 with a tied head), else 1.
+        factor: on what the head says (Cohere, Granite), else 1.
+        cap: what the head says is bent to stay within -cap .. cap (Gemma 2); None where it is not.
+        reference: weak, so that cached facts do not keep the model alive.
+    """
+
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    closing: tuple[nn.Module, ...] = field(repr=False)
+    scale: float
+    factor: float
+    cap: float | None
+    reference: weakref.ref[Any] = field(repr=False)
+
+    def close(self, hidden: Tensor) -> Tensor:
+        """From the last layer's output [..., d] to what the head reads [..., d']."""
+        for module in self.closing:
+            hidden = module(hidden)
+        return hidden if self.scale == 1.0 else hidden * self.scale
+
+    def finish(self, said: Tensor) -> Tensor:
+        """From what the head says [..., V] to the model's logits."""
+        if self.cap is not None:
+            said = self.cap * torch.tanh(said / self.cap)
+        if self.factor != 1.0:
+            said = said * self.factor
+        bias = getattr(self.reference(), "final_logits_bias", None)  # BART and its kin
+        return said if bias is None else said + bias.to(said)
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """The model's own head: [..., d'] -> [..., V]; what a model does to its logits behind it is left out."""
+        model: Any = self.reference()
+        head: Callable[[Tensor], Tensor] = model.get_output_embeddings()
+        return head
+
+
+class _Watched(SlotCache):
+    """Notes (key/value heads, width of a key, width of a value) of every layer."""
+
+    def __init__(self, layers: int, slots: int) -> None:
+        super().__init__(layers, slots)
+        self.shapes: set[tuple[int, int, int]] = set()
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.shapes.add((key_states.shape[1], key_states.shape[3], value_states.shape[3]))
+        return super().update(key_states, value_states, *args, **kwargs)
+
+
+_known: weakref.WeakKeyDictionary[Any, Anatomy] = weakref.WeakKeyDictionary()
+
+
+def anatomy_of(runner: Runner) -> Anatomy:
+    """The facts of a runner's model; one pass of one row the first time, remembered afterwards.
+
+    Args:
+        runner: drives the stock model through its own `forward`.
+
+    Raises:
+        ValueError: layers differ in the shape of their keys, or what lies before the head is not understood.
+    """
+    model = runner.target.model
+    found = _known.get(model)
+    if found is None:
+        found = _known[model] = _look(runner)
+    return found
+
+
+@torch.no_grad()
+def _look(runner: Runner) -> Anatomy:
+    target = runner.target
+    encoder = None
+    device = target.device
+    with runner.lock:
+        if target.encoder_decoder:
+            encoder = EncoderState(target, 1)
+            encoder.admit(0, torch.zeros(2, dtype=torch.long, device=device))
+        cache = _Watched(len(target.layers), 1)
+        calls: list[tuple[nn.Module, Tensor]] = []  # behind the last layer, in order
+        read: list[Tensor] = []
+        said: list[Tensor] = []
+
+        def note(module: nn.Module, args: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and args and isinstance(args[0], Tensor):
+                calls.append((module, output))
+
+        head = target.model.get_output_embeddings()
+        inside = {id(m) for layer in target.layers for m in layer.modules()} | {id(head)}
+        with ExitStack() as stack:
+            for module in target.decoder.modules():
+                if id(module) not in inside and not list(module.children()):
+                    stack.callback(module.register_forward_hook(note).remove)
+            stack.callback(target.layers[-1].register_forward_pre_hook(lambda *_: calls.clear()).remove)
+            stack.callback(head.register_forward_pre_hook(lambda _, args: read.append(args[0])).remove)
+            stack.callback(head.register_forward_hook(lambda *call: said.append(call[-1])).remove)
+            row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
+            one = torch.zeros(1, 1, dtype=torch.long, device=device)
+            result = runner.run(Plan(one, one, row, taps=(len(target.layers),)), cache, encoder=encoder)
+    if len(cache.shapes) != 1:
+        raise ValueError(
+            f"The layers of this '{target.model_type}' model differ in the shape of their keys and values, so one "
+            "learned drafter cannot serve them all: use a drafter outside the model, such as draftree.Lookahead()."
+        )
+    kv_heads, head_dim, value_dim = cache.shapes.pop()
+    closing = tuple(module for module, _ in calls if not isinstance(module, nn.Dropout))
+    scale = _scale(closing, result.hidden[len(target.layers)], read[-1] if read else None, target.model_type)
+    anatomy = Anatomy(kv_heads, head_dim, value_dim, closing, scale, 1.0, None, target.reference)
+    return _finished(anatomy, target, said[-1], result.logits)
+
+
+def _finished(anatomy: Anatomy, target: Target, said: Tensor, logits: Tensor) -> Anatomy:
+    """The anatomy with what the model does to what its head said before it calls it logits."""
+    cap = getattr(target.config, "final_logit_softcapping", None)
+    if cap is not None:
+        anatomy = replace(anatomy, cap=float(cap))
+    else:
+        bias = getattr(target.model, "final_logits_bias", None)
+        given = logits if bias is None else logits - bias.to(logits)
+        ours, theirs = said.double().flatten(), given.double().flatten()
+        factor = float((ours @ theirs) / (ours @ ours))
+        anatomy = replace(anatomy, factor=1.0 if abs(factor - 1) < CLOSE else factor)
+    if (anatomy.finish(said) - logits).abs().max() <= CLOSE * logits.abs().max():
+        return anatomy
+    raise ValueError(
+        f"Cannot follow a '{target.model_type}' model from its head to its logits: use a drafter that reads none, such "
+        "as draftree.Lookahead(), and please report this architecture."
+    )
+
+
+def _scale(closing: tuple[nn.Module, ...], last: Tensor, read: Tensor | None, family: str) -> float:
+    """The factor between what `closing` makes of the last layer's output and what the head read."""
+    made = last
+    for module in closing:
+        made = module(made)
+    if read is not None and read.shape == made.shape:
+        ours, theirs = made.double().flatten(), read.double().flatten()
+        scale = float((ours @ theirs) / (ours @ ours))
+        if (scale * ours - theirs).abs().max() <= CLOSE * theirs.abs().max():
+            return 1.0 if abs(scale - 1) < CLOSE else scale
+    raise ValueError(
+        f"Cannot follow a '{family}' model from its last layer to its head: use a drafter that needs no heads, such "
+        "as draftree.Lookahead(), and please report this architecture."
+    )

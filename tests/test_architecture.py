@@ -1,0 +1,166 @@
+"""The import graph of the package: no circle between files, and no import of a higher floor.
+
+Every import counts: at the top of a file, inside a function, and those made for types alone. `KNOWN` names the circles
+that are still there, file by file; it may only shrink.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "draftree"
+
+# A room may import rooms of its own floor and of lower ones. A new room gets its floor here and in the design page.
+FLOORS = {
+    "errors": 0,
+    "demo_model": 0,
+    "models": 0,
+    "prompts": 0,
+    "progress": 0,
+    "native": 0,  # the C library and its loader: trees, the trie and the CPU runner all read it
+    "tree": 0,
+    "runner": 1,
+    "drafting": 2,
+    "shaping": 2,
+    "pruning": 2,
+    "acceptance": 2,
+    "engine": 3,
+    "training": 4,
+    "tuning": 4,
+    "bench": 4,
+    "serve": 4,
+    "trace": 4,
+    "integrations": 4,
+    "": 4,  # the public face: it names what all floors below the command line offer
+    "cli": 5,
+    "__main__": 5,
+}
+
+# Circles between files outside the runner: each a set of files that reach each other.
+KNOWN = (
+    {
+        "draftree.tree.algebra",
+        "draftree.tree.builders",
+        "draftree.tree.candidates",
+        "draftree.tree.compiled",
+        "draftree.tree.structure",
+        "draftree.tree.token_tree",
+        "draftree.tree.walks",
+    },
+    {"draftree.drafting.base", "draftree.shaping.base"},
+    {"draftree.shaping.average", "draftree.shaping.cells"},
+    {"draftree", "draftree.trace.file", "draftree.trace.page"},
+    {"draftree.bench.speed", "draftree.bench.speed_page"},
+)
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in SRC.rglob("*.py"):
+        parts = ("draftree", *path.relative_to(SRC).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports_of(name: str, source: str) -> set[str]:
+    """The modules of the package that a module imports, as far down as a name means a module."""
+    package = name if MODULES.get(name, Path()).name == "__init__.py" else name.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for imported in names:
+            if imported.split(".")[0] == "draftree":
+                while imported not in MODULES:
+                    imported = imported.rpartition(".")[0]
+                if imported != name:
+                    found.add(imported)
+    return found
+
+
+GRAPH = {name: imports_of(name, path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+def circles() -> list[set[str]]:
+    """Sets of files that reach each other: Tarjan's strongly connected components of more than one file."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(name: str) -> None:
+        number[name] = lowest[name] = len(number)
+        stack.append(name)
+        for imported in GRAPH[name]:
+            if imported not in number:
+                visit(imported)
+                lowest[name] = min(lowest[name], lowest[imported])
+            elif imported in stack:
+                lowest[name] = min(lowest[name], number[imported])
+        if lowest[name] == number[name]:
+            component = set()
+            while name not in component:
+                component.add(stack.pop())
+            if len(component) > 1:
+                found.append(component)
+
+    for name in sorted(GRAPH):
+        if name not in number:
+            visit(name)
+    return found
+
+
+def test_files_do_not_import_in_circles() -> None:
+    for circle in circles():
+        assert any(circle <= known for known in KNOWN), f"these files import each other: {', '.join(sorted(circle))}"
+
+
+def test_the_known_circles_are_still_there() -> None:
+    """One that is gone goes from the list as well."""
+    found = circles()
+    for known in KNOWN:
+        assert any(circle <= known for circle in found), f"no circle any more: take {sorted(known)} out of KNOWN"
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_lower_floors_never_import_higher_ones(name: str) -> None:
+    def room(module: str) -> str:
+        return module.partition(".")[2].partition(".")[0]
+
+    assert room(name) in FLOORS, f"{room(name)} has no floor: give it one in {Path(__file__).name}"
+    for imported in GRAPH[name]:
+        assert FLOORS[room(imported)] <= FLOORS[room(name)], f"{name} imports {imported}"
+
+
+def test_every_spelling_of_an_import_is_understood() -> None:
+    source = """
+import draftree.engine.loop
+from draftree.tree import TokenTree
+from draftree import runner
+from .runner import HookedRunner
+from ..kv import cache
+def late():
+    from draftree.runner.base import Runner
+"""
+    assert imports_of("draftree.runner.hooked.probe", source) == {
+        "draftree.engine.loop",
+        "draftree.tree",
+        "draftree.runner",
+        "draftree.runner.hooked.runner",
+        "draftree.runner.kv.cache",
+        "draftree.runner.base",
+    }
