@@ -23,11 +23,12 @@ from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts, read_prompts, take_per_set
 from draftree.shaping import DynamicTree, Fixed
 from draftree.tuning import search as tuning
-from draftree.tuning.check import Clocked, check_replay
+from draftree.tuning.check import check_replay
 from draftree.tuning.file import Spec, load_tuned, write_tuned
 from draftree.tuning.record import Record
 from draftree.tuning.replay import RecordedHeads, Replayed, Times, replay
 from draftree.tuning.search import Judged, Wishes, choose, finalists, prepare
+from draftree.tuning.shapes import Clocked
 from draftree.tuning.space import Candidate, Predicted, Space
 
 NEW = 24
@@ -145,11 +146,11 @@ def test_trees_sized_by_cost_are_the_runs_own_by_the_times_that_its_steps_took(d
     shape = Clocked()
     there = live(demo, record, real(demo.model), shape)
     ends = eos_token_ids(demo.model)
-    here = replay(record.texts, recorded(record), DynamicTree(), record.pace(), NEW, ends, times=shape.times).stats
+    here = replay(record.texts, recorded(record), DynamicTree(), record.pace(), NEW, ends, times=Times.of(shape)).stats
     assert (here.steps, here.drafted, here.accepted_by_depth) == (there.steps, there.drafted, there.accepted_by_depth)
     drafted = set()
     for rows, slower in ((1.0, 50.0), (64.0, 50.0), (1.0, 1.0)):  # a busy machine's own times may be like any of them
-        times = Times(StepCost((1, 64), (0.001, 0.001 * rows)), [(0.001, 0.001 * slower)] * len(shape.times.steps))
+        times = Times(StepCost((1, 64), (0.001, 0.001 * rows)), [(0.001, 0.001 * slower)] * len(shape.told))
         other = replay(record.texts, recorded(record), DynamicTree(), record.pace(), NEW, ends, times=times).stats
         drafted.add(other.drafted)
     assert len(drafted) > 1, "they do depend on the times"

@@ -25,7 +25,8 @@ from draftree.engine.limits import eos_token_ids
 from draftree.host.likeliest import best_on_host
 from draftree.host.probe import probe
 from draftree.pruning.early_head import EarlyHead
-from draftree.tuning.onlooker import Onlooker, OnlyRoots
+from draftree.tuning.onlooker import Onlooker
+from draftree.tuning.shapes import OnlyRoots
 
 RANKS = 10  # best draft tokens looked at
 SLOTS = 8  # answers that are looked at together, as no time is taken

@@ -1,7 +1,7 @@
 """Looks at what a drafter inside the model would draft, while the engine decodes without verifying any draft token.
 
-The drafter's rows are attached to every pass as always, so each place of an answer is seen with its true prefix. Which
-rows are attached is the shape's word: `OnlyRoots` is the shape that says "attach them, verify nothing".
+The drafter's rows are attached to every pass as always, so each place of an answer is seen with its true prefix. The
+shape `OnlyRoots` goes with it: attach rows, verify nothing.
 """
 
 from __future__ import annotations
@@ -15,20 +15,9 @@ import torch
 from draftree.drafting.base import Attachment, Context, Drafter, Step
 from draftree.drafting.in_model import InModelDrafter
 from draftree.host.target import Target
-from draftree.shaping import Shape
 from draftree.tree import TokenTree
 
 See = Callable[[Step], None]
-
-
-class OnlyRoots(Shape):
-    """No guess is asked for, and the drafter prepares the next step's all the same."""
-
-    def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
-        """See `Shape.budgets`."""
-        for request in requests:
-            request.resting = False
-        return [0] * len(requests)
 
 
 class Onlooker(Drafter):

@@ -25,9 +25,9 @@ from draftree.engine.limits import eos_token_ids
 from draftree.host import open_host
 from draftree.host.cost import StepCost, cached_cost
 from draftree.host.likeliest import best_on_host
-from draftree.shaping import Fixed
 from draftree.tree import TokenTree
-from draftree.tuning.onlooker import Onlooker, OnlyRoots
+from draftree.tuning.onlooker import Onlooker
+from draftree.tuning.shapes import OnlyRoots, Timed
 
 Guesses = tuple[np.ndarray, np.ndarray]  # tokens and log-probabilities, each [D, K]
 PROBES, PROBED = (0, 1, 2, 4, 8, 16, 32), 4  # guesses of the steps that are timed, and texts for each
@@ -86,29 +86,6 @@ class Repeats(Drafter):
         )
 
 
-class Timed(Fixed):
-    """Trees of one size, and what the engine says that their steps took: (rows, seconds of the pass, whole)."""
-
-    def __init__(self, node_budget: int) -> None:
-        super().__init__(node_budget)
-        self.steps: list[tuple[int, float, float]] = []
-
-    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
-        """See `Shape.clock`."""
-        self.steps.append((rows, seconds, whole))
-
-
-class TimedRoots(OnlyRoots):
-    """Steps without guesses that prepare some all the same, and what they took."""
-
-    def __init__(self) -> None:
-        self.steps: list[float] = []
-
-    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
-        """See `Shape.clock`."""
-        self.steps.append(whole)
-
-
 class _Run(NamedTuple):
     """One answer: its tokens; steps behind the prompt's, their guessing and whole time; the prompt's time."""
 
@@ -134,7 +111,7 @@ class Record:
         self.lessons: list[Text] = []
         self._host = open_host(model)
         self._prompts = 0.0
-        self._prepared = {name: TimedRoots() for name in trained}
+        self._prepared = {name: OnlyRoots() for name in trained}
 
     def lesson(self, task: Task) -> None:
         """Record a prompt that only teaches tries."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from draftree.shaping import Shape
 from draftree.shaping.best_first import OffPath, best_first
 from draftree.tree import TokenTree
 from draftree.tuning.record import Pace, Text
+from draftree.tuning.shapes import Clocked, Sizing, Spent
 
 _ids = itertools.count(-2, -1)  # no request of an engine has them
 
@@ -127,8 +128,14 @@ class Times:
     """
 
     curve: StepCost
-    steps: list[tuple[float, float]]
-    rested: list[tuple[float, float]] = field(default_factory=list)
+    steps: list[Spent]
+    rested: list[Spent] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, shape: Clocked) -> Times:
+        """The times that a shape kept."""
+        assert shape.first is not None
+        return cls(shape.first, shape.told, shape.rests_told)
 
 
 def replay(
@@ -155,18 +162,19 @@ def replay(
         times: what the shape is told that steps took, in place of `pace`; what is predicted to be spent is not theirs.
     """
     found = Replayed()
-    cost = pace.cost()
+    cost, sizing = pace.cost(), None
     if drafter is not None and shape is not None:
         drafter.bind(None, eos_token_ids=tuple(eos_token_ids))  # type: ignore[arg-type]
         # A curve of its own, which the shape bends: what steps take must not depend on what it thinks of them.
-        shape.bind(pace.cost() if times is None else StepCost(times.curve.rows, times.curve.seconds), drafter)
-    told = (iter(()), iter(())) if times is None else (iter(times.steps), iter(times.rested))
+        own_curve = pace.cost() if times is None else StepCost(times.curve.rows, times.curve.seconds)
+        told = (iter(()), iter(())) if times is None else (iter(times.steps), iter(times.rested))
+        sizing = Sizing(shape, drafter, own_curve, told)
     heads = _heads_of(drafter)
     own = sum(pace.own[head.name] for head in heads)
     for text in texts:
         for head in heads:
             head.text = text
-        stats, seconds = _answer(text, drafter, shape, pace, cost, new, own, work, told)
+        stats, seconds = _answer(text, drafter, sizing, pace, cost, new, own, work)
         found.stats.add(stats)
         found.by_set.setdefault(text.task.prompt.set, RequestStats()).add(stats)
         found.seconds += seconds
@@ -181,13 +189,12 @@ def _heads_of(drafter: Drafter | None) -> list[RecordedHeads]:
 def _answer(
     text: Text,
     drafter: Drafter | None,
-    shape: Shape | None,
+    sizing: Sizing | None,
     pace: Pace,
     cost: Any,
     new: int,
     own: float,
     work: float | None,
-    told: tuple[Iterator[tuple[float, float]], Iterator[tuple[float, float]]],
 ) -> tuple[RequestStats, float]:
     request = Context(next(_ids), list(text.task.ids), len(text.task.ids), new)
     stats, spent = RequestStats(), pace.prompt
@@ -196,48 +203,36 @@ def _answer(
     while stats.emitted < len(text.answer):
         begin = time.thread_time()  # what else the machine does meanwhile is not the drafter's
         first = not stats.steps
-        idle, trees, asked = True, TokenTree.roots(torch.tensor([request.tokens[-1]])), False
-        if drafter is not None and shape is not None:
-            idle = shape.rests([request])
-            if not idle:
-                budgets = shape.budgets([request], drafter.max_nodes)
-                if request.room <= 1:
-                    budgets = [0]
-                asked = any(budgets)
-                if asked:
-                    trees = shape.trim([request], drafter.draft([request], budgets))
+        drafted = None if sizing is None else sizing.trees(request)
+        trees = TokenTree.roots(torch.tensor([request.tokens[-1]])) if drafted is None else drafted
         left = text.answer[stats.emitted :]
         nodes = trees.walk(0, left)
-        said = left[: len(nodes)]  # the guesses that hold, and one more
+        said = left[: len(nodes)]  # the draft tokens that hold, and one more
         guesses = [*nodes[1:], None][: len(said)]
-        attached = drafter is not None and drafter.prepares and not request.resting and request.room > 1
+        attached = sizing is not None and sizing.attached(request)
         request.tokens += said
         request.room -= len(said)
         stats.count(guesses, trees.sizes[0] - 1)
-        if drafter is not None and shape is not None:
-            if not idle:
-                shape.learn([request], [nodes[: len(said)]], trees)
+        if drafter is not None and sizing is not None:
+            sizing.learn(request, nodes[: len(said)], trees)
             if type(drafter).observe is not Drafter.observe:
                 step: Any = Step([request], trees, None, [0], 0, [nodes[: len(said)]], [said])  # type: ignore[arg-type]
                 drafter.observe(step)
-        aside = pace.aside
-        if asked:
-            aside += time.thread_time() - begin if work is None else work
+        more = pace.aside
+        if drafted is not None:
+            more += time.thread_time() - begin if work is None else work
         rows = passed = trees.sizes[0]
-        aside += pace.drafted if rows > 1 else 0.0
-        if attached and drafter is not None:
-            passed = drafter.rows(rows, 1, request.spawn)
-            aside += own
+        more += pace.drafted if rows > 1 else 0.0
+        if attached and sizing is not None:
+            passed = sizing.rows(request, rows)
+            more += own
         seconds = float(cost.of(passed))
         if not first:  # the prompt's pass is told apart
-            spent += seconds + aside
-            if shape is not None and idle:
-                shape.rested(1, *next(told[1], (seconds, seconds + aside)))
-            elif shape is not None:
-                taken = next(told[0], (seconds, seconds + aside))
-                shape.clock(rows, *taken, plain=passed == rows, attached=attached)
-    if shape is not None:
-        shape.end(request)
+            spent += seconds + more
+            if sizing is not None:
+                sizing.took(rows, (seconds, seconds + more), plain=passed == rows, attached=attached)
+    if sizing is not None:
+        sizing.end(request)
     if drafter is not None:
         drafter.end(request)
     return stats, spent
