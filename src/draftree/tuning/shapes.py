@@ -1,4 +1,4 @@
-"""All that tuning knows of the contract of shapes: ones that keep times, one that verifies nothing, a replay at a shape.
+"""All that tuning knows of the contract of shapes: ones that keep times, one that verifies nothing, replays at a shape.
 
 Whoever changes the contract of a shape changes this file, and nothing else of tuning.
 """
