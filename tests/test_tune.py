@@ -150,7 +150,7 @@ def test_trees_sized_by_cost_are_the_runs_own_by_the_times_that_its_steps_took(d
     assert (here.steps, here.drafted, here.accepted_by_depth) == (there.steps, there.drafted, there.accepted_by_depth)
     drafted = set()
     for rows, slower in ((1.0, 50.0), (64.0, 50.0), (1.0, 1.0)):  # a busy machine's own times may be like any of them
-        times = Times(StepCost((1, 64), (0.001, 0.001 * rows)), [(0.001, 0.001 * slower)] * len(shape.told))
+        times = Times(StepCost((1, 64), (0.001, 0.001 * rows)), [(0.001, 0.001 * slower)] * len(shape.taken))
         other = replay(record.texts, recorded(record), DynamicTree(), record.pace(), NEW, ends, times=times).stats
         drafted.add(other.drafted)
     assert len(drafted) > 1, "they do depend on the times"
@@ -250,11 +250,11 @@ def tuned(tmp_path_factory):
 
 def test_tune_writes_a_choice_and_explains_it_in_three_lines(tuned):
     out, said = tuned
-    told = json.loads(out.read_text())
-    assert len(told["why"]) == 3
-    assert all(line.split(" (")[0] in " ".join(said.split()) for line in told["why"])
-    assert any(one["drafter"] is None for one in told["judged"]), "plain decoding ran beside them"
-    compared = [one for one in told["judged"] if one["guesses"] is not None]
+    facts = json.loads(out.read_text())
+    assert len(facts["why"]) == 3
+    assert all(line.split(" (")[0] in " ".join(said.split()) for line in facts["why"])
+    assert any(one["drafter"] is None for one in facts["judged"]), "plain decoding ran beside them"
+    compared = [one for one in facts["judged"] if one["guesses"] is not None]
     assert compared
     for one in compared:
         assert one["predicted_acceptance_length"] == pytest.approx(one["acceptance_length"], rel=0.02)
@@ -312,14 +312,14 @@ def test_a_choice_that_does_not_fit_is_refused_in_one_sentence(demo, tmp_path):
     path.with_suffix(".trie").unlink()
     with pytest.raises(ValueError, match="copy both files"):
         load_tuned(path, demo.model, demo.tokenizer)
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps(told | {"machine": told["machine"] | {"threads": 77}, "drafter": None}))
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(facts | {"machine": facts["machine"] | {"threads": 77}, "drafter": None}))
     with pytest.warns(UserWarning, match="tuned with threads 77"):
         load_tuned(path, demo.model)
-    path.write_text(json.dumps(told | {"model": told["model"] | {"hash": "0" * 64}}))
+    path.write_text(json.dumps(facts | {"model": facts["model"] | {"hash": "0" * 64}}))
     with pytest.raises(ValueError, match="tuned for another model"):
         load_tuned(path, demo.model)
-    path.write_text(json.dumps(told | {"format": 99}))
+    path.write_text(json.dumps(facts | {"format": 99}))
     with pytest.raises(ValueError, match="format 99"):
         load_tuned(path, demo.model)
     path.write_text("{}")

@@ -179,7 +179,7 @@ def pass_parts(host: Host, context: int, rounds: int, watcher: Watcher) -> dict[
     Args:
         host: of the model.
         context: tokens before the rows.
-        rounds: how often each part is timed; medians are told.
+        rounds: how often each part is timed; medians are returned.
         watcher: hears how far it is.
 
     Returns

@@ -135,7 +135,7 @@ class Times:
     def of(cls, shape: Clocked) -> Times:
         """The times that a shape kept."""
         assert shape.first is not None
-        return cls(shape.first, shape.told, shape.rests_told)
+        return cls(shape.first, shape.taken, shape.rests_taken)
 
 
 def replay(
@@ -167,8 +167,8 @@ def replay(
         drafter.bind(None, eos_token_ids=tuple(eos_token_ids))  # type: ignore[arg-type]
         # A curve of its own, which the shape bends: what steps take must not depend on what it thinks of them.
         own_curve = pace.cost() if times is None else StepCost(times.curve.rows, times.curve.seconds)
-        told = (iter(()), iter(())) if times is None else (iter(times.steps), iter(times.rested))
-        sizing = Sizing(shape, drafter, own_curve, told)
+        facts = (iter(()), iter(())) if times is None else (iter(times.steps), iter(times.rested))
+        sizing = Sizing(shape, drafter, own_curve, facts)
     heads = _heads_of(drafter)
     own = sum(pace.own[head.name] for head in heads)
     for text in texts:

@@ -47,20 +47,20 @@ class Timed(Fixed):
 
 
 class Clocked(DynamicTree):
-    """Trees sized by cost that keep what they are told steps took, and begin with a curve that no other run bends.
+    """Trees sized by cost that keep what steps took, and begin with a curve that no other run bends.
 
     Attributes:
         first: the curve before the first step.
-        told: what steps took, in order, of the steps that the shape was told of.
-        rests_told: the same of those of which it wanted to hear nothing more.
+        taken: what steps took, in order, of the steps that the shape sized.
+        rests_taken: the same of those of which it wanted to hear nothing more.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._own: StepCost | None = None
         self.first: StepCost | None = None
-        self.told: list[Spent] = []
-        self.rests_told: list[Spent] = []
+        self.taken: list[Spent] = []
+        self.rests_taken: list[Spent] = []
 
     def bind(
         self,
@@ -77,12 +77,12 @@ class Clocked(DynamicTree):
 
     def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
         """See `Shape.clock`."""
-        self.told.append((seconds, whole))
+        self.taken.append((seconds, whole))
         super().clock(rows, seconds, whole, plain=plain, attached=attached)
 
     def rested(self, batch: int, seconds: float, whole: float) -> None:
         """See `Shape.rested`."""
-        self.rests_told.append((seconds, whole))
+        self.rests_taken.append((seconds, whole))
         super().rested(batch, seconds, whole)
 
 
@@ -93,7 +93,7 @@ class Sizing:
         shape: sizes the trees; it learns.
         drafter: whose trees they are.
         cost: a curve that the shape may bend.
-        times: what it is told that steps took, in the order of `Clocked`; where they end, what the replay predicts.
+        times: seconds of steps that it is given, in the order of `Clocked`; where they end, what the replay predicts.
     """
 
     def __init__(self, shape: Shape, drafter: Drafter, cost: StepCost, times: tuple[Iterator[Spent], Iterator[Spent]]):
