@@ -39,39 +39,39 @@ def read(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """
     found = []
     for path in sorted(folder.glob("*.json")):
-        told = json.loads(path.read_text(encoding="utf-8"))
-        missing = [name for name in ABOUT if not told.get("about", {}).get(name)]
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        missing = [name for name in ABOUT if not facts.get("about", {}).get(name)]
         if missing:
             raise ValueError(f"{path.name} does not tell its {', '.join(missing)}: a result without them is no result.")
-        found.append(told)
-    return sorted((told for told in found if told["order"] is not None), key=lambda told: told["order"])
+        found.append(facts)
+    return sorted((facts for facts in found if facts["order"] is not None), key=lambda facts: facts["order"])
 
 
 def page(results: list[dict[str, Any]]) -> str:
     """The page's text."""
     lines = [HEAD]
-    for told in results:
-        table = pd.DataFrame(told["rows"])
-        for name, value in told.get("only", {}).items():
+    for facts in results:
+        table = pd.DataFrame(facts["rows"])
+        for name, value in facts.get("only", {}).items():
             table = table[table[name] == value]
-        about = told["about"]
+        about = facts["about"]
         made = f"`{about['command']}` at {about['commit']}; {about['model']}, {about['threads']} threads."
         made = made.replace("1 threads", "1 thread")
-        lines += [f"## {told['title']}", "", f"{told['text']} {made}", "", *markdown(table, told["columns"]), ""]
+        lines += [f"## {facts['title']}", "", f"{facts['text']} {made}", "", *markdown(table, facts["columns"]), ""]
     return "\n".join(lines)
 
 
 def kept(path: Path) -> dict[str, Any]:
     """What of a file that `draftree bench run` wrote is kept as a result; off the page until it is given a place."""
-    told = json.loads(path.read_text(encoding="utf-8"))
-    rows = [{name: value for name, value in row.items() if name not in ABOUT} for row in told["rows"]]
-    about = {name: told["about"][name] for name in ABOUT}
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    rows = [{name: value for name, value in row.items() if name not in ABOUT} for row in facts["rows"]]
+    about = {name: facts["about"][name] for name in ABOUT}
     return {
         "order": None,
-        "title": told["experiment"],
+        "title": facts["experiment"],
         "text": "",
         "about": about,
-        "columns": told["columns"],
+        "columns": facts["columns"],
         "rows": rows,
     }
 
@@ -79,9 +79,9 @@ def kept(path: Path) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     """Keep the results named, and write the page."""
     for name in arguments:
-        told = kept(Path(name))
-        target = RESULTS / f"{told['title']}.json"
-        target.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        facts = kept(Path(name))
+        target = RESULTS / f"{facts['title']}.json"
+        target.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PAGE.write_text(page(read()), encoding="utf-8")
 
 

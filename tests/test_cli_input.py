@@ -166,7 +166,7 @@ def test_a_stopped_comparison_says_what_is_kept_and_goes_on(tmp_path: Path) -> N
     """Ctrl-C in the middle of measuring; called again, the same command asks nothing twice."""
     out, prompts = tmp_path / "out", tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"Count from one to {n}."}) + "\n" for n in (5, 6, 7, 8)))
-    command = [sys.executable, "-m", "draftree", "bench", "compare", "--no-compile", "--per-set", "4", "--plane", "0"]
+    command = [sys.executable, "-m", "draftree", "bench", "compare", "--no-compile", "--per-set", "4"]
     command += [
         "--prompts",
         str(prompts),

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "draftree"
 MODULES = sorted(SRC.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
 # Each is a module or a package under drafting/. They share what else is there, and never know each other.
 DRAFTERS = {
@@ -105,7 +106,7 @@ def test_drafters_do_not_know_each_other(path):
         assert imported[:1] != ("drafting",) or not others & set(imported[1:2]), ".".join(imported)
 
 
-@pytest.mark.parametrize("path", MODULES + TESTS, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", MODULES + TESTS + BENCHMARKS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_say_what_they_are_and_stay_short(path):
     source = path.read_text(encoding="utf-8")
     if source.strip():

@@ -100,8 +100,8 @@ def relate(table: pd.DataFrame, lengths: Any, budgets: Any, found: dict[str, Tra
 
     def compare(what: str, budget: int, above: Any, below: Any) -> None:
         if above is not None and below is not None:
-            told = {"ratio": what, "nodes": budget, "above": ", ".join(above), "below": ", ".join(below)}
-            rows.append(told | (lengths[above] / lengths[below]).columns("times"))
+            facts = {"ratio": what, "nodes": budget, "above": ", ".join(above), "below": ", ".join(below)}
+            rows.append(facts | (lengths[above] / lengths[below]).columns("times"))
 
     for budget in sorted(set(budgets)):
         for name, one in found.items():

@@ -186,9 +186,9 @@ def best_points(table: pd.DataFrame, pairs: list[str]) -> list[dict[str, Any]]:
     found = []
     plain = table.loc[table["way"] == PLAIN, "quality"].iloc[0]
     for pair in pairs:
-        for loss, told in LOSSES.items():
+        for loss, facts in LOSSES.items():
             grid = table[(table["group"] == BILD) & (table["pair"] == pair) & (table["quality"] >= plain - loss)]
-            row: dict[str, Any] = {"pair": pair, "may_lose": told, "way": None}
+            row: dict[str, Any] = {"pair": pair, "may_lose": facts, "way": None}
             if not grid.empty:
                 point = grid.loc[grid["times_plain"].idxmax()]
                 names = ("way", "quality", "times_plain", "times_plain_low", "times_plain_high", "times_hf")
@@ -212,8 +212,8 @@ def _count(table: pd.DataFrame, best: Any, ways: Any, methods: Any, pair: Pair, 
         models = [pair.large, *([pair.smalls[way.pair]] if way.pair else [])]
         done = operations_of(methods[way].answers, models, prompts[:COUNTED])
         base = base or done
-        told = {"operations": done.flops / base.flops, "moved": done.moved / base.moved}
-        for column, value in (told | {"intensity": done.intensity / base.intensity}).items():
+        facts = {"operations": done.flops / base.flops, "moved": done.moved / base.moved}
+        for column, value in (facts | {"intensity": done.intensity / base.intensity}).items():
             table.loc[table["way"] == name, column] = value
         setup.watcher.step()
 

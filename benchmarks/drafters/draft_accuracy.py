@@ -25,13 +25,13 @@ def run(setup: Setup) -> pd.DataFrame:
             cases = int(hits.cases[:, d].sum())
             if not cases:
                 continue
-            told = {"drafter": name, "method": found[name].method, "place": place, "cases": cases}
+            facts = {"drafter": name, "method": found[name].method, "place": place, "cases": cases}
             tops = {k: hits.top(d, k) for k in range(1, RANKS + 1)}
             for k, share in tops.items():
                 own = pd.DataFrame({"set": sets, "right": share.over, "cases": share.under}).groupby("set").sum()
                 by_set = (own["right"] / own["cases"]).dropna().to_dict()
-                rows.append(told | {"top": k} | share.columns("accuracy") | {"by_set": by_set})
-            wide.append(told | tops[1].columns("top_1") | {f"top_{k}": tops[k].value for k in SHOWN_RANKS[1:]})
+                rows.append(facts | {"top": k} | share.columns("accuracy") | {"by_set": by_set})
+            wide.append(facts | tops[1].columns("top_1") | {f"top_{k}": tops[k].value for k in SHOWN_RANKS[1:]})
     remark = "N = 1 is what the model itself says next, which an early head drafts too."
     remarks = [remark] if any(row["place"] == 1 for row in rows) else []
     return table_of(rows, remarks=remarks, tables={"By depth": pd.DataFrame(wide)})

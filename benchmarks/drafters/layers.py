@@ -1,7 +1,7 @@
 """What leaving out layers is worth, lossless as drafts (SelfSpeculative) and lossy as early exits (CALM).
 
 SelfSpeculative runs with a skip set and with early exits, as bare chains of fixed length and as it comes; CALM over its
-thresholds. CALM changes texts, so what is left of them is told: the share of plain decoding's answer before the first
+thresholds. CALM changes texts, so what is left of them is shown: the share of plain decoding's answer before the first
 difference. Of an inflated model CALM is left out: the layers that inflation adds change no state, so every token would
 leave there.
 """

@@ -32,8 +32,8 @@ def run(setup: Setup) -> pd.DataFrame:
     for name, drafter in subjects(setup, "hidden-transfer").items():
         setup.watcher.stage(f"states of {name}", len(setup.tasks))
         for (i, layer), sums in _similarities(setup, drafter).items():
-            told = {"drafter": name, "step": i, "layer": layer, "cases": int(sums[2].sum())}
-            rows.append(told | Share(sums[0], sums[2]).columns("pseudo") | Share(sums[1], sums[2]).columns("own"))
+            facts = {"drafter": name, "step": i, "layer": layer, "cases": int(sums[2].sum())}
+            rows.append(facts | Share(sums[0], sums[2]).columns("pseudo") | Share(sums[1], sums[2]).columns("own"))
     return table_of(rows)
 
 

@@ -33,11 +33,11 @@ def sweep(setting: str, method: str, says: str) -> Callable[[Setup], pd.DataFram
             settings = found[name].settings
             for d, place in enumerate(hits.places):
                 held = settings[setting]
-                told = {"drafter": name, "swept": held[d] if isinstance(held, list | tuple) else held}
+                facts = {"drafter": name, "swept": held[d] if isinstance(held, list | tuple) else held}
                 if settings.get("prompts"):
-                    told["prompting"] = "deep" if settings["deep"] else "shallow"
+                    facts["prompting"] = "deep" if settings["deep"] else "shallow"
                 tops = {k: v for n in (1, 5) for k, v in hits.top(d, n).columns(f"top_{n}").items()}
-                rows.append(told | {"place": place} | tops)
+                rows.append(facts | {"place": place} | tops)
         rows.sort(key=lambda row: (row["place"], row["swept"]))
         keep = ["drafter", "nodes", "acceptance_length", "acceptance_length_low", "acceptance_length_high"]
         tables = {"Acceptance length, best-first trees": lengths[keep]}

@@ -63,13 +63,13 @@ def run(
         model: folder or hub name; None for the embedded one.
         params: inflate it to about so many parameters; None for the model itself.
         prompts: to measure on; the package's where there are none.
-        watcher: is told of progress.
+        watcher: shows progress.
         out: folder for what an experiment keeps.
 
     Raises:
         ValueError: an option, model or drafter that does not fit, before any work.
     """
-    options = experiment.told(given)
+    options = experiment.configured(given)
     setup = Setup(options, model, params, embedded_prompts() if prompts is None else prompts, watcher or Watcher(), out)
     started = now()
     table = experiment.run(setup)
@@ -89,8 +89,8 @@ def measured(setup: Setup) -> bool:
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as a result file shows them: of drafters their names, and not where they lie."""
-    told = dict(options)
-    if told.get("drafters"):
-        told["drafters"] = [Path(entry.partition("=")[0]).name for entry in told["drafters"]]
+    facts = dict(options)
+    if facts.get("drafters"):
+        facts["drafters"] = [Path(entry.partition("=")[0]).name for entry in facts["drafters"]]
     return {name: Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
-            for name, value in told.items()}  # fmt: skip
+            for name, value in facts.items()}  # fmt: skip

@@ -1,7 +1,7 @@
 """An experiment as it is declared, and how all of them are found.
 
 Every module below `papers`, `drafters`, `shapes` and `machine` holds one `EXPERIMENT` or several `EXPERIMENTS`. What an
-experiment can be told is what its `options` name: anything else is refused, and the nearest name is told.
+experiment takes is what its `options` name: anything else is refused, with the nearest name.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Experiment:
             (lines), `differing` (answers that are not plain decoding's) and `tables` (further ones by their titles).
         columns: what a terminal and a page show, in order; where a table has X_low and X_high, X shows its interval.
         plot: draws a table into a matplotlib figure.
-        options: all that it can be told, with its defaults; see `Setup` for those that every experiment shares.
+        options: all that it can be facts, with its defaults; see `Setup` for those that every experiment shares.
         claim: the paper's figures.
     """
 
@@ -82,7 +82,7 @@ class Experiment:
         """What it shows, in a line."""
         return (self.run.__doc__ or "").strip().splitlines()[0]
 
-    def told(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def configured(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options, those in `given` in place of the defaults; texts become what the default is.
 
         Raises:

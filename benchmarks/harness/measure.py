@@ -69,7 +69,7 @@ def measure(
         ways: of decoding.
         tasks: prompts; those that do not fill a batch are left out.
         new: most tokens of an answer.
-        watcher: is told of every batch of every way.
+        watcher: shows every batch of every way.
         batch: prompts together.
         rounds: how often they are answered.
         stop: end at EOS; else every answer has `new` tokens, and the clock stops when the first of a batch is complete.
@@ -98,8 +98,8 @@ def measure(
         for number, group in enumerate(groups):
             first = (turn * len(groups) + number) % len(ways)
             for way in [*ways[first:], *ways[:first]]:
-                told = {"way": way.name, "round": turn, "group": number, "set": group[0].prompt.set}
-                rows.append(told | _answer(way, group, rules))
+                facts = {"way": way.name, "round": turn, "group": number, "set": group[0].prompt.set}
+                rows.append(facts | _answer(way, group, rules))
                 watcher.step()
     order = {way.name: place for place, way in enumerate(ways)}
     return pd.DataFrame(rows).sort_values(

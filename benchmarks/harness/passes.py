@@ -30,8 +30,8 @@ def watching(runner: Any, see: Callable[[int, int, int, Any], None]) -> Iterator
     def seen(plan: Any, cache: Any, first: int = 0, encoder: Any = None) -> Any:
         context = int(cache.lengths[first])
         result = run(plan, cache, first, encoder)
-        told = plan.visible.shape[-1] - plan.width  # committed columns of which the plan speaks
-        see(plan.width, plan.width * (context - told) + int(plan.visible[0].sum()), context, result)
+        facts = plan.visible.shape[-1] - plan.width  # committed columns of which the plan speaks
+        see(plan.width, plan.width * (context - facts) + int(plan.visible[0].sum()), context, result)
         return result
 
     def seen_ahead(plan: Any, cache: Any, first: int = 0, encoder: Any = None) -> Any:

@@ -59,10 +59,10 @@ class Report:
     @property
     def remarks(self) -> list[str]:
         """Lines below the tables."""
-        told = list(self.table.attrs.get("remarks", ()))
+        facts = list(self.table.attrs.get("remarks", ()))
         if "differing" in self.table.attrs:
-            told.append(f"Answers that differ from plain decoding's: {self.table.attrs['differing']}.")
-        return told
+            facts.append(f"Answers that differ from plain decoding's: {self.table.attrs['differing']}.")
+        return facts
 
     def printed(self) -> Iterator[Any]:
         """For a rich console: the paper's figures first, under its model and device, then ours."""
@@ -85,16 +85,16 @@ class Report:
         """Plain values, for JSON."""
         made = {name: self.about[name] for name in MADE}
         attrs = self.table.attrs
-        told: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "experiment": self.experiment.name,
             "source": self.experiment.source,
             "about": self.about,
             "columns": list(self.experiment.columns),
             "rows": [row | made for row in records(self.table)],
         }
-        told |= {name: attrs[name] for name in ("remarks", "differing", "more") if name in attrs}
-        told |= {"tables": {name: records(one) for name, one in attrs.get("tables", {}).items()}}
-        return told | ({"paper": self.experiment.claim.as_dict()} if self.experiment.claim else {})
+        facts |= {name: attrs[name] for name in ("remarks", "differing", "more") if name in attrs}
+        facts |= {"tables": {name: records(one) for name, one in attrs.get("tables", {}).items()}}
+        return facts | ({"paper": self.experiment.claim.as_dict()} if self.experiment.claim else {})
 
     def write(self, folder: Path) -> list[Path]:
         """Write bench-run-NAME.json, .png and .html into `folder`; returns the paths."""

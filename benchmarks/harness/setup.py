@@ -48,7 +48,7 @@ class Setup:
         name: of the model, a folder or hub name; None for the embedded one.
         params: inflate it to about so many parameters, such as "60M"; None for the model itself.
         prompts: to measure on, and others beside them.
-        watcher: is told of progress.
+        watcher: shows progress.
         out: folder for what an experiment keeps; None for none.
     """
 

@@ -29,7 +29,7 @@ from draftree.runner import Runner, open_runner
 from draftree.runner.cpu.layers import CompiledAngles, CompiledStack
 from draftree.runner.cpu.packed import Packed
 from draftree.runner.eager.runner import EagerRunner
-from draftree.runner.layout.masks import limits
+from draftree.runner.layout.kinds import limits
 from draftree.runner.plan import Plan, Segment
 
 ROWS = (1, 8, 16)
@@ -179,7 +179,7 @@ def pass_parts(runner: Runner, context: int, rounds: int, watcher: Watcher) -> d
     Args:
         runner: of the model.
         context: tokens before the rows.
-        rounds: how often each part is timed; medians are told.
+        rounds: how often each part is timed; medians are returned.
         watcher: hears how far it is.
 
     Returns

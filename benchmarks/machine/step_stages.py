@@ -43,12 +43,12 @@ def timed(recorder: Recorder) -> list[dict[str, float]]:
             continue
         request, stages = record["members"][0]["request"], record["seconds"]
         if before is not None and before["request"] == request:
-            found.append(before["told"] | {"whole": record["at"] - before["at"]})
+            found.append(before["facts"] | {"whole": record["at"] - before["at"]})
             found[-1]["rest"] = found[-1]["whole"] - sum(before["stages"].values())
-        told = {"rows": len(record["members"][0]["tokens"]), **stages, "shape": record["shape_seconds"]}
-        told["draft"] -= told["shape"]
+        facts = {"rows": len(record["members"][0]["tokens"]), **stages, "shape": record["shape_seconds"]}
+        facts["draft"] -= facts["shape"]
         read = before is not None and before["request"] == request  # the first step of a request reads its prompt
-        before = {"request": request, "at": record["at"], "stages": stages, "told": told | {"prompt": not read}}
+        before = {"request": request, "at": record["at"], "stages": stages, "facts": facts | {"prompt": not read}}
     return [step for step in found if not step.pop("prompt")]
 
 

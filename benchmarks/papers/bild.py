@@ -111,8 +111,8 @@ def exit_pair(setup: Setup) -> bild.Pair:
 
 
 def _of(name: str, item: str, claim: Claim, run: Any = bild.run, **options: Any) -> Experiment:
-    told = {**bild.OPTIONS, **QUICK, **options}
-    return replace(bild.EXPERIMENT, name=f"bild-{name}", source=f"BiLD, {item}", run=run, claim=claim, options=told)
+    facts = {**bild.OPTIONS, **QUICK, **options}
+    return replace(bild.EXPERIMENT, name=f"bild-{name}", source=f"BiLD, {item}", run=run, claim=claim, options=facts)
 
 
 EXPERIMENTS = (

@@ -101,8 +101,8 @@ def methods(setup: Setup) -> pd.DataFrame:
 
 
 def _of(base: Experiment, name: str, item: str, claim: Claim, **options: Any) -> Experiment:
-    told = {**base.options, "per_set": 1, "max_new_tokens": 64, **options}
-    return replace(base, name=f"bita-{name}", source=f"BiTA, {item}", claim=claim, options=told)
+    facts = {**base.options, "per_set": 1, "max_new_tokens": 64, **options}
+    return replace(base, name=f"bita-{name}", source=f"BiTA, {item}", claim=claim, options=facts)
 
 
 _trees = partial(_of, acceptance.EXPERIMENT, drafters=("bita",), trees=KINDS, nodes=(4, 16))

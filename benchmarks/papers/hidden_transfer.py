@@ -80,8 +80,8 @@ HEADS = ("hidden-transfer", "medusa")
 
 
 def _of(base: Experiment, name: str, item: str, claim: Claim, **options: Any) -> Experiment:
-    told = {**base.options, "per_set": 1, "max_new_tokens": 64, **options}
-    return replace(base, name=f"hidden-transfer-{name}", source=f"Hidden Transfer, {item}", claim=claim, options=told)
+    facts = {**base.options, "per_set": 1, "max_new_tokens": 64, **options}
+    return replace(base, name=f"hidden-transfer-{name}", source=f"Hidden Transfer, {item}", claim=claim, options=facts)
 
 
 def _lengths_table(place: int) -> Experiment:

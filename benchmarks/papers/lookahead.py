@@ -144,20 +144,20 @@ def warm_up(setup: Setup) -> pd.DataFrame:
 
 def lengths(setup: Setup) -> pd.DataFrame:
     """Speed and acceptance length by decoding and branch length, for every kind of draft."""
-    cells, told = [], {}
+    cells, facts = [], {}
     for mode in ("hierarchical", "parallel"):
         for branch in BRANCHES:
             for n in LENGTHS:
                 name = f"{mode}, branch {branch}, DL {n}"
-                told[name] = (f"{mode}, branch {branch}", n)
+                facts[name] = (f"{mode}, branch {branch}", n)
                 make = partial(trie, setup, mode=mode, decoding_length=n, branch_length=branch)
                 cells.append(Cell(name, make, n))
     for n in sorted({*LENGTHS, *BRANCHES}):
         name = f"single branch (LLMA), branch {n}"
-        told[name] = ("single branch (LLMA)", n)
+        facts[name] = ("single branch (LLMA)", n)
         cells.append(Cell(name, partial(trie, setup, mode="single", decoding_length=n, branch_length=n), n))
     table = compared(setup, cells)
-    kinds = [told.get(way, (None, None)) for way in table["way"]]
+    kinds = [facts.get(way, (None, None)) for way in table["way"]]
     made = table.assign(kind=[kind for kind, _ in kinds], draft_tokens=[n for _, n in kinds])
     return table_of(made.to_dict("records"), **table.attrs)
 
@@ -167,8 +167,8 @@ def _experiment(
 ) -> Experiment:
     columns = COLUMNS if run is not memory else ("decoding_length", "plain_mib", "drafted_mib", "more_percent", "paper")
     without = [name for name, value in options.items() if value is None]
-    told = {name: value for name, value in (QUICK | options).items() if name not in without}
-    return Experiment(f"lookahead-{place}", f"Lookahead, {item}", run, columns, plot, told, claim)
+    facts = {name: value for name, value in (QUICK | options).items() if name not in without}
+    return Experiment(f"lookahead-{place}", f"Lookahead, {item}", run, columns, plot, facts, claim)
 
 
 CURVES = lines("draft_tokens", "over_plain", "acceptance_length", by="kind")

@@ -67,8 +67,8 @@ COSTS = Claim(
 
 
 def _of(base: Experiment, name: str, item: str, claim: Claim, **options: Any) -> Experiment:
-    told = {**base.options, "per_set": 1, "max_new_tokens": 64, "drafters": ("medusa",), **options}
-    return replace(base, name=f"propd-{name}", source=f"ProPD, {item}", claim=claim, options=told)
+    facts = {**base.options, "per_set": 1, "max_new_tokens": 64, "drafters": ("medusa",), **options}
+    return replace(base, name=f"propd-{name}", source=f"ProPD, {item}", claim=claim, options=facts)
 
 
 EXPERIMENTS = (

@@ -34,10 +34,10 @@ def run(setup: Setup) -> pd.DataFrame:
             wrong += all_differing(measure(setup.model, ways, setup.tasks, new, setup.watcher), plain)
             sums = summed(recorder, len(setup.tasks), setup["burn_in"])
             real = Share(sums["real"], sums["steps"])
-            told = {"drafter": name, "draft_tokens": nodes} | real.columns("acceptance_length")
+            facts = {"drafter": name, "draft_tokens": nodes} | real.columns("acceptance_length")
             for model, column in COLUMNS.items():
-                told |= Share(sums[model], sums["real"]).columns(column)
-            rows.append(told)
+                facts |= Share(sums[model], sums["real"]).columns(column)
+            rows.append(facts)
     return table_of(rows, differing=wrong, remarks=[f"Steps behind each drafter's first {setup['burn_in']}."])
 
 

@@ -34,10 +34,10 @@ def run(setup: Setup) -> pd.DataFrame:
         whole = of(runs, WHOLE)
         for way in ways:
             own, (layer, _, k) = of(runs, way.name), way.name.partition("/")
-            told = {} if way.name == WHOLE else {"layer": int(layer), "top_k": int(k)}
+            facts = {} if way.name == WHOLE else {"layer": int(layer), "top_k": int(k)}
             rows.append(
                 {"drafter": name, "layer": None, "top_k": None}
-                | told
+                | facts
                 | {"pruned": own["pruned"].sum() / max(own["drafted"].sum(), 1)}
                 | length(own).columns("acceptance_length")
                 | (length(own) / length(whole)).columns("over_whole")

@@ -47,9 +47,9 @@ def run(setup: Setup) -> pd.DataFrame:
             best = min(statics, key=lambda way: per_token(of(runs, way)).value)
             for sized in WAYS:
                 own = of(runs, sized)
-                told = {"drafter": name, "phase": phase.name, "batch": phase.batch, "best_static": best, "way": sized}
+                facts = {"drafter": name, "phase": phase.name, "batch": phase.batch, "best_static": best, "way": sized}
                 ratio = per_token(own) / per_token(of(runs, best))
-                rows.append(told | ratio.columns("time_over_best_static") | {"draft_tokens_a_step": size(own)})
+                rows.append(facts | ratio.columns("time_over_best_static") | {"draft_tokens_a_step": size(own)})
     return table_of(rows)
 
 

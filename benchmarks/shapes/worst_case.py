@@ -32,10 +32,10 @@ def run(setup: Setup) -> pd.DataFrame:
         wrong += all_differing(runs)
         for name in foreign:
             own = of(runs, name)
-            told = {"drafter": name, "batch": batch} | (per_token(of(runs, PLAIN)) / per_token(own)).columns(
+            facts = {"drafter": name, "batch": batch} | (per_token(of(runs, PLAIN)) / per_token(own)).columns(
                 "over_plain"
             )
-            rows.append(told | {"draft_tokens_a_step": size(own), "acceptance_length": length(own).value})
+            rows.append(facts | {"draft_tokens_a_step": size(own), "acceptance_length": length(own).value})
     return table_of(rows, differing=wrong)
 
 

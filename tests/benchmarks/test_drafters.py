@@ -24,8 +24,8 @@ NEW = 12
 def setup_of(demo, experiment, made=(), **options):
     """A setup on three prompts whose drafters are `made`, by name."""
     prompts = [p for p in embedded_prompts() if p.set in ("e2e", "wikisql", "gsm8k")]
-    told = experiment.options | {"per_set": 1, "max_new_tokens": NEW, "warm_per_set": 1} | options
-    setup = Setup(told, prompts=prompts)
+    facts = experiment.options | {"per_set": 1, "max_new_tokens": NEW, "warm_per_set": 1} | options
+    setup = Setup(facts, prompts=prompts)
     vars(setup)["loaded"] = tuple(demo)
     if made:
         vars(setup)["named"] = {name: name for name in made}
@@ -137,10 +137,10 @@ def test_acceptance_is_that_of_decoding_runs(demo):
     assert rows["medusa", "chain"]["rows_a_step"] <= 5
     assert 4 < rows["bita", "chain"]["rows_a_step"] <= 16
     (relations,) = table.attrs["tables"].values()
-    told = {(r["ratio"], r["nodes"], r["above"].partition(",")[0]) for r in relations.to_dict("records")}
-    assert ("over Medusa", 4, "bita") in told
-    assert ("efficient over straightforward", 8, "bita") in told
-    assert ("efficient over best full", 8, "medusa") in told
+    facts = {(r["ratio"], r["nodes"], r["above"].partition(",")[0]) for r in relations.to_dict("records")}
+    assert ("over Medusa", 4, "bita") in facts
+    assert ("efficient over straightforward", 8, "bita") in facts
+    assert ("efficient over best full", 8, "medusa") in facts
     for r in relations.to_dict("records"):
         sides = [rows[tuple(r[side].split(", ", 1))] for side in ("above", "below")]
         assert r["times"] == pytest.approx(sides[0]["acceptance_length"] / sides[1]["acceptance_length"])

@@ -46,17 +46,17 @@ LOSSY = ("bild", "layers")
 
 def tiny(experiment: Experiment) -> dict[str, Any]:
     """Options that leave next to nothing to do."""
-    told = {name: TINY[name] for name in experiment.options if name in TINY}
+    facts = {name: TINY[name] for name in experiment.options if name in TINY}
     if "nodes" in experiment.options:
-        told["nodes"] = (2, 4) if isinstance(experiment.options["nodes"], tuple) else 6
+        facts["nodes"] = (2, 4) if isinstance(experiment.options["nodes"], tuple) else 6
     if experiment.name.startswith("bild"):
-        told |= {"thresholds": ("0.6:3",), "batch": 4}
+        facts |= {"thresholds": ("0.6:3",), "batch": 4}
     elif "thresholds" in experiment.options:
-        told["thresholds"] = (0.9, 1.0)
+        facts["thresholds"] = (0.9, 1.0)
     if experiment.options.get("drafters") == () and experiment.name != "bild-figure6":
         folder = FOLDERS / ("bita" if experiment.name.startswith("bita") else "hidden-transfer")
-        told["drafters"] = (f"one={folder}", f"other={folder}")
-    return told
+        facts["drafters"] = (f"one={folder}", f"other={folder}")
+    return facts
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,8 @@ def test_a_claim_names_model_and_device_and_is_whole(name):
 
 def test_the_manual_tells_every_experiment():
     page = (ROOT / "docs" / "developer" / "experiments.md").read_text(encoding="utf-8")
-    told = set(re.findall(r"^\| `([\w-]+)` \|", page, re.M))
-    assert told == set(EXPERIMENTS)
+    facts = set(re.findall(r"^\| `([\w-]+)` \|.*`draftree bench run", page, re.M))
+    assert facts == set(EXPERIMENTS)
     assert set(listed()["name"]) == set(EXPERIMENTS)
     for name, experiment in EXPERIMENTS.items():
         if experiment.source:
@@ -140,10 +140,10 @@ def test_the_command_finds_the_checkout_and_writes(prompts, tmp_path):
     assert "\x1b" not in done.output
     assert "Answers that differ from plain decoding's: 0" in done.output
     assert {r["top_k"] for r in json.loads((tmp_path / "bench-run-pruning.json").read_text())["rows"]} == {None, 2, 8}
-    told = CliRunner().invoke(
+    facts = CliRunner().invoke(
         app, ["bench", "run", "propd-table2", *few, "--prompts", str(file), "--out", str(tmp_path)]
     )
-    said = " ".join(told.output.split())
+    said = " ".join(facts.output.split())
     assert "THE PAPER'S FIGURES (ProPD, Table 2)" in said
     assert said.index("28.43") < said.index("OUR FIGURES")
 

@@ -16,8 +16,8 @@ def test_the_page_is_made_of_the_files_and_short():
     text = report.PAGE.read_text(encoding="utf-8")
     assert text == report.page(report.read()), "make results"
     assert text.count("\n") <= 200
-    for told in report.read():
-        assert told["about"]["commit"] in text
+    for facts in report.read():
+        assert facts["about"]["commit"] in text
 
 
 def test_every_result_says_where_it_was_made():

@@ -7,7 +7,7 @@ squares of theirs; that one lies within the other's interval would be too much t
 Intervals are bootstraps over prompts. They know how methods differ from prompt to prompt, and nothing of a machine that
 runs one kind of code faster in one hour than in another: Hugging Face's ways spend their time in Python and torch's
 dispatch, ours in compiled layers, and the two drift apart by a tenth between two quiet runs. So a method is held to the
-other run over a reference of its own kind, and what lies between the two references is told by itself.
+other run over a reference of its own kind, and what lies between the two references is shown by itself.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def read_result(path: Path) -> dict[str, Any]:
         ValueError: no such file, or another one.
     """
     try:
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for measured in told["models"]:
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        for measured in facts["models"]:
             measured["cases"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is no result of bench compare: give a bench-compare.json.") from None
-    return told
+    return facts
 
 
 def agreement(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
@@ -70,14 +70,14 @@ def _case(title: str, first: dict[str, Any], second: dict[str, Any]) -> list[str
     ]
     names = [name for name in over_one if name in over_one_again]
     pairs = len(names) * (len(names) - 1) // 2
-    told = (
+    facts = (
         f"{title}: {len(swapped)} of {pairs} pairs in another order, {len(outside)} of {len(shared)} speeds further "
         "apart than their intervals explain"
     )
     plain = first["plain"]
     if plain != reference and plain in names:
-        told += f"; {plain} over {reference} {_told(over_one[plain])} and {_told(over_one_again[plain])}"
-    return [told, *swapped, *outside]
+        facts += f"; {plain} over {reference} {_told(over_one[plain])} and {_told(over_one_again[plain])}"
+    return [facts, *swapped, *outside]
 
 
 def theirs(name: str) -> bool:

@@ -1,7 +1,6 @@
 """One case of a comparison: methods on one model, with one batch size and one way of choosing tokens.
 
-`bench quick` is such a case; `bench compare` is several of them. docs/developer/experiments.md tells how it is
-measured.
+`bench quick` is such a case; `bench compare` is several of them; docs/developer/experiments.md tells how they are made.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class Result:
                 entry["not_measured"] = self.unmeasured.get(name, "")
             rows.append(entry | {"note": self.notes.get(name, "")} | made)
         disturbed = {"slow": self.disturbed[0], "compared": self.disturbed[1]}
-        told = {
+        facts = {
             "about": self.about,
             "disturbed": disturbed,
             "reference": self.reference,
@@ -111,7 +110,7 @@ class Result:
             "rows": rows,
             "samples": [_flat(sample, self.tasks) for sample in self.samples],
         }
-        return told | ({"memory": self.memory} if self.memory else {})
+        return facts | ({"memory": self.memory} if self.memory else {})
 
 
 @dataclass(frozen=True, slots=True)

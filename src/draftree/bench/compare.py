@@ -88,7 +88,7 @@ def run_compare(
         prompts: to measure on and to warm tries with.
         plan: what to compare.
         out: folder for the results, and for the journal of an unfinished run.
-        watcher: is told of progress.
+        watcher: shows progress.
 
     Raises:
         ValueError: a model, prompt or drafter that cannot be used, or an unfinished run of another plan; before any

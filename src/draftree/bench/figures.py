@@ -139,9 +139,9 @@ def figure_lines(figures: Sequence[Figure]) -> Lines:
     lines = []
     for figure in figures:
         target = "" if figure.wanted is None else f"{figure.sense} {figure.wanted:.3g}"
-        told = {None: "", True: "reached", False: "short"}[figure.reached]
+        facts = {None: "", True: "reached", False: "short"}[figure.reached]
         name = f"{figure.name} ({figure.of})" if figure.of else figure.name
-        lines.append((figure.model, name, shown(figure.estimate, "{:.2f}"), target, told))
+        lines.append((figure.model, name, shown(figure.estimate, "{:.2f}"), target, facts))
     return "Figures and what is wanted of them", ("model", "figure", "value", "wanted", ""), lines
 
 
@@ -184,8 +184,8 @@ def differing(model: str, case: Result) -> str:
     parted = {name: len(row.parted) for name, row in case.rows.items() if row.parted}
     if not parted:
         return f"{model}: all answers equal HF generate's."
-    told = ", ".join(f"{label_of(name)} {count} of {case.about['prompts']}" for name, count in parted.items())
-    return f"{model}: answers that part from HF generate's: {told}."
+    facts = ", ".join(f"{label_of(name)} {count} of {case.about['prompts']}" for name, count in parted.items())
+    return f"{model}: answers that part from HF generate's: {facts}."
 
 
 def draw_wanted(axis: Any, figures: Sequence[Figure]) -> None:
@@ -197,8 +197,8 @@ def draw_wanted(axis: Any, figures: Sequence[Figure]) -> None:
     axis.set_yticks(range(len(asked)), [f"{figure.model}: {figure.name}" for figure in asked])
     axis.invert_yaxis()
     for y, (figure, part) in enumerate(zip(asked, parts, strict=True)):
-        told = f" {figure.estimate.value:.2f} ({figure.sense} {figure.wanted:.3g})"
-        axis.text(max(part, 1.02), y, told, va="center", fontsize=7)
+        facts = f" {figure.estimate.value:.2f} ({figure.sense} {figure.wanted:.3g})"
+        axis.text(max(part, 1.02), y, facts, va="center", fontsize=7)
     axis.set_xlim(0, 1.35 * max([*parts, 1.0]))
     plain_axis(axis, "Of what is wanted, reached", "1 and more: reached", "")
 

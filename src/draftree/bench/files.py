@@ -21,9 +21,9 @@ from draftree.engine.stats import STAGES
 MADE = ("commit", "device", "dtype", "threads", "command")
 
 
-def write_json(told: dict[str, Any], path: Path) -> Path:
+def write_json(facts: dict[str, Any], path: Path) -> Path:
     """Write plain values; returns the path."""
-    path.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
 
@@ -151,8 +151,8 @@ def _spec_bench(result: Result, method: str, tokenizer: Any, model: str) -> list
             )
         if choices:
             question = int(task.prompt.id) if task.prompt.id.isdecimal() else task.prompt.id
-            told = {"question_id": question, "category": task.prompt.set, "model_id": f"{model}-{method}"}
-            rows.append(told | {"choices": choices})
+            facts = {"question_id": question, "category": task.prompt.set, "model_id": f"{model}-{method}"}
+            rows.append(facts | {"choices": choices})
     return rows
 
 

@@ -57,8 +57,8 @@ class Findings:
     def write(self, folder: Path) -> list[Path]:
         """Write bench-NAME.json, every row saying where it was made, and with matplotlib .png, into `folder`."""
         made = {name: self.about[name] for name in MADE}
-        told = {"about": self.about, "rows": [row | made for row in self.rows]} | self.more
-        written = [write_json(told, folder / f"bench-{self.name}.json")]
+        facts = {"about": self.about, "rows": [row | made for row in self.rows]} | self.more
+        written = [write_json(facts, folder / f"bench-{self.name}.json")]
         if has_matplotlib():
             figure = new_figure(13, 4.8)
             self.draw(figure)

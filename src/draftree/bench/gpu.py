@@ -139,7 +139,7 @@ def run_gpu(
         dtype: of its weights.
         device: where it is made.
         name: of the small model, None for the embedded one.
-        watcher: is told of progress.
+        watcher: shows progress.
 
     Raises:
         ValueError: a shape that does not fit, a prompt or context beyond the model's, before any work.

@@ -1,7 +1,7 @@
 """The methods of `draftree bench` by name: Hugging Face's ways of decoding, ours, and merged drafters.
 
 A name stands for a method in result files, on the command line and in tables (with its label). What a method needs and
-does not get here, such as a small model for a model that has none, is told in place of its figures.
+does not get here, such as a small model for a model that has none, stands in place of its figures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf_generate", "hf_compiled", "hf
 HOOKED, PLAIN = "draftree_hooked", "draftree_loop"
 TENSORS, CAPTURED, COMPILE = "draftree_tensors", "draftree_captured", "draftree_compile"  # other forms of the latter
 COLD, WARM, REFUSED = "lookahead_cold", "lookahead_warm", "lookahead_rejected"
-NODES = 16  # most rows of the trees whose overhead is told: the root, and draft tokens
+NODES = 16  # most rows of the trees whose overhead is shown: the root, and draft tokens
 LIMITED = "lookahead_16"
 SMALL, SELF = "draft_model", "self_speculative"
 LABELS = {

@@ -41,7 +41,7 @@ def run_quick(
         settings: how much.
         name: the model's folder or hub name, None for the embedded one.
         params: inflate the model to about so many parameters; None for the model itself.
-        watcher: is told of progress.
+        watcher: shows progress.
 
     Raises:
         ValueError: a model or prompt that cannot be measured, before any work.

@@ -92,7 +92,7 @@ def run_speed(
         settings: see there.
         params: inflate it to about so many parameters; None leaves the inflated model out.
         name: of the small model, None for the embedded one.
-        watcher: is told of progress.
+        watcher: shows progress.
 
     Raises:
         ValueError: a size that cannot be made, a prompt or context that does not fit, before any work.
@@ -115,8 +115,8 @@ def run_speed(
         kit = Kit(model, asked.max_new_tokens, warm=warm, compiled=settings.compiled, small=inflated_from)
         case = run_case(kit, tokenizer, texts, asked, names, name=name, watcher=watcher, part=f"{label}: ")
         size = Size.of(model.config)
-        told = case.about | {"runner": runner.form, "size": asdict(size) | {"parameters": size.parameters}}
-        return _Measured(label, told, steps, case, figures_of(kind, label, steps, case))
+        facts = case.about | {"runner": runner.form, "size": asdict(size) | {"parameters": size.parameters}}
+        return _Measured(label, facts, steps, case, figures_of(kind, label, steps, case))
 
     found = [measured("embedded" if name is None else "small", "embedded", small, texts)]
     if params is not None:

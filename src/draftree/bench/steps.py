@@ -65,7 +65,7 @@ def time_rows(
         counts: rows, 1 among them.
         context: tokens before the rows.
         rounds: how often each is timed.
-        watcher: is told of progress.
+        watcher: shows progress.
         forms: the same in other forms by their names in `FORM_LABELS`, and rows to time them with, 1 among them.
     """
     device = model.device
@@ -97,9 +97,9 @@ def time_rows(
     found = []
     for (name, count), seconds in times.items():
         median = statistics.median(seconds)
-        told = {"method": name, "label": LABELS[name], "rows": count, "seconds": median, "fastest": min(seconds)}
-        told |= {"over_one_row": median / statistics.median(times[name, 1]), "floor_share": floor["seconds"] / median}
-        found.append(told | {"samples": seconds})
+        facts = {"method": name, "label": LABELS[name], "rows": count, "seconds": median, "fastest": min(seconds)}
+        facts |= {"over_one_row": median / statistics.median(times[name, 1]), "floor_share": floor["seconds"] / median}
+        found.append(facts | {"samples": seconds})
     return Steps(found, floor)
 
 

@@ -62,7 +62,7 @@ def run(
     experiment = command.find(name)
     named = {"drafters": drafter, "per_set": per_set, "max_new_tokens": max_new_tokens, "nodes": nodes}
     given = command.given_options(settings or [], named | {"warm_per_set": warm_per_set})
-    experiment.told(given)
+    experiment.configured(given)
     prompts, console = measuring.begin(), wide_console()
     with StageBar(console) as bar:
         report = command.run(
