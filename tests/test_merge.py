@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from drafters_for_tests import InModel, Raising, RandomTree
-from draftree.shaping.counts import PER_FACTOR
 from generate_driver import NEW, hf, left_pad, prompts, references_of, same
 from in_model_driver import make, recorded
 from zoo import build
 
+from draftree.drafting.base import StepPlan
 from draftree.drafting import BiTA, Context, Drafter, HiddenTransfer, Lookahead, Medusa, Merge, PromptLookup
 from draftree.drafting.merge.votes import HEED, Votes
 from draftree.engine import Engine, Rules, generate
@@ -78,9 +78,11 @@ def test_merges_in_merges_are_one() -> None:
 def test_it_costs_what_its_drafters_cost() -> None:
     model = build("llama")
     bita, transfer = BiTA.fresh(model, masks=2), HiddenTransfer.fresh(model)
-    assert not Merge([Lookahead(), PromptLookup()]).prepares
+    assert not Merge([Lookahead(), PromptLookup()]).capabilities.prepares
     merged = Merge([Lookahead(), bita, transfer])
-    assert merged.prepares
+    assert merged.capabilities.prepares
+    assert merged.capabilities.unprepared, "the trie has draft tokens where nothing was prepared"
+    assert not Merge([bita, transfer]).capabilities.unprepared
     for spawning in (None, 1, 3):
         own = [drafter.rows(8, 2, spawning) - 8 for drafter in (bita, transfer)]
         assert merged.rows(8, 2, spawning) == 8 + sum(own) > 8
@@ -307,8 +309,8 @@ def test_a_merge_rests_where_nothing_pays() -> None:
     attached = []
     plan = merged.plan
 
-    def watching(requests: Sequence[Context], trees: TokenTree) -> object:
-        attached.append(plan(requests, trees))
+    def watching(step: StepPlan) -> object:
+        attached.append(plan(step))
         return attached[-1]
 
     merged.plan = watching  # type: ignore[assignment,method-assign]
@@ -334,24 +336,3 @@ def test_a_drafter_that_raises_is_named(stage: str) -> None:
         assert "Raised by the drafter 'raising' in draftree.Merge." in error.__notes__
     assert not other.live
     assert trie.trie.live_requests == 0
-
-
-def test_what_is_wanted_is_said_of_joined_guesses() -> None:
-    """A drafter of the merge must not cut by it: its own word is not what the union goes by."""
-    seen = []
-
-    class Watching(PromptLookup):
-        name = "watching"
-
-        def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-            seen.extend(request.least for request in requests)
-            return super().draft(requests, budgets)
-
-    merge = Merge([Watching(), Lookahead()])
-    request = context(1, [5, 6, 7, 5, 6, 7, 5])
-    request.least = (-0.5, -0.25, 0.0)
-    merge.begin(request)
-    assert merge.draft([request], [6]).sizes[0] > 1
-    merge.end(request)
-    assert seen == [None]
-    assert request.least == (-0.5, -0.25, 0.0)
