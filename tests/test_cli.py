@@ -184,7 +184,7 @@ def test_generate_reads_standard_input_and_keeps_its_trie(tmp_path):
         (["bench", "quik"], "quick"),
         (["bench", "quick", "--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
         (["bench", "quick", "--per-set", "0"], "--per-set"),
-        (["bench", "trie", "--backend", "d"], "backend"),
+        (["bench", "run", "trie", "--set", "backend=d"], "backend"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_status_2(arguments, told, monkeypatch, capsys):

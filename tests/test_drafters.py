@@ -17,7 +17,6 @@ from draftree.drafting import Context, Lookahead, PromptLookup
 from draftree.engine import Engine, Rules, generate
 from draftree.engine import loop as loop_module
 from draftree.runner import inspect_model
-from draftree.runner.plan import PassResult
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 

@@ -14,14 +14,15 @@ from generate_driver import NEW, hf, left_pad, prompts, references_of, same
 from in_model_driver import make, recorded
 from zoo import build
 
-from draftree.drafting.base import StepPlan
 from draftree.drafting import BiTA, Context, Drafter, HiddenTransfer, Lookahead, Medusa, Merge, PromptLookup
+from draftree.drafting.base import StepPlan
 from draftree.drafting.merge.votes import HEED, Votes
 from draftree.engine import Engine, Rules, generate
 from draftree.engine.generate import GenerateOutput
 from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
+from draftree.shaping.ledger import WIDTH
 from draftree.tree import TokenTree
 
 Paths = Sequence[Sequence[int]]
@@ -194,7 +195,7 @@ def agreed(votes: Votes, rng: random.Random, number: int, *, alike: bool) -> Non
     surely = [rng.random() < 0.5 for _ in range(2)]
     if alike:
         surely[1] = surely[0]
-    sure, unsure = math.exp(-0.5 / PER_FACTOR), math.exp(-4.5 / PER_FACTOR)  # what calibration first makes of itself
+    sure, unsure = math.exp(-0.5 * WIDTH), math.exp(-4.5 * WIDTH)  # what calibration first makes of itself
     steps = [sure if is_sure else unsure for is_sure in surely]
     wrong = 1 - steps[0] if alike else (1 - steps[0]) * (1 - steps[1])
     request = context(number, [7, 9])
@@ -239,9 +240,8 @@ TRIO = ("bita", "hidden-transfer", "medusa")
 
 def run(drafter: Drafter, name: str, *, runner: str = "auto", size: int = 8, **options: Any) -> GenerateOutput:
     ids, mask = left_pad(prompts())
-    return generate(
-        build(name), ids, mask, drafter=drafter, shape=Fixed(size), runner=runner, max_new_tokens=NEW, **options
-    )
+    options = {"max_new_tokens": NEW} | options
+    return generate(build(name), ids, mask, drafter=drafter, shape=Fixed(size), runner=runner, **options)
 
 
 def early_pruning(layer: int) -> EarlyPruning:
@@ -288,16 +288,18 @@ def test_in_a_joint_pass_each_guesses_as_alone(kinds: tuple[str, ...], runner: s
 
 def test_statistics_name_all_that_made_a_guess() -> None:
     ids, mask = left_pad(prompts())
-    wanted = generate(build("llama"), ids, mask, max_new_tokens=NEW).sequences
+    long = 60  # what drafters are worth is learned from the text
+    wanted = generate(build("llama"), ids, mask, max_new_tokens=long).sequences
     references = references_of(prompts(), wanted)
     merged = Merge([RandomTree(references, seed=1), RandomTree(references, seed=2)])
-    out = run(merged, "llama", size=16)
+    out = run(merged, "llama", size=16, max_new_tokens=long)
     same(out.sequences, wanted)
     total = out.stats.total
     assert set(total.accepted_by_source) == {"random", "random-2", "random+random-2"}
     assert sum(total.accepted_by_source.values()) == total.accepted
     assert out.stats.acceptance_length > max(
-        run(RandomTree(references, seed=seed), "llama", size=16).stats.acceptance_length for seed in (1, 2)
+        run(RandomTree(references, seed=seed), "llama", size=16, max_new_tokens=long).stats.acceptance_length
+        for seed in (1, 2)
     )
 
 

@@ -127,9 +127,7 @@ def test_the_chain_is_what_the_rest_of_the_model_says() -> None:
 def test_where_a_chain_ends() -> None:
     runner = EagerRunner(inspect_model(build("llama")))
 
-    def drafted(
-        texts: list[list[int]], eos: tuple[int, ...] = (), room: int = 50, **options: Any
-    ) -> list[int]:
+    def drafted(texts: list[list[int]], eos: tuple[int, ...] = (), room: int = 50, **options: Any) -> list[int]:
         drafter = SelfSpeculative(exit_layer=2, branching=1, **{"confidence": 0.0, "num_draft_tokens": 6} | options)
         drafter.bind(runner.target, eos_token_ids=eos)
         contexts = in_cache(runner, texts)

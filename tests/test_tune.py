@@ -147,7 +147,9 @@ def test_trees_sized_by_cost_are_the_runs_own_by_the_times_that_its_steps_took(d
     shape = Listening(DynamicTree())
     there = live(demo, record, real(demo.model), shape)
     ends = eos_token_ids(demo.model)
-    here = replay(record.texts, recorded(record), DynamicTree(), record.timing(), NEW, ends, times=times_of(shape)).stats
+    here = replay(
+        record.texts, recorded(record), DynamicTree(), record.timing(), NEW, ends, times=times_of(shape)
+    ).stats
     assert (here.steps, here.drafted, here.accepted_by_depth) == (there.steps, there.drafted, there.accepted_by_depth)
     drafted = set()
     for rows, slower in ((1.0, 50.0), (64.0, 50.0), (1.0, 1.0)):  # a busy machine's own times may be like any of them

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.drafting import Drafter
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.shaping import Shape

@@ -1,7 +1,8 @@
 """What tuning has chosen, as a file: which drafter with which options and trees, for which model, and why.
 
 `draftree_tune.json` is plain JSON; the trie that the choice starts from lies beside it. `load_tuned` makes the drafter
-of it, the size of its trees included, so that one argument brings all of it to `generate`, the engine and the command line.
+of it, the size of its trees included, so that one argument brings all of it to `generate`, the engine and the command
+line.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Onlooker(Drafter):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`: nothing."""
-        return TokenTree.roots(torch.tensor([request.tokens[-1] for request in requests]))
+        return TokenTree.roots(torch.tensor([r.tokens[-1] for r in requests], dtype=torch.long, device="cpu"))
 
     @torch.no_grad()
     def observe(self, step: Step) -> None:

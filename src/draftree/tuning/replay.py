@@ -32,8 +32,17 @@ from draftree.tree import TokenTree
 from draftree.tuning.record import Text, Timing
 
 Clock = Callable[[], float]
-NO_PASS = PassResult(torch.empty(0), [])  # nothing was computed
+NO_PASS = PassResult(torch.empty(0, dtype=torch.float32, device="cpu"), [])  # nothing was computed
 _ids = itertools.count(-2, -1)  # no request of an engine has them
+
+
+def _one(number: int) -> torch.Tensor:
+    return torch.tensor([number], dtype=torch.long, device="cpu")
+
+
+def _root(request: Context) -> TokenTree:
+    """A tree without draft tokens."""
+    return TokenTree.roots(_one(request.tokens[-1]))
 
 
 def _no_rows(spawners: Spawners) -> Attachment:
@@ -74,7 +83,7 @@ class RecordedHeads(Drafter):
         """See `Drafter.draft`."""
         (request,) = requests
         if self._held is None or self._held[0] != len(request.tokens):
-            return TokenTree.roots(torch.tensor([request.tokens[-1]]))
+            return _root(request)
         _, tokens, logp = self._held
         if request.room <= self._inner.depth:
             logp = logp.copy()
@@ -88,7 +97,7 @@ class RecordedHeads(Drafter):
             return
         at, gone = len(request.tokens), 0
         if self._groups is not None:
-            _, passed = self._groups.find(step, torch.tensor([step.accepted[0][-1]]))
+            _, passed = self._groups.find(step, _one(step.accepted[0][-1]))
             gone = 0 if passed is None else int(passed)
         found = self.text.guesses[self.name].get(at - gone)
         if found is None or gone >= len(found[0]):
@@ -162,7 +171,7 @@ def replay(
         eos_token_ids: the model's.
         clock: seconds, by which drafting is timed. By default those of this thread alone: what else the machine does
             meanwhile is not the drafter's.
-        times: what the shape is told that steps took, in place of `timing`; what is predicted to be spent is not theirs.
+        times: what the shape is told that steps took, in place of `timing`; the prediction does not go by them.
     """
     found = Replayed()
     # The shape starts from a curve of its own: what steps take must not depend on what it thinks of them.
@@ -246,7 +255,7 @@ class _Replay:
         return drafting + behind
 
     def _draft(self, request: Context, sizer: Sizer | None) -> StepPlan:
-        roots = TokenTree.roots(torch.tensor([request.tokens[-1]], device="cpu"))
+        roots = _root(request)
         if sizer is None or self._drafter is None:
             return StepPlan([request], [0], [False], roots)
         plan = sizer.plan([request], self._drafter.max_nodes)

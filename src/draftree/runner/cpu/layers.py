@@ -238,6 +238,16 @@ class CompiledHead:
         self._pace.took(rows * width * matrix.outputs, threads, began)
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
+    def product(self, read: Tensor) -> Tensor:
+        """Logits [B, n, V] of normed states [B, n, d]."""
+        read = read.contiguous()
+        matrix = self._packed.described
+        logits = read.new_empty(*read.shape[:2], matrix.outputs)
+        rows = read.shape[0] * read.shape[1]
+        at, to = address(read, torch.float32), address(logits, torch.float32)
+        self._library.layer_product(matrix, at, rows, self.threads(rows), 0, to)
+        return logits
+
     def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray] | None:
         """See `Runner.best`; None where logits are capped, or states of another type. hidden: contiguous."""
         if self._cap is not None or hidden.dtype != torch.float32:

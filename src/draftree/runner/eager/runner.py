@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftree.native import address
 from draftree.runner.base import Runner
 from draftree.runner.cpu.ahead import AheadPlan, ChainRunner, Course, chain_runner_of
 from draftree.runner.cpu.layers import ABI, CompiledAngles, CompiledHead, CompiledLayer, CompiledStack, load_library
@@ -128,7 +127,7 @@ class EagerRunner(Runner):
         else:
             self.name, self.form = COMPILED, f"{COMPILED} {ABI}"
             self._layers = [CompiledLayer(library, part, self._rotation) for part in parts]
-            self._head = _CompiledHead(library, self._norm, head, cap)
+            self._head = CompiledHead(library, self._norm, head, cap)
             self._compiled = CompiledStack(library, self._layers)
         self._library = library
         self._embedding = target.model.get_input_embeddings()
@@ -239,7 +238,7 @@ class EagerRunner(Runner):
     @torch.inference_mode()
     def head(self, closed: Tensor) -> Tensor:
         """See `Runner.head`."""
-        if isinstance(self._head, _CompiledHead):
+        if isinstance(self._head, CompiledHead):
             return self._head.product(closed)
         return F.linear(closed, self.target.model.get_output_embeddings().weight)
 
@@ -392,17 +391,3 @@ class _Stack(NamedTuple):
     layers: list[Any]
     compiled: CompiledStack | None
     chain: ChainRunner | None
-
-
-class _CompiledHead(CompiledHead):
-    """The compiled head, whose product can be had without its norm: these weights are in the caches already."""
-
-    def product(self, read: Tensor) -> Tensor:
-        """Logits [B, n, V] of normed states [B, n, d]."""
-        read = read.contiguous()
-        matrix = self._packed.described
-        logits = read.new_empty(*read.shape[:2], matrix.outputs)
-        rows = read.shape[0] * read.shape[1]
-        at, to = address(read, torch.float32), address(logits, torch.float32)
-        self._library.layer_product(matrix, at, rows, self.threads(rows), 0, to)
-        return logits
