@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafting import Attachment, Context, Drafter, Step
+from draftree.drafting.base import Capabilities, StepPlan
 from draftree.runner import HookedRunner, Target
 from draftree.runner.plan import Plan, Surgery
 from draftree.tree import TokenTree
@@ -33,6 +34,7 @@ class RandomTree(Drafter):
 
     name: ClassVar[str] = "random"
     max_nodes = 24
+    capabilities = Capabilities(observes=True, observes_plain=True)
 
     def __init__(self, references: References, seed: int = 0, vocabulary: int = 97, eos: int = 2) -> None:
         self.references, self.seed, self.vocabulary, self.eos = references, seed, vocabulary, eos
@@ -96,6 +98,7 @@ class InModel(RandomTree):
     """
 
     name: ClassVar[str] = "in_model"
+    capabilities = Capabilities(attaches=True, observes=True, observes_plain=True)
     taps = (1, 2)
     masks = 2
     prefix_length = 3
@@ -126,8 +129,9 @@ class InModel(RandomTree):
         super().begin(request)
         self.hidden[request.id] = {layer: [] for layer in self.taps}
 
-    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment:
-        batch, n, m = trees.batch, trees.width, self.masks
+    def plan(self, step: StepPlan) -> Attachment:
+        assert step.trees is not None
+        batch, n, m = step.trees.batch, step.trees.width, self.masks
         visible = torch.zeros(batch, m, n + m, dtype=torch.bool)
         visible[:, :, 0] = True
         visible[:, :, n:] = torch.ones(m, m).tril().bool()
@@ -191,6 +195,7 @@ class Raising(RandomTree):
     """
 
     name: ClassVar[str] = "raising"
+    capabilities = Capabilities(attaches=True, observes=True, observes_plain=True)
 
     def __init__(self, references: References, stage: str, call: int = 1) -> None:
         super().__init__(references)
@@ -205,7 +210,7 @@ class Raising(RandomTree):
         super().begin(request)
         self._count("begin")
 
-    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
+    def plan(self, step: StepPlan) -> Attachment | None:
         self._count("plan")
         return None
 

@@ -129,8 +129,10 @@ def test_best_first_trees_are_the_same_compiled() -> None:
 
 
 @pytest.mark.parametrize("name", ["hidden-transfer", "bita", "medusa"])
-def test_steps_between_two_plans_are_drafted_too(name: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where guesses pay, most steps are not planned; rows go on being attached in them, and the text is the same."""
+def test_where_draft_tokens_pay_rows_are_attached_to_every_pass(
+    name: str, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But to the last one, behind which there is nothing to draft; and the text is the same."""
     ids = torch.tensor(prompts((9,)))
     plain = generate(model, ids, max_new_tokens=60).sequences
     drafter: InModelDrafter = make(name, model)
@@ -143,14 +145,18 @@ def test_steps_between_two_plans_are_drafted_too(name: str, model: Any, monkeypa
         return tokens, np.tile(np.log(np.array([0.9] + [0.01] * 7, np.float32)), (1, drafter.depth, 1))
 
     monkeypatch.setattr(drafter, "likeliest", knowing)
-    shape = DynamicTree(cost=CHEAP)
-    steady = []
-    asked = shape.budgets
-    monkeypatch.setattr(shape, "budgets", lambda r, most: steady.append(shape._steady is not None) or asked(r, most))
-    out = generate(model, ids, drafter=drafter, shape=shape, max_new_tokens=60)
+    attached: list[bool] = []
+    plan = drafter.plan
+
+    def watched(step: Any) -> Any:
+        attached.append(plan(step) is not None)
+        return plan(step)
+
+    monkeypatch.setattr(drafter, "plan", watched)
+    out = generate(model, ids, drafter=drafter, shape=DynamicTree(cost=CHEAP), max_new_tokens=60)
     assert torch.equal(out.sequences, plain)
     assert out.stats.acceptance_length > 1.5
-    assert sum(steady) > len(steady) / 2
+    assert attached[:-1] == [True] * (len(attached) - 1)
 
 
 def test_embeddings_of_another_type_are_those_numbers(model: Any) -> None:

@@ -17,7 +17,7 @@ from draftree.cli import app
 from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts
 from draftree.runner import open_runner
-from draftree.runner.step_cost import StepCost, measure_cost
+from draftree.runner.step_cost import StepCost
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -57,7 +57,6 @@ def test_memory_is_looked_at_first(demo, monkeypatch):
 
 def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "BUFFER", 2**23)
-    monkeypatch.setattr(gpu, "measure_cost", lambda runner, context: measure_cost(runner, 0.01, context=context))
     small = Size.of(demo.model.config)
     shape = Size(2 * small.hidden_size, small.layers, 2 * small.heads, 2 * small.kv_heads, small.head_dim, 1024, 4200)
     prompts = [p for p in embedded_prompts() if p.set == "wikisql"]
@@ -104,14 +103,14 @@ def test_what_would_pay_goes_by_what_rows_are_worth():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 def test_every_form_that_is_not_the_runners_own_is_measured_beside_it(demo):
     small = copy.deepcopy(demo.model)
-    runners = {form: open_runner(small, form=form) for form in ("tensors", "captured")}
-    assert set(forms_beside(small, runners["captured"], compiled=True)) == {"draftree_tensors", "draftree_compile"}
-    assert set(forms_beside(small, runners["tensors"], compiled=False)) == {"draftree_captured"}
-    beside = forms_beside(small, runners["captured"], compiled=True)
-    assert beside["draftree_compile"].form == "loop, inductor"
+    runners = {way: open_runner(small, way) for way in ("eager", "cuda_graphs")}
+    assert set(forms_beside(small, runners["cuda_graphs"], compiled=True)) == {"draftree_tensors", "draftree_compile"}
+    assert set(forms_beside(small, runners["eager"], compiled=False)) == {"draftree_captured"}
+    beside = forms_beside(small, runners["cuda_graphs"], compiled=True)
+    assert beside["draftree_compile"].form == "inductor"
     watcher = Watcher()
     timed = {name: (other, (1,)) for name, other in beside.items()}
-    steps = time_rows(small, runners["captured"], (1, 2), 8, 1, watcher, timed)
+    steps = time_rows(small, runners["cuda_graphs"], (1, 2), 8, 1, watcher, timed)
     assert [(row["method"], row["rows"]) for row in steps.rows][-2:] == [
         ("draftree_tensors", 1),
         ("draftree_compile", 1),

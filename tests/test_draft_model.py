@@ -176,22 +176,6 @@ def test_confidence_stops_the_growth() -> None:
     assert drafted(DraftModel(model, confidence=1), text).height == 1
 
 
-@pytest.mark.parametrize("options", [{"branching": 1}, {"beam": 4}], ids=["one call", "many"])
-def test_nothing_is_read_behind_guesses_that_are_not_wanted(options: dict[str, int]) -> None:
-    text = prompts((12,))[0]
-    drafter = DraftModel(noisy("llama"), confidence=0, **options)
-    heights = []
-    for floor in (-math.inf, -4.0, -0.0):
-        context = Context(0, text, len(text), 50, least=(floor, 0.0, 0.0))
-        drafter.begin(context)
-        tree = drafter.draft([context], [64])
-        drafter.end(context)
-        inner = [int(parent) for parent in tree.parents[0] if parent > 0]
-        assert all(float(tree.logp[0, node]) > floor for node in inner)
-        heights.append(tree.height)
-    assert heights[0] > heights[1] > heights[2] == 1, heights
-
-
 def test_nothing_is_guessed_behind_an_eos() -> None:
     model, text = noisy("llama"), prompts((12,))[0]
     likely = int(drafted(DraftModel(model, confidence=0), text).tokens[0, 1])

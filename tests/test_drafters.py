@@ -13,11 +13,10 @@ from drafters_for_tests import InModel
 from generate_driver import prompts
 from zoo import MEMBERS, build, construct
 
-from draftree.drafting import Context, Lookahead, PromptLookup, Step
+from draftree.drafting import Context, Lookahead, PromptLookup
 from draftree.engine import Engine, Rules, generate
 from draftree.engine import loop as loop_module
 from draftree.runner import inspect_model
-from draftree.runner.plan import PassResult
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 
@@ -105,11 +104,13 @@ def test_prompt_lookup_follows_the_output() -> None:
     drafter.bind(inspect_model(build("llama")), eos_token_ids=())
     request = Context(3, [1, 2], 2, 10)
     drafter.begin(request)
-    request.tokens += [8, 9, 1]
-    request.room -= 3
-    tree = TokenTree.roots(torch.tensor([2]))
-    drafter.observe(Step([request], tree, PassResult(torch.empty(0), []), [0], 0, [[0]], [[8, 9, 1]]))
+    for new in ([8], [9, 1]):  # two steps that ask for no draft tokens
+        request.tokens += new
+        request.room -= len(new)
     assert drafter.draft([request], [5]).tokens[0].tolist() == [1, 2, 8, 9, 1]
+    request.tokens += [2, 8]
+    request.room -= 2
+    assert drafter.draft([request], [2]).tokens[0].tolist() == [8, 9, 1]
     drafter.end(request)
     drafter.end(request)  # a request that never began may end
     assert drafter._seen == {}

@@ -15,7 +15,7 @@ from zoo import MEMBERS, build, construct
 from draftree.drafting import Lookahead, PromptLookup
 from draftree.engine import Engine, Rules, generate
 from draftree.integrations import custom_generate
-from draftree.shaping import DynamicTree, Fixed
+from draftree.shaping import DynamicTree, Fixed, default
 
 IDS = torch.tensor(prompts((9,)))
 BATCH = torch.tensor(prompts((9, 9)))
@@ -107,7 +107,7 @@ def test_one_sentence_before_any_work(arguments: dict[str, Any], kind: type[Exce
     message = str(raised.value)
     assert words in message
     assert "\n" not in message.strip()
-    assert drafter.shape is None
+    assert drafter not in default._shapes  # nor is a shape
     assert drafter._trie is None  # not even made: no target was bound
 
 

@@ -118,11 +118,11 @@ def test_pruning_and_shapes_stay(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("form", ["tensors", "captured"])
-def test_other_forms_of_passes_stay(name: str, form: str) -> None:
+@pytest.mark.parametrize("choice", ["eager", "cuda_graphs"])
+def test_other_ways_of_passing_stay(name: str, choice: str) -> None:
     wanted, model = expected("demo"), model_of("demo")
     with setting(name):
-        assert ask(model, draftree.Lookahead(), runner=open_runner(model, form=form)) == wanted
+        assert ask(model, draftree.Lookahead(), runner=open_runner(model, choice)) == wanted
 
 
 @pytest.mark.parametrize("name", [*DTYPES, "none"])

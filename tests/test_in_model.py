@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -11,13 +12,17 @@ from in_model_driver import MAKERS, make
 from torch import Tensor
 from zoo import CAUSAL, ENCODER_DECODER, build
 
-from draftree.drafting import BiTA, Context, HiddenTransfer, Medusa
+from draftree.drafting import BiTA, Context, HiddenTransfer, Lookahead, Medusa
+from draftree.drafting.base import StepPlan
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine, Rules, generate
 from draftree.engine import loop as loop_module
 from draftree.runner import EagerRunner, inspect_model
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
+from draftree.shaping.base import Outcome, Sizer
+from draftree.shaping.sizer import DynamicSizer
+from draftree.shaping.step_times import Kind
 from draftree.tree import TokenTree
 
 DEFAULT = ("llama", "gpt2", "gemma3", "mpt", "bart")
@@ -150,8 +155,8 @@ def test_a_drafter_that_does_not_pay_rests_without_rows(kind: str) -> None:
     attached: list[bool] = []
     plan = drafter.plan
 
-    def watched(requests, trees):  # type: ignore[no-untyped-def]
-        found = plan(requests, trees)
+    def watched(step):  # type: ignore[no-untyped-def]
+        found = plan(step)
         attached.append(found is not None)
         return found
 
@@ -189,65 +194,71 @@ def test_a_drafter_that_pays_does_not_rest() -> None:
     out = generate(model, ids, drafter=drafter, shape=shape, max_new_tokens=90, eos_token_id=None)
     assert out.sequences[0].tolist() == truth
     assert out.stats.total.steps < 30
-    # Three nodes and a root are 16 rows; at plain cost the same guesses would let the tree grow to the drafter's all.
-    worth = torch.tensor([[0.0, 0.9, 0.8, 0.7, 0.05, 0.05]]).numpy()
-    few = DynamicTree(cost=cost)
-    few.bind(cost, drafter)
-    many = DynamicTree(cost=cost)
-    assert few.choose(worth)[0] < many.choose(worth)[0]
+    # The rows that it attaches come on top: a tree that is worth its rows to a trie is too large for it.
+    steps = [[0.9, 0.9, 0.9], [0.07], [0.07]]
+    tree = TokenTree.from_paths(5, [[6, 7, 8], [9], [10]], [[math.log(p) for p in path] for path in steps])
+    sizes = []
+    for one in (drafter, Lookahead()):
+        sizer, request = DynamicTree(cost=cost).bind(cost, one), Context(1, [4, 5], 2, 99)
+        stepped(sizer, request, tree)  # one inside the model has nothing prepared before the first step
+        plan = stepped(sizer, request, tree)
+        assert plan.trees is not None
+        sizes.append(plan.trees.width)
+    assert sizes[0] < sizes[1] == 6
 
 
-def test_what_its_steps_take_is_found_out() -> None:
-    """Passes with its rows turn out three times as dear: it goes to rest, and the curve of plain rows stays."""
+def stepped(sizer: Sizer, request: Context, tree: TokenTree, accepted: int = 0, price: float = 1.0) -> StepPlan:
+    """One step for which `tree` is drafted, of which `accepted` tokens are; one with rows attached costs `price`."""
+    plan = sizer.plan([request], 8)
+    plan = sizer.trim(plan, tree if plan.budgets[0] else TokenTree.roots(torch.tensor([5])))
+    assert plan.trees is not None
+    path = list(range(min(1 + accepted, plan.trees.width)))
+    outcome = Outcome([path], plan.trees.width, price if plan.prepares_any else 1.0, 0.0, plan.prepares_any)
+    sizer.observe(plan, outcome)
+    return plan
+
+
+@pytest.mark.parametrize(("price", "prepared"), [(1.1, (40, 60)), (4.0, (1, 30))])
+def test_what_its_steps_take_is_found_out(price: float, prepared: tuple[int, int]) -> None:
+    """Where passes with its rows turn out dear it pauses, cheap ones it goes on with; plain steps' curve stays."""
     drafter = make("bita", build("llama"))
     cost = StepCost((1, 8, 64), (1.0, 1.1, 2.0))
-    shape = DynamicTree()
-    shape.bind(cost, drafter)
-    worth = torch.tensor([[0.0, 0.5, 0.3, 0.2, 0.2, 0.2]]).numpy()
-    request = Context(1, [5, 6], 2, 99)
-    before = shape.planner.seconds(1, 5, attached=True)
-    shape._spawned = 4  # each of the four nodes has its three rows
-    for _ in range(60):
-        shape.budgets([request], 8)
-        shape.learn([request], [[0]], [1])
-        shape.clock(4, 3 * float(cost.of(16)), 3 * float(cost.of(16)))
-    assert shape.planner.seconds(1, 5, attached=True) == pytest.approx(3 * before, rel=0.01)
-    assert shape.planner.seconds(1, 5, attached=False) == pytest.approx(cost.of(range(1, 6)))
+    sizer, request = DynamicTree().bind(cost, drafter), Context(1, [4, 5], 2, 99)
+    assert isinstance(sizer, DynamicSizer)
+    tree = TokenTree.from_paths(5, [[6]], [[-0.1]])
+    plans = [stepped(sizer, request, tree, accepted=1, price=price) for _ in range(60)]
+    least, most = prepared
+    assert least <= sum(plan.prepares_any for plan in plans[20:]) + 20 * (price < 2) <= most
+    assert sizer._times.plain(1) == pytest.approx(1.0, rel=0.01)
+    assert sizer._times.curve(1, Kind.ATTACHED).of(5) == pytest.approx(price, rel=0.1)
     assert cost.seconds.tolist() == [1.0, 1.1, 2.0]
-    assert shape._weigh([request], worth)  # a balance of losses, but too few of them to rest
-    assert not request.resting
-    for _ in range(10):
-        sizes = shape._weigh([request], worth)
-    assert request.resting
-    assert sizes == DynamicTree(cost=cost).choose(worth)  # what was guessed is verified at plain cost
 
 
-@pytest.mark.parametrize("kind", ["bita", "hidden-transfer", "medusa"])
+@pytest.mark.parametrize("kind", ["bita", "hidden-transfer"])
 def test_as_many_nodes_have_rows_as_are_worth_it(kind: str) -> None:
-    """All where rows are free, the root alone where they are dear, the likely ends of walks in between."""
+    """All where rows are free, the root alone where they are dear, the likely ends of accepted paths in between."""
     drafter = make(kind, build("llama"))
     drafter.bind(inspect_model(build("llama")))
     tree = TokenTree.from_paths(5, [[6, 7, 8], [9], [10]], [[-0.1, -0.7, -1.0], [-3.0], [-4.0]])
     counts = []
     for slope in (0.0, 0.002, 1.0):
-        shape = DynamicTree()
         cost = StepCost((1, 64), (1.0, 1.0 + 63 * slope))
-        shape.bind(cost, drafter)
-        request = Context(1, [4, 5], 2, 99)
-        shape.budgets([request], 8)
-        found = shape.trim([request], tree)
-        counts.append(request.spawn)
-        if kind != "medusa":
-            attached = drafter.plan([request], found)
-            rows = found.width if attached.embeddings is None else attached.embeddings.shape[1]
-            if attached.embeddings is not None:
-                assert rows == min(request.spawn, found.width) * drafter.depth
-            else:
-                assert attached.surgeries[0].positions.shape[1] == min(request.spawn, found.width)
-    if kind == "medusa":
-        assert counts == [None] * 3
-        return
-    assert counts[0] >= 4  # a walk hardly ends at the two poor guesses
+        sizer, request = DynamicTree(cost=cost).bind(cost, drafter), Context(1, [4, 5], 2, 99)
+        stepped(sizer, request, tree)
+        plan = stepped(sizer, request, tree)
+        assert plan.trees is not None
+        assert plan.attach_to is not None
+        counts.append(plan.attach_to)
+        attached = drafter.plan(plan)
+        assert attached is not None
+        spawning = min(plan.attach_to, plan.trees.width)
+        if attached.embeddings is not None:
+            assert attached.embeddings.shape[1] == spawning * drafter.depth
+        else:
+            positions = attached.surgeries[0].positions
+            assert positions is not None
+            assert positions.shape[1] == spawning
+    assert counts[0] >= 4  # a path hardly ends at the two poor draft tokens
     assert counts[0] >= counts[1] >= counts[2] == 1
 
 

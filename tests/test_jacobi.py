@@ -10,6 +10,7 @@ from generate_driver import NEW, SHAPES, hf, prompts, same
 from zoo import build
 
 from draftree.drafting import Context, Jacobi, Step
+from draftree.drafting.base import StepPlan
 from draftree.drafting.jacobi import Pool
 from draftree.engine import Engine, Rules, generate
 from draftree.pruning import EarlyPruning, demo_early_head
@@ -104,7 +105,7 @@ def test_rows_are_attached_only_where_a_step_will_draft_from_them() -> None:
     request = Context(0, [5, 6, 7], 3, 10)
     drafter.begin(request)
     tree = TokenTree.from_paths(7, [[8, 9]])
-    attachment = drafter.plan([request], tree)
+    attachment = drafter.plan(StepPlan([request], [0], [True], tree))
     assert attachment is not None
     assert attachment.embeddings is not None
     assert attachment.embeddings.shape[:2] == (1, 4 * 2 - 1)
@@ -114,8 +115,7 @@ def test_rows_are_attached_only_where_a_step_will_draft_from_them() -> None:
     assert attachment.visible is not None
     assert not attachment.visible[..., 1:3].any()  # nothing of the tree but its root
     assert attachment.visible[0, 4, 3:].tolist() == [True, False, False, False, True, False, False]
-    request.resting = True
-    assert drafter.plan([request], tree) is None
+    assert drafter.plan(StepPlan([request], [0], [False], tree)) is None
     drafter.end(request)
     drafter.end(request)
 

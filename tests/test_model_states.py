@@ -175,12 +175,12 @@ def test_autocast_around_it(family: str, drafter: str, choice: str) -> None:
         assert ask(model, drafter, runner=choice) == wanted
 
 
-@pytest.mark.parametrize("form", ["tensors", "captured"])
-def test_autocast_around_other_forms(form: str) -> None:
+@pytest.mark.parametrize("way", ["eager", "cuda_graphs"])
+def test_autocast_around_other_ways(way: str) -> None:
     model = fresh("demo")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        wanted = ask(model, runner=open_runner(model, form=form))
-        assert ask(model, "lookahead", runner=open_runner(model, form=form)) == wanted
+        wanted = ask(model, runner=open_runner(model, way))
+        assert ask(model, "lookahead", runner=open_runner(model, way)) == wanted
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -40,8 +40,6 @@ OLD_FACTORIES = {"Tensor", "FloatTensor", "LongTensor", "DoubleTensor", "BoolTen
 NO_LIBRARY = {"bench"}
 # These look at addresses of tensors, but hand none of them to C as something to read or write.
 LOOK_AT_ADDRESSES = {"native/addresses.py", "runner/cpu/packed.py"}
-# Counts whose arrays were all made there, with their types.
-OWN_ADDRESSES = {"shaping/compiled.py", "shaping/average.py", "shaping/counts.py"}
 
 
 def name_of(path: Path) -> tuple[str, ...]:
@@ -162,7 +160,7 @@ def test_new_tensors_name_their_type_and_device(path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
 def test_addresses_for_compiled_code_come_from_one_place(path):
     source = path.read_text(encoding="utf-8")
-    exempt = name_of(path)[0] in NO_LIBRARY or path.relative_to(SRC).as_posix() in LOOK_AT_ADDRESSES | OWN_ADDRESSES
+    exempt = name_of(path)[0] in NO_LIBRARY or path.relative_to(SRC).as_posix() in LOOK_AT_ADDRESSES
     if exempt or not re.search(r"^(import|from) ctypes", source, re.M):
         return
     assert not re.search(r"\.data_ptr\(|\.ctypes\.data\b", source), "draftree.native checks what C is handed"

@@ -13,7 +13,7 @@ from zoo import MEMBERS, build, construct
 
 import draftree
 from draftree.drafting import SelfSpeculative
-from draftree.drafting.base import Context, Seat
+from draftree.drafting.base import Context, Place
 from draftree.drafting.folder import base_of, load_drafter
 from draftree.engine.engine import Engine
 from draftree.engine.request import Rules
@@ -59,7 +59,7 @@ def test_nothing_drafted_stays_in_the_cache(runner: str, options: dict[str, Any]
 
 @pytest.mark.parametrize("runner", ["cpu", "hooked"])
 def test_requests_that_come_and_go(runner: str) -> None:
-    """Five requests of different lengths in two slots: seats move, texts stay those of each alone."""
+    """Five requests of different lengths in two slots: slots move, texts stay those of each alone."""
     model = build("qwen3")
     made = engine(model, SelfSpeculative(confidence=0, exit_layer=3), runner, slots=2)
     rows = prompts((5, 21, 9, 13, 7))
@@ -68,11 +68,11 @@ def test_requests_that_come_and_go(runner: str) -> None:
     for i, (row, request) in enumerate(zip(rows, requests, strict=True)):
         alone = draftree.generate(model, torch.tensor([row]), max_new_tokens=8 + 5 * i, runner=runner, eos_token_id=[])
         assert request.tokens == alone.sequences[0, len(row) :].tolist()
-        assert request.context.seat is None
+        assert request.context.place is None
     assert sum(r.stats.accepted for r in requests) > 0
 
 
-def seated(runner: Runner, texts: list[list[int]]) -> list[Context]:
+def in_cache(runner: Runner, texts: list[list[int]]) -> list[Context]:
     """Requests whose texts but for the newest token are in a cache."""
     cache = runner.new_cache(len(texts))
     contexts = []
@@ -81,7 +81,7 @@ def seated(runner: Runner, texts: list[list[int]]) -> list[Context]:
         plan = Plan(torch.tensor([text[:-1]]), torch.arange(n)[None], torch.ones(1, n, n).tril().bool())
         result = runner.run(plan, cache, slot)
         cache.commit([list(range(n))], result.segments)
-        contexts.append(Context(slot, text, n, 50, seat=Seat(runner, cache, None, slot)))
+        contexts.append(Context(slot, text, n, 50, place=Place(runner, cache, None, slot)))
     return contexts
 
 
@@ -92,11 +92,11 @@ def test_all_runners_draft_the_same(options: dict[str, Any]) -> None:
         runner = kind(inspect_model(build("llama")))
         drafter = SelfSpeculative(confidence=0, num_draft_tokens=5, branching=3, **options)
         drafter.bind(runner.target)
-        contexts = seated(runner, prompts((21, 13, 17)))
+        contexts = in_cache(runner, prompts((21, 13, 17)))
         with runner.guard():
             trees.append(drafter.draft(contexts, [12, 0, 4]))
-        assert contexts[0].seat is not None
-        assert contexts[0].seat.cache.lengths == [20, 12, 16]
+        assert contexts[0].place is not None
+        assert contexts[0].place.cache.lengths == [20, 12, 16]
     for tree in trees:
         assert tree.sizes == (13, 1, 5)
         for name in ("tokens", "parents", "logp"):
@@ -106,13 +106,13 @@ def test_all_runners_draft_the_same(options: dict[str, Any]) -> None:
 def test_the_chain_is_what_the_rest_of_the_model_says() -> None:
     """Token by token, the whole model's keys and values before the newest token and the rest's own behind it."""
     runner = HookedRunner(inspect_model(build("llama")))
-    (context,) = seated(runner, prompts((21,)))
+    (context,) = in_cache(runner, prompts((21,)))
     drafter = SelfSpeculative(exit_layer=2, confidence=0, num_draft_tokens=4, branching=1)
     drafter.bind(runner.target)
     chain = drafter.draft([context], [9]).tokens[0].tolist()
-    (again,) = seated(runner, prompts((21,)))
-    assert again.seat is not None
-    cache, said = again.seat.cache, [context.tokens[-1]]
+    (again,) = in_cache(runner, prompts((21,)))
+    assert again.place is not None
+    cache, said = again.place.cache, [context.tokens[-1]]
     for _ in range(4):
         n = len(said)
         plan = Plan(
@@ -125,15 +125,12 @@ def test_the_chain_is_what_the_rest_of_the_model_says() -> None:
 def test_where_a_chain_ends() -> None:
     runner = EagerRunner(inspect_model(build("llama")))
 
-    def drafted(
-        texts: list[list[int]], eos: tuple[int, ...] = (), room: int = 50, least: float | None = None, **options: Any
-    ) -> list[int]:
+    def drafted(texts: list[list[int]], eos: tuple[int, ...] = (), room: int = 50, **options: Any) -> list[int]:
         drafter = SelfSpeculative(exit_layer=2, branching=1, **{"confidence": 0.0, "num_draft_tokens": 6} | options)
         drafter.bind(runner.target, eos_token_ids=eos)
-        contexts = seated(runner, texts)
+        contexts = in_cache(runner, texts)
         for context in contexts:
             context.room = room
-            context.least = None if least is None else (least, 0.0, 0.0)
         with torch.inference_mode():
             return drafter.draft(contexts, [9] * len(texts)).tokens[0].tolist()[1:]
 
@@ -143,13 +140,12 @@ def test_where_a_chain_ends() -> None:
     assert drafted([text], room=4) == whole[:3]
     assert drafted([text], room=1) == []
     assert drafted([text], confidence=1.0) == whole[:1]
-    assert drafted([text], least=-0.0) == whole[:1]
     assert drafted([text], num_draft_tokens=2) == whole[:2]
     end = next(i for i, token in enumerate(whole) if i and token not in whole[:i])
     assert drafted([text], eos=(whole[end],)) == whole[: end + 1]
     drafter = SelfSpeculative(exit_layer=2)
     drafter.bind(runner.target)
-    (context,) = seated(runner, [text])
+    (context,) = in_cache(runner, [text])
     context.tokens = [*context.tokens, 5]  # not read yet: nothing to draft from
     assert drafter.draft([context], [9]).sizes == (1,)
     assert drafter.draft([Context(7, text, 3, 50)], [9]).sizes == (1,)
@@ -157,7 +153,7 @@ def test_where_a_chain_ends() -> None:
 
 def test_an_error_in_a_draft_leaves_lengths_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = HookedRunner(inspect_model(build("llama")))
-    (context,) = seated(runner, prompts((21,)))
+    (context,) = in_cache(runner, prompts((21,)))
     drafter = SelfSpeculative(exit_layer=2, confidence=0)
     drafter.bind(runner.target)
     runs, run = [], HookedRunner.run
@@ -171,8 +167,8 @@ def test_an_error_in_a_draft_leaves_lengths_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(HookedRunner, "run", failing)
     with pytest.raises(RuntimeError, match="no more"):
         drafter.draft([context], [9])
-    assert context.seat is not None
-    assert context.seat.cache.lengths == [20]
+    assert context.place is not None
+    assert context.place.cache.lengths == [20]
 
 
 def test_beside_a_trie_and_under_sampling() -> None:

@@ -15,7 +15,7 @@ from zoo import build
 from draftree.drafting import BiTA, Context, Medusa
 from draftree.drafting.in_model import Candidates
 from draftree.engine import generate
-from draftree.shaping import Fixed
+from draftree.shaping import Fixed, shape_for
 from draftree.shaping.static import best_choices, chain, choices_named, efficient, full
 
 
@@ -115,7 +115,9 @@ def test_a_static_tree_is_verified_whole() -> None:
     model = build("llama")
     ids = torch.tensor(prompts((9,)))
     drafter = randomised(Medusa.fresh(model, heads=3, tree="efficient-4"))
-    assert isinstance(drafter.shape, Fixed)
+    shape = shape_for(drafter)
+    assert isinstance(shape, Fixed)
+    assert shape.node_budget == drafter.node_budget == 12
     out = generate(model, ids, drafter=drafter, max_new_tokens=NEW)
     steps = out.stats.total.steps
     assert 12 * (steps - 4) <= out.stats.total.drafted <= 12 * (steps - 1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from zoo import MEMBERS, build
 
-from draftree.drafting.base import Context, Step
+from draftree.drafting.base import Context, Step, StepPlan
 from draftree.drafting.folder import method_class
 from draftree.engine.passes import tree_pass
 from draftree.runner import open_runner
@@ -71,7 +71,14 @@ def decoded(drafter, runner, row: Row, split: int) -> torch.Tensor:
         cache.commit(early.committed([[0]]), runner.run(early.plan, cache, 0, encoder).segments)
     tree = TokenTree.from_paths(row.tokens[split], [[row.tokens[split + 1]]])
     start = cache.lengths[0]
-    turn = tree_pass([trunk[start:]], tree, [start], drafter.plan([context], tree), [row.start], target.max_positions)
+    turn = tree_pass(
+        [trunk[start:]],
+        tree,
+        [start],
+        drafter.plan(StepPlan([context], [9], [True], tree)),
+        [row.start],
+        target.max_positions,
+    )
     result = runner.run(turn.plan, cache, 0, encoder)
     step = Step([context], tree, result, turn.trunk, turn.offset)
     return torch.cat([drafter.guesses(step, torch.tensor([node])) for node in (0, 1)])

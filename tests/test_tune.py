@@ -1,5 +1,6 @@
 """`draftree tune`: replay gives what decoding gives; a choice is written, and loaded by one argument; bad input."""
 
+import itertools
 import json
 import sys
 
@@ -21,10 +22,11 @@ from draftree.models import encode_prompt
 from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts, read_prompts, take_per_set
 from draftree.runner.step_cost import StepCost
-from draftree.shaping import DynamicTree, Fixed
+from draftree.shaping import DynamicTree, Fixed, shape_for
 from draftree.tuning import search as tuning
-from draftree.tuning.check import Clocked, check_replay
+from draftree.tuning.check import check_replay, times_of
 from draftree.tuning.file import Spec, load_tuned, write_tuned
+from draftree.tuning.listening import Listening
 from draftree.tuning.record import Record
 from draftree.tuning.replay import RecordedHeads, Replayed, Times, replay
 from draftree.tuning.search import Judged, Wishes, choose, finalists, prepare
@@ -50,10 +52,10 @@ def record(demo, tasks):
 
 
 def live(demo, record, drafter, shape):
-    """Acceptance of a real run over the recorded prompts; its answers must be the recorded ones."""
-    engine = Engine(demo.model, slots=1, drafter=drafter, shape=shape)
+    """Acceptance of a real run over the recorded prompts, an engine for each; its answers must be the recorded ones."""
     total = RequestStats()
     for text in record.texts:
+        engine = Engine(demo.model, slots=1, drafter=drafter, shape=shape)
         request = engine.add(text.task.ids, Rules(NEW, eos_token_ids(demo.model)))
         engine.run()
         assert request.tokens == text.answer
@@ -62,7 +64,7 @@ def live(demo, record, drafter, shape):
 
 
 def replayed(demo, record, drafter, shape):
-    return replay(record.texts, drafter, shape, record.pace(), NEW, eos_token_ids(demo.model)).stats
+    return replay(record.texts, drafter, shape, record.timing(), NEW, eos_token_ids(demo.model)).stats
 
 
 def heads(record, name):
@@ -105,7 +107,7 @@ def test_replay_accepts_what_decoding_accepts(demo, record, case, guesses):
 
 def test_replay_knows_which_nodes_have_rows(demo, record):
     """With rows for the root alone, what is guessed behind accepted guesses is what the root's rows still say."""
-    shape = lambda: Fixed(6, spawn=1)  # noqa: E731
+    shape = lambda: Fixed(6, attach_to=1)  # noqa: E731
     there = live(demo, record, demo_drafter("hidden-transfer", demo.model), shape())
     here = replayed(demo, record, heads(record, "hidden-transfer"), shape())
     every = replayed(demo, record, heads(record, "hidden-transfer"), Fixed(6))
@@ -114,16 +116,16 @@ def test_replay_knows_which_nodes_have_rows(demo, record):
 
 
 def test_replay_learns_over_texts_and_predicts_time(demo, record):
-    pace, ends = record.pace(), eos_token_ids(demo.model)
-    plain = replay(record.texts, None, None, pace, NEW, ends)
+    timing, ends = record.timing(), eos_token_ids(demo.model)
+    plain = replay(record.texts, None, None, timing, NEW, ends)
     assert plain.stats.steps == plain.stats.emitted
-    twice = replay([*record.texts, *record.texts], Lookahead(), Fixed(8), pace, NEW, ends)
-    assert twice.stats.steps < 1.5 * replay(record.texts, Lookahead(), Fixed(8), pace, NEW, ends).stats.steps
+    twice = replay([*record.texts, *record.texts], Lookahead(), Fixed(8), timing, NEW, ends)
+    assert twice.stats.steps < 1.5 * replay(record.texts, Lookahead(), Fixed(8), timing, NEW, ends).stats.steps
     assert set(plain.by_set) == {text.task.prompt.set for text in record.texts}
-    dynamic = replay(record.texts, Lookahead(), DynamicTree(), pace, NEW, ends, work=0.0)
+    dynamic = replay(record.texts, Lookahead(), DynamicTree(), timing, NEW, ends, clock=lambda: 0.0)
     assert dynamic.stats.emitted == plain.stats.emitted
-    idle = replay(record.texts, PromptLookup(), Fixed(8), pace, NEW, ends, work=1.0)
-    assert idle.seconds > plain.seconds, "guessing that takes a second a step does not pay"
+    idle = replay(record.texts, PromptLookup(), Fixed(8), timing, NEW, ends, clock=itertools.count().__next__)
+    assert idle.seconds > plain.seconds, "drafting that takes a second a step does not pay"
 
 
 def test_the_check_compares_all_kinds_with_real_runs(demo):
@@ -142,26 +144,29 @@ def test_the_check_compares_all_kinds_with_real_runs(demo):
 @pytest.mark.parametrize("case", ["trie", "prompt lookup", "medusa", "merge"])
 def test_trees_sized_by_cost_are_the_runs_own_by_the_times_that_its_steps_took(demo, record, case):
     real, recorded = CASES[case]
-    shape = Clocked()
+    shape = Listening(DynamicTree())
     there = live(demo, record, real(demo.model), shape)
     ends = eos_token_ids(demo.model)
-    here = replay(record.texts, recorded(record), DynamicTree(), record.pace(), NEW, ends, times=shape.times).stats
+    here = replay(
+        record.texts, recorded(record), DynamicTree(), record.timing(), NEW, ends, times=times_of(shape)
+    ).stats
     assert (here.steps, here.drafted, here.accepted_by_depth) == (there.steps, there.drafted, there.accepted_by_depth)
     drafted = set()
     for rows, slower in ((1.0, 50.0), (64.0, 50.0), (1.0, 1.0)):  # a busy machine's own times may be like any of them
-        times = Times(StepCost((1, 64), (0.001, 0.001 * rows)), [(0.001, 0.001 * slower)] * len(shape.times.steps))
-        other = replay(record.texts, recorded(record), DynamicTree(), record.pace(), NEW, ends, times=times).stats
+        times = Times(StepCost((1, 64), (0.001, 0.001 * rows)), [(0.001 * slower, 0.001 * (slower - 1))] * 9999)
+        other = replay(record.texts, recorded(record), DynamicTree(), record.timing(), NEW, ends, times=times).stats
         drafted.add(other.drafted)
     assert len(drafted) > 1, "they do depend on the times"
 
 
 def test_what_steps_take_is_timed_as_they_come_in_decoding(record):
-    pace = record.pace()
-    assert pace.rows.tolist()[:7] == [1, 2, 3, 5, 9, 17, 33]
-    assert (np.diff(pace.rows) > 0).all()
-    assert (np.diff(pace.seconds) >= 0).all()
-    assert pace.seconds[6] > 1.2 * pace.seconds[0], "33 rows are dearer than one"
-    assert min(pace.aside, pace.drafted, *pace.own.values()) >= 0
+    timing = record.timing()
+    assert timing.rows.tolist()[:7] == [1, 2, 3, 5, 9, 17, 33]
+    assert (np.diff(timing.rows) > 0).all()
+    assert (np.diff(timing.seconds) >= 0).all()
+    assert timing.seconds[6] > 1.2 * timing.seconds[0], "33 rows are dearer than one"
+    assert timing.prompt > 0
+    assert min(timing.own.values()) >= 0
 
 
 def test_a_small_model_that_does_not_fit_is_refused_before_any_work(demo, tmp_path):
@@ -270,8 +275,8 @@ def test_a_choice_is_loaded_by_one_argument(demo, tmp_path):
     spec = Spec("merge", parts=(Spec("lookahead", {"branch_length": 6}, warm=True), Spec("trained", name="medusa")))
     write_tuned(path, demo.model, spec, 3, ["a", "b", "c"], {}, trie, demo.tokenizer)
     drafter = draftree.load_tuned(path, demo.model, demo.tokenizer)
-    assert isinstance(drafter.shape, Fixed)
-    assert drafter.shape.node_budget == 3
+    assert drafter.node_budget == 3
+    assert isinstance(shape_for(drafter), Fixed)
     assert drafter.drafters[0].trie.nodes == trie.trie.nodes > 0
     out = draftree.generate(demo.model, prompt, drafter=drafter, max_new_tokens=12)
     assert out.sequences.tolist() == plain.sequences.tolist()

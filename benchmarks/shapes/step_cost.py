@@ -15,12 +15,12 @@ import pandas as pd
 from benchmarks.harness import Experiment, Setup, Way, lines, measure, table_of
 from benchmarks.harness.acceptance_models import MODELS, judge
 from benchmarks.shapes.subjects import OPTIONS, fresh
-from draftree.bench.choices import best_sizes
 from draftree.drafting import Drafter
 from draftree.engine import Recorder
 from draftree.runner import open_runner
 from draftree.runner.step_cost import StepCost, measure_cost
 from draftree.shaping import Fixed
+from draftree.shaping.planner import choose
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -38,7 +38,7 @@ def gpu_curve(rows: Sequence[int] = (*ROWS, 256, 512, 1024, 2048, 4096)) -> Step
 
 def run(setup: Setup) -> pd.DataFrame:
     """Draft tokens a request that pay by each curve, and the gain over plain steps, by drafter and batch."""
-    curves = {"here": measure_cost(open_runner(setup.model), setup["seconds"], ROWS), "GPU": gpu_curve()}
+    curves = {"here": measure_cost(open_runner(setup.model), ROWS), "GPU": gpu_curve()}
     generator = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
     for name in setup.named:
@@ -74,11 +74,16 @@ def worths(recorder: Recorder, nodes: int, burn_in: int) -> np.ndarray:
 
 def chosen(cost: StepCost, batches: Sequence[np.ndarray], drafter: Drafter) -> tuple[float, float]:
     """Mean draft tokens a request, and expected tokens for the time of plain steps, over some batches."""
-    found = [best_sizes(cost, worth, drafter=drafter) for worth in batches]
-    batch = len(batches[0])
-    sizes = sum(one.sizes.mean() for one in found) / len(found)
-    tokens, seconds = sum(one.tokens for one in found), sum(one.seconds for one in found)
-    return float(sizes), float(tokens / seconds * cost.of(batch) / batch)
+    batch, most = batches[0].shape
+    seconds = cost.of(drafter.rows(np.arange(batch, batch * most + 1), batch))
+    sizes, tokens, spent = 0, 0.0, 0.0
+    for worth in batches:
+        chances = [sorted((p for p in own if p > 0), reverse=True) for own in worth.tolist()]
+        taken = choose(chances, seconds.tolist(), packed=True)
+        sizes += sum(taken)
+        tokens += batch + sum(sum(own[:size]) for own, size in zip(chances, taken, strict=True))
+        spent += float(seconds[sum(taken)])
+    return sizes / len(batches) / batch, tokens / spent * float(cost.of(batch)) / batch
 
 
 EXPERIMENT = Experiment(
@@ -87,5 +92,5 @@ EXPERIMENT = Experiment(
     run,
     ("drafter", "curve", "batch", "draft_tokens", "expected_gain"),
     lines("batch", "draft_tokens", "expected_gain", by=("drafter", "curve"), log=True),
-    OPTIONS | {"nodes": 32, "burn_in": 50, "seconds": 2.0},
+    OPTIONS | {"nodes": 32, "burn_in": 50},
 )

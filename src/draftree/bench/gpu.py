@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from draftree.bench.case import Result, Settings, encode_all, run_case, teach
-from draftree.bench.choices import best_sizes
 from draftree.bench.figures import (
     case_lines,
     differing,
@@ -40,6 +39,7 @@ from draftree.bench.kit import (
     REFERENCE,
     TENSORS,
     WARM,
+    WAYS,
     Kit,
     runner_in,
 )
@@ -51,6 +51,7 @@ from draftree.prompts import Prompt
 from draftree.runner import Runner, open_runner
 from draftree.runner.eager.product import free_bytes
 from draftree.runner.step_cost import StepCost, measure_cost
+from draftree.shaping.planner import choose
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -159,7 +160,7 @@ def run_gpu(
     timed = {form: (other, FORM_ROWS) for form, other in forms.items()}
     steps = time_rows(large, runner, ROWS, settings.context, settings.rounds, watcher, timed)
     watcher.stage("the curve of steps", None)
-    cost = measure_cost(runner, context=settings.context)
+    cost = measure_cost(runner, ROWS)
     warm = teach(small, tokenizer, texts, asked, watcher)
     kit = Kit(large, settings.max_new_tokens, warm=warm, compiled=settings.compiled)
     left = settings.seconds - (time.perf_counter() - began) - COMPILING * settings.compiled
@@ -193,8 +194,7 @@ def run_gpu(
 
 def forms_beside(model: Any, runner: Runner, *, compiled: bool) -> dict[str, Runner]:
     """What runs passes in the forms that `runner` is not in, by their names."""
-    own = {"auto": TENSORS, "loop, captured": CAPTURED}.get(runner.form)
-    names = [name for name in FORMS if name != own and (compiled or name != COMPILE)]
+    names = [name for name in FORMS if WAYS[name] != runner.form and (compiled or name != COMPILE)]
     return {name: runner_in(model, name) for name in names}
 
 
@@ -233,8 +233,10 @@ def choices(cost: StepCost, accepted: Sequence[float], *, packed: bool) -> list[
     """
     found = []
     for batch in BATCHES:
-        best = best_sizes(cost, np.tile(np.array([0.0, *accepted]), (batch, 1)), packed=packed)
-        entry = {"batch": batch, "draft_tokens": float(best.sizes.mean()), "tokens": best.tokens / batch}
-        entry |= {"ms": 1000 * best.seconds, "speed_up": best.tokens / batch * float(cost.of(batch)) / best.seconds}
-        found.append(entry)
+        table = cost.of(np.arange(batch, batch * (1 + len(accepted)) + 1))
+        sizes = choose([accepted] * batch, table.tolist(), packed=packed)
+        tokens = 1 + sum(sum(accepted[:size]) for size in sizes) / batch
+        seconds = float(table[sum(sizes) if packed else batch * max(sizes)])
+        entry = {"batch": batch, "draft_tokens": sum(sizes) / batch, "tokens": tokens}
+        found.append(entry | {"ms": 1000 * seconds, "speed_up": tokens * float(table[0]) / seconds})
     return found

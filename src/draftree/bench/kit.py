@@ -23,7 +23,8 @@ from draftree.shaping import DynamicTree, Shape
 
 REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf_generate", "hf_compiled", "hf_prompt_lookup", "hf_assisted"
 HOOKED, PLAIN = "draftree_hooked", "draftree_loop"
-TENSORS, CAPTURED, COMPILE = "draftree_tensors", "draftree_captured", "draftree_compile"  # other forms of the latter
+TENSORS, CAPTURED, COMPILE = "draftree_tensors", "draftree_captured", "draftree_compile"  # other ways of the latter
+WAYS = {TENSORS: "eager", CAPTURED: "cuda_graphs", COMPILE: "inductor"}  # as `Runner.form` says
 COLD, WARM, REFUSED = "lookahead_cold", "lookahead_warm", "lookahead_rejected"
 NODES = 16  # most rows of the trees whose overhead is shown: the root, and draft tokens
 LIMITED = "lookahead_16"
@@ -219,10 +220,8 @@ class Kit:
 
 
 def runner_in(model: Any, name: str) -> Any:
-    """What runs the model's passes in the form that `name` stands for: TENSORS, CAPTURED or COMPILE."""
-    return (
-        open_runner(model, compile=True) if name == COMPILE else open_runner(model, form=name.removeprefix("draftree_"))
-    )
+    """What runs the model's passes in the way that `name` stands for: TENSORS, CAPTURED or COMPILE."""
+    return open_runner(model, compile=True) if name == COMPILE else open_runner(model, WAYS[name])
 
 
 def parts_of(name: str) -> list[str]:

@@ -187,8 +187,8 @@ class Drafter(ABC):
         source: bit that marks its nodes; `Merge` gives each of its drafters one of its own instead.
         max_nodes: most draft tokens worth asking for per request and step.
         capabilities: what it does besides drafting.
-        node_budget: draft tokens of every step where its trees have one size by construction (a static tree); None
-            where a shape may choose.
+        node_budget: draft tokens of every step where its trees have one size, by construction (a static tree) or as
+            `draftree tune` found best; None where a shape may choose.
         deep_prefix: per-layer (keys, values), each [kv heads, P, head dim], for rows that ask for it.
         acceptance: a lossy rule that belongs to its draft tokens and CHANGES texts; None for the lossless one.
     """

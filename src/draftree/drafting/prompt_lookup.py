@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from draftree.drafting.base import Context, Drafter, Step
+from draftree.drafting.base import Context, Drafter
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
@@ -35,7 +35,7 @@ class PromptLookup(Drafter):
         self.max_nodes = num_draft_tokens
         self.max_ngram_size = max_ngram_size
         self._eos: tuple[int, ...] = ()
-        self._seen: dict[int, np.ndarray] = {}
+        self._seen: dict[int, tuple[np.ndarray, int]] = {}  # by request: its tokens, and how many are there so far
 
     def bind(self, target: Target, **hints: Any) -> None:
         """See `Drafter.bind`."""
@@ -43,9 +43,7 @@ class PromptLookup(Drafter):
 
     def begin(self, request: Context) -> None:
         """See `Drafter.begin`."""
-        buffer = np.empty(len(request.tokens) + request.room, dtype=np.int64)
-        buffer[: len(request.tokens)] = request.tokens
-        self._seen[request.id] = buffer
+        self._seen[request.id] = np.empty(len(request.tokens) + request.room, dtype=np.int64), 0
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
@@ -59,7 +57,10 @@ class PromptLookup(Drafter):
 
     def _continuation(self, request: Context, most: int) -> np.ndarray:
         nothing = np.empty(0, dtype=np.int64)
-        tokens = self._seen[request.id][: len(request.tokens)]
+        buffer, known = self._seen[request.id]
+        tokens = buffer[: len(request.tokens)]
+        tokens[known:] = request.tokens[known:]  # also of steps that asked for no draft tokens
+        self._seen[request.id] = buffer, len(tokens)
         if most < 1:
             return nothing
         for size in range(min(self.max_ngram_size, len(tokens) - 1), 0, -1):
@@ -71,12 +72,6 @@ class PromptLookup(Drafter):
                 ends = np.flatnonzero(np.isin(guess, self._eos))
                 return guess[: int(ends[0]) + 1] if len(ends) else guess
         return nothing
-
-    def observe(self, step: Step) -> None:
-        """See `Drafter.observe`."""
-        for request, emitted in zip(step.requests, step.emitted, strict=True):
-            end = len(request.tokens)
-            self._seen[request.id][end - len(emitted) : end] = emitted
 
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""

@@ -5,8 +5,9 @@ This is what a user chooses and what is learned; `draftree.shaping.sizer` is how
 
 from __future__ import annotations
 
+import copy
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from draftree.drafting.base import Drafter
@@ -54,6 +55,14 @@ class DynamicTree(Shape):
         self._learned = Learned(acceptance)
         self._times: WeakKeyDictionary[StepCost, StepTimes] = WeakKeyDictionary()  # by what was measured
         self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DynamicTree:
+        """A shape that knows what this one has learned of draft tokens, and learns what steps take anew."""
+        made = memo[id(self)] = DynamicTree.__new__(DynamicTree)
+        vars(made).update(vars(self))
+        made._learned = copy.deepcopy(self._learned, memo)
+        made._times, made._lock = WeakKeyDictionary(), threading.Lock()
+        return made
 
     def bind(
         self, cost: StepCost | None, drafter: Drafter, pruner: EarlyPruning | None = None, *, packed: bool = True

@@ -7,12 +7,13 @@ rows that a drafter inside the model attaches, is set against what it brings, fo
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,6 +56,13 @@ class Learned:
         self.by_rank = None if acceptance == "calibrated" else ByRank(conditional=acceptance == "by-rank")
         self.modes: Modes | None = None
         self.gain = GAIN_FIRST
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Learned:
+        made = memo[id(self)] = Learned.__new__(Learned)
+        with self.lock:
+            for name, value in vars(self).items():
+                setattr(made, name, threading.RLock() if name == "lock" else copy.deepcopy(value, memo))
+        return made
 
 
 class _State:

@@ -10,59 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.drafting import Drafter
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
-from draftree.pruning import EarlyPruning
-from draftree.runner.step_cost import StepCost
-from draftree.shaping import DynamicTree, Shape
+from draftree.shaping import Shape
 from draftree.tuning.file import Spec, shape_of
+from draftree.tuning.listening import Listening
 from draftree.tuning.record import Record
 from draftree.tuning.replay import Replayed, Times
 from draftree.tuning.search import Judged, Wishes, prepare, run_live
 from draftree.tuning.space import Candidate, Space, trained_of
 
 SIZES: tuple[int | None, ...] = (4, 16, None)
-
-
-class Clocked(DynamicTree):
-    """Trees sized by cost that keep what they are told steps took, and begin with a curve that no other run bends."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._own: StepCost | None = None
-        self._first: StepCost | None = None
-        self._steps: list[tuple[float, float]] = []
-        self._rested: list[tuple[float, float]] = []
-
-    def bind(
-        self,
-        cost: StepCost,
-        drafter: Drafter | None = None,
-        pruner: EarlyPruning | None = None,
-        *,
-        packed: bool = True,
-    ) -> None:
-        """See `Shape.bind`."""
-        if self._own is None:
-            self._own, self._first = (StepCost(cost.rows, cost.seconds) for _ in range(2))
-        super().bind(self._own, drafter, pruner, packed=packed)
-
-    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
-        """See `Shape.clock`."""
-        self._steps.append((seconds, whole))
-        super().clock(rows, seconds, whole, plain=plain, attached=attached)
-
-    def rested(self, batch: int, seconds: float, whole: float) -> None:
-        """See `Shape.rested`."""
-        self._rested.append((seconds, whole))
-        super().rested(batch, seconds, whole)
-
-    @property
-    def times(self) -> Times:
-        """What was kept."""
-        assert self._first is not None
-        return Times(self._first, self._steps, self._rested)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +76,12 @@ def check_replay(
     specs = [cold, *([warm] if record.lessons else []), odd, Spec("prompt-lookup"), *wishes.specs]
     specs += [Spec("merge", parts=(cold, spec)) for spec in wishes.specs]
     candidates = [Candidate(spec, size) for spec in specs if space.can_replay(spec) for size in SIZES]
-    shapes: dict[str, Clocked] = {}
+    shapes: dict[str, Listening] = {}
 
     def shape(one: Candidate) -> Shape:
         if one.guesses is not None:
             return shape_of(one.guesses)
-        shapes[one.name] = Clocked()  # the last one made is that of the round
+        shapes[one.name] = Listening(shape_of(None))  # the last one made is that of the round
         return shapes[one.name]
 
     judged = run_live(space, candidates, record.texts, watcher, shape=shape)
@@ -131,10 +89,16 @@ def check_replay(
     for one in judged:
         again = None
         if one.candidate.name in shapes:
-            again = space.predict(one.candidate, record.texts, times=shapes[one.candidate.name].times)
+            again = space.predict(one.candidate, record.texts, times=times_of(shapes[one.candidate.name]))
         if one.predicted is not None:
             found.append(_checked(one, again))
     return found
+
+
+def times_of(shape: Listening) -> Times:
+    """What the steps of a run took, for its replay."""
+    assert shape.cost is not None
+    return Times(shape.cost, [(outcome.seconds, outcome.drafting) for outcome in shape.outcomes])
 
 
 def _checked(one: Judged, again: Replayed | None) -> Checked:

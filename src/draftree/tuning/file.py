@@ -1,7 +1,8 @@
 """What tuning has chosen, as a file: which drafter with which options and trees, for which model, and why.
 
 `draftree_tune.json` is plain JSON; the trie that the choice starts from lies beside it. `load_tuned` makes the drafter
-of it, its shape included, so that one argument brings all of it to `generate`, the engine and the command line.
+of it, the size of its trees included, so that one argument brings all of it to `generate`, the engine and the command
+line.
 """
 
 from __future__ import annotations
@@ -168,8 +169,8 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
         tokenizer: the model's; needed where the choice has a trie.
 
     Returns:
-        A drafter to pass as `drafter=`; None where plain decoding was fastest. Its `shape` is set, so that no other
-        argument is needed.
+        A drafter to pass as `drafter=`; None where plain decoding was fastest. It knows the size of its trees
+        (`Drafter.node_budget`), so that no other argument is needed.
 
     Raises:
         ValueError: no such file or no choice in it, another model, or a trie without a tokenizer; one sentence.
@@ -208,7 +209,7 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
     spec = Spec.from_dict(told["drafter"]).renamed(lambda name: _at(path, name))
     drafter = make(spec, model, tokenizer, trie)
     shape = told["shape"]
-    drafter.shape = shape_of(shape["node_budget"] if shape["kind"] == "fixed" else None)
+    drafter.node_budget = shape["node_budget"] if shape["kind"] == "fixed" else None
     return drafter
 
 

@@ -12,23 +12,29 @@ from typing import ClassVar
 
 import torch
 
-from draftree.drafting.base import Attachment, Context, Drafter, Step
+from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.in_model import InModelDrafter
+from draftree.pruning import EarlyPruning
+from draftree.runner.step_cost import StepCost
 from draftree.runner.target import Target
-from draftree.shaping import Shape
+from draftree.shaping.base import Shape, Sizer
 from draftree.tree import TokenTree
 
 See = Callable[[Step], None]
 
 
-class OnlyRoots(Shape):
-    """No guess is asked for, and the drafter prepares the next step's all the same."""
+class OnlyRoots(Shape, Sizer):
+    """No draft tokens in any step, and the drafter prepares those of the next step all the same."""
 
-    def budgets(self, requests: Sequence[Context], most: int) -> list[int]:
-        """See `Shape.budgets`."""
-        for request in requests:
-            request.resting = False
-        return [0] * len(requests)
+    def bind(
+        self, cost: StepCost | None, drafter: Drafter, pruner: EarlyPruning | None = None, *, packed: bool = True
+    ) -> Sizer:
+        """See `Shape.bind`: the same for all engines, as it keeps nothing."""
+        return self
+
+    def plan(self, requests: Sequence[Context], most: int, *, closed: bool = False) -> StepPlan:
+        """See `Sizer.plan`."""
+        return StepPlan(requests, [0] * len(requests), [True] * len(requests))
 
 
 class Onlooker(Drafter):
@@ -42,7 +48,7 @@ class Onlooker(Drafter):
     """
 
     name: ClassVar[str] = "onlooker"
-    prepares: ClassVar[bool] = True
+    capabilities = Capabilities(attaches=True, prepares=True, observes=True)
 
     def __init__(
         self,
@@ -59,15 +65,15 @@ class Onlooker(Drafter):
             self.inner.bind(target, **hints)
             self.deep_prefix = self.inner.deep_prefix
 
-    def plan(self, requests: Sequence[Context], trees: TokenTree) -> Attachment | None:
+    def plan(self, step: StepPlan) -> Attachment | None:
         """See `Drafter.plan`."""
-        own = self.inner.plan(requests, trees) if self.inner is not None else None
+        own = self.inner.plan(step) if self.inner is not None else None
         own = own or Attachment()
         return replace(own, taps=tuple(sorted({*own.taps, *self.taps})))
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`: nothing."""
-        return TokenTree.roots(torch.tensor([request.tokens[-1] for request in requests]))
+        return TokenTree.roots(torch.tensor([r.tokens[-1] for r in requests], dtype=torch.long, device="cpu"))
 
     @torch.no_grad()
     def observe(self, step: Step) -> None:

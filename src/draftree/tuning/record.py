@@ -2,7 +2,7 @@
 
 Decoding is lossless, so what the model says does not depend on who drafts; and what heads, masks and pseudo states
 guess at a place depends on the text up to there alone. So one plain run tells what any trie and any tree would have
-had accepted; see `tune_replay`.
+had accepted; see `draftree.tuning.replay`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from draftree.runner.step_cost import StepCost, cached_cost
 from draftree.runner.top_tokens import top_tokens
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
+from draftree.tuning.listening import Listening
 from draftree.tuning.onlooker import Onlooker, OnlyRoots
 
 Guesses = tuple[np.ndarray, np.ndarray]  # tokens and log-probabilities, each [D, K]
@@ -50,26 +51,22 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Timing:
     """What steps take, in seconds.
 
     Attributes:
-        rows, seconds: a pass and reading its choices by its rows, as in decoding.
-        aside: of a step without guesses, beside that.
-        drafted: more than that of a step with guesses, the guessing left out.
+        rows, seconds: of a step by its rows, as in decoding, without what drafting takes.
         prompt: of reading a prompt, on average.
         own: by drafter inside the model, what it takes in a step beside rows.
     """
 
     rows: np.ndarray
     seconds: np.ndarray
-    aside: float
-    drafted: float
     prompt: float
     own: dict[str, float]
 
     def cost(self) -> StepCost:
-        """A curve of its own, as curves change while they are used."""
+        """The curve of `rows`."""
         return StepCost(self.rows, self.seconds)
 
 
@@ -84,39 +81,6 @@ class Repeats(Drafter):
         return TokenTree.stack(
             [TokenTree.from_paths(request.tokens[-1], paths) for request, paths in zip(requests, guesses, strict=True)]
         )
-
-
-class Timed(Fixed):
-    """Trees of one size, and what the engine says that their steps took: (rows, seconds of the pass, whole)."""
-
-    def __init__(self, node_budget: int) -> None:
-        super().__init__(node_budget)
-        self.steps: list[tuple[int, float, float]] = []
-
-    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
-        """See `Shape.clock`."""
-        self.steps.append((rows, seconds, whole))
-
-
-class TimedRoots(OnlyRoots):
-    """Steps without guesses that prepare some all the same, and what they took."""
-
-    def __init__(self) -> None:
-        self.steps: list[float] = []
-
-    def clock(self, rows: int, seconds: float, whole: float, *, plain: bool = True, attached: bool = True) -> None:
-        """See `Shape.clock`."""
-        self.steps.append(whole)
-
-
-class _Run(NamedTuple):
-    """One answer: its tokens; steps behind the prompt's, their guessing and whole time; the prompt's time."""
-
-    tokens: list[int]
-    steps: int
-    draft: float
-    whole: float
-    prompt: float
 
 
 class Record:
@@ -134,7 +98,7 @@ class Record:
         self.lessons: list[Text] = []
         self._runner = open_runner(model)
         self._prompts = 0.0
-        self._prepared = {name: TimedRoots() for name in trained}
+        self._prepared = {name: Listening(OnlyRoots()) for name in trained}
 
     def lesson(self, task: Task) -> None:
         """Record a prompt that only teaches tries."""
@@ -147,27 +111,24 @@ class Record:
             text.guesses[name] = self._look(name, drafter, task.ids)
         self.texts.append(text)
 
-    def _run(self, ids: Sequence[int], **parts: Any) -> _Run:
+    def _run(self, ids: Sequence[int], **parts: Any) -> tuple[list[int], float]:
+        """All tokens of an answer, and the seconds of its prompt's pass."""
         engine = Engine(
             self.model, slots=1, runner=self._runner, capacity=max(CAPACITY, len(ids) + self.new + 64), **parts
         )
         request = engine.add(ids, Rules(self.new, eos_token_ids(self.model)))
-        stats = request.stats
         begin = time.perf_counter()
         engine.step()
         prompt = time.perf_counter() - begin
-        first = stats.seconds.copy()
-        begin = time.perf_counter()
         engine.run()
-        whole = time.perf_counter() - begin
         if request.error is not None:
             raise request.error
-        return _Run(request.tokens, stats.steps - 1, stats.seconds["draft"] - first["draft"], whole, prompt)
+        return request.tokens, prompt
 
     def _plain(self, ids: Sequence[int]) -> list[int]:
-        run = self._run(ids)
-        self._prompts += run.prompt
-        return run.tokens
+        tokens, prompt = self._run(ids)
+        self._prompts += prompt
+        return tokens
 
     def _look(self, name: str, drafter: InModelDrafter, ids: Sequence[int]) -> dict[int, Guesses]:
         seen: dict[int, Guesses] = {}
@@ -181,36 +142,38 @@ class Record:
         self._run(ids, drafter=Onlooker(see, drafter), shape=self._prepared[name])
         return seen
 
-    def pace(self) -> Pace:
+    def timing(self) -> Timing:
         """What steps took; steps of several rows are timed here, on some of the texts.
 
-        The runner's own curve, of steps alone, is not what decoding takes: it only tells of more rows than are timed.
+        The runner's own curve, of passes alone, is not what decoding takes: it only tells of more rows than are timed.
         """
         curve = cached_cost(self._runner)
-        shapes = {guesses: Timed(guesses) for guesses in PROBES}
-        drafting = dict.fromkeys(PROBES, 0.0)
+        shapes = {nodes: Listening(Fixed(nodes)) for nodes in PROBES}
         for text in self.texts[:PROBED]:
-            for guesses, shape in shapes.items():  # in turn, as a slow minute must not be taken for dear rows
-                drafting[guesses] += self._run(text.task.ids, drafter=Repeats(), shape=shape).draft
-        rows, seconds, asides = [], [], []
-        for guesses, shape in shapes.items():
-            steps = [step for step in shape.steps if step[0] == 1 + guesses]  # the last ones of a text have less room
-            if steps:
-                rows.append(1 + guesses)
-                seconds.append(median(passed for _, passed, _ in steps))
-                asides.append(median(whole - passed for _, passed, whole in steps) - drafting[guesses] / len(steps))
-        if not rows:  # answers of a token or two
-            rows, seconds, asides = [1], [float(curve.of(1))], [0.0]
-        more = [n for n in curve.rows.tolist() if n > rows[-1]]
-        scale = seconds[-1] / float(curve.of(rows[-1]))
-        known = StepCost([*rows, *more], [*seconds, *(scale * float(curve.of(n)) for n in more)])
+            for shape in shapes.values():  # in turn, as a slow minute must not be taken for dear rows
+                self._run(text.task.ids, drafter=Repeats(), shape=shape)
+        found = {1 + nodes: _seconds(shape, 1 + nodes) for nodes, shape in shapes.items()}
+        known = {rows: median(taken) for rows, taken in found.items() if taken}
+        known = known or {1: float(curve.of(1))}  # answers of a token or two
+        last = max(known)
+        scale = known[last] / float(curve.of(last))
+        known |= {rows: scale * float(curve.of(rows)) for rows in curve.rows.tolist() if rows > last}
+        cost = StepCost(list(known), list(known.values()))
         own = {}
         for name, drafter in self.trained.items():
-            step = median(self._prepared[name].steps or [0.0])
-            own[name] = max(step - float(known.of(drafter.rows(1, 1, 1))) - asides[0], 0.0)
+            step = median(_seconds(self._prepared[name], 1) or [0.0])
+            own[name] = max(step - float(cost.of(drafter.rows(1, 1, 1))), 0.0)
         count = max(len(self.texts) + len(self.lessons), 1)
-        drafted = sum(asides[1:]) / max(len(asides) - 1, 1) - asides[0]
-        return Pace(known.rows, known.seconds, max(asides[0], 0.0), max(drafted, 0.0), self._prompts / count, own)
+        return Timing(cost.rows, cost.seconds, self._prompts / count, own)
+
+
+def _seconds(shape: Listening, rows: int) -> list[float]:
+    """What steps of so many rows took, without what drafting took; the last steps of a text have less room."""
+    return [
+        outcome.seconds - outcome.drafting
+        for outcome in shape.outcomes
+        if outcome.seconds is not None and outcome.rows == rows
+    ]
 
 
 def total_tokens(texts: Iterable[Text]) -> int:

@@ -1,34 +1,48 @@
 """Replay: the engine's loop on recorded texts, with the real drafters and shapes and without the model.
 
-A pass is replaced by looking the next tokens up in the recorded answer, and its time by a clock; everything else is
-what decoding does, call for call: a drafter drafts, a shape sizes, and both learn from what came. With trees of fixed
-size the acceptance is that of the same run live. Trees sized by cost depend on what steps take: with the times of a
-real run (`Times`) they are its trees, with those of the measured curve they are as good as that predicts.
+A pass is replaced by looking the next tokens up in the recorded answer, and its time by what such steps took when the
+answers were recorded; everything else is what decoding does, call for call: a shape plans, a drafter drafts, and both
+learn from what came. With trees of fixed size the acceptance is that of the same run live. Trees sized by cost depend
+on what steps take: with the times of a real run (`Times`) they are its trees, with those that were recorded they are as
+good as that predicts.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from draftree.drafting import Drafter, Merge
-from draftree.drafting.base import Attachment, Context, Step
+from draftree.drafting.base import Attachment, Capabilities, Context, Step, StepPlan
 from draftree.drafting.groups import Groups, Spawners
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import RequestStats
+from draftree.runner.plan import PassResult
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import Shape
+from draftree.shaping.base import Outcome, Sizer
 from draftree.shaping.best_first import OffPath, best_first
 from draftree.tree import TokenTree
-from draftree.tuning.record import Pace, Text
+from draftree.tuning.record import Text, Timing
 
+Clock = Callable[[], float]
+NO_PASS = PassResult(torch.empty(0, dtype=torch.float32, device="cpu"), [])  # nothing was computed
 _ids = itertools.count(-2, -1)  # no request of an engine has them
+
+
+def _one(number: int) -> torch.Tensor:
+    return torch.tensor([number], dtype=torch.long, device="cpu")
+
+
+def _root(request: Context) -> TokenTree:
+    """A tree without draft tokens."""
+    return TokenTree.roots(_one(request.tokens[-1]))
 
 
 def _no_rows(spawners: Spawners) -> Attachment:
@@ -43,7 +57,7 @@ class RecordedHeads(Drafter):
         drafter: the real one: its rows, its budget and which of its nodes look ahead.
     """
 
-    prepares: ClassVar[bool] = True
+    capabilities = Capabilities(attaches=True, prepares=True, observes=True)
 
     def __init__(self, name: str, drafter: InModelDrafter) -> None:
         self.name = name  # type: ignore[misc]
@@ -51,6 +65,7 @@ class RecordedHeads(Drafter):
         self.max_nodes = drafter.max_nodes
         self._inner = drafter
         self._off_path = OffPath()
+        self._prepared = False  # whether the pass would have the drafter's rows
         self._held: tuple[int, np.ndarray, np.ndarray] | None = None
         grouped = "groups" in drafter.settings
         self._groups = Groups(drafter.settings["groups"], _no_rows) if grouped else None
@@ -59,11 +74,16 @@ class RecordedHeads(Drafter):
         """See `Drafter.rows`."""
         return self._inner.rows(nodes, requests, spawning)
 
+    def plan(self, step: StepPlan) -> Attachment | None:
+        """See `Drafter.plan`: no rows, as there is no pass."""
+        self._prepared = step.prepares_any
+        return None
+
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
         (request,) = requests
         if self._held is None or self._held[0] != len(request.tokens):
-            return TokenTree.roots(torch.tensor([request.tokens[-1]]))
+            return _root(request)
         _, tokens, logp = self._held
         if request.room <= self._inner.depth:
             logp = logp.copy()
@@ -73,11 +93,11 @@ class RecordedHeads(Drafter):
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`."""
         (request,) = step.requests
-        if request.resting or request.room <= 1 or self.text is None:
+        if not self._prepared or self.text is None:
             return
         at, gone = len(request.tokens), 0
         if self._groups is not None:
-            _, passed = self._groups.find(step, torch.tensor([step.accepted[0][-1]]))
+            _, passed = self._groups.find(step, _one(step.accepted[0][-1]))
             gone = 0 if passed is None else int(passed)
         found = self.text.guesses[self.name].get(at - gone)
         if found is None or gone >= len(found[0]):
@@ -118,28 +138,26 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The clock of a real run.
+    """What the steps of a real run took.
 
     Attributes:
-        curve: of a step by its rows, as it was before the first step.
-        steps: seconds of the pass and of the whole step, in order, of the steps that the shape was told of.
-        rested: the same of those of which it wanted to hear nothing more.
+        cost: of a step by its rows, as it was measured before the first step.
+        steps: in their order, seconds of a whole step (None where a prompt was in it) and of its drafting.
     """
 
-    curve: StepCost
-    steps: list[tuple[float, float]]
-    rested: list[tuple[float, float]] = field(default_factory=list)
+    cost: StepCost
+    steps: Sequence[tuple[float | None, float]]
 
 
 def replay(
     texts: Sequence[Text],
     drafter: Drafter | None,
     shape: Shape | None,
-    pace: Pace,
+    timing: Timing,
     new: int,
     eos_token_ids: Sequence[int],
     *,
-    work: float | None = None,
+    clock: Clock = time.thread_time,
     times: Times | None = None,
 ) -> Replayed:
     """Answer `texts` from their records.
@@ -147,97 +165,114 @@ def replay(
     Args:
         texts: in the order of the run that is predicted.
         drafter: such as `Lookahead`, or `RecordedHeads`, or `Merge` of them; it learns. None for plain decoding.
-        shape: sizes the trees; it learns.
-        pace: what steps take.
+        shape: sizes the trees; it learns. None for plain decoding.
+        timing: what steps take.
         new: most tokens of an answer.
         eos_token_ids: the model's.
-        work: seconds of guessing and learning in each step that guesses; None takes what they take here.
-        times: what the shape is told that steps took, in place of `pace`; what is predicted to be spent is not theirs.
+        clock: seconds, by which drafting is timed. By default those of this thread alone: what else the machine does
+            meanwhile is not the drafter's.
+        times: what the shape is told that steps took, in place of `timing`; the prediction does not go by them.
     """
     found = Replayed()
-    cost = pace.cost()
-    if drafter is not None and shape is not None:
+    # The shape starts from a curve of its own: what steps take must not depend on what it thinks of them.
+    known = timing.cost() if times is None else times.cost
+    one = _Replay(drafter, timing, new, clock, None if times is None else iter(times.steps))
+    if drafter is not None:
         drafter.bind(None, eos_token_ids=tuple(eos_token_ids))  # type: ignore[arg-type]
-        # A curve of its own, which the shape bends: what steps take must not depend on what it thinks of them.
-        shape.bind(pace.cost() if times is None else StepCost(times.curve.rows, times.curve.seconds), drafter)
-    told = (iter(()), iter(())) if times is None else (iter(times.steps), iter(times.rested))
-    heads = _heads_of(drafter)
-    own = sum(pace.own[head.name] for head in heads)
     for text in texts:
-        for head in heads:
-            head.text = text
-        stats, seconds = _answer(text, drafter, shape, pace, cost, new, own, work, told)
+        # An engine of its own answers each text.
+        sizer = None if drafter is None or shape is None else shape.bind(known, drafter)
+        stats, seconds = one.answer(text, sizer)
         found.stats.add(stats)
         found.by_set.setdefault(text.task.prompt.set, RequestStats()).add(stats)
         found.seconds += seconds
     return found
 
 
-def _heads_of(drafter: Drafter | None) -> list[RecordedHeads]:
-    parts = drafter.drafters if isinstance(drafter, Merge) else (drafter,)
-    return [part for part in parts if isinstance(part, RecordedHeads)]
+class _Replay:
+    """A drafter that answers from records.
 
+    Args:
+        drafter, timing, new, clock: as of `replay`.
+        taken: what is left of the steps of `Times`; None where steps take what was recorded.
+    """
 
-def _answer(
-    text: Text,
-    drafter: Drafter | None,
-    shape: Shape | None,
-    pace: Pace,
-    cost: Any,
-    new: int,
-    own: float,
-    work: float | None,
-    told: tuple[Iterator[tuple[float, float]], Iterator[tuple[float, float]]],
-) -> tuple[RequestStats, float]:
-    request = Context(next(_ids), list(text.task.ids), len(text.task.ids), new)
-    stats, spent = RequestStats(), pace.prompt
-    if drafter is not None:
-        drafter.begin(request)
-    while stats.emitted < len(text.answer):
-        begin = time.thread_time()  # what else the machine does meanwhile is not the drafter's
-        first = not stats.steps
-        idle, trees, asked = True, TokenTree.roots(torch.tensor([request.tokens[-1]])), False
-        if drafter is not None and shape is not None:
-            idle = shape.rests([request])
-            if not idle:
-                budgets = shape.budgets([request], drafter.max_nodes)
-                if request.room <= 1:
-                    budgets = [0]
-                asked = any(budgets)
-                if asked:
-                    trees = shape.trim([request], drafter.draft([request], budgets))
-        left = text.answer[stats.emitted :]
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        timing: Timing,
+        new: int,
+        clock: Clock,
+        taken: Iterator[tuple[float | None, float]] | None,
+    ) -> None:
+        self._drafter, self._timing, self._new, self._clock, self._taken = drafter, timing, new, clock, taken
+        self._can = Capabilities() if drafter is None else drafter.capabilities
+        self._cost = timing.cost()
+        parts = drafter.drafters if isinstance(drafter, Merge) else (drafter,)
+        self._heads = [part for part in parts if isinstance(part, RecordedHeads)]
+        self._own = sum(timing.own[head.name] for head in self._heads)
+
+    def answer(self, text: Text, sizer: Sizer | None) -> tuple[RequestStats, float]:
+        """Counts of one text, and the seconds that its answer is predicted to take."""
+        request = Context(next(_ids), list(text.task.ids), len(text.task.ids), self._new)
+        stats, spent = RequestStats(), self._timing.prompt
+        for head in self._heads:
+            head.text = text
+        if self._drafter is not None:
+            self._drafter.begin(request)
+        while stats.emitted < len(text.answer):
+            seconds = self._step(request, text.answer[stats.emitted :], stats, sizer)
+            if stats.steps > 1:  # the first step's are those of the prompt
+                spent += seconds
+        if sizer is not None:
+            sizer.end(request)
+        if self._drafter is not None:
+            self._drafter.end(request)
+        return stats, spent
+
+    def _step(self, request: Context, left: list[int], stats: RequestStats, sizer: Sizer | None) -> float:
+        """One step of an answer that goes on with the tokens `left`; the seconds that it is predicted to take."""
+        began = self._clock()
+        plan = self._draft(request, sizer)
+        drafting = 0.0 if sizer is None else self._clock() - began
+        trees = plan.trees
+        assert trees is not None
         nodes = trees.walk(0, left)
-        said = left[: len(nodes)]  # the guesses that hold, and one more
-        guesses = [*nodes[1:], None][: len(said)]
-        attached = drafter is not None and drafter.prepares and not request.resting and request.room > 1
+        said = left[: len(nodes)]  # the draft tokens that hold, and one more
+        path = nodes[: len(said)]
+        reads = not stats.steps and request.prompt_length > 1  # the prompt is read
         request.tokens += said
         request.room -= len(said)
-        stats.count(guesses, trees.sizes[0] - 1)
-        if drafter is not None and shape is not None:
-            if not idle:
-                shape.learn([request], [nodes[: len(said)]], trees)
-            if type(drafter).observe is not Drafter.observe:
-                step: Any = Step([request], trees, None, [0], 0, [nodes[: len(said)]], [said])  # type: ignore[arg-type]
-                drafter.observe(step)
-        aside = pace.aside
-        if asked:
-            aside += time.thread_time() - begin if work is None else work
-        rows = passed = trees.sizes[0]
-        aside += pace.drafted if rows > 1 else 0.0
-        if attached and drafter is not None:
-            passed = drafter.rows(rows, 1, request.spawn)
-            aside += own
-        seconds = float(cost.of(passed))
-        if not first:  # the prompt's pass is told apart
-            spent += seconds + aside
-            if shape is not None and idle:
-                shape.rested(1, *next(told[1], (seconds, seconds + aside)))
-            elif shape is not None:
-                taken = next(told[0], (seconds, seconds + aside))
-                shape.clock(rows, *taken, plain=passed == rows, attached=attached)
-    if shape is not None:
-        shape.end(request)
-    if drafter is not None:
-        drafter.end(request)
-    return stats, spent
+        stats.count([*nodes[1:], None][: len(said)], trees.sizes[0] - 1)
+        learning = self._learn(plan, path, said)
+        attached = self._can.prepares and plan.prepares_any
+        rows = trees.sizes[0]
+        passed = self._drafter.rows(rows, 1, plan.attach_to) if attached and self._drafter is not None else rows
+        behind = float(self._cost.of(passed)) + learning + (self._own if attached else 0.0)
+        if sizer is not None:
+            whole, before = (drafting + behind, drafting) if self._taken is None else next(self._taken)
+            sizer.observe(plan, Outcome([path], rows, None if reads else whole, before, attached))
+        return drafting + behind
+
+    def _draft(self, request: Context, sizer: Sizer | None) -> StepPlan:
+        roots = _root(request)
+        if sizer is None or self._drafter is None:
+            return StepPlan([request], [0], [False], roots)
+        plan = sizer.plan([request], self._drafter.max_nodes)
+        trees = self._drafter.draft([request], plan.budgets) if any(plan.budgets) else roots
+        plan = sizer.trim(plan, trees)
+        if self._can.attaches:
+            self._drafter.plan(plan)
+        return plan
+
+    def _learn(self, plan: StepPlan, path: list[int], said: list[int]) -> float:
+        """Tell the drafter what came; the seconds that it takes."""
+        used = any(plan.budgets) or plan.prepares_any
+        if self._drafter is None or not (self._can.observes_plain or (self._can.observes and used)):
+            return 0.0
+        assert plan.trees is not None
+        began = self._clock()
+        self._drafter.observe(
+            Step(plan.requests, plan.trees, NO_PASS, [0], 0, [path], [said], attach_to=plan.attach_to)
+        )
+        return self._clock() - began

@@ -1,8 +1,9 @@
 """`draftree tune`: which drafter, with which trie and trees, is fastest for this model, text and machine.
 
 First the model answers some of the prompts plainly, which is recorded. Then some hundred settings are replayed on the
-records, without the model (`tune_replay`). The best of them run for real on other prompts, interleaved with each other
-and with plain decoding; the slower half leaves, the rest goes on with twice the prompts, until the time is used up.
+records, without the model (`draftree.tuning.replay`). The best of them run for real on other prompts, interleaved with
+each other and with plain decoding; the slower half leaves, the rest goes on with twice the prompts, until the time is
+used up.
 """
 
 from __future__ import annotations

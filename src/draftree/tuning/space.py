@@ -6,6 +6,7 @@ tried then, and the best trie is merged with each drafter that guesses otherwise
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,8 @@ from draftree.drafting.in_model import InModelDrafter
 from draftree.engine.limits import eos_token_ids
 from draftree.runner import inspect_model
 from draftree.tuning.file import Spec, make, shape_of
-from draftree.tuning.record import Pace, Record, Text
-from draftree.tuning.replay import RecordedHeads, Replayed, Times, replay
+from draftree.tuning.record import Record, Text, Timing
+from draftree.tuning.replay import Clock, RecordedHeads, Replayed, Times, replay
 
 SIZES: tuple[int | None, ...] = (None, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # guesses of a step; None: sized by cost
 PROBE = 8  # guesses of a step while a trie's options are searched
@@ -88,7 +89,7 @@ class Space:
         self.specs = list(specs)
         self._record, self._tokenizer = record, tokenizer
         self._ends = eos_token_ids(record.model)
-        self.pace: Pace = record.pace()
+        self.timing: Timing = record.timing()
 
     def trie(self, spec: Spec, texts: Sequence[Text] = ()) -> Lookahead:
         """A Lookahead; where the spec is warm it has seen the lessons, and `texts` behind them."""
@@ -111,7 +112,11 @@ class Space:
         return spec.kind in ("lookahead", "prompt-lookup") or (spec.name or "") in self._record.trained
 
     def predict(
-        self, candidate: Candidate, texts: Sequence[Text], work: float | None = None, times: Times | None = None
+        self,
+        candidate: Candidate,
+        texts: Sequence[Text],
+        clock: Clock = time.thread_time,
+        times: Times | None = None,
     ) -> Replayed | None:
         """Replay `texts`, see `replay`; None where the candidate cannot be replayed."""
         spec = candidate.spec
@@ -119,7 +124,7 @@ class Space:
             return None
         drafter = None if spec is None else self._replayed(spec)
         shape = None if spec is None else shape_of(candidate.guesses)
-        return replay(texts, drafter, shape, self.pace, self._record.new, self._ends, work=work, times=times)
+        return replay(texts, drafter, shape, self.timing, self._record.new, self._ends, clock=clock, times=times)
 
     def _replayed(self, spec: Spec) -> Drafter:
         if spec.kind == "merge":
@@ -170,7 +175,7 @@ class Space:
         return spec
 
     def _accepted(self, spec: Spec, texts: Sequence[Text]) -> float:
-        replayed = self.predict(Candidate(spec, PROBE), texts, work=0.0)
+        replayed = self.predict(Candidate(spec, PROBE), texts, clock=lambda: 0.0)
         assert replayed is not None
         return replayed.stats.acceptance_length
 

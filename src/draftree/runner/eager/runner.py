@@ -26,7 +26,7 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.skip import Skip
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment, logit_slice, operate
-from draftree.runner.target import Target
+from draftree.runner.target import Target, plain_weight
 
 STOCK_MODULES = ("torch.nn.", "transformers.")
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)
@@ -207,6 +207,4 @@ def _stock(target: Target) -> bool:
         if "Linear" in type(module).__name__ and type(module) is not nn.Linear:
             return False
     parameters = list(target.model.parameters())
-    # torchao quantises by tensors of its own inside of stock linears.
-    quantised = any(type(p).__module__.startswith("torchao") for p in parameters)
-    return not quantised and len({p.device for p in parameters}) == 1
+    return all(map(plain_weight, parameters)) and len({p.device for p in parameters}) == 1
