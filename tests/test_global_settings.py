@@ -21,7 +21,7 @@ from generate_driver import left_pad, prompts
 
 import draftree
 from draftree.engine import generate
-from draftree.native import address, array_address, optional_address
+from draftree.native.addresses import address, array_address, optional_address
 from draftree.runner import open_runner
 from draftree.tree import builders
 

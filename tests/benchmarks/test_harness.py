@@ -22,10 +22,10 @@ from draftree.bench.summary import LEVEL, RESAMPLES, summarise
 from draftree.drafting import PromptLookup
 from draftree.engine import Recorder
 from draftree.models import encode_prompt
+from draftree.native import load_library
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.runner import open_runner
-from draftree.runner.cpu.layers import load_library
 from draftree.shaping import Fixed
 
 OVER, UNDER = np.array([1, 5, 2, 8, 4, 7]), np.array([2, 5, 4, 10, 9, 8])

@@ -31,7 +31,6 @@ from draftree.bench.inflate import Size, inflate
 from draftree.bench.inflate.sizes import size_named
 from draftree.bench.kit import (
     CAPTURED,
-    COMPILE,
     COMPILED,
     LIMITED,
     PLAIN,
@@ -55,7 +54,7 @@ from draftree.shaping.planner import choose
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-FORMS = (TENSORS, CAPTURED, COMPILE)  # beside the form that comes by itself
+FORMS = (TENSORS, CAPTURED)  # beside the form that comes by itself
 FORM_ROWS = (1, 8, 64)  # to time them with: compiling takes its time
 METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, PLAIN, WARM, LIMITED)
 ROOM = 3 * 2**30  # bytes beside the weights: caches, buffers whose copying tells the bandwidth, logits
@@ -156,7 +155,7 @@ def run_gpu(
     large = inflate(small, shape=size, dtype=dtype, device=device)
     label = shape if isinstance(shape, str) else "inflated"
     runner = open_runner(large)
-    forms = forms_beside(large, runner, compiled=settings.compiled)
+    forms = forms_beside(large, runner)
     timed = {form: (other, FORM_ROWS) for form, other in forms.items()}
     steps = time_rows(large, runner, ROWS, settings.context, settings.rounds, watcher, timed)
     watcher.stage("the curve of steps", None)
@@ -192,9 +191,9 @@ def run_gpu(
     return Findings("gpu", about, rows, tables, draw, remarks, {"floor": steps.floor, "answers": case.as_dict()})
 
 
-def forms_beside(model: Any, runner: Runner, *, compiled: bool) -> dict[str, Runner]:
+def forms_beside(model: Any, runner: Runner) -> dict[str, Runner]:
     """What runs passes in the forms that `runner` is not in, by their names."""
-    names = [name for name in FORMS if WAYS[name] != runner.form and (compiled or name != COMPILE)]
+    names = [name for name in FORMS if WAYS[name] != runner.form]
     return {name: runner_in(model, name) for name in names}
 
 

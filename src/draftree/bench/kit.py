@@ -23,8 +23,8 @@ from draftree.shaping import DynamicTree, Shape
 
 REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf_generate", "hf_compiled", "hf_prompt_lookup", "hf_assisted"
 HOOKED, PLAIN = "draftree_hooked", "draftree_loop"
-TENSORS, CAPTURED, COMPILE = "draftree_tensors", "draftree_captured", "draftree_compile"  # other ways of the latter
-WAYS = {TENSORS: "eager", CAPTURED: "cuda_graphs", COMPILE: "inductor"}  # as `Runner.form` says
+TENSORS, CAPTURED = "draftree_tensors", "draftree_captured"  # other ways of the latter
+WAYS = {TENSORS: "eager", CAPTURED: "cuda_graphs"}  # as `Runner.form` says
 COLD, WARM, REFUSED = "lookahead_cold", "lookahead_warm", "lookahead_rejected"
 NODES = 16  # most rows of the trees whose overhead is shown: the root, and draft tokens
 LIMITED = "lookahead_16"
@@ -53,7 +53,6 @@ MORE_LABELS = {
     LIMITED: f"Lookahead, warm trie, up to {NODES - 1} draft tokens",
     TENSORS: "plain, tensors",
     CAPTURED: "plain, captured",
-    COMPILE: "plain, compile",
 }  # of `bench speed` and `bench gpu`
 TRAINED = ("medusa", "hidden_transfer", "bita")
 NO_LESSONS = "no prompts to warm the trie with"
@@ -142,7 +141,7 @@ class Kit:
             plain = self._ours(name, runner="auto" if name == PLAIN else "hooked")
             plain.optional = name == PLAIN  # not every model qualifies
             return plain
-        if name in (TENSORS, CAPTURED, COMPILE):
+        if name in (TENSORS, CAPTURED):
             return self._ours(name, runner=runner_in(self.model, name))
         if name == LIMITED:
             return self._ours(name, self.maker(WARM), lambda: DynamicTree(NODES - 1))
@@ -220,8 +219,8 @@ class Kit:
 
 
 def runner_in(model: Any, name: str) -> Any:
-    """What runs the model's passes in the way that `name` stands for: TENSORS, CAPTURED or COMPILE."""
-    return open_runner(model, compile=True) if name == COMPILE else open_runner(model, WAYS[name])
+    """What runs the model's passes in the way that `name` stands for: TENSORS or CAPTURED."""
+    return open_runner(model, WAYS[name])
 
 
 def parts_of(name: str) -> list[str]:
