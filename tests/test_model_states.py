@@ -168,11 +168,12 @@ def test_one_engine_in_and_out_of_inference_mode(drafter: str, choice: str) -> N
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("family", ["demo", "gpt2", "t5-gated"])
 def test_autocast_around_it(family: str, drafter: str, choice: str) -> None:
-    """The hooked one runs in 16 bits then, where near-ties flip (these texts have none); others in the model's type."""
+    """The hooked one runs in 16 bits then, where near-ties flip unless decided again; others in the model's type."""
     model = fresh(family)
+    strict = choice == "hooked" and family == "demo"  # the other texts have no near-ties
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted = ask(model, runner=choice)
-        assert ask(model, drafter, runner=choice) == wanted
+        assert ask(model, drafter, runner=choice, strict=strict) == wanted
 
 
 @pytest.mark.parametrize("way", ["eager", "cuda_graphs"])
