@@ -28,7 +28,7 @@ from draftree.progress import Watcher
 from draftree.runner import Runner, open_runner
 from draftree.runner.cpu.layers import CompiledAngles, CompiledStack
 from draftree.runner.cpu.packed import Packed
-from draftree.runner.eager.runner import EagerRunner
+from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.layout.kinds import limits
 from draftree.runner.plan import Plan, Segment
 
@@ -98,8 +98,7 @@ class _Work:
 class _Inside:
     """The parts of a pass of `rows` rows behind `context` tokens, each as a call without arguments."""
 
-    def __init__(self, runner: EagerRunner, stack: CompiledStack, rows: int, context: int, tokens: Tensor) -> None:
-        assert runner._library is not None
+    def __init__(self, runner: CpuRunner, stack: CompiledStack, rows: int, context: int, tokens: Tensor) -> None:
         self._runner, self._library, self._stack, self._rows = runner, runner._library, stack, rows
         cache = self._cache = runner.new_cache(1, context + rows)
         square = torch.ones(1, context, context, dtype=torch.bool).tril()
@@ -109,12 +108,11 @@ class _Inside:
         self._plan = Plan(tokens[:, :rows].contiguous(), positions, torch.ones(1, rows, rows, dtype=torch.bool).tril())
         cache.open(0, 1, rows)
         segment = Segment(0, None, positions, self._plan.visible)
-        angles = runner.angles(segment, (), torch.float32, cache, runner.target.kinds[0])
-        assert isinstance(angles, CompiledAngles)
-        self._angles = angles
+        looked_up = runner.tables.of(segment, (), torch.float32, cache, runner.target.kinds[0])
+        angles = self._angles = CompiledAngles(looked_up, segment, stack)
         self._first = runner._embedding(self._plan.tokens).detach().clone()
         self._x = self._first.clone()
-        layers, threads = stack._layers, stack.threads(rows)
+        layers, threads = stack.layers, stack.threads(rows)
         kv, groups, dim = layers[0].parts.heads
         widest = max(m.described.outputs for layer in layers for m in layer._packed)
         self._out = torch.empty(rows, widest)
@@ -161,7 +159,7 @@ class _Inside:
 
         return {
             "whole": lambda: self._runner.run(self._plan, self._cache),
-            "layers": lambda: self._stack.run(0, len(self._stack._layers), self._x, self._angles),
+            "layers": lambda: self._stack.run(0, len(self._stack.layers), self._x, self._angles),
             "halves": halves,
             "products": products,
             "nothing": nothing,
@@ -187,18 +185,17 @@ def pass_parts(runner: Runner, context: int, rounds: int, watcher: Watcher) -> d
     `bandwidth` (bytes a second), `peak` (operations a second) and `passes`: for each number of rows the `whole`, the
     parts in `PARTS`, and `floors` of some of them, the larger of what bytes and operations take.
     """
-    if not isinstance(runner, EagerRunner) or runner._compiled is None or runner._at_once is None:
+    if not isinstance(runner, CpuRunner) or runner._cap is not None:
         return None
     if any(limits(kind, context + ROWS[-1]) for kind in runner._kinds):
         return None
     size = (1, max(context, ROWS[-1]))
     tokens = torch.randint(0, runner.target.vocab_size, size, generator=torch.Generator().manual_seed(0))
     clock, memory = clock_of(torch.device("cpu")), Bandwidth(torch.device("cpu"))
-    assert runner._library is not None
     peak = Peak(runner._library)
     watcher.stage("parts of passes", rounds + 1)
     with torch.inference_mode():
-        insides = {rows: _Inside(runner, runner._compiled, rows, context, tokens) for rows in ROWS}
+        insides = {rows: _Inside(runner, runner.stack, rows, context, tokens) for rows in ROWS}
         times: dict[tuple[int, str], list[float]] = {}
         for number in range(rounds + 1):
             memory.sample()

@@ -24,6 +24,7 @@ from draftree.runner.eager.runner import EagerRunner, copies
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.layout.skip import Skip
+from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment, logit_slice
 from draftree.runner.target import Target
 
@@ -79,6 +80,7 @@ class CpuRunner(EagerRunner):
         self._head = CompiledHead(library, self._norm, head, cap)
         self.stack = CompiledStack(library, self._layers)
 
+    @in_own_type
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Runner.run`."""
@@ -128,11 +130,13 @@ class CpuRunner(EagerRunner):
                 x = attend(stack.layers[i], x, numbers[i], rows, kinds[i], self._cap)
         return x
 
+    @in_own_type
     @torch.inference_mode()
     def head(self, closed: Tensor) -> Tensor:
         """See `Runner.head`."""
         return self._head.product(closed)
 
+    @in_own_type
     @torch.inference_mode()
     def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Runner.best`."""

@@ -19,6 +19,7 @@ from draftree.runner.eager.product import PackedProduct, StockProduct, may_pack
 from draftree.runner.eager.runner import EagerRunner, copies
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.layout.positions import is_length_dependent
+from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
 
@@ -79,6 +80,7 @@ class CudaGraphRunner(EagerRunner):
             return super().new_cache(slots, capacity, prefix)
         return self._captured.pool.lend(len(self._layers), slots, capacity)
 
+    @in_own_type
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Runner.run`."""

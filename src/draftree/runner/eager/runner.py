@@ -165,16 +165,19 @@ class EagerRunner(Runner):
 
     # ---------------------------------------------------------------- behind the layers
 
+    @in_own_type
     @torch.inference_mode()
     def close(self, hidden: Tensor) -> Tensor:
         """See `Runner.close`."""
         return self._norm(hidden)
 
+    @in_own_type
     @torch.inference_mode()
     def head(self, closed: Tensor) -> Tensor:
         """See `Runner.head`."""
         return F.linear(closed, self.target.model.get_output_embeddings().weight)
 
+    @in_own_type
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Runner.logits`."""
