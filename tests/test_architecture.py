@@ -16,6 +16,7 @@ SRC = Path(__file__).parent.parent / "src" / "draftree"
 # A room may import rooms of its own floor and of lower ones. A new room gets its floor here and in the design page.
 FLOORS = {
     "errors": 0,
+    "version": 0,
     "demo_model": 0,
     "models": 0,
     "prompts": 0,
@@ -33,6 +34,7 @@ FLOORS = {
     "bench": 4,
     "serve": 4,
     "trace": 4,
+    "showcase": 4,
     "integrations": 4,
     "": 4,  # the public face: it names what all floors below the command line offer
     "cli": 5,
@@ -50,10 +52,6 @@ KNOWN = (
         "draftree.tree.token_tree",
         "draftree.tree.walks",
     },
-    {"draftree.drafting.base", "draftree.shaping.base"},
-    {"draftree.shaping.average", "draftree.shaping.cells"},
-    {"draftree", "draftree.trace.file", "draftree.trace.page"},
-    {"draftree.bench.speed", "draftree.bench.speed_page"},
 )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 # `demo_model` is also the name of its module: imported here, once, so that the function is what stays bound.
 from draftree.demo_model import demo_model
+from draftree.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from draftree.acceptance import LossyTypical
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from draftree.trace.page import write_trace_page
     from draftree.tuning.file import load_tuned
 
-__version__ = "0.2.0"
 
 __all__ = [
     "BiLD",

@@ -13,8 +13,8 @@ import numpy
 import torch
 import transformers
 
-from draftree import __version__
 from draftree.runner.step_cost import chip_name
+from draftree.version import __version__
 
 
 def now() -> str:

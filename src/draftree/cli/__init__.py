@@ -20,7 +20,7 @@ app.add_typer(train.app, name="train")
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        from draftree import __version__
+        from draftree.version import __version__
 
         print(__version__)
         raise typer.Exit

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftree import __version__
 from draftree.engine.recorder import Recorder
 from draftree.trace.labels import label, pieces
+from draftree.version import __version__
 
 FORMAT = 1
 KINDS = ("run", "request", "step", "tokens")

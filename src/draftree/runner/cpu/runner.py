@@ -97,7 +97,9 @@ class CpuRunner(EagerRunner):
         assert plan.sizes is not None
         cache.open(first, plan.batch, plan.width)
         segment = Segment(0, None, plan.positions, plan.visible)
-        real = torch.arange(plan.width, device="cpu") < torch.tensor(plan.sizes, device="cpu")[:, None]
+        real = (
+            torch.arange(plan.width, device="cpu") < torch.tensor(plan.sizes, dtype=torch.long, device="cpu")[:, None]
+        )
         packed = Segment(0, None, plan.positions[real][None], plan.visible)  # for the angles alone
         angles = self.tables.of(packed, (), self._dtype, cache, self._kinds[0])
         x = self._embedding(plan.tokens[real])[None]

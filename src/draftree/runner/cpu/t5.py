@@ -27,7 +27,7 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
-from draftree.runner.target import Target
+from draftree.runner.target import Target, plain_weight
 
 PLAIN = ("torch.nn.", "transformers.", "draftree.runner.cpu.packed")  # modules whose classes nobody has changed
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
@@ -50,9 +50,16 @@ class T5Runner(HookedRunner):
         )
 
     def __init__(self, target: Target) -> None:
+        reason = self.refusal(target)
+        if reason is not None:
+            raise ValueError(reason)
         super().__init__(target)
         self.form = f"{self.name} {ABI}"
         self._compiled = _Decoder(load_library(), target, anatomy_of(self).scale)
+
+    def new_encoder(self, slots: int) -> EncoderState:
+        """See `Runner.new_encoder`."""
+        return _OwnTypeEncoder(self.target, slots)
 
     @in_own_type
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
@@ -184,6 +191,12 @@ def _linears(layer: Any) -> list[list[Any]]:
     return [[text.q, text.k, text.v], [text.o], [source.q], [source.o], *up, [dense.wo]]
 
 
+class _OwnTypeEncoder(EncoderState):
+    """Sources are read in the model's own type, too: compiled code reads the keys and values that come of it."""
+
+    admit = in_own_type(EncoderState.admit)
+
+
 def _stock(target: Target) -> bool:
     """Whether the model is a T5 or mT5 in its stock state that the compiled functions can drive."""
     if not target.encoder_decoder or target.model_type not in FAMILIES or load_library() is None:
@@ -191,7 +204,9 @@ def _stock(target: Target) -> bool:
     if (target.config.dense_act_fn, bool(target.config.is_gated_act)) not in ACTIVATIONS:
         return False
     model = target.model
-    if target.dtype != torch.float32 or not all(p.is_cpu and p.dtype == torch.float32 for p in model.parameters()):
+    if target.dtype != torch.float32 or not all(
+        plain_weight(p) and p.is_cpu and p.dtype == torch.float32 for p in model.parameters()
+    ):
         return False
     if not (_plain(model) and _all_plain(target.decoder) and _all_plain(model.get_output_embeddings())):
         return False
@@ -219,7 +234,7 @@ def _bias_by_distance(attention: Any) -> Tensor:
     """What is added to scores of columns by their distance, [heads, distances]; the last holds for all further."""
     most = attention.relative_attention_max_distance
     bucket = attention._relative_position_bucket(
-        -torch.arange(most + 1),
+        -torch.arange(most + 1, device=attention.relative_attention_bias.weight.device),
         bidirectional=False,
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=most,

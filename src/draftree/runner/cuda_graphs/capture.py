@@ -25,7 +25,7 @@ class Capture(ABC):
 
     def staging(self, words: int) -> Tensor:
         """LongTensor [words] on the CPU, to be sent from."""
-        return torch.zeros(words, dtype=torch.long)
+        return torch.zeros(words, dtype=torch.long, device="cpu")
 
     def settle(self) -> None:
         """Wait until what was sent has left, so that it may be written over."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from draftree.runner.base import Runner
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import Plan
 from draftree.runner.target import Target
 
@@ -110,7 +109,7 @@ def _look(runner: Runner) -> Anatomy:
     device = target.device
     with runner.lock:
         if target.encoder_decoder:
-            encoder = EncoderState(target, 1)
+            encoder = runner.new_encoder(1)
             encoder.admit(0, torch.zeros(2, dtype=torch.long, device=device))
         cache = _Watched(len(target.layers), 1)
         calls: list[tuple[nn.Module, Tensor]] = []  # behind the last layer, in order

@@ -22,7 +22,6 @@ from draftree.runner.hooked.anatomy import Anatomy, anatomy_of
 from draftree.runner.hooked.bypass import Bypass, named_arguments
 from draftree.runner.hooked.families import family_of
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.kv.gradient import GradientCache
 from draftree.runner.layout.masks import PassMasks
 from draftree.runner.layout.positions import is_length_dependent, per_row_angles, unchanged
@@ -61,7 +60,7 @@ class HookedRunner(Runner):
         """Pass one row through the model, for those that watch."""
         target, encoder = self.target, None
         if target.encoder_decoder:
-            encoder = EncoderState(target, 1)
+            encoder = self.new_encoder(1)
             encoder.admit(0, torch.zeros(2, dtype=torch.long, device=target.device))
         row = torch.ones(1, 1, 1, dtype=torch.bool, device=target.device)
         one = torch.zeros(1, 1, dtype=torch.long, device=target.device)
