@@ -1,7 +1,6 @@
 """`draftree bench gpu`: without CUDA a sentence; all it measures on the CPU with a tiny shape; what trees would pay."""
 
 import copy
-import shutil
 
 import pytest
 import torch
@@ -100,14 +99,12 @@ def test_what_would_pay_goes_by_what_rows_are_worth():
     assert choices(StepCost((1, 2), (1.0, 2.0)), [], packed=True)[0]["draft_tokens"] == 0
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 def test_every_form_that_is_not_the_runners_own_is_measured_beside_it(demo):
     small = copy.deepcopy(demo.model)
     runners = {way: open_runner(small, way) for way in ("eager", "cuda_graphs")}
-    assert set(forms_beside(small, runners["cuda_graphs"])) == {"draftree_tensors", "draftree_compile"}
+    assert set(forms_beside(small, runners["cuda_graphs"])) == {"draftree_tensors"}
     assert set(forms_beside(small, runners["eager"])) == {"draftree_captured"}
     beside = forms_beside(small, runners["cuda_graphs"])
-    assert beside["draftree_compile"].form == "inductor"
     watcher = Watcher()
     timed = {name: (other, (1,)) for name, other in beside.items()}
     steps = time_rows(small, runners["cuda_graphs"], (1, 2), 8, 1, watcher, timed)

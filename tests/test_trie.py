@@ -220,7 +220,7 @@ def test_bad_calls_say_what_to_do_and_change_nothing(make):
 
 
 def test_a_missing_library_falls_back_with_one_warning(monkeypatch, tmp_path):
-    monkeypatch.setattr("draftree.drafting.lookahead.c_trie.LIBRARY", tmp_path / "none.so")
+    monkeypatch.setattr("draftree.native.LIBRARY", tmp_path / "none.so")
     with pytest.warns(RuntimeWarning, match="install a C compiler"):
         trie = Trie()
     assert trie.backend == "python"
