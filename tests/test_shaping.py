@@ -233,6 +233,15 @@ def test_what_is_learned_is_shared_by_engines_and_what_is_bound_is_not() -> None
     assert first.sizer is not second.sizer
 
 
+def test_one_shape_may_serve_drafters_of_different_ways() -> None:
+    """A trie first, and then heads whose drafts have to be prepared."""
+    shape = DynamicTree()
+    for attaches in (0, 1):
+        world = World(Chain(lambda request: 0.7, attaches=attaches), shape, kernel)
+        world.run([attaches], 40)
+        assert np.mean(world.sizes) > 1
+
+
 def test_threads_may_share_a_shape() -> None:
     shape = DynamicTree()
     worlds = [World(Chain(lambda request: 0.6), shape, kernel) for _ in range(4)]

@@ -178,7 +178,7 @@ class Loop:
         turn, result = self._pass(first, plan, [c[:-1] for c in chunks], floors, bare=True)
         accepted = [[0] if chunk else [] for chunk in chunks]
         self.cache.commit(turn.committed(accepted), result.segments)
-        if self.drafter is not None and self.can.observes:
+        if self.drafter is not None and (self.can.observes or self.can.observes_plain):
             nothing: list[list[int]] = [[] for _ in chunks]
             self.drafter.observe(
                 Step(plan.requests, roots, result, turn.trunk, turn.offset, accepted, nothing, own_rows=False)

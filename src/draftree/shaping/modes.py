@@ -61,7 +61,8 @@ class Modes:
 
     def __init__(self, ways: Sequence[int], before: Modes | None = None) -> None:
         self._accounts: dict[int, Account] = {
-            way: Account() if before is None else before._accounts[way].heir() for way in ways
+            way: before._accounts[way].heir() if before is not None and way in before._accounts else Account()
+            for way in ways
         }
 
     @property
@@ -80,7 +81,7 @@ class Modes:
 
     def book(self, way: int, advantage: float) -> None:
         """A step drafted in that way, at that advantage in tokens."""
-        account = self._accounts[way]
+        account = self._accounts.setdefault(way, Account())  # one shape may serve drafters of different ways
         account.steps += 1
         account.advantage += max(1 / account.steps, RATE) * (advantage - account.advantage)
         others = (a for a in self._accounts.values() if a is not account and not a.left and not a.on_trial)
