@@ -1,7 +1,6 @@
 """Looks at the passes of a running model: how many rows each has, and how many columns they see.
 
-This file alone depends on how passes are run: it stands in for the runner's `run` (and, where a runner has it, for
-`run_ahead`, which makes several passes of one row in a call) while it looks.
+This file alone depends on how passes are run: it stands in for the runner's `run` while it looks.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ class Rows:
 @contextmanager
 def watching(runner: Any, see: Callable[[int, int, int, Any], None]) -> Iterator[None]:
     """Call `see` behind every pass while the context is open, with its rows, the columns that the rows see all
-    together, the committed columns before it, and its result (None for a pass of a run ahead).
+    together, the committed columns before it, and its result.
     """
     run: Any = runner.run
-    run_ahead: Any = getattr(runner, "run_ahead", None)
 
     def seen(plan: Any, cache: Any, first: int = 0, encoder: Any = None) -> Any:
         context = int(cache.lengths[first])
@@ -34,22 +32,11 @@ def watching(runner: Any, see: Callable[[int, int, int, Any], None]) -> Iterator
         see(plan.width, plan.width * (context - facts) + int(plan.visible[0].sum()), context, result)
         return result
 
-    def seen_ahead(plan: Any, cache: Any, first: int = 0, encoder: Any = None) -> Any:
-        context = int(cache.lengths[first])
-        made = run_ahead(plan, cache, first, encoder)
-        for step in range(0 if made is None else len(made.tokens[0])):
-            see(1, context + step + 1, context + step, None)
-        return made
-
     runner.run = seen
-    if run_ahead is not None:
-        runner.run_ahead = seen_ahead
     try:
         yield
     finally:
         del runner.run
-        if run_ahead is not None:
-            del runner.run_ahead
 
 
 @contextmanager
@@ -58,9 +45,6 @@ def rows_of_passes(runner: Any, into: Rows) -> Iterator[None]:
     layers = len(runner.target.layers)
 
     def see(rows: int, seen: int, context: int, result: Any) -> None:
-        if result is None:
-            into.rows += rows
-            return
         starts = [segment.start for segment in result.segments]
         for segment, end in zip(result.segments, [*starts[1:], layers], strict=True):
             into.rows += segment.positions.shape[0] * segment.positions.shape[1] * (end - segment.start) / layers

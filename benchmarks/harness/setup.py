@@ -27,7 +27,11 @@ from draftree.prompts import Prompt, embedded_prompts, split_prompts
 from draftree.runner import inspect_model
 
 TRIE, PROMPT_LOOKUP = "lookahead", "prompt-lookup"
-OUTSIDE = {PROMPT_LOOKUP: draftree.PromptLookup, "jacobi": draftree.Jacobi}
+OUTSIDE = {
+    **{"lookahead-cold": draftree.Lookahead, PROMPT_LOOKUP: draftree.PromptLookup},
+    "jacobi": draftree.Jacobi,
+}
+MERGED = "+"  # between drafters that draft together
 TRAINED = ("bita", "hidden-transfer", "medusa", "self-speculative", "draft-model", "early-head")
 
 
@@ -163,7 +167,9 @@ class Setup:
         return held if self.params is None or name == "draft-model" else inflate_drafter(held, self.model)
 
     def drafter(self, name: str) -> Drafter:
-        """A drafter of that name as it is before the first prompt."""
+        """A drafter of that name as it is before the first prompt; several, joined by +, are merged."""
+        if MERGED in name and not Path(name).is_dir():
+            return draftree.Merge([self.drafter(part) for part in name.split(MERGED)])
         if name == TRIE:
             return self.trie()
         made: Drafter = OUTSIDE[name]() if name in OUTSIDE else self.trained(name)
@@ -184,9 +190,10 @@ class Setup:
                 raise ValueError(f"A drafter is given as {entry!r}: give NAME, FOLDER or NAME=FOLDER.")
             if name in found:
                 raise ValueError(f"Two drafters are called {name!r}: give each a name of its own, as NAME=FOLDER.")
-            if folder not in (TRIE, *OUTSIDE, *TRAINED) and not Path(folder).is_dir():
-                known = ", ".join((TRIE, *OUTSIDE, *TRAINED))
-                raise ValueError(f"There is no drafter {folder!r}: choose {known}, or the folder of a trained one.")
+            for part in [folder] if Path(folder).is_dir() else folder.split(MERGED):
+                if part not in (TRIE, *OUTSIDE, *TRAINED) and not Path(part).is_dir():
+                    known = ", ".join((TRIE, *OUTSIDE, *TRAINED))
+                    raise ValueError(f"There is no drafter {part!r}: choose {known}, or the folder of a trained one.")
             found[name] = folder
         if not found:
             raise ValueError("There is no drafter to look at: add --drafter NAME=FOLDER, once for each.")

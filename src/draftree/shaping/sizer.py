@@ -248,10 +248,13 @@ class DynamicSizer(Sizer):
             for i, chance in enumerate(sorted(ends[1:], reverse=True), 1):
                 covered[i] += max(chance, 0.0) / batch
         worth = (1 - OVERLAP) * self._learned.gain * self._times.plain(batch)
+        # What these rows bring comes a step later, so no step shows whether they paid: their time is not hoped for.
+        table = self._times.curve(batch, Kind.ATTACHED).table
         best, most, brought = 1, -math.inf, 0.0
         for count, share in enumerate(covered, 1):
             brought += share
-            value = brought * worth - self._seconds(Kind.ATTACHED, batch, count)[batch * width]
+            rows = int(self._rows(Kind.ATTACHED, batch, np.array(batch * width), count))
+            value = brought * worth - float(table[min(rows, len(table) - 1)])
             if value > most:
                 best, most = count, value
         return best

@@ -1,0 +1,91 @@
+"""Trees sized by cost against every static size and plain decoding, each with a fresh drafter, on whole answers.
+
+The best static size is chosen with hindsight, on the very answers that it is measured on. What measuring the cost of
+steps takes is added to the time of the sized trees; prompts' passes, which are the same for all, are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.harness import PLAIN, Experiment, Setup, Way, measure, points, table_of
+from benchmarks.harness.measure import all_differing, length, of, per_token, size
+from benchmarks.harness.stats import Share
+from benchmarks.shapes.subjects import batches, fresh
+from draftree.engine import Engine
+from draftree.runner.step_cost import measure_cost
+from draftree.shaping import DynamicTree, Fixed
+
+SIZED = "sized by cost"
+DRAFTERS = (
+    *("lookahead-cold", "lookahead", "hidden-transfer", "medusa", "draft-model"),
+    "lookahead+hidden-transfer",
+)
+
+
+def run(setup: Setup) -> pd.DataFrame:
+    """Tokens a second of trees sized by cost over those of the best static size, and over plain decoding."""
+    engine = Engine(setup.model, slots=1)
+    began = time.perf_counter()
+    measure_cost(engine.runner)
+    cost = time.perf_counter() - began
+    rows: list[dict[str, Any]] = []
+    speeds: list[dict[str, Any]] = []
+    wrong, new = 0, setup["max_new_tokens"]
+    for batch in batches(setup):
+        for name in setup.named:
+            ways = [Way(PLAIN), *_static(setup, name), Way(SIZED, fresh(setup, name), DynamicTree())]
+            runs = measure(setup.model, ways, setup.tasks, new, setup.watcher, batch=batch, stop=batch == 1)
+            wrong += all_differing(runs)
+            owns = {way.name: of(runs, way.name) for way in ways}
+            times = {way: per_token(own) for way, own in owns.items()}
+            times[SIZED] = _later(times[SIZED], cost)
+            best = min((way.name for way in ways[1:-1]), key=lambda way: times[way].value)
+            rows.append(
+                {"batch": batch, "drafter": name, "tokens": int(owns[SIZED]["tokens"].sum()), "best_static": best}
+                | (times[best] / times[SIZED]).columns("over_best_static")
+                | (times[PLAIN] / times[SIZED]).columns("over_plain")
+                | {"best_static_over_plain": (times[PLAIN] / times[best]).value}
+                | {"acceptance_length": length(owns[SIZED]).value, "draft_tokens_a_step": size(owns[SIZED])}
+            )
+            speeds += [
+                {"batch": batch, "drafter": name, "way": way, "tokens_a_second": 1 / times[way].value}
+                | {"acceptance_length": length(own).value, "draft_tokens_a_step": size(own)}
+                for way, own in owns.items()
+            ]
+    remarks = [f"Measuring the cost of steps took {cost:.2f} s."]
+    return table_of(rows, differing=wrong, remarks=remarks, tables={"All sizes": pd.DataFrame(speeds)})
+
+
+def _static(setup: Setup, name: str) -> Sequence[Way]:
+    """The drafter with trees of every size; one that attaches rows, also with rows for the root alone."""
+    ways = []
+    for n in setup["sizes"]:
+        drafter = fresh(setup, name)
+        ways.append(Way(f"n={n}", drafter, Fixed(n)))
+        if drafter.capabilities.prepares and drafter.rows(2) > 2:
+            ways.append(Way(f"n={n}, root's rows", fresh(setup, name), Fixed(n, attach_to=1)))
+    return ways
+
+
+def _later(share: Share, seconds: float) -> Share:
+    """That share with `seconds` more, spread evenly over its prompts."""
+    return replace(share, over=[over + seconds / len(share.over) for over in share.over])
+
+
+EXPERIMENT = Experiment(
+    "gate",
+    "",
+    run,
+    ("batch", "drafter", "tokens", "best_static", "over_best_static", "over_plain", "acceptance_length"),
+    points("over_best_static", label=("batch", "drafter")),
+    {
+        **{"per_set": 3, "max_new_tokens": 96, "sets": (), "drafters": DRAFTERS, "warm_per_set": 8},
+        **{"batch": (1, 4), "sizes": (2, 4, 8, 15)},
+    },
+)
