@@ -75,6 +75,7 @@ results: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.report
 
 docs: $(VENV)/.dev
+	$(BIN)/python docs/cli_reference.py
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 # The wheel is built from the sdist, so both are tried; the demo runs outside of the checkout, on what was installed.

@@ -8,7 +8,7 @@ project_copyright = author
 version = release = installed_version("draftree")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_cli_introduction.md"]
 
 html_theme = "furo"
 html_title = f"draftree {release}"
