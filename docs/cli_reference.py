@@ -17,9 +17,8 @@ import typer
 
 from draftree.cli import app
 
-HERE = Path(__file__).parent
-INTRODUCTION = HERE / "_cli_introduction.md"
-PAGE = HERE / "cli.md"
+PAGE = Path(__file__).parent / "cli.md"
+INTRODUCTION = PAGE.with_name("_cli_introduction.md")
 KINDS = {str: "text", int: "integer", float: "number", Path: "path", bool: "flag"}
 
 
@@ -67,7 +66,10 @@ def page() -> str:
     for name, command in verbs(typer.main.get_command(app)):
         declared = inspect.signature(command.callback, eval_str=True).parameters
         rows = [row(option, declared[option.name]) for option in command.params]
-        arguments = "".join(f" {flags.strip('`')}" for flags, *_ in rows if not flags.startswith("`-"))
+        arguments = ""
+        for given in (option for option in command.params if not option.opts[0].startswith("-")):
+            shown = given.name.upper() + "..." * (given.nargs == -1)
+            arguments += f" {shown}" if given.required else f" [{shown}]"
         lines += ["", f"## `{name}`", "", code(command.help), "", "```text", f"{name} [OPTIONS]{arguments}", "```", ""]
         lines += ["| option | type | default | meaning |", "|---|---|---|---|"]
         lines += [f"| {' | '.join(cells)} |" for cells in rows]
