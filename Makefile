@@ -27,8 +27,8 @@ help:
 	@echo 'make lint      ruff and mypy, no changes'
 	@echo 'make format    let ruff rewrite the sources'
 	@echo 'make bench     the comparison of all methods, in its short form'
-	@echo 'make results   docs/results.md, from the files in benchmarks/results'
-	@echo 'make docs      the documentation, in docs/_build/html'
+	@echo 'make results   docs/results.md and the tables of README.md, from benchmarks/results'
+	@echo 'make docs      docs/cli.md from the commands, then the documentation, in docs/_build/html'
 	@echo 'make dist      sdist and wheel, tried in a fresh environment, in dist'
 	@echo 'make clean     remove .venv and everything built'
 

@@ -1,46 +1,117 @@
-"""The Python of the README and of the first page of the docs runs as it stands, and says what it promises."""
+"""The README and the first page of the docs hold what they promise: code runs, commands exist, links lead somewhere and
+tables are those of the result files."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
+import draftree
+from benchmarks import report
 from draftree.cli import app
 
 ROOT = Path(__file__).parent.parent
+FRONT = ["README.md", "docs/index.md"]
+PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+RESULT = re.compile(r"<!-- results:([\w-]+) -->.*?<!-- /results:\1 -->", re.S)
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
 def blocks(page: str, kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+    return re.findall(rf"^```{kind}\n(.*?)^```", read(page), re.M | re.S)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+@pytest.mark.parametrize("page", FRONT)
 def test_ten_lines_of_python(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """And the one argument inside Hugging Face's generate gives the same ids as they do."""
     names: dict[str, Any] = {}
     exec(blocks(page, "python")[-1], names)
     said = capsys.readouterr().out
     assert "class Solution" in said
     assert "acceptance length" in said
-    inside = blocks("README.md", "python")[0].replace("model.generate(", "text = model.generate(")
+
+
+def test_one_argument_inside_generate_changes_no_token(demo: Any) -> None:
+    (inside,) = [block for block in blocks("README.md", "python") if "custom_generate=" in block]
+    ids = torch.tensor([demo.tokenizer("Write a shell command that lists all files.").input_ids])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    names: dict[str, Any] = {"model": demo.model, "inputs": inputs}
     exec(inside, names)
-    assert names["text"].tolist() == names["out"].sequences.tolist()
+    plain = demo.model.generate(**inputs, max_new_tokens=128, do_sample=False)
+    assert names["text"].tolist() == plain.tolist()
+    assert plain.shape[1] > ids.shape[1] + 20
 
 
-def test_commands_of_the_readme_are_understood() -> None:
-    """Every draftree command there parses: its verb and its options are there."""
-    root = typer.main.get_command(app)
-    lines = [line for block in blocks("README.md", "sh") for line in block.splitlines() if line.startswith("draftree ")]
-    lines += re.findall(r"`(draftree [a-z]+ [a-z]+ --[^`]+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(lines) >= 4
-    for line in lines:
-        words = shlex.split(line, comments=True)[1:]
-        command: Any = root
-        while hasattr(command, "commands"):
-            command = command.commands[words.pop(0)]
-        command.make_context(command.name, words)
+@pytest.mark.parametrize("page", PAGES)
+def test_python_of_every_page_compiles(page: str) -> None:
+    for block in blocks(page, "python"):
+        compile(block, page, "exec")
+
+
+def commands(page: str) -> list[str]:
+    """Every line of a shell block, those of one command joined; and the commands within sentences."""
+    lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    prose = re.sub(r"^```.*?^```", "", RESULT.sub("", read(page)), flags=re.M | re.S)
+    return [line for line in lines if line.strip()] + re.findall(r"`((?:draftree|make) [a-z][^`]*)`", prose)
+
+
+@pytest.mark.parametrize("page", FRONT)
+def test_commands_exist_with_their_options(page: str) -> None:
+    targets = re.findall(r"^([a-z-]+):", read("Makefile"), re.M)
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    assert commands(page)
+    for line in commands(page):
+        program, *words = shlex.split(line, comments=True)
+        if program == "make":
+            assert words[0] in targets, line
+        elif program == "pip":
+            assert all(extra in extras for extra in re.findall(r"\[([\w,]+)\]", line)), line
+        else:
+            assert Path(program).name == "draftree", line
+            command: Any = typer.main.get_command(app)
+            while hasattr(command, "commands"):
+                command = command.commands[words.pop(0)]
+            if words:
+                command.make_context(command.name, words)
+
+
+def anchors(path: Path) -> set[str]:
+    """As GitHub and MyST make them of headings."""
+    heads = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S), re.M
+    )
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_relative_links_resolve(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", read(page), flags=re.M | re.S)):
+        if target.startswith(("http", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(path), f"{page}: {target}"
+
+
+def test_tables_are_those_of_the_result_files() -> None:
+    text = read("README.md")
+    assert {match[1] for match in RESULT.finditer(text)} == set(report.BLOCKS)
+    assert report.readme(text) == text, "make results"
+    with pytest.raises(ValueError, match="needs a name of BLOCKS"):
+        report.readme("<!-- results:nothing --><!-- /results:nothing -->")
+
+
+def test_a_version_that_is_named_is_ours() -> None:
+    for page in FRONT:
+        for version in re.findall(r"draftree[ =]=?v?(\d+\.\d+\.\d+)", read(page)):
+            assert version == draftree.__version__, page
