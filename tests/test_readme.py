@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import typer
 
 import draftree
@@ -42,13 +41,14 @@ def test_ten_lines_of_python(page: str, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_one_argument_inside_generate_changes_no_token(demo: Any) -> None:
     (inside,) = [block for block in blocks("README.md", "python") if "custom_generate=" in block]
-    ids = torch.tensor([demo.tokenizer("Write a shell command that lists all files.").input_ids])
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    messages = [{"role": "user", "content": "Write a Python solution for the LeetCode problem two sum."}]
+    template = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+    inputs = demo.tokenizer.apply_chat_template(messages, **template)
     names: dict[str, Any] = {"model": demo.model, "inputs": inputs}
     exec(inside, names)
     plain = demo.model.generate(**inputs, max_new_tokens=128, do_sample=False)
     assert names["text"].tolist() == plain.tolist()
-    assert plain.shape[1] > ids.shape[1] + 20
+    assert plain.shape[1] > inputs["input_ids"].shape[1] + 20, "long enough to draft"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -86,9 +86,8 @@ def test_commands_exist_with_their_options(page: str) -> None:
 
 def anchors(path: Path) -> set[str]:
     """As GitHub and MyST make them of headings."""
-    heads = re.findall(
-        r"^#+ (.*)$", re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S), re.M
-    )
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    heads = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
