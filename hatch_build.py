@@ -1,6 +1,6 @@
 """Build hook: compiles the package's C files into one library beside them, for wheels and editable installs alike.
 
-They are the Lookahead trie, what trees are asked every step, and the layers of the CPU runner (`src/draftree/native`).
+They are the Lookahead trie and the layers of the CPU runner (`src/draftree/native`).
 They need no Python headers, so the wheel is tagged `py3-none-<platform>`. Without a compiler the build goes on: the
 package is then pure Python, slower, and the same in what it gives. `python hatch_build.py` compiles in a checkout.
 """
@@ -21,7 +21,6 @@ LIBRARY = PACKAGE / "native/_draftree.so"
 SOURCES = {
     # No fused multiply-add: the trie in C and the one in Python agree to the last bit, on any processor.
     "trie.c": ["-std=c99", "-O2", "-ffp-contract=off"],
-    "tree.c": ["-std=c99", "-O2"],
     "layers.c": ["-std=gnu99", "-O3", "-fno-math-errno", "-fno-trapping-math"],
 }
 

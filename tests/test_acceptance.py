@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from draftree.acceptance import PrefixChooser, greedy_walks, lazy_walk
-from draftree.tree import TokenTree, compiled
+from draftree.tree import TokenTree
 
 VOCABULARY = 4  # small, so that random guesses hold often; id 0 is one of them
 
@@ -54,17 +54,10 @@ def check_path(tree: TokenTree, b: int, nodes: list[int]) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(tree_batches(), st.booleans())
-def test_greedy_walks_are_the_longest(case: tuple[TokenTree, Tensor], built: bool) -> None:
-    """Compiled, where siblings that share a token leave it to the masks, and without the library."""
+@given(tree_batches())
+def test_greedy_walks_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
+    """Node by node; siblings that share a token are left to the masks."""
     tree, logits = case
-    with pytest.MonkeyPatch.context() as patch:
-        if not built:
-            patch.setattr(compiled, "library", lambda: None)
-        check_longest(tree, logits)
-
-
-def check_longest(tree: TokenTree, logits: Tensor) -> None:
     for b, walk in enumerate(greedy_walks(tree, logits)):
         best = dict(enumerate(logits[b].argmax(-1).tolist()[: tree.sizes[b]]))
         wanted = texts(tree, b, best)

@@ -1,7 +1,6 @@
 """The import graph of the package: no circle between files, and no import of a higher floor.
 
-Every import counts: at the top of a file, inside a function, and those made for types alone. `KNOWN` names the circles
-that are still there, file by file; it may only shrink.
+Every import counts: at the top of a file, inside a function, and those made for types alone.
 """
 
 from __future__ import annotations
@@ -42,19 +41,6 @@ FLOORS = {
 }
 
 # Circles between files outside the runner: each a set of files that reach each other.
-KNOWN = (
-    {
-        "draftree.tree.algebra",
-        "draftree.tree.builders",
-        "draftree.tree.candidates",
-        "draftree.tree.compiled",
-        "draftree.tree.structure",
-        "draftree.tree.token_tree",
-        "draftree.tree.walks",
-    },
-)
-
-
 def modules() -> dict[str, Path]:
     found = {}
     for path in SRC.rglob("*.py"):
@@ -123,15 +109,7 @@ def circles() -> list[set[str]]:
 
 
 def test_files_do_not_import_in_circles() -> None:
-    for circle in circles():
-        assert any(circle <= known for known in KNOWN), f"these files import each other: {', '.join(sorted(circle))}"
-
-
-def test_the_known_circles_are_still_there() -> None:
-    """One that is gone goes from the list as well."""
-    found = circles()
-    for known in KNOWN:
-        assert any(circle <= known for circle in found), f"no circle any more: take {sorted(known)} out of KNOWN"
+    assert not circles(), f"these files import each other: {[sorted(circle) for circle in circles()]}"
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))

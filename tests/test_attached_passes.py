@@ -23,8 +23,6 @@ from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.step_cost import StepCost
 from draftree.runner.target import inspect_model
 from draftree.shaping import Fixed
-from draftree.shaping.best_first import _best_first, best_first
-from draftree.tree import compiled as compiled_trees
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
 CHEAP = StepCost((1, 64), (1.0, 1.2))
@@ -106,26 +104,6 @@ def test_kept_rows_go_where_tensor_operations_put_them(dtype: torch.dtype, monke
         for ours, theirs in zip(in_one, one_by_one, strict=True):
             assert torch.equal(ours[0, :, :4], theirs[0, :, :4])
             assert torch.equal(ours[1, :, :2], theirs[1, :, :2])
-
-
-def test_best_first_trees_are_the_same_compiled() -> None:
-    """Ties included, which the order of the array form decides."""
-    assert compiled_trees.library() is not None
-    random = np.random.default_rng(0)
-    for i in range(400):
-        batch, depth, count = (int(n) for n in random.integers(1, (4, 5, 7)))
-        logp = np.sort(random.normal(-2, 2, (batch, depth, count)).clip(max=0), 2)[:, :, ::-1].astype(np.float32)
-        if i % 3 == 0:
-            logp = np.round(logp)
-        if i % 5 == 0:
-            logp[0, int(random.integers(depth)) :] = -np.inf
-        tokens = random.permuted(np.tile(np.arange(50), (batch, depth, 1)), axis=2)[:, :, :count]
-        budgets = random.integers(0, 20, batch).tolist()
-        given = [5] * batch, tokens, logp, budgets, 3, float(random.choice([1.0, 0.5, 0.02]))
-        ours, plain = best_first(*given), _best_first(*given)
-        assert ours.sizes == plain.sizes
-        for part in ("tokens", "parents", "source", "logp"):
-            assert torch.equal(getattr(ours, part), getattr(plain, part)), part
 
 
 @pytest.mark.parametrize("name", ["hidden-transfer", "bita", "medusa"])

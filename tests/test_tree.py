@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tree_model import TOKENS, batches, models, read
 
 from draftree.tree import TokenTree
-from draftree.tree.structure import _Cache, jumped, on_device, on_host, structure_of
+from draftree.tree.structure import _Cache, on_cpu, on_device, structure_of
 
 
 def stacked(batch):
@@ -29,7 +29,7 @@ def test_structure_is_the_models(batch):
     width = max(map(len, batch))
     assert (tree.batch, tree.width, tree.sizes) == (len(batch), width, tuple(map(len, batch)))
     depth = [[m.depth(i) for i in range(len(m))] + [0] * (width - len(m)) for m in batch]
-    for found in (tree.structure, on_host(tree.parents.numpy()), jumped(tree.parents.numpy()), on_device(tree.parents)):
+    for found in (tree.structure, on_cpu(tree.parents.numpy()), on_device(tree.parents)):
         assert found.depth.tolist() == depth
         assert (found.depth.dtype, found.ancestors.dtype) == (torch.long, torch.bool)
         assert torch.equal(found.ancestors, expected_ancestors(batch, width))
@@ -75,15 +75,15 @@ def test_structure_cache_stays_within_its_bytes_and_forgets_the_least_used():
 
     cache = _Cache(8 * cost(20))
     for length in range(11, 21):
-        cache.put(key(length), on_host(parents(length)))
+        cache.put(key(length), on_cpu(parents(length)))
         assert cache.get(key(11)) is not None, "asked for each time, so it must stay"
         assert cache.used == sum(cost_ for _, cost_ in cache.entries.values()) <= cache.capacity
     assert cache.get(key(12)) is None
     assert cache.get(key(20)) is not None
     held = cache.used
-    cache.put(key(20), on_host(parents(20)))
+    cache.put(key(20), on_cpu(parents(20)))
     assert cache.used == held, "a second put of one key counts once"
-    cache.put(key(200), on_host(parents(200)))
+    cache.put(key(200), on_cpu(parents(200)))
     assert cache.get(key(200)) is None, "one entry may not push out an eighth of the rest"
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tree_model import batches, merged, models, nearly, read
 
-from draftree.tree import TokenTree, compiled
+from draftree.tree import TokenTree
 
 WEIGHTS = st.sampled_from([0.25, 0.5, 1.0, 2.0])
 
@@ -76,14 +76,11 @@ def test_best_takes_the_most_probable_and_stays_connected(batch, data):
     assert all(torch.equal(getattr(again, name), getattr(found, name)) for name in ("tokens", "parents", "logp"))
 
 
-@given(batches(), st.data(), st.booleans())
-def test_first_are_the_first_nodes(batch, data, built):
+@given(batches(), st.data())
+def test_first_are_the_first_nodes(batch, data):
     tree = stacked(batch)
     n = data.draw(st.lists(st.integers(0, 8), min_size=len(batch), max_size=len(batch)))
-    with pytest.MonkeyPatch.context() as patch:
-        if not built:
-            patch.setattr(compiled, "library", lambda: None)
-        found = tree.first(n)
+    found = tree.first(n)
     assert found.sizes == tuple(min(count + 1, len(model)) for count, model in zip(n, batch, strict=True))
     assert found.width == max(found.sizes)
     for name, padding in (("tokens", 0), ("parents", -1), ("logp", -math.inf), ("source", 0)):

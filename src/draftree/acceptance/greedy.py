@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from draftree.acceptance.base import Walk
-from draftree.tree import TokenTree, compiled
+from draftree.tree import TokenTree
 
 
 def greedy_walks(
@@ -24,10 +24,6 @@ def greedy_walks(
     if tree.width == 1 and tolerance is None:
         return [Walk([0], [token], [None]) for token in best[:, 0].tolist()]
     if tolerance is None and tree.tokens.is_cpu:
-        walked = compiled.walks(tree.parents, tree.tokens, tree.sizes, best) if rows is None else None
-        if walked is not None:
-            chosen = [[of[node] for node in path] for path, of in zip(walked, best.tolist(), strict=True)]
-            return [Walk(path, tokens, [*path[1:], None]) for path, tokens in zip(walked, chosen, strict=True)]
         named = [_walk_by_name(tree, b, best[b], None if rows is None else rows[b]) for b in range(tree.batch)]
         found = [walk for walk in named if walk is not None]
         if len(found) == tree.batch:

@@ -23,7 +23,7 @@ from draftree.drafting.folder import Trained
 from draftree.runner.hooked.probe import probe
 from draftree.runner.target import Target, inspect_model
 from draftree.runner.top_tokens import top_tokens
-from draftree.shaping.best_first import OffPath, best_first
+from draftree.shaping.off_path import OffPath
 from draftree.shaping.static import Choices, choices_named
 from draftree.tree import TokenTree
 
@@ -53,7 +53,7 @@ class InModelDrafter(Trained, Drafter):
         shapes: what must fit the model, see `shapes_of`.
         steps: depths that the weights are made for.
         tree: how candidates become a tree: "best-first" (the most probable nodes under the shape's budget, see
-            `draftree.shaping.best_first`), "chain",
+            `TokenTree.from_candidates`), "chain",
             "full-K", "efficient-K", "efficient-code-K" (see `draftree.shaping.static`), or a choice list, such as
             [(0,), (1,), (0, 0)].
         candidates: tokens kept per depth; a static tree's width where it is wider.
@@ -205,10 +205,11 @@ class InModelDrafter(Trained, Drafter):
             if held[b] is None or request.room <= self.depth:
                 reach = 0 if held[b] is None else max(request.room - 1, 0)
                 logp[b, reach:] = -np.inf  # deeper guesses are wasted
+        at = torch.tensor(roots, dtype=torch.long, device="cpu")
         if self.choices is None:
-            return best_first(roots, tokens, logp, budgets, self.source, self.off_path.factor)
+            return TokenTree.from_candidates(at, tokens, logp, budgets, self.source, self.off_path.factor)
         tree = TokenTree.from_choices(
-            torch.tensor(roots, dtype=torch.long, device="cpu"),
+            at,
             torch.from_numpy(tokens),
             self.choices,
             torch.from_numpy(logp),

@@ -1,7 +1,7 @@
 """The package's C, built into one library by the build hook (hatch_build.py) and loaded here, through ctypes.
 
-It lies on the lowest floor since rooms of several floors use it: trees (`tree.c`), the Lookahead trie (`trie.c`), and
-the layers of the CPU runner (`layers.c`). Nothing in it uses Python's C interface, so one binary serves every Python
+It lies on the lowest floor since rooms of several floors use it: the Lookahead trie (`trie.c`), and the layers of the
+CPU runner (`layers.c`). Nothing in it uses Python's C interface, so one binary serves every Python
 version. Without the library everything works in Python and tensor operations, only slower.
 """
 

@@ -4,13 +4,13 @@ A place is a depth and a rank among siblings (section 4.2.2). The paper counts, 
 among the best k candidates, and multiplies these shares along a path. Candidates of one pass are made for the best
 path alone, though: below any other node they hold far less often, and the product overrates them. So shares are kept
 here for nodes below the best path and below other nodes apart, each given that its parent is right; the paper's
-product is a switch. It needs no probabilities from the drafter; where there are good ones, `Calibration` knows more.
+product is a switch. It needs no probabilities from the drafter; where there are good ones, a `Ledger` knows more.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,46 +26,33 @@ OFF_FIRST = 0.5  # the same below other than the best path, against below it
 ALPHA = 0.02  # weight of a tree in the shares of its places
 PRIOR = 4.0  # trees that the first shares count for
 LEAST = 1e-4  # of a share
-STRAY = 2**20  # marks a node that is not the best of its siblings, beside the count of steps
-
-
-class _Places(NamedTuple):
-    """Where the nodes of B trees of N nodes stand, all flat [B N].
-
-    Attributes:
-        up: the parent; roots and padding are their own.
-        guess: whether it is a guess, neither root nor padding.
-        depth: steps below the root.
-        best: whether the parent lies on the best path.
-        number: of the share that is the node's, 0 for what is no guess.
-    """
-
-    up: np.ndarray
-    guess: np.ndarray
-    depth: np.ndarray
-    best: np.ndarray
-    number: np.ndarray
 
 
 class _Drafted(NamedTuple):
-    """A tree whose text is still to come: the position behind its root, and its N nodes."""
+    """A tree whose text is still to come.
+
+    Attributes:
+        position: of the token behind its root.
+        tokens, parents: of its N nodes.
+        depth: steps below the root.
+        best: whether the parent lies on the best path.
+        number: of the share that is the node's; 0 for the root, which has none.
+    """
 
     position: int
-    tokens: np.ndarray
-    parents: np.ndarray
-    depth: np.ndarray
-    best: np.ndarray
-    number: np.ndarray
+    tokens: list[int]
+    parents: list[int]
+    depth: list[int]
+    best: list[bool]
+    number: list[int]
 
 
 class ByRank:
-    """Probability that a guess is walked, by depth, rank and whether its parent lies on the best path.
-
-    Stands where `Calibration` does.
+    """Probability that a draft token is accepted, by depth, rank and whether its parent lies on the best path.
 
     Args:
         conditional: shares given that the parent is right, below the best path and elsewhere apart. False for the
-            paper's product: shares of each depth by itself, wherever the walk ended, and the same below any parent.
+            paper's product: shares of each depth by itself, whatever was accepted, and the same below any parent.
         alpha: weight of a new tree in the moving averages; the first trees weigh more.
         accuracies: accuracies[d][r], share of cases where rank r at depth d + 1 is the truth, if it was measured.
 
@@ -91,16 +78,9 @@ class ByRank:
             known = np.array(ranks[:RANKS])
             shares[0, d] = np.pad(known, (0, RANKS - len(known)))
             shares[1, d] = shares[0, d] * (OFF_FIRST if conditional else 1.0)
-        self._shares = shares.reshape(-1)
-        self._trees = np.zeros(self._shares.shape)  # that a place was learned from
-        self._logs: np.ndarray | None = None
+        self._shares: list[float] = shares.reshape(-1).tolist()
+        self._trees = [0] * len(self._shares)  # that a place was learned from
         self._drafted: dict[int, deque[_Drafted]] = {}
-        self._last: tuple[TokenTree, _Places] | None = None
-
-    @property
-    def waiting(self) -> bool:
-        """Whether any tree's text is still to come."""
-        return any(self._drafted.values())
 
     @property
     def within(self) -> np.ndarray:
@@ -108,42 +88,40 @@ class ByRank:
 
         Given that the parent is right, where that is what is counted; without, both halves are the same.
         """
-        shares = self._shares.reshape(2, DEPTHS, RANKS)
+        shares = np.reshape(self._shares, (2, DEPTHS, RANKS))
         return (shares if self.conditional else shares[[0, 0]]).cumsum(2)
 
-    def worth(self, trees: TokenTree, requests: Sequence[Context] | None = None) -> np.ndarray:
-        """[B, N], probability that each node is walked: the product of its path's shares; roots and padding get 0.
+    def worth(self, trees: TokenTree) -> np.ndarray:
+        """[B, N], probability that each node is accepted: the product of its path's shares; roots and padding get 0.
 
         Args:
             trees: B trees; their log-probabilities rank siblings and say nothing else.
-            requests: theirs; not asked, as all texts share these shares.
         """
-        places = self._of(trees)
-        if self._logs is None:
-            self._logs = np.log(self._shares.clip(LEAST, 1.0))
-        paths = _along(np.where(places.guess, self._logs[places.number], 0.0), places.up)
-        return np.where(places.guess, np.exp(paths), 0.0).reshape(trees.batch, trees.width)
+        worth = np.zeros((trees.batch, trees.width))
+        for b, drafted in enumerate(self._places(trees)):
+            path = [1.0]
+            for number, parent in zip(drafted.number[1:], drafted.parents[1:], strict=True):
+                path.append(path[parent] * min(max(self._shares[number], LEAST), 1.0))
+            worth[b, 1 : len(path)] = path[1:]
+        return worth
 
     def weighed(self, trees: TokenTree) -> TokenTree:
         """The trees with these probabilities for their drafter's own, so that the best nodes are the best by them."""
         worth = self.worth(trees)
         worth[:, 0] = 1.0
         with np.errstate(divide="ignore"):
-            logp = torch.from_numpy(np.log(worth).astype(np.float32)).to(trees.device)
-        return replace(trees, logp=logp)
+            logp = torch.from_numpy(np.log(worth).astype(np.float32))
+        return replace(trees, logp=logp.to(trees.device))
 
     def remember(self, requests: Sequence[Context], trees: TokenTree) -> None:
         """Keep each request's tree until its text has come."""
-        places = self._of(trees)
-        depth, best, number = (part.reshape(trees.batch, -1) for part in (places.depth, places.best, places.number))
-        tokens, parents = trees.tokens.numpy(force=True), trees.parents.numpy(force=True)
-        for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
-            if size > 1:
-                parts = (part[b, :size] for part in (tokens, parents, depth, best, number))
-                self._drafted.setdefault(request.id, deque()).append(_Drafted(len(request.tokens), *parts))
+        for request, drafted in zip(requests, self._places(trees), strict=True):
+            if len(drafted.tokens) > 1:
+                own = self._drafted.setdefault(request.id, deque())
+                own.append(drafted._replace(position=len(request.tokens)))
 
     def compare(self, requests: Sequence[Context]) -> set[int]:
-        """Learn from trees whose text has come as far as they need it; the ids of requests with a right guess."""
+        """Learn from trees whose text has come as far as they need it; the ids of requests with a right draft token."""
         compared = _given_the_parent if self.conditional else _by_depth
         with_right: set[int] = set()
         for request in requests:
@@ -152,10 +130,10 @@ class ByRank:
                 found = compared(waiting[0], request.tokens)
                 if found is None:
                     break
+                offered, right = ([waiting[0].number[node] for node in nodes] for nodes in found)
                 waiting.popleft()
-                asked, right = found
-                self._learn(asked, right)
-                if len(right):
+                self._learn(offered, right)
+                if right:
                     with_right.add(request.id)
         return with_right
 
@@ -163,88 +141,66 @@ class ByRank:
         """The request is over; the rest of its text will not come."""
         self._drafted.pop(request.id, None)
 
-    def _learn(self, asked: np.ndarray, right: np.ndarray) -> None:
-        """Shares of these numbers were asked, and of them these were right."""
-        seen = np.bincount(asked, minlength=len(self._shares))
-        at = np.flatnonzero(seen)
-        seen = seen[at]
-        came = np.bincount(right, minlength=len(self._shares))[at]
-        self._trees[at] += seen
-        weight = np.maximum(1 - (1 - self.alpha) ** seen, seen / (PRIOR + self._trees[at]))
-        self._shares[at] += weight * (came / seen - self._shares[at])
-        self._logs = None
+    def _learn(self, offered: Sequence[int], right: Sequence[int]) -> None:
+        """Shares of these numbers had a draft token, and of those these were right."""
+        came = Counter(right)
+        for number, seen in Counter(offered).items():
+            self._trees[number] += seen
+            weight = max(1 - (1 - self.alpha) ** seen, seen / (PRIOR + self._trees[number]))
+            self._shares[number] += weight * (came[number] / seen - self._shares[number])
 
-    def _of(self, trees: TokenTree) -> _Places:
-        """Remembering and weighing ask for the same trees one after the other."""
-        last = self._last  # read once: another thread may put its own
-        if last is None or last[0] is not trees:
-            last = self._last = (trees, _places(trees, apart=self.conditional))
-        return last[1]
-
-
-def _places(trees: TokenTree, *, apart: bool) -> _Places:
-    """Where nodes stand; `apart` gives those whose parent is off the best path shares of their own."""
-    own = np.arange(trees.batch * trees.width)
-    parents = trees.parents.numpy(force=True)
-    guess = parents.reshape(-1) >= 0
-    up = np.where(guess, (parents + own[:: trees.width, None]).reshape(-1), own)
-    # Siblings side by side, the likeliest first; what is no guess comes behind all, as its own sibling.
-    order = np.lexsort((np.where(guess, -trees.logp.numpy(force=True).reshape(-1), np.inf), up))
-    family = up[order]
-    first = np.maximum.accumulate(np.where(np.diff(family, prepend=-1) != 0, own, 0))
-    rank = np.empty_like(own)
-    rank[order] = own - first
-    stray = guess & (rank > 0)
-    steps = _along(guess + stray * STRAY, up)
-    depth = steps % STRAY
-    best = guess & (steps - stray * STRAY < STRAY)
-    number = (depth.clip(1, DEPTHS) - 1) * RANKS + rank.clip(max=RANKS - 1)
-    if apart:
-        number += (guess & ~best) * (DEPTHS * RANKS)
-    return _Places(up, guess, depth, best, np.where(guess, number, 0))
+    def _places(self, trees: TokenTree) -> list[_Drafted]:
+        """Where the nodes of each tree stand, padding left out; positions are still to be filled in."""
+        columns = (trees.tokens.tolist(), trees.parents.tolist(), trees.logp.tolist())
+        found = []
+        for tokens, parents, logp, size in zip(*columns, trees.sizes, strict=True):
+            families: dict[int, list[int]] = defaultdict(list)
+            for node in range(1, size):
+                families[parents[node]].append(node)
+            rank = [0] * size
+            for siblings in families.values():
+                for place, node in enumerate(sorted(siblings, key=lambda node: -logp[node])):
+                    rank[node] = place
+            depth, on_best, best, number = [0] * size, [True] * size, [False] * size, [0] * size
+            for node in range(1, size):
+                above = parents[node]
+                depth[node], best[node] = depth[above] + 1, on_best[above]
+                on_best[node] = best[node] and rank[node] == 0
+                number[node] = (min(depth[node], DEPTHS) - 1) * RANKS + min(rank[node], RANKS - 1)
+                if self.conditional and not best[node]:
+                    number[node] += DEPTHS * RANKS
+            found.append(_Drafted(0, tokens[:size], parents[:size], depth, best, number))
+        return found
 
 
-def _along(values: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """Sums of values [B N] (0 for what is no guess) from below the root to each node, by pointer jumping."""
-    while True:
-        values = values + values[up]
-        further = up[up]
-        if (further == up).all():
-            return values
-        up = further
+_Found = tuple[Iterable[int], Iterable[int]] | None  # nodes that were offered, and of those the right ones
 
 
-def _given_the_parent(drafted: _Drafted, text: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Numbers of the guesses whose parent is right, and of those that are right themselves.
+def _given_the_parent(drafted: _Drafted, text: Sequence[int]) -> _Found:
+    """Nodes whose parent is right, and of those the ones that are right themselves.
 
     None where more text may confirm more.
     """
-    right = np.zeros(len(drafted.tokens), bool)
-    right[0] = True
-    asked = below = drafted.parents == 0
-    for token in text[drafted.position :]:
-        reached = below & (drafted.tokens == token)
-        if not reached.any():
-            below = reached
-            break
-        right |= reached
-        below = reached[drafted.parents]
-        below[0] = False  # the root's parent, -1, reads the last node
-        asked = asked | below
-    if below.any():
-        return None
-    right[0] = False
-    return drafted.number[asked], drafted.number[right]
+    offered: list[int] = []
+    right: list[int] = []
+    reached, place = {0}, drafted.position
+    while below := [node for node, parent in enumerate(drafted.parents) if parent in reached]:
+        if place >= len(text):
+            return None
+        offered += below
+        reached = {node for node in below if drafted.tokens[node] == text[place]}
+        right += reached
+        place += 1
+    return offered, right
 
 
-def _by_depth(drafted: _Drafted, text: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
+def _by_depth(drafted: _Drafted, text: Sequence[int]) -> _Found:
     """The same for the candidates of each depth, those below the best path, whether or not that path is right.
 
     None where the text does not reach the deepest of them.
     """
-    depth = drafted.depth[drafted.best]
-    came = np.array(text[drafted.position : drafted.position + int(depth.max())])
-    if len(came) < depth.max():
+    nodes = [node for node, best in enumerate(drafted.best) if best]
+    came = text[drafted.position :]
+    if len(came) < max(drafted.depth[node] for node in nodes):
         return None
-    number = drafted.number[drafted.best]
-    return number, number[drafted.tokens[drafted.best] == came[depth - 1]]
+    return nodes, [node for node in nodes if drafted.tokens[node] == came[drafted.depth[node] - 1]]

@@ -7,21 +7,17 @@ drafters that propose explicit trees build them, and names equal paths by prefix
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.tree import compiled
+from draftree.tree.arrays import TreeArrays
 from draftree.tree.builders import NOTHING, Fields, per_request
 from draftree.tree.structure import any_above, moved, on_device, structure_of
 
-if TYPE_CHECKING:
-    from draftree.tree.token_tree import TokenTree
 
-
-def merge(trees: Sequence[TokenTree], weights: Sequence[float] | None) -> Fields:
+def merge(trees: Sequence[TreeArrays], weights: Sequence[float] | None) -> Fields:
     first = trees[0]
     if any(tree.batch != first.batch or tree.device != first.device for tree in trees):
         raise ValueError("Trees to merge must have one batch size and lie on one device.")
@@ -101,7 +97,7 @@ def _path_names(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
     return names[:total]
 
 
-def best(tree: TokenTree, n: int | Sequence[int]) -> Fields:
+def best(tree: TreeArrays, n: int | Sequence[int]) -> Fields:
     limits = per_request(n, tree.batch, "n")
     sizes = tuple(min(limit + 1, size) for limit, size in zip(limits, tree.sizes, strict=True))
     if tree.tokens.is_cpu and best_first(tree):
@@ -121,21 +117,19 @@ def best(tree: TokenTree, n: int | Sequence[int]) -> Fields:
     return _compact(tree, capped, keep, sizes, None)[0]
 
 
-def best_first(tree: TokenTree) -> bool:
+def best_first(tree: TreeArrays) -> bool:
     """Whether nodes (on the CPU) come in falling order of log-probability; then the best n are the first n."""
     logp = tree.logp.numpy()
     return bool((logp[:, 1:] <= logp[:, :-1]).all())
 
 
-def first(tree: TokenTree, n: Sequence[int]) -> Fields:
+def first(tree: TreeArrays, n: Sequence[int]) -> Fields:
     return _beginning(tree, tuple(min(count + 1, size) for count, size in zip(n, tree.sizes, strict=True)))
 
 
-def _beginning(tree: TokenTree, sizes: tuple[int, ...]) -> Fields:
+def _beginning(tree: TreeArrays, sizes: tuple[int, ...]) -> Fields:
     """The first nodes of each tree: connected, since parents come before their children."""
     width = max(sizes, default=1)
-    if min(sizes, default=1) < width and (cut := compiled.first(tree, sizes)) is not None:
-        return (*cut, sizes, None)
     tokens, parents = tree.tokens.narrow(1, 0, width), tree.parents.narrow(1, 0, width)
     logp, source = tree.logp.narrow(1, 0, width), tree.source.narrow(1, 0, width)
     if min(sizes, default=1) < width:
@@ -147,7 +141,7 @@ def _beginning(tree: TokenTree, sizes: tuple[int, ...]) -> Fields:
     return tokens, parents, logp, source, sizes, None
 
 
-def prune(tree: TokenTree, keep: Tensor) -> tuple[Fields, Tensor]:
+def prune(tree: TreeArrays, keep: Tensor) -> tuple[Fields, Tensor]:
     if keep.shape != tree.tokens.shape:
         raise ValueError(f"keep {list(keep.shape)} must have the tree's shape {list(tree.tokens.shape)}.")
     structure = tree.structure
@@ -160,7 +154,7 @@ def prune(tree: TokenTree, keep: Tensor) -> tuple[Fields, Tensor]:
 
 
 def _compact(
-    tree: TokenTree, logp: Tensor, keep: Tensor, sizes: tuple[int, ...], height: int | None
+    tree: TreeArrays, logp: Tensor, keep: Tensor, sizes: tuple[int, ...], height: int | None
 ) -> tuple[Fields, Tensor]:
     """The nodes of `keep`, closed upwards, in their order; `sizes` are its row sums."""
     width = max(sizes, default=1)

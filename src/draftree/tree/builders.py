@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from draftree.tree.arrays import TreeArrays
 from draftree.tree.structure import Structure, structure_of
-
-if TYPE_CHECKING:
-    from draftree.tree.token_tree import TokenTree
 
 Fields = tuple[Tensor, Tensor, Tensor, Tensor, tuple[int, ...], Structure | None]
 NOTHING = float("-inf")
@@ -109,7 +106,7 @@ def from_paths(
     )
 
 
-def stack(trees: Sequence[TokenTree]) -> Fields:
+def stack(trees: Sequence[TreeArrays]) -> Fields:
     if not trees:
         raise ValueError("There are no trees to stack: pass at least one.")
     if len(trees) == 1:
@@ -135,7 +132,7 @@ def stack(trees: Sequence[TokenTree]) -> Fields:
     return tokens, parents, logp, source, sizes, None
 
 
-def select(tree: TokenTree, requests: Sequence[int]) -> Fields:
+def select(tree: TreeArrays, requests: Sequence[int]) -> Fields:
     sizes = tuple(tree.sizes[b] for b in requests)
     rows = torch.tensor(list(requests), dtype=torch.long, device=tree.device)
     width = max(sizes, default=1)
@@ -145,7 +142,7 @@ def select(tree: TokenTree, requests: Sequence[int]) -> Fields:
     return tokens, parents, logp, source, sizes, None
 
 
-def pad(tree: TokenTree, width: int) -> Fields:
+def pad(tree: TreeArrays, width: int) -> Fields:
     if width < max(tree.sizes, default=1):
         raise ValueError(f"A tree of {max(tree.sizes)} nodes does not fit {width}: pad to a larger width.")
     tokens, parents, logp, source = _widened(tree, width)
@@ -160,7 +157,7 @@ def per_request(value: int | Sequence[int], batch: int, name: str) -> list[int]:
     return values
 
 
-def _widened(tree: TokenTree, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _widened(tree: TreeArrays, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     columns = (tree.tokens, tree.parents, tree.logp, tree.source)
     if width <= tree.width:
         return tuple(column[:, :width] for column in columns)  # type: ignore[return-value]

@@ -7,6 +7,7 @@ on the CPU. As in `builders`, each function returns the plain fields of a `Token
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -62,69 +63,80 @@ def from_choices(roots: Tensor, candidates: Tensor, choices: Choices, logp: Tens
 
 
 def from_candidates(
-    roots: Tensor, candidates: Tensor, logp: Tensor, node_budget: int | Sequence[int], source: int
+    roots: Tensor,
+    candidates: Tensor | np.ndarray,
+    logp: Tensor | np.ndarray,
+    node_budget: int | Sequence[int],
+    source: int,
+    off_path: float,
 ) -> Fields:
     _check_candidates(roots, candidates, logp)
     budgets = per_request(node_budget, len(roots), "node_budget")
     scores = np.minimum(to_numpy(logp).astype(np.float64), 0.0)
     if np.isnan(scores).any():
         raise ValueError("Candidate log-probabilities hold NaN: check the drafter's logits.")
-    ids = to_numpy(candidates)
-    order = np.argsort(-scores, axis=-1, kind="stable")
-    ids, scores = np.take_along_axis(ids, order, -1).tolist(), np.take_along_axis(scores, order, -1).tolist()
-    firsts = to_numpy(roots).tolist()
-    trees = [_best_first(*request) for request in zip(firsts, ids, scores, budgets, strict=True)]
-    width = max((len(tree[0]) for tree in trees), default=1)
-    tokens = torch.zeros(len(trees), width, dtype=torch.long, device="cpu")
-    parents = torch.full((len(trees), width), -1, dtype=torch.long, device="cpu")
-    logps = torch.full((len(trees), width), NOTHING, dtype=torch.float32, device="cpu")
-    masks = torch.zeros(len(trees), width, dtype=torch.long, device="cpu")
-    for b, (token, parent, score) in enumerate(trees):
-        n = len(token)
-        tokens[b, :n] = torch.tensor(token, dtype=torch.long, device="cpu")
-        parents[b, :n] = torch.tensor(parent, dtype=torch.long, device="cpu")
-        logps[b, :n] = torch.tensor(score, dtype=torch.float32, device="cpu")
-        masks[b, 1:n] = source
+    ids = to_numpy(candidates).tolist()
+    trees = [_best_first(*one, off_path) for one in zip(roots.tolist(), ids, scores.tolist(), budgets, strict=True)]
     sizes = tuple(len(tree[0]) for tree in trees)
-    device = candidates.device
-    structure = None if device.type == "cpu" else structure_of(parents, device)
+    shape = (len(trees), max(sizes, default=1))
+    columns = [np.zeros(shape, np.int64), np.full(shape, -1), np.full(shape, NOTHING, np.float32)]
+    masks = np.zeros(shape, np.int64)
+    for b, (tree, size) in enumerate(zip(trees, sizes, strict=True)):
+        for column, values in zip(columns, tree, strict=True):
+            column[b, :size] = values
+        masks[b, 1:size] = source
+    tokens, parents, logps, sources = (torch.from_numpy(column) for column in (*columns, masks))
+    device = roots.device
+    if device.type == "cpu":
+        return tokens, parents, logps, sources, sizes, None
+    structure = structure_of(parents, device)
     return (
-        moved(tokens, device),
-        moved(parents, device),
-        moved(logps, device),
-        moved(masks, device),
-        sizes,
-        structure,
+        *(moved(tokens, device), moved(parents, device), moved(logps, device), moved(sources, device)),
+        *(sizes, structure),
     )
 
 
 def _best_first(
-    root: int, ids: list[list[int]], scores: list[list[float]], budget: int
+    root: int, ids: list[list[int]], scores: list[list[float]], budget: int, off_path: float
 ) -> tuple[list[int], list[int], list[float]]:
-    """A heap of the best node not yet taken below each taken parent: n nodes cost n pops and 2 n pushes."""
-    levels = []
-    for row_ids, row_scores in zip(ids, scores, strict=True):
-        # dict keeps the first, hence best, of equal tokens.
-        best: dict[int, float] = {}
-        for token, score in zip(row_ids, row_scores, strict=True):
-            if score > NOTHING:
-                best.setdefault(token, score)
-        levels.append(list(best.items()))
-    levels.append([])
+    """Tokens, parents and log-probabilities of one tree, the root first.
+
+    A heap holds the best node not yet taken below each taken parent: n nodes cost n pops and 2 n pushes.
+    """
+    levels = [_distinct(*level) for level in zip(ids, scores, strict=True)]
+    penalty = math.log(off_path)
     tokens, parents, paths = [root], [-1], [0.0]
+    sums = [0.0]  # of log-probabilities from the root to the node, without the penalty
+    strays, stray = [0], [False]  # steps below a second choice; whether the path has one
     heap: list[tuple[float, int, int, int]] = []
-    if levels[0] and budget:
-        heap.append((-levels[0][0][1], 0, 0, 0))
+
+    def offer(parent: int, depth: int, rank: int) -> None:
+        if depth < len(levels) and rank < len(levels[depth]):
+            score = sums[parent] + levels[depth][rank][1] + (strays[parent] + stray[parent]) * penalty
+            heapq.heappush(heap, (-score, depth, parent, rank))
+
+    offer(0, 0, 0)
     while heap and len(tokens) <= budget:
         cost, depth, parent, rank = heapq.heappop(heap)
-        tokens.append(levels[depth][rank][0])
+        token, logp = levels[depth][rank]
+        tokens.append(token)
         parents.append(parent)
         paths.append(-cost)
-        if rank + 1 < len(levels[depth]):
-            heapq.heappush(heap, (-paths[parent] - levels[depth][rank + 1][1], depth, parent, rank + 1))
-        if levels[depth + 1]:
-            heapq.heappush(heap, (cost - levels[depth + 1][0][1], depth + 1, len(tokens) - 1, 0))
+        sums.append(sums[parent] + logp)
+        strays.append(strays[parent] + stray[parent])
+        stray.append(stray[parent] or rank > 0)
+        offer(parent, depth, rank + 1)
+        offer(len(tokens) - 1, depth + 1, 0)
     return tokens, parents, paths
+
+
+def _distinct(ids: list[int], scores: list[float]) -> list[tuple[int, float]]:
+    """The tokens of one depth that can be, the likeliest first, each once."""
+    best: dict[int, float] = {}
+    for score, token in sorted(zip(scores, ids, strict=True), key=lambda each: -each[0]):
+        if score > NOTHING:
+            best.setdefault(token, score)
+    return list(best.items())
 
 
 def all_distinct(candidates: Tensor) -> bool:
@@ -135,7 +147,7 @@ def all_distinct(candidates: Tensor) -> bool:
     return not bool((ordered[..., 1:] == ordered[..., :-1]).any())
 
 
-def _check_candidates(roots: Tensor, candidates: Tensor, logp: Tensor | None) -> None:
+def _check_candidates(roots: Tensor, candidates: Tensor | np.ndarray, logp: Tensor | np.ndarray | None) -> None:
     if candidates.ndim != 3 or roots.shape != candidates.shape[:1]:
         raise ValueError(
             f"candidates {list(candidates.shape)} must be [batch, depth, k] with one root a request, "

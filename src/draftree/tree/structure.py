@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.tree import compiled
-
 CACHE_BYTES = 4 * 2**20  # a few hundred trees of 64 nodes; shapes that come back do so soon
 
 
@@ -85,24 +83,15 @@ def structure_of(parents: Tensor, device: torch.device | None = None) -> Structu
     if hit is not None:
         return hit
     if key[2] is None:
-        found = on_host(array)
+        found = on_cpu(array)
     else:
         found = _moved(structure_of(parents), key[2])
     _cache.put(key, found)
     return found
 
 
-def on_host(parents: np.ndarray) -> Structure:
-    """On the runner: compiled, or by pointer jumping in numpy, where small arrays cost a third of torch's time."""
-    found = compiled.structure(parents)
-    if found is None:
-        return jumped(parents)
-    depth, seen, height = found
-    return Structure(torch.from_numpy(depth), torch.from_numpy(seen), height)
-
-
-def jumped(parents: np.ndarray) -> Structure:
-    """The same without a compiler."""
+def on_cpu(parents: np.ndarray) -> Structure:
+    """Pointer jumping in numpy, where small arrays cost a third of torch's time."""
     batch, width = parents.shape
     total = batch * width
     # One flat forest with a sink at the end: everything above a root is the sink, which sees nothing.

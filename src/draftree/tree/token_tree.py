@@ -1,98 +1,25 @@
-"""The token tree: the guesses of one step for a batch of requests, as flat arrays.
-
-Node 0 of each tree is the root, the newest certain token, which is not yet in the KV cache; every other
-node is a guess at the token after its parent. Parents come before their children, so one array of
-parents is the whole shape, and drafters, masks and acceptance rules work on it without walking nodes.
-"""
+"""The token tree: the draft tokens of one step for a batch of requests, and all that is done with them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from draftree.tree import algebra, builders, walks
 from draftree.tree import candidates as fills
+from draftree.tree.arrays import TreeArrays
 from draftree.tree.candidates import Choices
-from draftree.tree.structure import Structure, moved, structure_of
+from draftree.tree.structure import moved, structure_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenTree:
-    """B trees of up to N nodes, padded; immutable, all tensors on one device.
-
-    tokens: LongTensor [B, N], token ids (0 in padding).
-    parents: LongTensor [B, N], `parents[b, i] < i`; -1 for the root and in padding.
-    logp: FloatTensor [B, N], natural log-probability of the path root..node (0.0 root, -inf padding).
-    source: LongTensor [B, N], bit mask of the drafters that proposed the node (0 for root and padding).
-    sizes: real nodes of each tree, root included, on the CPU; nodes >= sizes[b] are padding.
-
-    The plain constructor trusts its arguments; use the builders below. Siblings with the same token are
-    legal (unshared branches of a trie), but only `from_arrays` makes them.
-    """
-
-    tokens: Tensor
-    parents: Tensor
-    logp: Tensor
-    source: Tensor
-    sizes: tuple[int, ...]
-    _structure: Structure | None = field(default=None, repr=False)
-
-    # ---- shape
-
-    @property
-    def batch(self) -> int:
-        """B, the number of trees."""
-        return len(self.sizes)
-
-    @property
-    def width(self) -> int:
-        """N, the nodes of the largest tree (more when padded to a bucket)."""
-        return self.tokens.shape[1]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors live."""
-        return self.tokens.device
-
-    @property
-    def structure(self) -> Structure:
-        """Depth, ancestors and height, worked out once; shared between trees of equal shape: read-only."""
-        if self._structure is None:
-            object.__setattr__(self, "_structure", structure_of(self.parents))
-        assert self._structure is not None
-        return self._structure
-
-    @property
-    def depth(self) -> Tensor:
-        """LongTensor [B, N], steps below the root; 0 for the root and in padding. Read-only."""
-        return self.structure.depth
-
-    @property
-    def ancestors(self) -> Tensor:
-        """BoolTensor [B, N, N]: row i sees j when j is i or above it; padding sees itself. Read-only."""
-        return self.structure.ancestors
-
-    @property
-    def height(self) -> int:
-        """The largest depth in the batch. One device sync if the tree's shape was born off the runner."""
-        structure = self.structure
-        if structure.height is None:
-            structure = structure._replace(height=int(structure.depth.max()))
-            object.__setattr__(self, "_structure", structure)
-        assert structure.height is not None
-        return structure.height
-
-    @property
-    def real(self) -> Tensor:
-        """BoolTensor [B, N], False in padding."""
-        # From the parents, as the sizes are on the CPU and would have to be copied over.
-        real = self.parents >= 0
-        real[:, 0] = True
-        return real
+class TokenTree(TreeArrays):
+    """B trees of up to N nodes: how they are made, joined, cut and followed; see `TreeArrays` for what they hold."""
 
     def to(self, device: torch.device | str) -> TokenTree:
         """The same trees on `device`; the structure goes along through the cache (no rebuild there)."""
@@ -181,18 +108,21 @@ class TokenTree:
     def from_candidates(
         cls,
         roots: Tensor,
-        candidates: Tensor,
-        logp: Tensor,
+        candidates: Tensor | np.ndarray,
+        logp: Tensor | np.ndarray,
         node_budget: int | Sequence[int],
         source: int = 1,
+        off_path: float = 1.0,
     ) -> TokenTree:
         """The most probable subtree of the full product tree of per-depth candidates, best node first.
 
         roots: LongTensor [B]; candidates: LongTensor [B, D, K]; logp: FloatTensor [B, D, K], taken as
         independent of the path and capped at 0; node_budget: nodes besides the root, one number or one a
-        request. Candidates of log-probability -inf are never used. ValueError on shapes or NaN.
+        request; off_path: factor on the probability for each step below a candidate that was not the best of its
+        depth. Candidates of log-probability -inf are never used. Lives on the device of `roots`. ValueError on shapes
+        or NaN.
         """
-        return cls(*fills.from_candidates(roots, candidates, logp, node_budget, source))
+        return cls(*fills.from_candidates(roots, candidates, logp, node_budget, source, off_path))
 
     @classmethod
     def stack(cls, trees: Sequence[TokenTree]) -> TokenTree:

@@ -7,18 +7,15 @@ serves one tree on the CPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from draftree.tree.arrays import TreeArrays
 from draftree.tree.structure import any_above
 
-if TYPE_CHECKING:
-    from draftree.tree.token_tree import TokenTree
 
-
-def longest_match(tree: TokenTree, next_tokens: Tensor) -> Tensor:
+def longest_match(tree: TreeArrays, next_tokens: Tensor) -> Tensor:
     above = tree.parents.clamp(min=0)
     missed = next_tokens.gather(1, above) != tree.tokens
     missed[:, 0] = False
@@ -27,7 +24,7 @@ def longest_match(tree: TokenTree, next_tokens: Tensor) -> Tensor:
     return tree.depth.masked_fill(refused, -1).argmax(1)
 
 
-def path_nodes(tree: TokenTree, node: Tensor) -> tuple[Tensor, Tensor]:
+def path_nodes(tree: TreeArrays, node: Tensor) -> tuple[Tensor, Tensor]:
     rows = torch.arange(tree.batch, device=tree.device)
     on_path = tree.ancestors[rows, node]
     # Parents come before children, so the path is the set of ancestors in index order.
@@ -40,7 +37,7 @@ def path_nodes(tree: TokenTree, node: Tensor) -> tuple[Tensor, Tensor]:
     return nodes[:, :width], lengths
 
 
-def path(tree: TokenTree, b: int, node: int) -> list[int]:
+def path(tree: TreeArrays, b: int, node: int) -> list[int]:
     if not 0 <= node < tree.sizes[b]:
         raise IndexError(f"Tree {b} has nodes 0..{tree.sizes[b] - 1}, not {node}.")
     tokens, parents = tree.tokens[b].tolist(), tree.parents[b].tolist()
@@ -51,11 +48,11 @@ def path(tree: TokenTree, b: int, node: int) -> list[int]:
     return found[::-1]
 
 
-def children(tree: TokenTree, b: int, node: int) -> list[int]:
+def children(tree: TreeArrays, b: int, node: int) -> list[int]:
     return [i for i, parent in enumerate(tree.parents[b, : tree.sizes[b]].tolist()) if parent == node >= 0]
 
 
-def walk(tree: TokenTree, b: int, tokens: Sequence[int]) -> list[int]:
+def walk(tree: TreeArrays, b: int, tokens: Sequence[int]) -> list[int]:
     known = tree.tokens[b, : tree.sizes[b]].tolist()
     parents = tree.parents[b, : tree.sizes[b]].tolist()
     # Siblings may share a token, so several walks can be alive at once.
@@ -70,7 +67,7 @@ def walk(tree: TokenTree, b: int, tokens: Sequence[int]) -> list[int]:
     return reached[min(reached)]
 
 
-def choices(tree: TokenTree, b: int) -> list[tuple[int, ...]]:
+def choices(tree: TreeArrays, b: int) -> list[tuple[int, ...]]:
     parents = tree.parents[b, : tree.sizes[b]].tolist()
     logp = tree.logp[b, : tree.sizes[b]].tolist()
     rank: dict[int, int] = {}

@@ -27,7 +27,7 @@ from draftree.runner.plan import PassResult
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import Shape
 from draftree.shaping.base import Outcome, Sizer
-from draftree.shaping.best_first import OffPath, best_first
+from draftree.shaping.off_path import OffPath
 from draftree.tree import TokenTree
 from draftree.tuning.record import Text, Timing
 
@@ -88,7 +88,8 @@ class RecordedHeads(Drafter):
         if request.room <= self._inner.depth:
             logp = logp.copy()
             logp[max(request.room - 1, 0) :] = -np.inf
-        return best_first([request.tokens[-1]], tokens[None], logp[None], budgets, self.source, self._off_path.factor)
+        at = torch.tensor(request.tokens[-1:])
+        return TokenTree.from_candidates(at, tokens[None], logp[None], budgets, self.source, self._off_path.factor)
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`."""

@@ -18,7 +18,6 @@ from draftree.drafting.lookahead._backend import Arrays, Dump, Settings
 from draftree.native import LIBRARY, library
 from draftree.native.addresses import address, array_address
 from draftree.tree import TokenTree
-from draftree.tree.compiled import empty_columns
 
 ABI = 6
 
@@ -160,7 +159,8 @@ class CTrie:
         if not most:
             return TokenTree.roots(torch.tensor(roots, dtype=torch.long, device="cpu"))
         width = most + 1
-        ids, logp = empty_columns(batch, width)
+        ids = torch.empty(3, batch, width, dtype=torch.long, device="cpu")
+        logp = torch.empty(batch, width, dtype=torch.float32, device="cpu")
         to = address(ids, torch.long), address(logp, torch.float32)
         first = (c_int64 * batch)(*roots)
         self._lib.trie_stack(batch, room, width, first, *self._out_at, counts, self._place, self._where, *to)

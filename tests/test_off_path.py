@@ -1,4 +1,4 @@
-"""Best-first trees against a slow search of the whole product, and the factor that is learned for stray guesses."""
+"""Best-first trees against a slow search of the whole product, and the factor that is learned for what lies below second choices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.shaping.best_first import FIRST, OffPath, best_first
+from draftree.shaping.off_path import FIRST, OffPath
 from draftree.tree import TokenTree
 
 eighth = st.integers(0, 24).map(lambda e: -e / 8)
@@ -49,7 +49,8 @@ def everything(tokens: np.ndarray, logp: np.ndarray, off_path: float) -> dict[tu
 @given(cases())
 def test_the_best_nodes_of_the_whole_product(case: tuple[np.ndarray, np.ndarray, list[int], float]) -> None:
     tokens, logp, budgets, off_path = case
-    tree = best_first(list(range(500, 500 + len(tokens))), tokens, logp, budgets, 4, off_path)
+    roots = torch.arange(500, 500 + len(tokens))
+    tree = TokenTree.from_candidates(roots, tokens, logp, budgets, 4, off_path)
     for b, budget in enumerate(budgets):
         known = everything(tokens[b], logp[b], off_path)
         size = tree.sizes[b]
@@ -65,19 +66,8 @@ def test_the_best_nodes_of_the_whole_product(case: tuple[np.ndarray, np.ndarray,
         assert all((p == fill).all() for p, fill in zip(padding, (0, -1, -torch.inf, 0), strict=True))
 
 
-def test_without_the_factor_it_is_the_tree_of_the_candidates() -> None:
-    generator = np.random.default_rng(5)
-    logp = -np.sort(generator.random((2, 3, 5)), axis=2).astype(np.float32)
-    tokens = generator.permuted(np.tile(np.arange(40), (2, 3, 1)), axis=2)[:, :, :5]
-    ours = best_first([1, 2], tokens, logp, [17, 9])
-    theirs = TokenTree.from_candidates(torch.tensor([1, 2]), torch.from_numpy(tokens), torch.from_numpy(logp), [17, 9])
-    for field in ("tokens", "parents", "source"):
-        assert torch.equal(getattr(ours, field), getattr(theirs, field)), field
-    assert ours.sizes == theirs.sizes
-
-
 def test_the_factor_is_learned() -> None:
-    """Below the best candidate guesses hold as often as they say, below others a quarter as often."""
+    """Below the best candidate draft tokens hold as often as they say, below others a quarter as often."""
     generator = np.random.default_rng(0)
     learner = OffPath()
     assert learner.factor == pytest.approx(FIRST)
