@@ -202,6 +202,21 @@ def test_without_a_confidence_the_measured_times_decide() -> None:
     assert drafter._step_seconds > 0
 
 
+def test_in_a_batch_a_pass_has_to_pay_for_all_of_its_requests() -> None:
+    """One that promises enough for a request alone does not where another request gains nothing by it."""
+    rows = prompts((12, 9))
+    contexts = [Context(i, list(row), len(row), 50) for i, row in enumerate(rows)]
+    drafter = DraftModel(noisy("llama"), branching=4)
+    for context in contexts:
+        drafter.begin(context)
+    drafter._pass_seconds, drafter._step_seconds = 1e-9, 1.0
+    tree = drafter.draft(contexts[:1], [64])
+    first = tree.logp[0][tree.depth[0] == 1].exp().sum().item()
+    drafter._least = lambda: 0.75 * first  # type: ignore[method-assign]
+    assert drafter.draft(contexts[:1], [64]).height > 1
+    assert drafter.draft(contexts, [64, 0]).height == 1
+
+
 # ------------------------------------------------------------------------------- requests come and go
 
 

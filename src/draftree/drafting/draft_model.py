@@ -42,8 +42,9 @@ class DraftModel(SecondModel):
         branching: most tokens tried behind each node; 1 drafts a chain.
         beam: most nodes of a depth that the small model reads, all of them in one pass; 1 follows the likeliest path
             alone, with what else was likely beside it. None: 4.
-        confidence: stop where the paths to be read next have less than this probability together; None: where a
-            pass over them takes longer than their guesses are worth, both models' times being measured as they run.
+        confidence: stop where a request's paths to be read next have less than this probability together; None: where
+            a pass over the paths of all requests takes longer than their draft tokens are worth, both models' times
+            being measured as they run.
         runner: how the small model is driven: auto, hooked, eager, cpu or cuda_graphs.
 
     Raises:
@@ -108,9 +109,15 @@ class DraftModel(SecondModel):
                 self._clock(begin)
             for depth in range(1, max(reaches)):
                 frontiers = [
-                    growth.frontier(self._least(), self._eos) if reach > depth else []
+                    growth.frontier(self._eos) if reach > depth else []
                     for growth, reach in zip(growths, reaches, strict=True)
                 ]
+                promises = [growth.promise(frontier) for growth, frontier in zip(growths, frontiers, strict=True)]
+                if self.confidence is not None:
+                    likely = [promise >= self.confidence for promise in promises]
+                    frontiers = [frontier if fit else [] for frontier, fit in zip(frontiers, likely, strict=True)]
+                elif sum(promises) < self._least() * len(requests):  # one pass for all, a token of each for a step
+                    break
                 if not any(frontiers):
                     break
                 begin = time.perf_counter()
@@ -127,9 +134,7 @@ class DraftModel(SecondModel):
         self._pass_seconds = smoothed(self._pass_seconds, time.perf_counter() - begin)
 
     def _least(self) -> float:
-        """Probability that paths must have together, to be read on."""
-        if self.confidence is not None:
-            return self.confidence
+        """Tokens a request that a pass has to promise."""
         timed = self._pass_seconds and self._step_seconds
         return WORTH * (self._pass_seconds / self._step_seconds if timed else PRICE_FIRST)
 
@@ -158,16 +163,19 @@ class _Growth:
         self.parents += [above] * len(tokens)
         self.logp += [base + value for value in logp]
 
-    def frontier(self, least: float, ends: frozenset[int]) -> list[int]:
-        """Nodes of the last depth worth reading: their children can be among the best, and they promise enough."""
+    def frontier(self, ends: frozenset[int]) -> list[int]:
+        """Nodes of the last depth whose children can be among the best of the tree."""
         lowest = -math.inf
         if len(self.logp) >= self.budget:
             lowest = max(lowest, sorted(self.logp, reverse=True)[self.budget - 1])
         last = range(self.newest, len(self.logp))
         fit = [i for i in last if self.logp[i] > lowest and self.tokens[i] not in ends]
         self.newest = len(self.logp)
-        best = sorted(fit, key=self.logp.__getitem__, reverse=True)[: self.beam]
-        return best if sum(math.exp(self.logp[i]) for i in best) >= least else []
+        return sorted(fit, key=self.logp.__getitem__, reverse=True)[: self.beam]
+
+    def promise(self, nodes: Sequence[int]) -> float:
+        """Probability that the text passes through one of these nodes of a depth."""
+        return sum(math.exp(self.logp[node]) for node in nodes)
 
     def read(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
         """Tokens of `nodes`, which are read now, and the nodes above them as the small model numbers them."""

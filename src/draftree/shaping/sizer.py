@@ -29,8 +29,8 @@ from draftree.tree import TokenTree
 if TYPE_CHECKING:
     from draftree.pruning.early import EarlyPruning
 
-ASK_FACTOR, ASK_LEAST = 2.0, 8  # draft tokens asked for: this times the largest tree of late, and some
-RECENT = 0.9  # how fast the largest tree of late fades, by step
+ASK_FACTOR, ASK_LEAST = 2.0, 4  # draft tokens asked for: this times the request's recent trees, and some
+RECENT = 0.9  # how fast the largest of the recent trees fades, by step
 GAIN_FIRST, GAIN_RATE = 0.5, 0.1  # accepted draft tokens a step, before any was seen; weight of a step in their mean
 LEARN_EVERY = 4  # steps that are learned from together: out of cold caches, one takes as long as four in a row
 OVERLAP = 0.5  # of what a prepared draft brings, the part that one prepared at the node above brings as well
@@ -70,15 +70,17 @@ class _State:
 
     Attributes:
         way, next: of drafting, in the step being planned and in the one behind it.
+        recent: draft tokens of the largest tree verified recently.
         chances: by cell of the ledger, that draft tokens are accepted; None where that has to be read again.
     """
 
-    __slots__ = ("chances", "gain", "ledger", "modes", "next", "way")
+    __slots__ = ("chances", "gain", "ledger", "modes", "next", "recent", "way")
 
     def __init__(self, modes: Modes, first: int, gain: float) -> None:
         self.ledger = Ledger(FADING_OWN)
         self.modes, self.gain = modes, gain
         self.way, self.next = PLAIN, first
+        self.recent = float(ASK_LEAST)
         self.chances: list[float] | None = None
 
 
@@ -117,7 +119,6 @@ class DynamicSizer(Sizer):
         self._max_nodes, self._ways = max_nodes, ways
         self._packed = packed and pruner is None and not can.prepares  # what is done inside a pass is padded
         self._states: dict[int, _State] = {}
-        self._recent = 0.0  # the largest tree of late
         self._unread: list[_Seen] = []  # steps that are still to be learned from
         self._seconds_of: dict[tuple[Kind, int, int], tuple[np.ndarray, list[float]]] = {}  # see `_seconds`
 
@@ -134,10 +135,14 @@ class DynamicSizer(Sizer):
             together = self._together.next() if len(states) > 1 else None
             for state in states:
                 state.way, state.next = state.next, state.modes.next() if together is None else together
-            budget = min(self._max_nodes, most, int(ASK_FACTOR * self._recent) + ASK_LEAST)
+            most = min(self._max_nodes, most)
+            budgets = [min(int(ASK_FACTOR * state.recent) + ASK_LEAST, most) for state in states]
             return StepPlan(
                 requests,
-                [budget if take and state.way != PLAIN else 0 for take, state in zip(takes, states, strict=True)],
+                [
+                    budget if take and state.way != PLAIN else 0
+                    for budget, take, state in zip(budgets, takes, states, strict=True)
+                ],
                 [take and state.next == PREPARED for take, state in zip(takes, states, strict=True)],
             )
 
@@ -158,7 +163,9 @@ class DynamicSizer(Sizer):
             drafting = self._drafting(plan)
             seconds = [drafting + time for time in self._seconds(kind, batch, 1)[batch:]]
             sizes = choose(chances, seconds, packed=self._packed)
-            self._recent = max(max(sizes), RECENT * self._recent)
+            for request, size in zip(plan.requests, sizes, strict=True):
+                state = self._states[request.id]
+                state.recent = max(size, RECENT * state.recent)
             if any(size < whole - 1 for size, whole in zip(sizes, trees.sizes, strict=True)):
                 trees = trees.first(sizes) if falling else trees.best(sizes)
             gains = [sum(own[:size]) for own, size in zip(chances, sizes, strict=True)]
