@@ -29,7 +29,8 @@ from draftree.tree import TokenTree
 if TYPE_CHECKING:
     from draftree.pruning.early import EarlyPruning
 
-ASK_FACTOR, ASK_LEAST = 2.0, 4  # draft tokens asked for: this times the request's recent trees, and some
+MORE = 2  # draft tokens that are asked for above the largest of the request's recent trees
+FIRST_TREE = 4.0  # draft tokens of it, before any
 RECENT = 0.9  # how fast the largest of the recent trees fades, by step
 GAIN_FIRST, GAIN_RATE = 0.5, 0.1  # accepted draft tokens a step, before any was seen; weight of a step in their mean
 LEARN_EVERY = 4  # steps that are learned from together: out of cold caches, one takes as long as four in a row
@@ -80,7 +81,7 @@ class _State:
         self.ledger = Ledger(FADING_OWN)
         self.modes, self.gain = modes, gain
         self.way, self.next = PLAIN, first
-        self.recent = float(ASK_LEAST)
+        self.recent = FIRST_TREE
         self.chances: list[float] | None = None
 
 
@@ -136,7 +137,7 @@ class DynamicSizer(Sizer):
             for state in states:
                 state.way, state.next = state.next, state.modes.next() if together is None else together
             most = min(self._max_nodes, most)
-            budgets = [min(int(ASK_FACTOR * state.recent) + ASK_LEAST, most) for state in states]
+            budgets = [min(math.ceil(state.recent) + MORE, most) for state in states]
             return StepPlan(
                 requests,
                 [
