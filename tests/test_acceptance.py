@@ -72,7 +72,7 @@ def check_longest(tree: TokenTree, logits: Tensor) -> None:
         assert walk.tokens in wanted
         check_path(tree, b, walk.nodes)
         assert walk.tokens == [best[node] for node in walk.nodes]
-        assert walk.guesses == [*walk.nodes[1:], None]
+        assert walk.drafted_by == [*walk.nodes[1:], None]
         assert walk.accepted == len(walk.nodes) - 1
         assert not walk.tie
 

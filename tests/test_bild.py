@@ -245,8 +245,8 @@ def test_the_rule_by_hand() -> None:
     assert walked(LossyBiLD(0.81, "1-p"), [1, 1], logits) == [1, 1, 1]
     assert walked(LossyBiLD(0.79, "1-p"), [1, 1], logits) == [0]
     assert walked(LossyBiLD(math.inf), [-1, 1], logits) == [0]  # a rejected draft
-    kl = LossyBiLD(0.3, "kl", said=lambda _: scored([0.6, 0.3, 0.1], [1.0, 0.0, 0.0]))
-    found = kl.distances(logits[:2], [1, 1], kl.said(0))  # type: ignore[misc]
+    kl = LossyBiLD(0.3, "kl", drafted_logp=lambda _: scored([0.6, 0.3, 0.1], [1.0, 0.0, 0.0]))
+    found = kl.distances(logits[:2], [1, 1], kl.drafted_logp(0))  # type: ignore[misc]
     assert found.tolist() == pytest.approx([0.6 * math.log(6 / 7) + 0.3 * math.log(1.5), math.log(20)], abs=1e-5)
 
 

@@ -177,7 +177,7 @@ def test_a_drafter_that_pays_does_not_rest() -> None:
     cost = StepCost((1, 8, 64), (1.0, 1.1, 3.0))
     shape = DynamicTree(cost=cost)
     truth = generate(model, ids, max_new_tokens=90, eos_token_id=None).sequences[0].tolist()
-    guesses = drafter.guesses
+    guesses = drafter.draft_logits
 
     def right(step, nodes):  # type: ignore[no-untyped-def]
         logits = guesses(step, nodes)
@@ -189,7 +189,7 @@ def test_a_drafter_that_pays_does_not_rest() -> None:
             logits[0, d, token] = 5
         return logits
 
-    drafter.guesses = right  # type: ignore[method-assign]
+    drafter.draft_logits = right  # type: ignore[method-assign]
     drafter.likeliest = partial(InModelDrafter.likeliest, drafter)  # type: ignore[method-assign]
     out = generate(model, ids, drafter=drafter, shape=shape, max_new_tokens=90, eos_token_id=None)
     assert out.sequences[0].tolist() == truth
@@ -252,13 +252,13 @@ def test_as_many_nodes_have_rows_as_are_worth_it(kind: str) -> None:
         counts.append(plan.attach_to)
         attached = drafter.plan(plan)
         assert attached is not None
-        spawning = min(plan.attach_to, plan.trees.width)
+        attached_nodes = min(plan.attach_to, plan.trees.width)
         if attached.embeddings is not None:
-            assert attached.embeddings.shape[1] == spawning * drafter.depth
+            assert attached.embeddings.shape[1] == attached_nodes * drafter.depth
         else:
             positions = attached.surgeries[0].positions
             assert positions is not None
-            assert positions.shape[1] == spawning
+            assert positions.shape[1] == attached_nodes
     assert counts[0] >= 4  # a path hardly ends at the two poor draft tokens
     assert counts[0] >= counts[1] >= counts[2] == 1
 

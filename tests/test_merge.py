@@ -16,7 +16,7 @@ from zoo import build
 
 from draftree.drafting import BiTA, Context, Drafter, HiddenTransfer, Lookahead, Medusa, Merge, PromptLookup
 from draftree.drafting.base import StepPlan
-from draftree.drafting.merge.votes import HEED, Votes
+from draftree.drafting.merge.votes import WEIGHT_FIRST, Votes
 from draftree.engine import Engine, Rules, generate
 from draftree.engine.generate import GenerateOutput
 from draftree.pruning import EarlyHead, EarlyPruning
@@ -84,9 +84,9 @@ def test_it_costs_what_its_drafters_cost() -> None:
     assert merged.capabilities.prepares
     assert merged.capabilities.unprepared, "the trie has draft tokens where nothing was prepared"
     assert not Merge([bita, transfer]).capabilities.unprepared
-    for spawning in (None, 1, 3):
-        own = [drafter.rows(8, 2, spawning) - 8 for drafter in (bita, transfer)]
-        assert merged.rows(8, 2, spawning) == 8 + sum(own) > 8
+    for attach_to in (None, 1, 3):
+        own = [drafter.rows(8, 2, attach_to) - 8 for drafter in (bita, transfer)]
+        assert merged.rows(8, 2, attach_to) == 8 + sum(own) > 8
 
 
 def test_two_deep_prefixes_are_one_too_many() -> None:
@@ -213,10 +213,10 @@ def test_a_second_word_counts_as_much_as_it_has_proved_to() -> None:
             calibration.remember = lambda *_, **__: None  # type: ignore[assignment]
         for step in range(1500):
             agreed(votes, rng, step, alike=alike)
-        assert votes.heed[0][1] == votes.heed[1][0]
-        weights.append(votes.heed[0][1])
+        assert votes.weight[0][1] == votes.weight[1][0]
+        weights.append(votes.weight[0][1])
     assert weights[0] < 0.2
-    assert weights[1] == pytest.approx(HEED, abs=0.25)
+    assert weights[1] == pytest.approx(WEIGHT_FIRST, abs=0.25)
 
 
 def test_guesses_are_calibrated_by_what_came() -> None:

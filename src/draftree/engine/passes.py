@@ -47,7 +47,7 @@ class TreePass:
         return None if rows is None else nodes_behind(rows, self.offset, result.logits.shape[1], self.trees.width)
 
     def committed(self, accepted: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Rows to keep per request: its prompt rows, then the walked nodes."""
+        """Rows to keep per request: its prompt rows, then the accepted nodes."""
         return [
             [*range(trunk), *(self.offset + node for node in nodes)]
             for trunk, nodes in zip(self.trunk, accepted, strict=True)
@@ -85,17 +85,17 @@ def tree_pass(
         starts: committed context length of each request.
         attachment: a drafter's own rows.
         floors: prompt lengths, for length-dependent rotary embeddings.
-        limit: the model's context; guesses beyond it are moved back to its last position.
+        limit: the model's context; draft tokens beyond it are moved back to its last position.
         row_by_row: see `Plan`.
     """
     device = trees.tokens.device
     trunk = [len(t) for t in trunks]
     offset = max(trunk)
-    guesses = trees.tokens
-    batch, width = guesses.shape
+    drafted = trees.tokens
+    batch, width = drafted.shape
     begin = torch.tensor([[s + t] for s, t in zip(starts, trunk, strict=True)], device=device, dtype=torch.long)
     if offset == 0:
-        plan = Plan(guesses, begin + trees.depth, trees.ancestors, sizes=trees.sizes)
+        plan = Plan(drafted, begin + trees.depth, trees.ancestors, sizes=trees.sizes)
     else:
         tokens = torch.zeros(batch, offset, dtype=torch.long, device=device)
         for b, certain in enumerate(trunks):
@@ -108,7 +108,7 @@ def tree_pass(
         visible[:, offset:, :offset] = real[:, None]
         visible[:, offset:, offset:] = trees.ancestors
         plan = Plan(
-            torch.cat([tokens, guesses], 1),
+            torch.cat([tokens, drafted], 1),
             torch.cat([positions, begin + trees.depth], 1),
             visible,
             first_logit_row=offset,

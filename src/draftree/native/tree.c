@@ -45,8 +45,8 @@ void tree_first(const int64_t *const *parts, const float *best, int64_t stride, 
         for (int64_t i = 0; i < width; i++) *kept++ = i < sizes[b] ? best[b * stride + i] : -INFINITY;
 }
 
-/* Walks from the roots along the model's choices best [batch, stride] by node. Writes of each tree the nodes [width + 1] walked
- * and how many in counts [batch]. Returns 0, or 1 where two siblings on the way share a token. */
+/* Walks from the roots along the model's choices best [batch, stride] by node. Writes the accepted nodes [width + 1] of each
+ * tree and how many in counts [batch]. Returns 0, or 1 where two siblings on the way share a token. */
 int32_t tree_walk(const int64_t *parents, const int64_t *tokens, const int64_t *sizes, int64_t batch, int64_t width,
                   const int64_t *best, int64_t stride, int64_t *nodes, int64_t *counts) {
     for (int64_t b = 0; b < batch; b++, parents += width, tokens += width, best += stride, nodes += width) {
@@ -72,10 +72,10 @@ typedef struct {
     double score, sum;    /* log-probability of the path with and without what is taken off below second choices */
     int64_t parent, rank; /* -1 for children of the root */
     int64_t depth, strays, path; /* from 0; steps below a candidate that was not the best; where its ranks begin */
-} Guess;
+} Candidate;
 
 /* Whether a goes before b: the likelier; of equals the higher one, and then the one with the better ranks. */
-static int precedes(const Guess *a, const Guess *b, const int64_t *ranks) {
+static int precedes(const Candidate *a, const Candidate *b, const int64_t *ranks) {
     if (a->score != b->score) return a->score > b->score;
     if (a->depth != b->depth) return a->depth < b->depth;
     for (int64_t d = 0; d < a->depth; d++)
@@ -83,14 +83,14 @@ static int precedes(const Guess *a, const Guess *b, const int64_t *ranks) {
     return a->rank < b->rank;
 }
 
-static void push(Guess *heap, int64_t *held, Guess added, const int64_t *ranks) {
+static void push(Candidate *heap, int64_t *held, Candidate added, const int64_t *ranks) {
     int64_t i = (*held)++;
     for (; i && precedes(&added, heap + (i - 1) / 2, ranks); i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
     heap[i] = added;
 }
 
-static Guess pop(Guess *heap, int64_t *held, const int64_t *ranks) {
-    Guess first = heap[0], last = heap[--*held];
+static Candidate pop(Candidate *heap, int64_t *held, const int64_t *ranks) {
+    Candidate first = heap[0], last = heap[--*held];
     int64_t i = 0;
     for (int64_t below; (below = 2 * i + 1) < *held; i = below) {
         if (below + 1 < *held && precedes(heap + below + 1, heap + below, ranks)) below++;
@@ -104,20 +104,20 @@ static Guess pop(Guess *heap, int64_t *held, const int64_t *ranks) {
 /* Of each request the best budgets[b] nodes of the product tree of its candidates, best first, and the root before them: to
  * ids [3, batch, width] (tokens, parents, sources) and kept [batch, width], with padding behind; width is 1 + the largest budget.
  * tokens and logp [batch, depth, count], logp falling at each depth. Each step below a candidate that was not the best of its
- * depth adds `off_path` to a path's log-probability. Writes how many guesses there are in counts [batch]; -1 in the first where
+ * depth adds `off_path` to a path's log-probability. Writes the number of draft tokens in counts [batch]; -1 in the first where
  * there was no memory. */
 void tree_best_first(const int64_t *roots, const int64_t *tokens, const float *logp, int64_t depth, int64_t count,
                      const int64_t *budgets, int64_t batch, int64_t width, double off_path, int64_t source, int64_t *ids,
                      float *kept, int64_t *counts) {
-    Guess *heap = malloc((2 * width + 2) * sizeof *heap), *made = malloc(width * sizeof *made);
+    Candidate *heap = malloc((2 * width + 2) * sizeof *heap), *made = malloc(width * sizeof *made);
     int64_t *ranks = malloc((width * depth + depth) * sizeof *ranks);
     int64_t *parents = ids + batch * width, *sources = parents + batch * width;
     for (int64_t b = 0; heap && made && ranks && b < batch; b++, tokens += depth * count, logp += depth * count) {
         int64_t held = 0, n = 0, at = b * width;
         ids[at] = roots[b], parents[at] = -1, sources[at] = 0, kept[at] = 0;
-        if (depth && count) push(heap, &held, (Guess){logp[0], logp[0], -1, 0, 0, 0, 0}, ranks);
+        if (depth && count) push(heap, &held, (Candidate){logp[0], logp[0], -1, 0, 0, 0, 0}, ranks);
         while (held && n < budgets[b] && heap[0].score > -INFINITY) {
-            Guess g = made[n] = pop(heap, &held, ranks);
+            Candidate g = made[n] = pop(heap, &held, ranks);
             int64_t *path = ranks + (n + 1) * depth; /* of its children; ranks[0 ..] is that of the root's */
             memcpy(path, ranks + g.path, g.depth * sizeof *path);
             path[g.depth] = g.rank;
@@ -125,7 +125,7 @@ void tree_best_first(const int64_t *roots, const int64_t *tokens, const float *l
             ids[at + n] = tokens[g.depth * count + g.rank], parents[at + n] = g.parent + 1, sources[at + n] = source;
             kept[at + n] = (float)g.score;
             if (g.rank + 1 < count) {
-                Guess s = g;
+                Candidate s = g;
                 s.rank++;
                 s.sum = (g.parent < 0 ? 0.0 : made[g.parent].sum) + logp[g.depth * count + s.rank];
                 s.score = s.sum + s.strays * off_path;
@@ -134,7 +134,7 @@ void tree_best_first(const int64_t *roots, const int64_t *tokens, const float *l
             if (g.depth + 1 < depth) {
                 int off = 0;
                 for (int64_t d = 0; d <= g.depth; d++) off |= path[d] > 0;
-                Guess c = {0, g.sum + logp[(g.depth + 1) * count], n - 1, 0, g.depth + 1, off ? g.strays + 1 : 0, n * depth};
+                Candidate c = {0, g.sum + logp[(g.depth + 1) * count], n - 1, 0, g.depth + 1, off ? g.strays + 1 : 0, n * depth};
                 c.score = c.sum + c.strays * off_path;
                 push(heap, &held, c, ranks);
             }

@@ -1,4 +1,4 @@
-"""The compiled twin of what is asked about trees on the CPU every step (`native/tree.c`)."""
+"""The compiled twin of the tree operations that every step needs on the CPU (`native/tree.c`)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def walks(parents: Tensor, tokens: Tensor, sizes: Sequence[int], best: Tensor) -
         parents: LongTensor [B, N] on the CPU.
         tokens: alike.
         sizes: real nodes of each tree.
-        best: LongTensor [B, N or more], what the model says after each node.
+        best: LongTensor [B, N or more], the model's choice after each node.
     """
     found = library()
     if found is None:

@@ -233,10 +233,10 @@ class _HookedPass:
 
     def _view_final(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         self.final = output
-        wanted = self.plan.width
-        if output.shape[1] >= wanted:
-            return output[:, :wanted]
-        return torch.nn.functional.pad(output, (0, 0, 0, wanted - output.shape[1]))
+        width = self.plan.width
+        if output.shape[1] >= width:
+            return output[:, :width]
+        return torch.nn.functional.pad(output, (0, 0, 0, width - output.shape[1]))
 
     def _before_head(self, module: nn.Module, args: Any) -> Any:
         if self.operating:
