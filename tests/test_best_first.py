@@ -1,4 +1,4 @@
-"""Best-first trees against a slow search of the whole product, and the factor that is learned for stray guesses."""
+"""Best-first trees against a slow search of the whole product, and the factor learned for stray draft tokens."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_without_the_factor_it_is_the_tree_of_the_candidates() -> None:
 
 
 def test_the_factor_is_learned() -> None:
-    """Below the best candidate guesses hold as often as they say, below others a quarter as often."""
+    """Below the best candidate draft tokens are accepted as often as they claim, below others a quarter as often."""
     generator = np.random.default_rng(0)
     learner = OffPath()
     assert learner.factor == pytest.approx(FIRST)

@@ -1,7 +1,7 @@
 """BiLD's rule: what the small model drafted stays unless the large one finds it too unlikely. LOSSY.
 
 Big Little Decoder (Kim et al., 2023), section 3.4. The large model's pass scores every token that the small one wrote
-since its last turn. The first that is further than the rollback threshold from what the large model would say is cut
+since its last turn. The first that is further than the rollback threshold from the large model's distribution is cut
 off with all behind it, and the large model's own token stands in its place (a rollback); where none is, the large model
 adds the next token. Texts are no longer those of the plain engine.
 """

@@ -153,20 +153,20 @@ def _lay(attachment: Attachment, trees: TokenTree) -> _Laid:
         if attachment.positions is None or attachment.visible is None:
             raise ValueError("An attachment with embeddings must give their `positions` and `visible`.")
         offsets = torch.cat([offsets, attachment.positions], 1)
-        visible = _beside(visible, attachment.visible)
+        visible = _side_by_side(visible, attachment.visible)
     surgeries = []
     seen: Tensor | None = visible
     for surgery in attachment.surgeries:
         if surgery.keep is not None:
             seen = None  # who is left is known in the pass
         if seen is not None and surgery.visible is not None:
-            seen = _beside(seen, surgery.visible)
+            seen = _side_by_side(seen, surgery.visible)
             surgery = replace(surgery, joined=seen)
         surgeries.append(surgery)
     return _Laid(trees.ancestors, offsets, visible, tuple(surgeries))
 
 
-def _beside(visible: Tensor, more: Tensor) -> Tensor:
+def _side_by_side(visible: Tensor, more: Tensor) -> Tensor:
     """Rows that see more [B, m, n + m] behind those that see visible [B, n, n], who do not see them."""
     return torch.cat([torch.nn.functional.pad(visible, (0, more.shape[1])), more], 1)
 

@@ -47,7 +47,7 @@ class Projection:
 class Surgery:
     """A change of the rows on their way into decoder layer `layer` (1 .. layers - 1).
 
-    First `keep` drops rows, then `resolve` says what the rest means for those that are left, then `append` adds rows
+    First `keep` drops rows, then `resolve` fits the rest to those that are left, then `append` adds rows
     behind them.
 
     Attributes:

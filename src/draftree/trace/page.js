@@ -255,8 +255,8 @@
     const widths = [];
     for (const node of nodes) {
       node.glyph = GLYPHS[node.state] || "";
-      node.said = node.chance === null ? "" : node.chance < 0.005 ? "<.01" : node.chance.toFixed(2);
-      node.wide = CHAR * [...node.glyph + node.text].length + 16 + (node.said ? SMALL * node.said.length + 7 : 0);
+      node.odds = node.chance === null ? "" : node.chance < 0.005 ? "<.01" : node.chance.toFixed(2);
+      node.wide = CHAR * [...node.glyph + node.text].length + 16 + (node.odds ? SMALL * node.odds.length + 7 : 0);
       widths[node.depth] = Math.max(widths[node.depth] || 0, node.wide);
     }
     const lefts = [10];
@@ -270,9 +270,9 @@
     else if (node.state === "accepted" || node.state === "refused") shape.style.fill = "none";
     const text = draw("text", { x: 8, y: 15.5 }, node.glyph + node.text);
     group.append(shape, text);
-    if (node.said) group.append(draw("text", { class: "chance", x: node.wide - 7, y: 15.5, "text-anchor": "end" }, node.said));
+    if (node.odds) group.append(draw("text", { class: "chance", x: node.wide - 7, y: 15.5, "text-anchor": "end" }, node.odds));
     const who = node.source === null ? "" : `\nfrom ${run().sources[node.source]}`;
-    const odds = node.chance === null ? "" : `\npath probability, as the drafter said: ${node.chance.toPrecision(3)}`;
+    const odds = node.chance === null ? "" : `\npath probability, by the drafter: ${node.chance.toPrecision(3)}`;
     group.append(draw("title", {}, `${node.full}\n${STATES[node.state]}${who}${odds}`));
     return group;
   }
@@ -296,26 +296,26 @@
     const states = Object.keys(STATES).filter((state) => state !== "pruned" || used);
     $("key").replaceChildren(...states.map((state) => {
       const glyph = GLYPHS[state] || "";
-      const node = { state, glyph, text: "ab", full: "", source: state === "accepted" || state === "refused" ? 0 : null, chance: null, said: "" };
+      const node = { state, glyph, text: "ab", full: "", source: state === "accepted" || state === "refused" ? 0 : null, chance: null, odds: "" };
       node.wide = CHAR * (glyph + node.text).length + 16;
       const svg = draw("svg", { width: node.wide + 3, height: HIGH + 3, "aria-hidden": "true" }, box(node, 1.5, 1.5));
       svg.querySelector("title").remove();
       return make("span", {}, svg, STATES[state]);
-    }), make("span", { class: "hint" }, "Numbers: path probability, as the drafter said; colour: source, as in the text."));
+    }), make("span", { class: "hint" }, "Numbers: path probability, by the drafter; colour: source, as in the text."));
   }
 
   // ---- moving
 
   function showRequest() {
     const { model, dtype, device, runner, drafter, shape, pruner, acceptance, strict } = run();
-    const said = [`${model}, ${dtype} on ${device}, ${runner}`, `drafter ${drafter || "none"}`];
-    if (shape) said.push(`shape ${shape}`);
-    if (pruner) said.push(`pruned by ${pruner}`);
-    said.push(acceptance === "lossless" ? "lossless" : `${acceptance}: the text is not the model's own`);
-    if (strict) said.push("strict");
+    const facts = [`${model}, ${dtype} on ${device}, ${runner}`, `drafter ${drafter || "none"}`];
+    if (shape) facts.push(`shape ${shape}`);
+    if (pruner) facts.push(`pruned by ${pruner}`);
+    facts.push(acceptance === "lossless" ? "lossless" : `${acceptance}: the text is not the model's own`);
+    if (strict) facts.push("strict");
     const { sample, seed } = trace.requests[request];
-    if (sample) said.push(seed === null ? "sampled" : `sampled, seed ${seed}`);
-    $("about").textContent = said.join("; ");
+    if (sample) facts.push(seed === null ? "sampled" : `sampled, seed ${seed}`);
+    $("about").textContent = facts.join("; ");
     $("requests").replaceChildren(...(ids.length < 2 ? [] : ids.map((id, i) =>
       make("button", { "data-request": id, "data-at": 0, "aria-pressed": id === request }, `request ${i + 1}`))));
     showText();

@@ -1,6 +1,6 @@
 """What tuning has chosen, as a file: which drafter with which options and trees, for which model, and why.
 
-`draftree_tune.json` is plain JSON; the trie that the choice starts from lies beside it. `load_tuned` makes the drafter
+`draftree_tune.json` is plain JSON; the trie that the choice starts from lies next to it. `load_tuned` makes the drafter
 of it, the size of its trees included, so that one argument brings all of it to `generate`, the engine and the command
 line.
 """
@@ -166,7 +166,7 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
     """The drafter that `draftree tune` chose for `model`, with its trees and its trie.
 
     Args:
-        path: `draftree_tune.json`; its trie lies beside it.
+        path: `draftree_tune.json`; its trie lies next to it.
         model: the Hugging Face model that was tuned for.
         tokenizer: the model's; needed where the choice has a trie.
 
@@ -206,7 +206,7 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
         trie_path = path.with_name(str(entries.get("trie")))
         if not trie_path.is_file():
             raise ValueError(
-                f"{path} starts from the trie {trie_path.name!r}, which is not beside it: copy both files."
+                f"{path} starts from the trie {trie_path.name!r}, which is not next to it: copy both files."
             )
         return Lookahead.load(trie_path, tokenizer)
 

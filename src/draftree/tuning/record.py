@@ -145,7 +145,7 @@ class Record:
     def timing(self) -> Timing:
         """What steps took; steps of several rows are timed here, on some of the texts.
 
-        The runner's own curve, of passes alone, is not what decoding takes: it serves only for more rows than are timed.
+        The runner's own curve, of passes alone, is not what decoding takes: it serves for more rows than are timed.
         """
         curve = cached_cost(self._runner)
         shapes = {nodes: Listening(Fixed(nodes)) for nodes in PROBES}

@@ -145,7 +145,7 @@ class Choice:
         length = best.row.stats.acceptance_length
         text = f"A step brings {length:.2f} tokens"
         if best.predicted is not None:
-            text += f" (replay said {best.predicted.stats.acceptance_length:.2f})"
+            text += f" (replay predicted {best.predicted.stats.acceptance_length:.2f})"
         text += f" and takes {length / best.over_plain:.2f} plain ones"
         sets = {name: row.over[PLAIN.name].value for name, row in best.row.by_set.items()}
         if len(sets) > 1:

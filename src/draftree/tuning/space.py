@@ -67,7 +67,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A candidate and what its replay says; None where its draft tokens cannot be replayed."""
+    """A candidate and what its replay predicts; None where its draft tokens cannot be replayed."""
 
     candidate: Candidate
     replayed: Replayed | None

@@ -1,7 +1,7 @@
 """What the layers of a recorded pass share: angles, masks and slots, made on the device from the pass's inputs.
 
-The same numbers as those of `masks` and `cache`, which are free to take new shapes with every pass and to ask the
-device what it holds; here nothing is asked, and no shape depends on anything but the frame.
+The same numbers as those of `masks` and `cache`, which may take new shapes with every pass and read values back from
+the device; here nothing is read back, and no shape depends on anything but the frame.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class FixedRows:
                 held[:, None].expand(-1, n, -1, -1, -1).gather(3, index).view(batch * n, kv, band, dim)
                 for held in (keys, values)
             )
-            ask = query[:, :, :, some].permute(0, 3, 1, 2, 4).reshape(batch * n, kv, heads.groups, dim)
-            part = heads(ask, key, value, mask[:, :, some].transpose(1, 2).reshape(batch * n, 1, 1, band))
+            queries = query[:, :, :, some].permute(0, 3, 1, 2, 4).reshape(batch * n, kv, heads.groups, dim)
+            part = heads(queries, key, value, mask[:, :, some].transpose(1, 2).reshape(batch * n, 1, 1, band))
             mixed[:, :, :, some] = part.view(batch, n, kv, heads.groups, dim).permute(0, 2, 3, 1, 4)
         return mixed.view(batch, kv, heads.groups * rows, dim)
 

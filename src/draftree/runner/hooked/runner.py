@@ -147,7 +147,7 @@ class _HookedPass:
         self.rotary_calls: list[tuple[nn.Module, Any, Any, Any]] = []
         self.rotary_again: dict[int, Any] = {}
         self.recomputing = False
-        self.operating = False  # a surgery may ask the model's head, which is not the end of the pass then
+        self.operating = False  # a surgery may run the model's head, which is not the end of the pass then
 
     # ---------------------------------------------------------------- the call
 
