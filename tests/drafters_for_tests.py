@@ -122,7 +122,7 @@ class InModel(RandomTree):
             self.deep_prefix.append((pair[0], pair[1]))
         self.hidden: dict[int, dict[int, list[Tensor]]] = {}  # request -> layer -> states of committed rows
         self.kept: list[tuple[list[int], dict[int, Tensor]]] = []  # of ended requests: tokens, states
-        self.own_guesses: dict[int, list[int]] = {}
+        self.own_predictions: dict[int, list[int]] = {}
         self.passes: Counter[bool] = Counter()
 
     def begin(self, request: Context) -> None:
@@ -170,11 +170,11 @@ class InModel(RandomTree):
                 states = step.result.hidden[self.layers][b : b + 1, [step.offset + i for i in own]]
                 logits = step.result.runner.logits(states)[0]
                 assert logits.isfinite().all()
-                self.own_guesses[request.id] = logits.argmax(-1).tolist()
+                self.own_predictions[request.id] = logits.argmax(-1).tolist()
 
     def _tree(self, request: Context, budget: int) -> TokenTree:
         tree = super()._tree(request, max(budget - 2, 0))
-        own = self.own_guesses.get(request.id, [])
+        own = self.own_predictions.get(request.id, [])
         if budget < 2 or not own:
             return tree
         return tree.merge(TokenTree.from_paths(request.tokens[-1], [own], source=2))
@@ -183,7 +183,7 @@ class InModel(RandomTree):
         super().end(request)
         states = {layer: torch.cat(parts) for layer, parts in self.hidden.pop(request.id).items() if parts}
         self.kept.append((list(request.tokens), states))
-        self.own_guesses.pop(request.id, None)
+        self.own_predictions.pop(request.id, None)
 
 
 class Raising(RandomTree):

@@ -82,7 +82,7 @@ def noisy(name: str, noise: float = 0.1) -> Any:
 
 
 def drafters(references: References, *, in_model: bool = True) -> dict[str, Callable[[], Drafter]]:
-    """Every kind of drafter; tries know parts of the answers, so that their guesses sometimes hold."""
+    """Every kind of drafter; tries know parts of the answers, so that some of their draft tokens are accepted."""
 
     def trie(**options: Any) -> Callable[[], Drafter]:
         def make() -> Lookahead:

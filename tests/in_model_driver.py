@@ -1,4 +1,4 @@
-"""What tests of drafters inside the model share: random weights, and a record of what each step guessed."""
+"""What tests of drafters inside the model share: random weights, and a record of what each step drafted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ D = TypeVar("D", bound=InModelDrafter)
 
 
 def randomised(drafter: D, scale: float = 0.2, seed: int = 1) -> D:
-    """Weights moved by random amounts, so that guesses are many and mostly wrong."""
+    """Weights moved by random amounts, so that draft tokens are many and mostly wrong."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in drafter.weights.parameters():
@@ -50,13 +50,13 @@ class Seen(NamedTuple):
 
     Attributes:
         tokens: the request's tokens, the new root last.
-        walked: how many guesses the step accepted.
+        accepted: how many draft tokens the step accepted.
         candidates: LongTensor [D, K].
         logp: FloatTensor [D, K].
     """
 
     tokens: list[int]
-    walked: int
+    accepted: int
     candidates: Tensor
     logp: Tensor
 
@@ -71,9 +71,9 @@ def recorded(drafter: InModelDrafter) -> list[Seen]:
         for b, request in enumerate(step.requests):
             held = drafter._held.get(request.id)
             if held is not None and held.length == len(request.tokens):
-                walked = int(step.trees.depth[b, step.accepted[b][-1]])
-                guesses = (torch.from_numpy(a) for a in (held.tokens, held.logp))
-                seen.append(Seen(list(request.tokens), walked, *guesses))
+                accepted = int(step.trees.depth[b, step.accepted[b][-1]])
+                drafted = (torch.from_numpy(a) for a in (held.tokens, held.logp))
+                seen.append(Seen(list(request.tokens), accepted, *drafted))
 
     drafter.observe = watching  # type: ignore[method-assign]
     return seen

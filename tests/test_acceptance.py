@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 from draftree.acceptance import PrefixChooser, greedy_walks, lazy_walk
 from draftree.tree import TokenTree
 
-VOCABULARY = 4  # small, so that random guesses hold often; id 0 is one of them
+VOCABULARY = 4  # small, so that random draft tokens are often accepted; id 0 is one of them
 
 
 @st.composite
@@ -65,7 +65,7 @@ def test_greedy_walks_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
         assert walk.tokens in wanted
         check_path(tree, b, walk.nodes)
         assert walk.tokens == [best[node] for node in walk.nodes]
-        assert walk.guesses == [*walk.nodes[1:], None]
+        assert walk.drafted_by == [*walk.nodes[1:], None]
         assert walk.accepted == len(walk.nodes) - 1
         assert not walk.tie
 
@@ -143,21 +143,21 @@ def test_lazy_walks_choose_once_a_token_at_the_true_prefix(
         logits = by_last[tree.tokens[b]]
         notes, plain_notes = Last(), Last()
         chooser, plain = make(seed, sample, notes), make(seed, sample, plain_notes)
-        walked = list(lazy_walk(tree, b, logits, None, chooser))
+        choices = list(lazy_walk(tree, b, logits, None, chooser))
         last = int(tree.tokens[b, 0])
         said = []
-        for _ in walked:
+        for _ in choices:
             token = plain.choose(by_last[last])
             assert token is not None
             plain.push(token)
             said.append(token)
             last = token
-        assert [token for _, token, _ in walked] == said
+        assert [token for _, token, _ in choices] == said
         assert notes.prefixes == plain_notes.prefixes == [[3, 1, *said[:n]] for n in range(len(said))]
         reached = {tuple(tree.path(b, node)[1:]) for node in range(tree.sizes[b])}
         assert tuple(said[:-1]) in reached
         assert tuple(said) not in reached
-        for node, token, after in walked:
+        for node, token, after in choices:
             assert after is None or int(tree.tokens[b, after]) == token
             assert tuple(tree.path(b, node)[1:]) == tuple(said[: int(tree.depth[b, node])])
 
@@ -166,8 +166,8 @@ def test_lazy_walks_leave_pruned_nodes_out() -> None:
     tree = TokenTree.from_paths(0, [[1, 2], [3]])
     logits = torch.eye(4)[[1, 2, 3]] * 9  # rows: the root says 1, node 1 says 2, node 3 says 3
     rows = {0: 0, 1: 1, 3: 2}  # node 2 is gone
-    walked = list(lazy_walk(tree, 0, logits, rows, make(None, False)))
-    assert walked == [(0, 1, 1), (1, 2, None)]
+    choices = list(lazy_walk(tree, 0, logits, rows, make(None, False)))
+    assert choices == [(0, 1, 1), (1, 2, None)]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**40])

@@ -115,7 +115,7 @@ def test_where_draft_tokens_pay_rows_are_attached_to_every_pass(
     plain = generate(model, ids, max_new_tokens=60).sequences
     drafter: InModelDrafter = make(name, model)
 
-    def knowing(step: Any) -> Any:  # the guesses are right, so that it pays
+    def knowing(step: Any) -> Any:  # the draft tokens are right, so that it pays
         length = len(step.requests[0].tokens)
         rest = plain[0, length:].tolist()[: drafter.depth]
         rest += [0] * (drafter.depth - len(rest))

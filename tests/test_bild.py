@@ -230,23 +230,23 @@ def scored(*rows: Sequence[float]) -> Tensor:
     return torch.tensor(rows).log()
 
 
-def walked(rule: LossyBiLD, chain: Sequence[int], logits: Tensor) -> list[int | None]:
+def drafted_by(rule: LossyBiLD, chain: Sequence[int], logits: Tensor) -> list[int | None]:
     tree = TokenTree.from_paths(0, [list(chain)])
     return [token for _, token, _ in rule.walk(tree, 0, logits, None, None)]
 
 
 def test_the_rule_by_hand() -> None:
     logits = scored([0.7, 0.2, 0.1], [0.05, 0.9, 0.05], [0.1, 0.5, 0.4])
-    assert walked(LossyBiLD(1.7), [1, 1], logits) == [1, 1, 1]  # -log 0.2 = 1.61
-    assert walked(LossyBiLD(1.6), [1, 1], logits) == [0]
-    assert walked(LossyBiLD(1.7), [1, 2], logits) == [1, 1]
-    assert walked(LossyBiLD(0.0), [0, 1], logits) == [0, 1, 1]  # what the large model says itself is never cut
-    assert walked(LossyBiLD(math.inf), [2, 2], logits) == [2, 2, 1]
-    assert walked(LossyBiLD(0.81, "1-p"), [1, 1], logits) == [1, 1, 1]
-    assert walked(LossyBiLD(0.79, "1-p"), [1, 1], logits) == [0]
-    assert walked(LossyBiLD(math.inf), [-1, 1], logits) == [0]  # a rejected draft
-    kl = LossyBiLD(0.3, "kl", said=lambda _: scored([0.6, 0.3, 0.1], [1.0, 0.0, 0.0]))
-    found = kl.distances(logits[:2], [1, 1], kl.said(0))  # type: ignore[misc]
+    assert drafted_by(LossyBiLD(1.7), [1, 1], logits) == [1, 1, 1]  # -log 0.2 = 1.61
+    assert drafted_by(LossyBiLD(1.6), [1, 1], logits) == [0]
+    assert drafted_by(LossyBiLD(1.7), [1, 2], logits) == [1, 1]
+    assert drafted_by(LossyBiLD(0.0), [0, 1], logits) == [0, 1, 1]  # what the large model says itself is never cut
+    assert drafted_by(LossyBiLD(math.inf), [2, 2], logits) == [2, 2, 1]
+    assert drafted_by(LossyBiLD(0.81, "1-p"), [1, 1], logits) == [1, 1, 1]
+    assert drafted_by(LossyBiLD(0.79, "1-p"), [1, 1], logits) == [0]
+    assert drafted_by(LossyBiLD(math.inf), [-1, 1], logits) == [0]  # a rejected draft
+    kl = LossyBiLD(0.3, "kl", drafted_logp=lambda _: scored([0.6, 0.3, 0.1], [1.0, 0.0, 0.0]))
+    found = kl.distances(logits[:2], [1, 1], kl.drafted_logp(0))  # type: ignore[misc]
     assert found.tolist() == pytest.approx([0.6 * math.log(6 / 7) + 0.3 * math.log(1.5), math.log(20)], abs=1e-5)
 
 

@@ -54,10 +54,10 @@ def test_mask_rows_equal_a_slow_pass(name: str, options: dict[str, Any]) -> None
     for runner in runners(name):
         seen = recorded(drafter)
         generate(model, ids, mask, drafter=drafter, shape=Fixed(12), max_new_tokens=NEW, runner=runner)
-        assert any(s.walked for s in seen)
+        assert any(s.accepted for s in seen)
         for s in seen[::4]:
             # With one group, the root of the step spoke, and what was accepted is passed.
-            passed = s.walked if options.get("groups") else 0
+            passed = s.accepted if options.get("groups") else 0
             agree(s, slow(model, drafter, s.tokens[: len(s.tokens) - 1 - passed])[passed:], f"{name}, {runner}")
 
 
@@ -75,7 +75,7 @@ def test_the_nearest_ancestor_speaks_for_a_node_without_masks(shape: str) -> Non
     for s in seen[::2]:
         finite = int((s.logp > -torch.inf).any(-1).sum())
         passed = drafter.depth - finite
-        assert 0 <= passed <= s.walked
+        assert 0 <= passed <= s.accepted
         agree(s, slow(model, drafter, s.tokens[: len(s.tokens) - 1 - passed])[passed:])
         own += passed == 0
     assert own > len(seen[::2]) // 2
@@ -88,16 +88,16 @@ def test_shallow_prompts_are_seen_in_the_first_layer_alone() -> None:
     drafter = randomised(BiTA.fresh(model, prompts=4, deep=False))
     ids = torch.tensor(prompts((9,)))
 
-    def guesses() -> list[Tensor]:
+    def drafts() -> list[Tensor]:
         seen = recorded(drafter)
         generate(model, ids, drafter=drafter, shape=Fixed(6), max_new_tokens=4)
         return [s.logp for s in seen]
 
-    before = guesses()
+    before = drafts()
     drafter.weights.prompt_keys[1:] += 5
-    assert all(torch.equal(a, b) for a, b in zip(before, guesses(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, drafts(), strict=True))
     drafter.weights.prompt_keys[0] += 5
-    assert not torch.allclose(before[0], guesses()[0])
+    assert not torch.allclose(before[0], drafts()[0])
 
 
 def test_what_a_tree_costs() -> None:

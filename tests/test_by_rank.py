@@ -36,7 +36,7 @@ def rank_of(rng: random.Random, shares: list[float]) -> int:
 
 
 def taught(model: ByRank, steps: int = 4000, seed: int = 0) -> tuple[ByRank, float]:
-    """The model after many steps of synthetic text, and how many guesses came true per step in the second half."""
+    """The model after many steps of synthetic text, and the draft tokens accepted per step in the second half."""
     rng, tree, came = random.Random(seed), full_tree(), 0
     for step in range(steps):
         first = rank_of(rng, ON[0])
@@ -157,7 +157,7 @@ def test_it_waits_for_text_and_forgets(conditional: bool) -> None:
     model.forget(request)
     request.tokens += [10, 20]
     assert not model.compare([request])
-    model.remember([request], TokenTree.roots(torch.tensor([20])))  # no guess, nothing to learn
+    model.remember([request], TokenTree.roots(torch.tensor([20])))  # no draft token, nothing to learn
     assert not model._drafted
 
 

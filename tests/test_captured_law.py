@@ -66,7 +66,7 @@ def test_drafters_inside_the_model(kind: str) -> None:
     same(out.sequences, wanted, kind)
     eager = open_runner(model, "eager")
     plain = generate(model, ids, mask, drafter=make(kind, model), shape=Fixed(12), runner=eager, max_new_tokens=NEW)
-    assert out.stats.total.steps == plain.stats.total.steps  # the same guesses, so the same rows
+    assert out.stats.total.steps == plain.stats.total.steps  # the same draft tokens, so the same rows
     assert tape(runner).replayed >= before + out.stats.total.steps // 3
 
 

@@ -1,4 +1,4 @@
-"""DraftModel: what the small model reads and guesses, against a reading of whole texts; and what is refused."""
+"""DraftModel: what the small model reads and drafts, against a reading of whole texts; and what is refused."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def path_logp(model: Any, text: Sequence[int], path: Sequence[int]) -> float:
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("runner", ["cpu", "hooked"])
 @pytest.mark.parametrize("name", EVERY_FAMILY)
-def test_guesses_have_the_probabilities_of_the_small_model(name: str, runner: str, beam: int) -> None:
-    """In a ragged batch, behind texts partly guessed and partly not, with requests that join and leave."""
+def test_draft_tokens_have_the_probabilities_of_the_small_model(name: str, runner: str, beam: int) -> None:
+    """In a ragged batch, behind texts partly drafted and partly not, with requests that join and leave."""
     if runner == "cpu" and name not in ("llama", "mistral"):
         pytest.skip("the CPU runner does not drive it")
     drafter = Watched(noisy(name), depth=4, branching=3, beam=beam, confidence=0, runner=runner)
@@ -71,7 +71,7 @@ def test_guesses_have_the_probabilities_of_the_small_model(name: str, runner: st
     assert drafter._small._slots == []
     assert sum(r.stats.accepted for r in made) > 5
     assert sum(r.stats.accepted < r.stats.drafted for r in made) == len(made)
-    # A window sees a node's column as its position, and a distance likewise: guesses are a little off there.
+    # A window sees a node's column as its position, and a distance likewise: draft tokens are a little off there.
     tolerance = {"gemma3": 1.0, "bloom": 1.0}.get(name, 2e-3)
     checked = 0
     for text, tree in drafter.drafted[::3]:
@@ -176,7 +176,7 @@ def test_confidence_stops_the_growth() -> None:
     assert drafted(DraftModel(model, confidence=1), text).height == 1
 
 
-def test_nothing_is_guessed_behind_an_eos() -> None:
+def test_nothing_is_drafted_behind_an_eos() -> None:
     model, text = noisy("llama"), prompts((12,))[0]
     likely = int(drafted(DraftModel(model, confidence=0), text).tokens[0, 1])
     drafter = DraftModel(model, confidence=0)

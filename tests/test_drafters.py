@@ -1,4 +1,4 @@
-"""Drafters behind their contract: what they are shown of the model, and what the two model-free ones guess."""
+"""Drafters behind their contract: what they are shown of the model, and what the two model-free ones draft."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_drafter_sees_the_states_of_every_committed_row(
         assert drafter.passes[True] >= sum(r.stats.steps for r in made) / 3
         for tokens, states in drafter.kept:
             for layer in drafter.taps:
-                # Every token but the newest, which is the next root; a guess that ended the text has no row either.
+                # Every token but the newest, which is the next root; one that ended the text has no row either.
                 known = states[layer]
                 assert len(known) in (len(tokens) - 1, len(tokens))
                 torch.testing.assert_close(known, stock_states(name, tokens[: len(known)], layer), rtol=0, atol=2e-4)
@@ -67,7 +67,9 @@ def test_a_drafter_sees_the_states_of_every_committed_row(
 # ------------------------------------------------------------------------------- prompt lookup
 
 
-def guess(tokens: list[int], budget: int = 10, room: int = 100, eos: tuple[int, ...] = (), **options: int) -> list[int]:
+def lookup(
+    tokens: list[int], budget: int = 10, room: int = 100, eos: tuple[int, ...] = (), **options: int
+) -> list[int]:
     drafter = PromptLookup(**{"num_draft_tokens": 10, "max_ngram_size": 3} | options)
     drafter.bind(inspect_model(build("llama")), eos_token_ids=eos)
     request = Context(0, list(tokens), len(tokens), room)
@@ -81,22 +83,22 @@ def guess(tokens: list[int], budget: int = 10, room: int = 100, eos: tuple[int, 
 
 
 def test_prompt_lookup_takes_the_longest_match() -> None:
-    assert guess([1, 2, 3, 7, 7, 2, 3, 8, 9, 1, 2, 3]) == [7, 7, 2, 3, 8, 9, 1, 2, 3]
-    assert guess([4, 3, 5, 1, 3, 6, 1, 3]) == [6, 1, 3]
-    assert guess([4, 3, 5, 1, 3, 6, 1, 3], max_ngram_size=1) == [5, 1, 3, 6, 1, 3]
-    assert guess([1, 2, 3]) == []
-    assert guess([5]) == []
-    assert guess([0, 0]) == [0]  # id 0 is a token
+    assert lookup([1, 2, 3, 7, 7, 2, 3, 8, 9, 1, 2, 3]) == [7, 7, 2, 3, 8, 9, 1, 2, 3]
+    assert lookup([4, 3, 5, 1, 3, 6, 1, 3]) == [6, 1, 3]
+    assert lookup([4, 3, 5, 1, 3, 6, 1, 3], max_ngram_size=1) == [5, 1, 3, 6, 1, 3]
+    assert lookup([1, 2, 3]) == []
+    assert lookup([5]) == []
+    assert lookup([0, 0]) == [0]  # id 0 is a token
 
 
 def test_prompt_lookup_limits() -> None:
     text = [1, 2, 3, 4, 5, 6, 1]
-    assert guess(text) == [2, 3, 4, 5, 6, 1]
-    assert guess(text, budget=2) == [2, 3]
-    assert guess(text, room=4) == [2, 3, 4]  # the target adds one itself
-    assert guess(text, room=1) == []
-    assert guess(text, budget=0) == []
-    assert guess(text, eos=(4, 5)) == [2, 3, 4]
+    assert lookup(text) == [2, 3, 4, 5, 6, 1]
+    assert lookup(text, budget=2) == [2, 3]
+    assert lookup(text, room=4) == [2, 3, 4]  # the target adds one itself
+    assert lookup(text, room=1) == []
+    assert lookup(text, budget=0) == []
+    assert lookup(text, eos=(4, 5)) == [2, 3, 4]
 
 
 def test_prompt_lookup_follows_the_output() -> None:
@@ -138,7 +140,7 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
     return {tuple(tree.path(0, node)[1:]) for node in range(1, tree.sizes[0])}
 
 
-def test_lookahead_guesses_from_prompt_and_answers() -> None:
+def test_lookahead_drafts_from_prompt_and_answers() -> None:
     drafter, request = lookahead()
     tree = drafter.draft([request], [12])
     assert {(7,), (7, 8), (7, 3), (30,), (30, 31)} <= paths(tree)

@@ -1,4 +1,4 @@
-"""Early pruning: the text stays the model's own, the right guesses leave, drafters read what they would have read."""
+"""Early pruning: the text stays the model's own, the right nodes leave, drafters read what they would have read."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def reference(model: Any, early: EarlyPruning, text: list[int], tree: TokenTree)
 
 
 def _ranks(logp: list[float]) -> list[int]:
-    """Of the guesses by falling probability; the root has none."""
+    """Of the draft tokens by falling probability; the root has none."""
     order = sorted(range(1, len(logp)), key=lambda node: -logp[node])
     return [-1, *(order.index(node) for node in range(1, len(logp)))]
 

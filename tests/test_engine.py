@@ -271,7 +271,7 @@ def test_the_drafter_keeps_nothing_of_finished_requests(make: Any) -> None:
     elif isinstance(drafter, PromptLookup):
         assert drafter._seen == {}
     else:
-        assert drafter.live == {} == drafter.hidden == drafter.own_guesses
+        assert drafter.live == {} == drafter.hidden == drafter.own_predictions
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -282,8 +282,8 @@ def test_statistics_add_up(slots: int, kind: str) -> None:
     engine.run()
     for request in made:
         stats = request.stats
-        last_was_guessed = request.output[-1].source is not None
-        assert stats.emitted == len(request.output) == stats.steps + stats.accepted - last_was_guessed
+        last_was_drafted = request.output[-1].source is not None
+        assert stats.emitted == len(request.output) == stats.steps + stats.accepted - last_was_drafted
         assert sum(stats.accepted_by_depth) == stats.accepted == sum(e.source is not None for e in request.output)
         assert stats.accepted_by_depth == sorted(stats.accepted_by_depth, reverse=True)
         assert sum(stats.accepted_by_source.values()) == stats.accepted <= stats.drafted

@@ -94,8 +94,8 @@ def test_differences_come_from_near_ties_alone(name: str, runner: str, sample: b
             assert at is None or gap.seen[at] < tolerance
         assert at is None or tolerance > 0
         stats = ours.stats
-        guessed = ours.output[-1].source is not None
-        assert stats.emitted == stats.steps + stats.accepted - stats.re_decided - guessed
+        last_was_drafted = ours.output[-1].source is not None
+        assert stats.emitted == stats.steps + stats.accepted - stats.re_decided - last_was_drafted
 
 
 @pytest.mark.parametrize("runner", ["cpu", "hooked"])
@@ -117,7 +117,7 @@ def test_fp32_changes_nothing(runner: str, kind: type[RandomTree], sample: bool)
 
 
 def test_every_choice_a_near_tie() -> None:
-    """With an absurd tolerance every position is decided without guesses: slow, and the plain text."""
+    """With an absurd tolerance every position is decided without draft tokens: slow, and the plain text."""
     model = build("llama")
     plain, _ = run(model, "cpu")
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}

@@ -1,4 +1,4 @@
-"""Logits processors and warpers see each guess's true prefix: greedy and sampled, ids are Hugging Face's."""
+"""Logits processors and warpers see each draft token's true prefix: greedy and sampled, ids are Hugging Face's."""
 
 from __future__ import annotations
 

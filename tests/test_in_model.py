@@ -44,7 +44,7 @@ def batch(name: str) -> tuple[Tensor, Tensor]:
 
 
 def check(name: str, ids: Tensor, mask: Tensor | None, wanted: Tensor, **options: object) -> int:
-    """Every drafter on every runner, shapes in turn; returns how many guesses were accepted."""
+    """Every drafter on every runner, shapes in turn; returns how many draft tokens were accepted."""
     accepted = 0
     shapes = list(SHAPES)
     for number, kind in enumerate(MAKERS):
@@ -109,7 +109,7 @@ def test_up_to_the_last_position_of_the_context() -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_prompts_in_pieces_change_no_guess(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_in_pieces_change_no_draft_token(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, mask = left_pad(prompts())
     counts = []
     for chunk in (loop_module.PREFILL_CHUNK, 5):
@@ -136,7 +136,7 @@ def test_requests_come_and_go(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_strict_mode(kind: str) -> None:
-    """Passes without the drafter's rows give no guesses, and the next ones start again."""
+    """Passes without the drafter's rows give no draft tokens, and the next ones start again."""
     ids, mask = left_pad(prompts())
     model = build("llama")
     wanted = hf(model, ids, mask)
@@ -147,7 +147,7 @@ def test_strict_mode(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["bita", "hidden-transfer", "bita-masks-only-groups"])
 def test_a_drafter_that_does_not_pay_rests_without_rows(kind: str) -> None:
-    """Its guesses are poor and rows are dear: most passes are plain rows, and now and then it is asked again."""
+    """Its draft tokens are poor and rows are dear: most passes are plain rows, and now and then it drafts again."""
     cost = StepCost((1, 2, 64), (1.0, 1.2, 13.6))
     model = build("llama")
     ids = torch.tensor(prompts((9,)))
@@ -170,17 +170,17 @@ def test_a_drafter_that_does_not_pay_rests_without_rows(kind: str) -> None:
 
 
 def test_a_drafter_that_pays_does_not_rest() -> None:
-    """Guesses that always hold: rows are attached to every pass but the last, trees are of the size that pays."""
+    """Draft tokens are always accepted: rows are attached to every pass but the last, trees have the size that pays."""
     model = build("llama")
     ids = torch.tensor(prompts((9,)))
     drafter = make("bita", model)
     cost = StepCost((1, 8, 64), (1.0, 1.1, 3.0))
     shape = DynamicTree(cost=cost)
     truth = generate(model, ids, max_new_tokens=90, eos_token_id=None).sequences[0].tolist()
-    guesses = drafter.guesses
+    draft_logits = drafter.draft_logits
 
     def right(step, nodes):  # type: ignore[no-untyped-def]
-        logits = guesses(step, nodes)
+        logits = draft_logits(step, nodes)
         if logits is None:  # the last pass prepares nothing
             return None
         logits = logits.new_full((1, drafter.depth, logits.shape[-1]), -10)
@@ -189,7 +189,7 @@ def test_a_drafter_that_pays_does_not_rest() -> None:
             logits[0, d, token] = 5
         return logits
 
-    drafter.guesses = right  # type: ignore[method-assign]
+    drafter.draft_logits = right  # type: ignore[method-assign]
     drafter.likeliest = partial(InModelDrafter.likeliest, drafter)  # type: ignore[method-assign]
     out = generate(model, ids, drafter=drafter, shape=shape, max_new_tokens=90, eos_token_id=None)
     assert out.sequences[0].tolist() == truth
@@ -252,13 +252,13 @@ def test_as_many_nodes_have_rows_as_are_worth_it(kind: str) -> None:
         counts.append(plan.attach_to)
         attached = drafter.plan(plan)
         assert attached is not None
-        spawning = min(plan.attach_to, plan.trees.width)
+        attached_nodes = min(plan.attach_to, plan.trees.width)
         if attached.embeddings is not None:
-            assert attached.embeddings.shape[1] == spawning * drafter.depth
+            assert attached.embeddings.shape[1] == attached_nodes * drafter.depth
         else:
             positions = attached.surgeries[0].positions
             assert positions is not None
-            assert positions.shape[1] == spawning
+            assert positions.shape[1] == attached_nodes
     assert counts[0] >= 4  # a path hardly ends at the two poor draft tokens
     assert counts[0] >= counts[1] >= counts[2] == 1
 

@@ -1,4 +1,4 @@
-"""Inflated drafters guess in the large model what they guess in the small one, step by step."""
+"""Inflated drafters draft in the large model what they draft in the small one, step by step."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def steps_of(model, drafter, ids, nodes=8):
 
 
 def same_steps(small, large, vocabulary):
-    """The same tokens came, from the same walks, and each step guessed the same with the same probability."""
+    """The same tokens came, from the same walks, and each step drafted the same with the same probability."""
     assert torch.equal(small[1].sequences, large[1].sequences)
     assert len(small[0]) == len(large[0]) > 5
     for ours, theirs in zip(large[0], small[0], strict=True):
-        assert (ours.tokens, ours.walked) == (theirs.tokens, theirs.walked)
+        assert (ours.tokens, ours.accepted) == (theirs.tokens, theirs.accepted)
         torch.testing.assert_close(ours.logp, theirs.logp, rtol=1e-3, atol=2e-3)
         assert torch.equal(ours.candidates[:, :2], theirs.candidates[:, :2])
         assert (ours.candidates < vocabulary).all()
@@ -44,7 +44,7 @@ def same_steps(small, large, vocabulary):
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("name", MAKERS)
-def test_every_method_guesses_the_same(name, size):
+def test_every_method_drafts_the_same(name, size):
     model = build("llama")
     large = inflate(model, shape=size)
     drafter = make(name, model)

@@ -120,7 +120,7 @@ def test_rows_are_attached_only_where_a_step_will_draft_from_them() -> None:
     drafter.end(request)
 
 
-def guesses(drafter: Jacobi, text: list[int], budget: int = 20, room: int = 20) -> TokenTree:
+def drafted(drafter: Jacobi, text: list[int], budget: int = 20, room: int = 20) -> TokenTree:
     request = Context(0, text, len(text), room)
     drafter.begin(request)
     tree = drafter.draft([request], [budget])
@@ -128,9 +128,9 @@ def guesses(drafter: Jacobi, text: list[int], budget: int = 20, room: int = 20) 
     return tree
 
 
-def test_guesses_are_the_pools() -> None:
+def test_draft_tokens_are_the_pools() -> None:
     text = [1, 2, 3, 4, 1, 2, 5, 9, 1, 2, 3, 7, 1]
-    tree = guesses(Jacobi(3, 4, 5, from_prompt=True), text)
+    tree = drafted(Jacobi(3, 4, 5, from_prompt=True), text)
     assert {tuple(tree.path(0, n)[1:]) for n in range(1, tree.sizes[0])} == {
         *((2,), (2, 3), (2, 3, 4), (2, 3, 7)),
         *((2, 5), (2, 5, 9)),
@@ -138,23 +138,23 @@ def test_guesses_are_the_pools() -> None:
     newest = tree.logp[0, [n for n in range(1, tree.sizes[0]) if tree.path(0, n)[1:] == [2, 3, 7]]]
     oldest = tree.logp[0, [n for n in range(1, tree.sizes[0]) if tree.path(0, n)[1:] == [2, 5, 9]]]
     assert newest > oldest
-    assert guesses(Jacobi(3, 4, 1, from_prompt=True), text).choices(0) == [(0,), (0, 0), (0, 0, 0)]
-    assert guesses(Jacobi(3, 4, 5), text).sizes == (1,)  # nothing is known before the first pass
-    assert guesses(Jacobi(3, 4, 5, from_prompt=True), text, budget=3).sizes == (4,)
-    assert guesses(Jacobi(3, 4, 5, from_prompt=True), text, room=3).height == 2
-    assert guesses(Jacobi(3, 4, 5, from_prompt=True), text, room=1).sizes == (1,)
+    assert drafted(Jacobi(3, 4, 1, from_prompt=True), text).choices(0) == [(0,), (0, 0), (0, 0, 0)]
+    assert drafted(Jacobi(3, 4, 5), text).sizes == (1,)  # nothing is known before the first pass
+    assert drafted(Jacobi(3, 4, 5, from_prompt=True), text, budget=3).sizes == (4,)
+    assert drafted(Jacobi(3, 4, 5, from_prompt=True), text, room=3).height == 2
+    assert drafted(Jacobi(3, 4, 5, from_prompt=True), text, room=1).sizes == (1,)
     ending = Jacobi(3, 4, 5, from_prompt=True)
     ending.bind(inspect_model(build("llama")), eos_token_ids=(3,))
-    assert [2, 3] in [tree.path(0, n)[1:] for tree in [guesses(ending, text)] for n in range(1, tree.sizes[0])]
-    assert all(3 not in tree.path(0, n)[1:-1] for tree in [guesses(ending, text)] for n in range(1, tree.sizes[0]))
+    assert [2, 3] in [tree.path(0, n)[1:] for tree in [drafted(ending, text)] for n in range(1, tree.sizes[0])]
+    assert all(3 not in tree.path(0, n)[1:-1] for tree in [drafted(ending, text)] for n in range(1, tree.sizes[0]))
 
 
 def test_a_shared_pool_outlives_its_requests() -> None:
     text = [1, 2, 3, 4, 1]
     alone, shared = Jacobi(3, 3, 2, from_prompt=True), Jacobi(3, 3, 2, from_prompt=True, shared=True)
     for drafter, known in ((alone, 1), (shared, 3)):
-        guesses(drafter, text)
-        assert guesses(drafter, [9, 9, 1]).sizes == (known,)
+        drafted(drafter, text)
+        assert drafted(drafter, [9, 9, 1]).sizes == (known,)
 
 
 def test_pools_are_bounded() -> None:
@@ -174,7 +174,7 @@ def test_options(options: dict[str, int]) -> None:
         Jacobi(**options)
 
 
-def test_the_window_stays_where_unlikely_guesses_leave_the_pass(demo: Any) -> None:
+def test_the_window_stays_where_unlikely_draft_tokens_leave_the_pass(demo: Any) -> None:
     """Early pruning drops rows by the nodes that they look ahead of; the window looks ahead of the root."""
     ids = demo.tokenizer("Write a Python function that adds two numbers.", return_tensors="pt").input_ids
     plain = generate(demo.model, ids, max_new_tokens=48)

@@ -1,7 +1,7 @@
 """The one law: whatever drafter, shape, runner and batch, the token ids are those of plain decoding and of
 Hugging Face.
 
-Models are tiny and random; trees are partly true and partly wrong, so that guesses hold and fail at every depth.
+Models are tiny and random; trees are partly true and partly wrong, so nodes of every depth are accepted and rejected.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_right_padding_is_padding_too() -> None:
 
 
 def test_up_to_the_last_position_of_the_context() -> None:
-    """Guesses reach beyond the context's end; what is emitted does not."""
+    """Draft tokens reach beyond the context's end; what is emitted does not."""
     model = build("gpt2")  # learned positions: one past the end cannot even be looked up
     rows = prompts((240,), seed=8)
     ids = torch.tensor(rows)

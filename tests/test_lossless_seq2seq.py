@@ -103,7 +103,7 @@ def test_small_encoder_decoders_and_single_branches(name: str, options: dict[str
     single = Lookahead(decoding_length=8, branch_length=6, mode="single")
     for row in wanted:
         single.warm([row[2:14].tolist()])
-    small, guessing = noisy(name), 0
+    small, drafting = noisy(name), 0
     for kind, drafter, shape in (
         ("single branch", single, Fixed(6)),
         ("tree", DraftModel(small, depth=4, branching=3, confidence=0), Fixed(10)),
@@ -112,8 +112,8 @@ def test_small_encoder_decoders_and_single_branches(name: str, options: dict[str
     ):
         out = generate(build(name), ids, mask, drafter=drafter, shape=shape, **rules)
         same(out.sequences, wanted, f"{name} with {kind}")
-        guessing += out.stats.total.accepted > 0
-    assert guessing > 1
+        drafting += out.stats.total.accepted > 0
+    assert drafting > 1
 
 
 def test_the_shape_of_every_day_measures_the_decoder() -> None:

@@ -27,7 +27,7 @@ def test_candidates_are_heads_on_stock_hidden_states(name: str, own_head: bool) 
     seen = recorded(drafter)
     ids, mask = left_pad(prompts())
     generate(model, ids, mask, drafter=drafter, shape=Fixed(48), max_new_tokens=NEW)
-    assert any(s.walked for s in seen)
+    assert any(s.accepted for s in seen)
     for s in seen[::5]:
         hidden = read_by_head(model, s.tokens[:-1])[-1]
         with torch.no_grad():
@@ -109,16 +109,16 @@ def test_weights_are_brought_to_a_model_once_until_they_change() -> None:
     drafter.place = lambda target: (placed.append(target.dtype), place(target))  # type: ignore[method-assign]
     ids = torch.tensor(prompts((9,)))
 
-    def guesses() -> list[torch.Tensor]:
+    def drafts() -> list[torch.Tensor]:
         seen = recorded(drafter)
         generate(model, ids, drafter=drafter, shape=Fixed(4), max_new_tokens=4)
         return [s.logp for s in seen]
 
-    before = guesses()
-    assert all(torch.equal(a, b) for a, b in zip(before, guesses(), strict=True))
+    before = drafts()
+    assert all(torch.equal(a, b) for a, b in zip(before, drafts(), strict=True))
     assert len(placed) == 1
     randomised(drafter)
-    assert not torch.allclose(before[0], guesses()[0])
+    assert not torch.allclose(before[0], drafts()[0])
     assert len(placed) == 2
     half = type(model)(model.config).to(torch.bfloat16).eval()
     half.load_state_dict(model.state_dict())

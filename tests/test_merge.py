@@ -16,7 +16,7 @@ from zoo import build
 
 from draftree.drafting import BiTA, Context, Drafter, HiddenTransfer, Lookahead, Medusa, Merge, PromptLookup
 from draftree.drafting.base import StepPlan
-from draftree.drafting.merge.votes import HEED, Votes
+from draftree.drafting.merge.votes import WEIGHT_FIRST, Votes
 from draftree.engine import Engine, Rules, generate
 from draftree.engine.generate import GenerateOutput
 from draftree.pruning import EarlyHead, EarlyPruning
@@ -84,9 +84,9 @@ def test_it_costs_what_its_drafters_cost() -> None:
     assert merged.capabilities.prepares
     assert merged.capabilities.unprepared, "the trie has draft tokens where nothing was prepared"
     assert not Merge([bita, transfer]).capabilities.unprepared
-    for spawning in (None, 1, 3):
-        own = [drafter.rows(8, 2, spawning) - 8 for drafter in (bita, transfer)]
-        assert merged.rows(8, 2, spawning) == 8 + sum(own) > 8
+    for attach_to in (None, 1, 3):
+        own = [drafter.rows(8, 2, attach_to) - 8 for drafter in (bita, transfer)]
+        assert merged.rows(8, 2, attach_to) == 8 + sum(own) > 8
 
 
 def test_two_deep_prefixes_are_one_too_many() -> None:
@@ -191,7 +191,7 @@ def test_who_knows_nothing_changes_nothing() -> None:
 
 
 def agreed(votes: Votes, rng: random.Random, number: int, *, alike: bool) -> None:
-    """One step: both guess token 1, each sure of it or not, and right as often as they think; alike or on their own."""
+    """One step: both draft token 1, each sure of it or not, and right as often as they think; alike or on their own."""
     surely = [rng.random() < 0.5 for _ in range(2)]
     if alike:
         surely[1] = surely[0]
@@ -213,14 +213,14 @@ def test_a_second_word_counts_as_much_as_it_has_proved_to() -> None:
             calibration.remember = lambda *_, **__: None  # type: ignore[assignment]
         for step in range(1500):
             agreed(votes, rng, step, alike=alike)
-        assert votes.heed[0][1] == votes.heed[1][0]
-        weights.append(votes.heed[0][1])
+        assert votes.weight[0][1] == votes.weight[1][0]
+        weights.append(votes.weight[0][1])
     assert weights[0] < 0.2
-    assert weights[1] == pytest.approx(HEED, abs=0.25)
+    assert weights[1] == pytest.approx(WEIGHT_FIRST, abs=0.25)
 
 
-def test_guesses_are_calibrated_by_what_came() -> None:
-    """One drafter is sure and wrong, one is modest and right: in the end the modest one's guess is first."""
+def test_draft_tokens_are_calibrated_by_what_came() -> None:
+    """One drafter is sure and wrong, one is modest and right: in the end the modest one's draft token is first."""
     votes, order = Votes(2), []
     for step in range(200):
         request = context(step, [7, 9])
@@ -245,7 +245,7 @@ def run(drafter: Drafter, name: str, *, runner: str = "auto", size: int = 8, **o
 
 
 def early_pruning(layer: int) -> EarlyPruning:
-    """Half of the guesses go, and the rows attached to them, before decoder layer `layer`."""
+    """Half of the draft tokens go, and the rows attached to them, before decoder layer `layer`."""
     torch.manual_seed(5)
     head = EarlyHead.fresh(build("llama"), layer=layer)
     with torch.no_grad():
@@ -263,7 +263,7 @@ def early_pruning(layer: int) -> EarlyPruning:
         ("medusa", "bita-masks-only-groups", "bita", "hidden-transfer"),
     ],
 )
-def test_in_a_joint_pass_each_guesses_as_alone(kinds: tuple[str, ...], runner: str, pruned_at: int | None) -> None:
+def test_in_a_joint_pass_each_drafts_as_alone(kinds: tuple[str, ...], runner: str, pruned_at: int | None) -> None:
     """Rows stand elsewhere and see others' rows nowhere, so every drafter's candidates are those it has alone.
 
     Also where rows leave in mid-stack, and those of others between one's own have left.
@@ -286,7 +286,7 @@ def test_in_a_joint_pass_each_guesses_as_alone(kinds: tuple[str, ...], runner: s
             assert torch.allclose(here.logp, there.logp, atol=2e-4), kind
 
 
-def test_statistics_name_all_that_made_a_guess() -> None:
+def test_statistics_name_all_that_drafted_a_token() -> None:
     ids, mask = left_pad(prompts())
     long = 60  # what drafters are worth is learned from the text
     wanted = generate(build("llama"), ids, mask, max_new_tokens=long).sequences

@@ -43,8 +43,8 @@ class Chain(Drafter):
         self.capabilities = Capabilities(attaches=attaches > 0, prepares=attaches > 0, observes=attaches > 0)
         self.rng = np.random.default_rng(0)
 
-    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
-        return nodes + self.attaches * (nodes if spawning is None else np.minimum(nodes, spawning))
+    def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
+        return nodes + self.attaches * (nodes if attach_to is None else np.minimum(nodes, attach_to))
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         trees = []

@@ -63,7 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def record(case: str, runner: str = "auto", guesses: int = 12) -> tuple[Recorder, Any]:
+def record(case: str, runner: str = "auto", node_budget: int = 12) -> tuple[Recorder, Any]:
     """A ragged batch with everything of `case`."""
     model, what = build("llama"), CASES[case]
     ids, mask = left_pad(prompts())
@@ -74,7 +74,7 @@ def record(case: str, runner: str = "auto", guesses: int = 12) -> tuple[Recorder
         mask,
         drafter=what["drafter"](model),
         pruner=what["pruner"](model) if "pruner" in what else None,
-        shape=None if case in ("plain", "early-exit") else Fixed(guesses),
+        shape=None if case in ("plain", "early-exit") else Fixed(node_budget),
         runner=runner,
         max_new_tokens=NEW,
         recorder=recorder,
@@ -124,10 +124,10 @@ def test_trees_are_as_they_were_and_walks_lie_in_them(case, tmp_path, monkeypatc
             assert member["logp"] == pytest.approx(logp[b][:size], abs=1e-4)
             sources |= {names[source] for source in member["sources"][1:]}
             assert len(member["emitted"]) == len(member["guesses"]) == len(member["walked"])
-            for node, token, guess in zip(member["walked"], member["emitted"], member["guesses"], strict=True):
-                assert guess is None or (member["parents"][guess], member["tokens"][guess]) == (node, token)
+            for node, token, child in zip(member["walked"], member["emitted"], member["guesses"], strict=True):
+                assert child is None or (member["parents"][child], member["tokens"][child]) == (node, token)
                 assert node not in member["pruned"]
-                assert guess not in member["pruned"]
+                assert child not in member["pruned"]
             for node in range(1, size):
                 if member["parents"][node] in member["pruned"]:
                     assert node in member["pruned"], "pruning takes all below"
@@ -206,7 +206,7 @@ def test_trees_of_other_devices_and_trees_with_gaps_are_told_alike():
 
 
 def test_steps_without_a_pass_are_in_the_record(tmp_path):
-    """Where BiLD's small model ends the text and nobody reviews it, guesses become text without the large model."""
+    """Where BiLD's small model ends the text and nobody reviews it, its tokens become text without the large model."""
     recorder, stats = Recorder(), []
     drafter = draftree.BiLD(build("llama-tied"), 0.0, None, final_review=False)
     for eos in range(3, 97, 8):

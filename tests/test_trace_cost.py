@@ -57,9 +57,9 @@ def test_a_recorded_step_does_no_tensor_operation_and_no_work_by_node(monkeypatc
     for name in ("drafted", "step"):
         monkeypatch.setattr(Track, name, counted(getattr(Track, name)))
     most = set()
-    for guesses in (2, 30):
+    for node_budget in (2, 30):
         for case in ("trie-pruned", "merged-pruned"):
-            record(case, guesses=guesses)
+            record(case, node_budget=node_budget)
         assert len(lines) > 10
         most.add(max(lines))
         lines.clear()
@@ -107,7 +107,7 @@ BLOCK, NEW = 16, 96  # steps in turn with a recorder and without; of an answer
 
 
 def engine_of(demo: Any, recorder: Recorder | None = None) -> Engine:
-    """An engine in the middle of an answer, the same steps every time: guesses of a trie that has seen only this."""
+    """An engine in the middle of an answer, the same steps every time: drafts of a trie that has seen only this."""
     drafter = draftree.Lookahead()
     engine = Engine(demo.model, drafter=drafter, shape=Fixed(16), slots=1, recorder=recorder)
     ids = encode_prompt(demo.tokenizer, "Describe the restaurant: name[Aromi], food[French], area[riverside]")

@@ -86,7 +86,7 @@ def test_a_click_on_a_token_shows_its_steps_tree(recorded, tmp_path, width):
     assert f"Step {number + 1} of {len(parts)}<" in look.dom
     tree = look.dom[look.dom.index('id="tree"') : look.dom.index('id="emitted"')]
     member = parts[number]
-    accepted = sum(guess is not None for guess in member["guesses"])
+    accepted = sum(node is not None for node in member["guesses"])
     states = {state: tree.count(f'class="node {state}"') for state in ("root", "accepted", "pruned", "refused", "own")}
     assert states == {
         "root": 1,

@@ -49,7 +49,7 @@ def rows_for(model, count=2):
 
 
 def packed(objective: Objective, rows: list[Row]) -> tuple[Batch, torch.Tensor]:
-    """The batch and the guesses [B, S, D, V] of its training pass."""
+    """The batch and the logits [B, S, D, V] of its training pass."""
     batch = Batch(**collate([(row, None) for row in rows], None))
     with torch.no_grad():
         _, logits = objective.eval().measure(batch)
@@ -57,7 +57,7 @@ def packed(objective: Objective, rows: list[Row]) -> tuple[Batch, torch.Tensor]:
 
 
 def decoded(drafter, runner, row: Row, split: int) -> torch.Tensor:
-    """Guesses [2, D, V] at token `split` and at the next one, from one decoding step over a tree of both."""
+    """Logits [2, D, V] at token `split` and at the next one, from one decoding step over a tree of both."""
     target = runner.target
     cache = runner.new_cache(1, 64, drafter.deep_prefix)
     encoder = None
@@ -81,7 +81,7 @@ def decoded(drafter, runner, row: Row, split: int) -> torch.Tensor:
     )
     result = runner.run(turn.plan, cache, 0, encoder)
     step = Step([context], tree, result, turn.trunk, turn.offset)
-    return torch.cat([drafter.guesses(step, torch.tensor([node])) for node in (0, 1)])
+    return torch.cat([drafter.draft_logits(step, torch.tensor([node])) for node in (0, 1)])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -94,7 +94,7 @@ def test_training_pass_equals_decoding_steps(family, case):
     runner = open_runner(model, "hooked")
     drafter.bind(runner.target)
     rows = rows_for(model)
-    batch, guesses = packed(objective, rows)
+    batch, depth_logits = packed(objective, rows)
     runners = [runner] + ([open_runner(model, "cpu")] if EagerRunner.qualifies(runner.target) else [])
     for each in runners:
         for b, row in enumerate(rows):
@@ -102,7 +102,7 @@ def test_training_pass_equals_decoding_steps(family, case):
             assert splits == list(range(row.start - 1, len(row) - 2))
             for s in (0, len(splits) - 2):
                 ours = decoded(drafter, each, row, splits[s])
-                torch.testing.assert_close(guesses[b, s : s + 2], ours, atol=2e-4, rtol=2e-4)
+                torch.testing.assert_close(depth_logits[b, s : s + 2], ours, atol=2e-4, rtol=2e-4)
 
 
 def test_a_wrong_packing_would_be_seen():
@@ -111,7 +111,7 @@ def test_a_wrong_packing_would_be_seen():
     drafter, objective = prepare("bita", model, {"prompts": 5}, {})
     randomise(drafter.weights)
     rows = rows_for(model, 1)
-    _, guesses = packed(objective, rows)
+    _, depth_logits = packed(objective, rows)
     later = Batch(**collate([(rows[0], None)], None))
     plan = objective.packed(later)
     visible = plan.visible.clone()
@@ -120,7 +120,7 @@ def test_a_wrong_packing_would_be_seen():
         wrong = objective.runner.run_with_gradients(
             replace(plan, visible=visible), objective.prefix(1), context=objective.context(later)
         ).logits.unflatten(1, (-1, 3))
-    assert (wrong[0, 0] - guesses[0, 0]).abs().max() > 0.01
+    assert (wrong[0, 0] - depth_logits[0, 0]).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma2"])
@@ -133,7 +133,7 @@ def test_hidden_transfer_alone_replaces_one_state_of_the_stock_model(family):
     row = rows_for(model, 1)[0]
     batch = Batch(**collate([(row, None)], None))
     with torch.no_grad():
-        guesses = torch.stack(objective.train().measure(batch)[1], 2)
+        depth_logits = torch.stack(objective.train().measure(batch)[1], 2)
     tokens = torch.tensor([row.tokens])
     for s, split in enumerate(batch.splits[0].tolist()):
         for i, layer in enumerate(layers, 1):
@@ -153,7 +153,7 @@ def test_hidden_transfer_alone_replaces_one_state_of_the_stock_model(family):
                     stock = model(input_ids=tokens, use_cache=False).logits[0, split + i]
             finally:
                 handle.remove()
-            torch.testing.assert_close(guesses[0, s, i - 1], stock, atol=2e-4, rtol=2e-4)
+            torch.testing.assert_close(depth_logits[0, s, i - 1], stock, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -162,16 +162,16 @@ def test_early_head_reads_the_states_after_its_layer(rank):
     head, objective = prepare("early-head", model, {"layer": 2, "rank": rank, "places": 2}, {})
     randomise(head.weights)
     row = rows_for(model, 1)[0]
-    batch, guesses = packed(objective, [row])
+    batch, depth_logits = packed(objective, [row])
     with torch.no_grad():
         states = model(input_ids=torch.tensor([row.tokens]), output_hidden_states=True, use_cache=False).hidden_states
         state = states[2][0, batch.splits[0]]
         for depth, weights in enumerate([head.weights, *head.weights.further]):
             x = state / (state.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights.norm
             moved = x + x @ (weights.up @ weights.down).T if rank else x @ weights.projection.T
-            torch.testing.assert_close(guesses[0, :, depth], model.lm_head(moved), atol=1e-4, rtol=1e-4)
-        assert guesses.shape[2] == 2
-        assert not torch.allclose(guesses[0, :, 0], guesses[0, :, 1]), "each place has weights of its own"
+            torch.testing.assert_close(depth_logits[0, :, depth], model.lm_head(moved), atol=1e-4, rtol=1e-4)
+        assert depth_logits.shape[2] == 2
+        assert not torch.allclose(depth_logits[0, :, 0], depth_logits[0, :, 1]), "each place has weights of its own"
 
 
 def test_an_untrained_hidden_transfer_is_a_plain_repetition_of_states():

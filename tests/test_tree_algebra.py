@@ -39,7 +39,7 @@ def test_merge_is_the_union_of_paths(several, data):
     assert union.width == max(union.sizes)
 
 
-def test_merge_ors_sources_and_takes_the_better_guess():
+def test_merge_ors_sources_and_takes_the_better_probability():
     one = TokenTree.from_paths(1, [[5, 6]], [[-1.0, -1.0]], source=1)
     two = TokenTree.from_paths(1, [[5, 0]], [[-0.5, -0.25]], source=4)
     union = one.merge(two)

@@ -2,7 +2,7 @@
 the paper.
 
 Text of four shippable sets (tests/data/README.md) is cut into words and signs; requests come one after the
-other and each answer is committed as a greedy engine would: the accepted guesses and one token more.
+other and each answer is committed as a greedy engine would: the accepted draft tokens and one token more.
 """
 
 import json

@@ -29,7 +29,7 @@ from draftree.tuning.file import Spec, load_tuned, write_tuned
 from draftree.tuning.listening import Listening
 from draftree.tuning.record import Record
 from draftree.tuning.replay import RecordedHeads, Replayed, Times, replay
-from draftree.tuning.search import Judged, Wishes, choose, finalists, prepare
+from draftree.tuning.search import Judged, TuningOptions, choose, finalists, prepare
 from draftree.tuning.space import Candidate, Predicted, Space
 
 NEW = 24
@@ -43,7 +43,7 @@ def tasks(demo):
 
 @pytest.fixture(scope="module")
 def record(demo, tasks):
-    """Answers and all guesses of the trained drafters, BiTA with rows for one node of each tree among them."""
+    """Answers and all drafts of the trained drafters, BiTA with rows for one node of each tree among them."""
     names = ("medusa", "hidden-transfer", "bita")
     found = Record(demo.model, NEW, {name: demo_drafter(name, demo.model) for name in names})
     for task in tasks:
@@ -88,12 +88,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("guesses", [1, 6])
+@pytest.mark.parametrize("node_budget", [1, 6])
 @pytest.mark.parametrize("case", CASES)
-def test_replay_accepts_what_decoding_accepts(demo, record, case, guesses):
+def test_replay_accepts_what_decoding_accepts(demo, record, case, node_budget):
     real, recorded = CASES[case]
-    there = live(demo, record, real(demo.model), Fixed(guesses))
-    here = replayed(demo, record, recorded(record), Fixed(guesses))
+    there = live(demo, record, real(demo.model), Fixed(node_budget))
+    here = replayed(demo, record, recorded(record), Fixed(node_budget))
     assert here.emitted == there.emitted
     assert here.acceptance_length == pytest.approx(there.acceptance_length, rel=0.02)
     if case in ("trie", "small trie", "prompt lookup"):
@@ -106,7 +106,7 @@ def test_replay_accepts_what_decoding_accepts(demo, record, case, guesses):
 
 
 def test_replay_knows_which_nodes_have_rows(demo, record):
-    """With rows for the root alone, what is guessed behind accepted guesses is what the root's rows still say."""
+    """With rows for the root alone, what is drafted behind accepted tokens is what the root's rows still predict."""
     shape = lambda: Fixed(6, attach_to=1)  # noqa: E731
     there = live(demo, record, demo_drafter("hidden-transfer", demo.model), shape())
     here = replayed(demo, record, heads(record, "hidden-transfer"), shape())
@@ -130,13 +130,13 @@ def test_replay_learns_over_texts_and_predicts_time(demo, record):
 
 def test_the_check_compares_all_kinds_with_real_runs(demo):
     prompts = [p for p in embedded_prompts() if p.set in ("tldr_shell", "wikisql")]
-    wishes = Wishes(1, 12, 2, (Spec("trained", name="medusa"),))
-    rows = check_replay(demo.model, demo.tokenizer, prompts, wishes, Watcher())
+    options = TuningOptions(1, 12, 2, (Spec("trained", name="medusa"),))
+    rows = check_replay(demo.model, demo.tokenizer, prompts, options, Watcher())
     labels = [row.candidate.label for row in rows]
-    assert "Lookahead, warm; 4 guesses" in labels
-    assert "Lookahead, cold + medusa; 16 guesses" in labels
+    assert "Lookahead, warm; 4 draft tokens" in labels
+    assert "Lookahead, cold + medusa; 16 draft tokens" in labels
     for row in rows:
-        said = row.replayed if row.candidate.guesses is not None else row.by_its_times
+        said = row.replayed if row.candidate.node_budget is not None else row.by_its_times
         assert said == pytest.approx(row.live, rel=0.02), row.candidate.label
     assert sum(row.by_its_times is not None for row in rows) == len(rows) // 3
 
@@ -176,10 +176,10 @@ def test_a_small_model_that_does_not_fit_is_refused_before_any_work(demo, tmp_pa
 
     build("llama").save_pretrained(tmp_path)  # of a vocabulary of 97
     demo.tokenizer.save_pretrained(tmp_path)
-    wishes = Wishes(1, 12, 2, (Spec("draft-model", name=str(tmp_path)),))
+    options = TuningOptions(1, 12, 2, (Spec("draft-model", name=str(tmp_path)),))
     for work in (tuning.tune, check_replay):
         with pytest.raises(ValueError, match="The small model has a vocabulary of"):
-            work(demo.model, demo.tokenizer, embedded_prompts(), wishes, Nothing())
+            work(demo.model, demo.tokenizer, embedded_prompts(), options, Nothing())
 
 
 # ---------------------------------------------------------------- the search and the choice
@@ -196,15 +196,15 @@ def test_the_search_finds_what_replays_best_and_stops_when_time_is_up(demo, reco
     assert len(space.search(lambda: next(calls) > 3, lambda: None)) < len(found)
 
 
-def predicted(kind, speed, guesses=4):
-    return Predicted(Candidate(Spec(kind), guesses), Replayed(RequestStats(emitted=int(100 * speed)), {}, 100.0))
+def predicted(kind, speed, node_budget=4):
+    return Predicted(Candidate(Spec(kind), node_budget), Replayed(RequestStats(emitted=int(100 * speed)), {}, 100.0))
 
 
 def test_finalists_are_not_all_of_one_drafter_and_what_cannot_be_replayed_takes_part():
     found = [predicted("lookahead", 9 - i, i + 1) for i in range(6)] + [predicted("prompt-lookup", 1)]
     found.append(Predicted(Candidate(Spec("draft-model", name="x")), None))
     chosen = finalists(found)
-    assert [c.guesses for c in chosen if c.spec.kind == "lookahead"] == [1, 2, 4], "sizes a factor of two apart"
+    assert [c.node_budget for c in chosen if c.spec.kind == "lookahead"] == [1, 2, 4], "sizes a factor of two apart"
     assert [c.spec.kind for c in chosen[3:]] == ["prompt-lookup", "draft-model"]
 
 
@@ -224,13 +224,13 @@ def test_plain_decoding_wins_where_nothing_is_sure_to_be_faster():
 
 def test_prompts_are_parted_into_those_that_teach_search_and_judge(demo):
     prompts = [p for p in embedded_prompts() if p.set in ("e2e", "wikisql")]
-    marked = prepare(demo.model, demo.tokenizer, prompts, Wishes(per_set=4))
+    marked = prepare(demo.model, demo.tokenizer, prompts, TuningOptions(per_set=4))
     assert all(task.prompt.warm for task in marked.lessons)
     parts = [marked.search, marked.judge, marked.lessons]
     ids = [[task.prompt.id for task in part] for part in parts]
     assert len({i for part in ids for i in part}) == sum(map(len, ids)), "no prompt serves twice"
     assert {t.prompt.set for t in marked.search} == {t.prompt.set for t in marked.judge} == {"e2e", "wikisql"}
-    few = prepare(demo.model, demo.tokenizer, [p for p in prompts if not p.warm][:2], Wishes(per_set=4))
+    few = prepare(demo.model, demo.tokenizer, [p for p in prompts if not p.warm][:2], TuningOptions(per_set=4))
     assert few.search is few.judge
 
 
@@ -258,7 +258,7 @@ def test_tune_writes_a_choice_and_explains_it_in_three_lines(tuned):
     assert len(told["why"]) == 3
     assert all(line.split(" (")[0] in " ".join(said.split()) for line in told["why"])
     assert any(one["drafter"] is None for one in told["judged"]), "plain decoding ran beside them"
-    compared = [one for one in told["judged"] if one["guesses"] is not None]
+    compared = [one for one in told["judged"] if one["node_budget"] is not None]
     assert compared
     for one in compared:
         assert one["predicted_acceptance_length"] == pytest.approx(one["acceptance_length"], rel=0.02)

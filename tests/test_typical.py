@@ -31,7 +31,7 @@ def logits_of(*rows: dict[int, float]) -> Tensor:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("rule", [LossyTypical(), LossyTypical(0.2, 0.8), LossyTypical(0.9, 0.05)])
-def test_a_guess_is_kept_by_the_formula(rule: LossyTypical, seed: int) -> None:
+def test_a_draft_token_is_kept_by_the_formula(rule: LossyTypical, seed: int) -> None:
     scores = 3 * torch.randn(40, generator=torch.Generator().manual_seed(seed))
     p = [math.exp(x) for x in scores.double().log_softmax(0).tolist()]
     entropy = -sum(x * math.log(x) for x in p)
@@ -48,7 +48,7 @@ def test_ruled_out_tokens_and_no_tokens_are_not_kept() -> None:
     assert [k > 0 for k in LossyTypical().keeps(scores, [0, 1, 2, -1])] == [True, False, True, False]
 
 
-def test_the_longest_path_is_walked_then_the_likelier() -> None:
+def test_the_longest_path_is_accepted_then_the_likelier() -> None:
     """The model's best token (3) ends early; less likely ones (2, then 5 or 6) lead further."""
     tree = TokenTree.from_paths(1, [[3], [2, 5], [2, 6], [4, 7]])
     by_path = {tuple(tree.path(0, n)): n for n in range(tree.width)}
@@ -66,7 +66,7 @@ def test_the_longest_path_is_walked_then_the_likelier() -> None:
     assert [node for node, *_ in found] in ([0, by_path[1, 3]], [0, two])
 
 
-def test_processors_see_the_guesses_before_them() -> None:
+def test_processors_see_the_draft_tokens_before_them() -> None:
     seen = []
 
     def watch(ids: Tensor, scores: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def test_processors_see_the_guesses_before_them() -> None:
     assert [token for _, token, _ in LossyTypical().walk(tree, 0, logits, None, chooser)] == [3, 4, 5, 0]
     assert seen == [[6, 1], [6, 1, 3], [6, 1, 3, 4], [6, 1, 3, 4, 5]]
     last = PrefixChooser(torch.tensor([[6, 1]]), LogitsProcessorList([watch]), None, False, 1)
-    assert next(iter(LossyTypical().walk(tree, 0, logits, None, last)))[1] == 3  # guesses reach beyond the room
+    assert next(iter(LossyTypical().walk(tree, 0, logits, None, last)))[1] == 3  # draft tokens reach beyond the room
 
 
 def random_drafter(scale: int = 1) -> RandomTree:
@@ -87,8 +87,8 @@ def random_drafter(scale: int = 1) -> RandomTree:
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_every_kept_guess_is_plausible_at_its_place(sampled: bool) -> None:
-    """Whole texts, checked with stock passes: guesses by the rule, other tokens the model's own."""
+def test_every_kept_draft_token_is_plausible_at_its_place(sampled: bool) -> None:
+    """Whole texts, checked with stock passes: draft tokens by the rule, other tokens the model's own."""
     model = build("llama")
     rule = LossyTypical(posterior_threshold=0.02, posterior_alpha=0.5)
     ids, mask = left_pad(prompts())

@@ -53,8 +53,8 @@ class Model:
         return all(self.tokens[i] == says[self.parents[i]] for i in self.above(node)[1:])
 
     def matches(self, node, continuation):
-        guesses = self.path(node)[1:]
-        return list(guesses) == list(continuation)[: len(guesses)]
+        drafted = self.path(node)[1:]
+        return list(drafted) == list(continuation)[: len(drafted)]
 
     def keep(self, wanted):
         """The model of the nodes whose whole path is wanted (the root always is), and their ids."""

@@ -118,7 +118,8 @@ def _reader(setup: Setup, trained: Trained) -> tuple[Callable[[Step], Tensor | N
         drafter = trained
 
         def read(step: Step) -> Tensor | None:
-            return drafter.guesses(step, torch.zeros(len(step.requests), dtype=torch.long, device=step.trees.device))
+            roots = torch.zeros(len(step.requests), dtype=torch.long, device=step.trees.device)
+            return drafter.draft_logits(step, roots)
 
         return read, tuple(range(2, drafter.depth + 2)), ()
     if not isinstance(trained, EarlyHead):

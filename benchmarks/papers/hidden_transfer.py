@@ -49,7 +49,7 @@ LENGTHS = {
 ACCURACY = Claim(
     "LLaMA-2-Chat-13B, data sets XSum and GSM8K",
     A100,
-    "share of cases with the truth among the best k guesses, for the second to fourth token ahead",
+    "share of cases with the truth among the best k predictions, for the second to fourth token ahead",
     words="Curves without printed numbers. The text: Hidden Transfer is above Medusa heads and early exits throughout.",
 )
 COSINE = Claim(

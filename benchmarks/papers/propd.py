@@ -61,8 +61,8 @@ COSTS = Claim(
     "a Vicuna model whose size the figure does not name",
     "GPUs",
     "accuracy of early layers; iteration time by tree size, batch and length; acceptance length by task",
-    words="Curves with few printed numbers. The text: layer 2 has the truth as its best guess in about 37 % of cases, "
-    "and far oftener among its best 50; iteration time grows in a straight line with the tree.",
+    words="Curves with few printed numbers. The text: layer 2 has the truth as its first choice in about 37 % of "
+    "cases, and far oftener among its best 50; iteration time grows in a straight line with the tree.",
 )
 
 

@@ -2,7 +2,7 @@
 
 It lets the demo, the tests and the quick benchmark run on a real language model with no network and no
 download. It is fluent in the domains it was trained on and wrong in its facts; its data, recipe and licences
-are told in the README beside the weights.
+are described in the README next to the weights.
 """
 
 from collections.abc import Iterator

@@ -80,7 +80,7 @@ class Figures:
 
     @property
     def overhead_efficiency(self) -> float:
-        """Speed-up / acceptance length: 1 where a step with guesses costs what a plain one costs."""
+        """Speed-up / acceptance length: 1 where a step with draft tokens costs what a plain one costs."""
         return self.speed_up / self.acceptance_length
 
     def as_dict(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Showcase:
     Args:
         model: a decoder-only model.
         encode: token ids of a prompt's text.
-        drafter: makes the guesses of the drafted side; None decodes plainly there too.
+        drafter: drafts on the drafted side; None decodes plainly there too.
         max_new_tokens: most tokens of an answer.
     """
 

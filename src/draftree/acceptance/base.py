@@ -1,4 +1,4 @@
-"""How a scored tree becomes new tokens: a rule chooses after each node, and the walk follows while guesses hold."""
+"""How a scored tree becomes new tokens: a rule chooses after each node, as far as draft tokens are accepted."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Walk:
     Attributes:
         nodes: node numbers whose following token has been chosen, root first.
         tokens: the chosen tokens; tokens[i] follows nodes[i].
-        guesses: the node that guessed tokens[i], None where the tree did not.
+        drafted_by: the node that drafted tokens[i]; None for a token of the model's own.
         tie: whether the walk stopped before a near-tie (strict mode), to be decided by a one-row pass.
     """
 
     nodes: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    guesses: list[int | None] = field(default_factory=list)
+    drafted_by: list[int | None] = field(default_factory=list)
     tie: bool = False
 
     @property
     def accepted(self) -> int:
-        """How many of the tokens the tree had guessed."""
-        return sum(guess is not None for guess in self.guesses)
+        """How many of the tokens are accepted draft tokens."""
+        return sum(node is not None for node in self.drafted_by)
 
 
 class Chooser(Protocol):
@@ -62,7 +62,7 @@ def lazy_walk(
         tolerance: stop before choices closer than this.
 
     Yields:
-        (node, token, guess): the token chosen after that node and the child that guessed it, if any; a token of
+        (node, token, drafted_by): the token chosen after that node and the child that drafted it, if any; a token of
         None is a near-tie, and the last one. Stop iterating to stop the walk.
     """
     tokens = tree.tokens[b].tolist()

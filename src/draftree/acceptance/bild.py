@@ -1,7 +1,7 @@
-"""BiLD's rule: what the small model said stays unless the large one finds it too unlikely. LOSSY.
+"""BiLD's rule: what the small model drafted stays unless the large one finds it too unlikely. LOSSY.
 
 Big Little Decoder (Kim et al., 2023), section 3.4. The large model's pass scores every token that the small one wrote
-since its last turn. The first that is further than the rollback threshold from what the large model would say is cut
+since its last turn. The first that is further than the rollback threshold from the large model's distribution is cut
 off with all behind it, and the large model's own token stands in its place (a rollback); where none is, the large model
 adds the next token. Texts are no longer those of the plain engine.
 """
@@ -27,29 +27,29 @@ DISTANCES = ("cross-entropy", "kl", "1-p")
 class LossyBiLD(LossyRule):
     """The lossy rule of `draftree.BiLD`: keep a chain up to its first token with a distance over the threshold.
 
-    Policies look at raw logits (section 7.1.2); what the large model says is chosen as ever, with the request's
-    processors and noise. A token that the large model would say itself is never cut.
+    Policies look at raw logits (section 7.1.2); the large model's own tokens are chosen as without a drafter, with the
+    request's processors and noise. A token that the large model would choose itself is never cut.
 
     Args:
         threshold: alpha_RB in nats ("1-p": a probability); infinity for no rollback.
         distance: of the small model's token y at a place: "cross-entropy", -log p_L(y); "1-p", 1 - p_L(y); "kl", the
             Kullback-Leibler divergence of p_L from p_S, all words considered.
         review: whether the large model has a look at a tail that ends in an end token before the text ends.
-        said: for "kl", gives the small model's log-probabilities [n, V] at the places of a request's chain.
+        drafted_logp: for "kl", gives the small model's log-probabilities [n, V] at the places of a request's chain.
     """
 
     threshold: float = 5.0
     distance: str = "cross-entropy"
     review: bool = True
-    said: Callable[[int], Tensor] | None = None
+    drafted_logp: Callable[[int], Tensor] | None = None
 
-    def distances(self, logits: Tensor, chain: list[int], said: Tensor | None = None) -> Tensor:
-        """How far the tokens of `chain` are from what the large model says: [n] of raw logits [n, V]."""
+    def distances(self, logits: Tensor, chain: list[int], drafted_logp: Tensor | None = None) -> Tensor:
+        """How far the tokens of `chain` are from the large model's distribution: [n] of raw logits [n, V]."""
         logp = logits.float().log_softmax(-1)
         if self.distance == "kl":
-            assert said is not None
-            said = said.to(logp)
-            return (said.exp() * (said - logp)).nansum(-1)  # 0 where the small model rules a word out
+            assert drafted_logp is not None
+            own = drafted_logp.to(logp)
+            return (own.exp() * (own - logp)).nansum(-1)  # 0 where the small model rules a word out
         index = torch.tensor(chain, device=logits.device, dtype=torch.long)
         of_tokens = logp.gather(1, index[:, None])[:, 0]
         return -of_tokens if self.distance == "cross-entropy" else 1 - of_tokens.exp()
@@ -66,25 +66,25 @@ class LossyBiLD(LossyRule):
         """See `LossyRule.walk`: along the chain, up to its first token that is too far."""
         chain: list[int] = tree.tokens[b, 1 : tree.sizes[b]].tolist()
         own = best_tokens(logits[: len(chain) + 1]).tolist()
-        for node, guess in enumerate([*chain, None]):
-            token = guess
-            # Distances are asked for where the models differ only: a sum over all words for each.
-            if guess is None or (own[node] != guess and self._beyond(logits, node, guess, request)):
+        for node, draft_token in enumerate([*chain, None]):
+            token = draft_token
+            # Distances are computed only where the models differ: each takes a sum over the vocabulary.
+            if draft_token is None or (own[node] != draft_token and self._beyond(logits, node, draft_token, request)):
                 token = own[node] if chooser is None else chooser.choose(logits[node])
             assert token is not None
             # What the large model draws may be what the small one drew: there is nothing to cut then.
-            yield node, token, node + 1 if token == guess else None
+            yield node, token, node + 1 if token == draft_token else None
             if chooser is not None:
                 chooser.push(token)
-            if token != guess:
+            if token != draft_token:
                 return
 
-    def _beyond(self, logits: Tensor, node: int, guess: int, request: int | None) -> bool:
-        """Whether the token behind `node` is too far from what the large model says."""
-        if guess < 0 or self.threshold == math.inf:
-            return guess < 0  # -1 is no token, and never kept
-        said = None if self.said is None or request is None else self.said(request)[node : node + 1]
-        return float(self.distances(logits[node : node + 1], [guess], said)[0]) > self.threshold
+    def _beyond(self, logits: Tensor, node: int, draft_token: int, request: int | None) -> bool:
+        """Whether the token behind `node` is too far from the large model's distribution."""
+        if draft_token < 0 or self.threshold == math.inf:
+            return draft_token < 0  # -1 is no token, and never kept
+        drafted = None if self.drafted_logp is None or request is None else self.drafted_logp(request)[node : node + 1]
+        return float(self.distances(logits[node : node + 1], [draft_token], drafted)[0]) > self.threshold
 
     def closes(self, tree: TokenTree, b: int, ends: Iterable[int]) -> int | None:
         """See `LossyRule.closes`: the first end token, where the large model does not review it."""

@@ -67,18 +67,18 @@ def _walk_by_name(tree: TokenTree, b: int, best: Tensor, rows: Tensor | None) ->
     """
     size = tree.sizes[b]
     parents, tokens = tree.parents.numpy()[b, :size].tolist(), tree.tokens.numpy()[b, :size].tolist()
-    said = best.numpy().tolist()
-    # By node; one that no row stands for is not there, and so never walked.
-    says = dict(enumerate(said) if rows is None else zip(rows.tolist(), said, strict=True))
+    row_choices = best.numpy().tolist()
+    # By node; one that no row stands for is missing, and so never reached.
+    choices = dict(enumerate(row_choices) if rows is None else zip(rows.tolist(), row_choices, strict=True))
     walk = Walk()
     node: int | None = 0
     while node is not None:
-        token = says[node]
+        token = choices[node]
         walk.nodes.append(node)
         walk.tokens.append(token)
         above, at = node, node
         node = None
-        for _ in range(tokens.count(token)):  # few nodes, or none, say what the model says
+        for _ in range(tokens.count(token)):  # few nodes, or none, have the token that the model chose
             try:
                 at = tokens.index(token, at + 1)
             except ValueError:  # the others come before
@@ -87,14 +87,14 @@ def _walk_by_name(tree: TokenTree, b: int, best: Tensor, rows: Tensor | None) ->
                 if node is not None:
                     return None
                 node = at
-        if node not in says:
+        if node not in choices:
             node = None
-        walk.guesses.append(node)
+        walk.drafted_by.append(node)
     return walk
 
 
 def _without_pruned(tree: TokenTree, place: Tensor) -> TokenTree:
-    """The same trees, where the nodes that no row stands for guess -2, which is neither a token nor -1."""
+    """The same trees, where the nodes that no row stands for hold -2, which is neither a token nor -1."""
     alive = torch.zeros(tree.batch, tree.width + 1, dtype=torch.bool, device=place.device)
     alive = alive.scatter(1, place, True)[:, : tree.width]
     tokens = tree.tokens.masked_fill(~alive, -2)
@@ -108,6 +108,6 @@ def _cut_at_ties(walks: list[Walk], logits: Tensor, rows: Tensor | None, toleran
         where = None if rows is None else {node: i for i, node in enumerate(rows[b].tolist())}
         for i, node in enumerate(walk.nodes):
             if close[b][node if where is None else where[node]]:
-                walk.nodes, walk.tokens, walk.guesses = walk.nodes[:i], walk.tokens[:i], walk.guesses[:i]
+                walk.nodes, walk.tokens, walk.drafted_by = walk.nodes[:i], walk.tokens[:i], walk.drafted_by[:i]
                 walk.tie = True
                 break

@@ -42,7 +42,7 @@ class LossyRule(ABC):
             request: id of the request.
 
         Yields:
-            (node, token, guess) as `lazy_walk` does; the last token is the model's own.
+            (node, token, drafted_by) as `lazy_walk` does; the last token is the model's own.
         """
 
     def closes(self, tree: TokenTree, b: int, ends: Iterable[int]) -> int | None:
@@ -50,7 +50,7 @@ class LossyRule(ABC):
         return None
 
     def check(self, processors: Sequence[object]) -> None:
-        """Refuse logits processors that cannot be asked about guesses.
+        """Refuse logits processors that cannot score draft tokens.
 
         Raises:
             ValueError: one that keeps a state from position to position.
@@ -59,5 +59,5 @@ class LossyRule(ABC):
             if type(processor).__name__ in STATEFUL:
                 raise ValueError(
                     f"{type(processor).__name__} keeps a state from token to token, and a lossy rule looks at "
-                    "several guesses of a place: leave its option out, or use the lossless rule."
+                    "several draft tokens of a place: leave its option out, or use the lossless rule."
                 )

@@ -2,7 +2,7 @@
 
 `torch.multinomial(p, 1)` is argmax(p / e) with e drawn from Exp(1), one draw of the whole vocabulary per emitted
 token. Drawing that noise once per *position*, in order, makes the outcome a function of seed, position and prefix
-alone: whether the prefix was reached by guesses or token by token changes nothing, and at batch 1 the result is
+alone: whether the prefix was reached by draft tokens or token by token changes nothing, and at batch 1 the result is
 that of Hugging Face's `generate(do_sample=True)`. Logits processors see each node's true prefix.
 """
 
@@ -52,7 +52,7 @@ class PrefixChooser:
         """Processed scores [1, V] in float32 of raw `logits` [V] at the present prefix, `ahead` tokens behind it."""
         raw = logits[None].to(dtype=torch.float32, copy=True)
         end = self._length + len(ahead)
-        if end > self._ids.shape[1]:  # guesses may reach further than there is room
+        if end > self._ids.shape[1]:  # draft tokens may reach beyond the room that is left
             self._ids = torch.nn.functional.pad(self._ids, (0, end - self._ids.shape[1]))
         if ahead:
             self._ids[0, self._length : end] = torch.tensor(ahead, device=self._ids.device, dtype=torch.long)
@@ -65,8 +65,8 @@ class PrefixChooser:
             return None
         return int(scores.argmax(-1))
 
-    def guess(self, logits: Tensor, ahead: Sequence[int]) -> int:
-        """What another model's raw `logits` [V] choose behind the `ahead` tokens that follow the present prefix.
+    def draft(self, logits: Tensor, ahead: Sequence[int]) -> int:
+        """The draft token that another model's raw `logits` [V] choose; `ahead` are the tokens after the prefix.
 
         With the noise that the place will have for this model as well: each choice is a sample of its own model, and
         two models that agree choose alike. Noise is drawn ahead for it, so torch's default generator may move on

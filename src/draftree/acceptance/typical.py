@@ -1,9 +1,9 @@
-"""Typical acceptance: guesses that the model finds plausible are kept, whether or not it would have said them. LOSSY.
+"""Typical acceptance: draft tokens that the model finds plausible are kept, even if it would choose others. LOSSY.
 
-Medusa (Cai et al., 2024), section 2.3.1. A guess x after a prefix is kept where p(x) > min(epsilon, delta exp(-H(p))):
-the surer the model is (the lower the entropy H of its distribution p), the likelier a guess has to be. The longest path
-of such guesses is walked, and the token behind it is chosen as ever. Texts are no longer those of the plain engine,
-and nobody gets the rule without asking for it.
+Medusa (Cai et al., 2024), section 2.3.1. A draft token x after a prefix is kept where
+p(x) > min(epsilon, delta exp(-H(p))): the surer the model is (the lower the entropy H of its distribution p), the
+likelier a draft token has to be. The longest path of such tokens is accepted, and the token behind it is chosen as
+without a drafter. Texts are no longer those of the plain engine, and nobody gets the rule without asking for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from draftree.tree import TokenTree
 
 @dataclass(frozen=True, slots=True)
 class LossyTypical(LossyRule):
-    """The lossy rule: keep guesses with p > min(posterior_threshold, posterior_alpha exp(-H)).
+    """The lossy rule: keep draft tokens with p > min(posterior_threshold, posterior_alpha exp(-H)).
 
     p is the distribution of the processed scores (temperature, top_p and the like included), H its entropy in nats. The
     best token always satisfies it, so greedy decoding walks at least as far as under the lossless rule.
@@ -67,10 +67,10 @@ class LossyTypical(LossyRule):
         """See `LossyRule.walk`: along the longest path that the rule keeps, of equals the likeliest."""
         tokens = tree.tokens[b].tolist()
         path = self._longest(tree, b, tokens, logits, rows, chooser)
-        for node, guess in pairwise(path):
-            yield node, tokens[guess], guess
+        for node, child in pairwise(path):
+            yield node, tokens[child], child
             if chooser is not None:
-                chooser.push(tokens[guess])
+                chooser.push(tokens[child])
         row = logits[path[-1] if rows is None else rows[path[-1]]]
         token = int(row.argmax()) if chooser is None else chooser.choose(row)
         assert token is not None

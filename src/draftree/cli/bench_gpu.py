@@ -1,4 +1,4 @@
-"""`draftree bench gpu`: everything that is asked of a GPU, in one run."""
+"""`draftree bench gpu`: every experiment on a GPU, in one run."""
 
 from __future__ import annotations
 

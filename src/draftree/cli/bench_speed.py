@@ -1,4 +1,4 @@
-"""`draftree bench speed`: figures of speed beside the wanted ones."""
+"""`draftree bench speed`: figures of speed and the ones aimed at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text coloured by who guessed it, and what the colours mean."""
+"""Text coloured by who drafted it, and what the colours mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.text import Text
 
 from draftree.trace.labels import Pieces
 
-GUESS_STYLES = {
+SOURCE_STYLES = {
     "prompt_lookup": "cyan",
     "lookahead": "green",
     "lookahead/prompt": "cyan",
@@ -29,26 +29,26 @@ def legend() -> Text:
     """What the colours of `ColouredText` mean."""
     return Text.assemble(
         "Colours: plain = the model's own token; ",
-        ("green", GUESS_STYLES["lookahead/output"]),
-        " = accepted guess from earlier answers; ",
-        ("cyan", GUESS_STYLES["lookahead/prompt"]),
+        ("green", SOURCE_STYLES["lookahead/output"]),
+        " = accepted draft token from earlier answers; ",
+        ("cyan", SOURCE_STYLES["lookahead/prompt"]),
         " = from the prompt; ",
-        ("bold", GUESS_STYLES["lookahead/both"]),
+        ("bold", SOURCE_STYLES["lookahead/both"]),
         " = from both; ",
-        ("magenta", GUESS_STYLES["medusa"]),
+        ("magenta", SOURCE_STYLES["medusa"]),
         " = from a drafter inside the model; ",
-        ("yellow", GUESS_STYLES["draft-model"]),
+        ("yellow", SOURCE_STYLES["draft-model"]),
         " = from a small model, or from n-grams of the model's own.",
     )
 
 
 def source_style(source: str | None) -> str:
-    """A source's colour; bold where several merged drafters had the guess."""
+    """A source's colour; bold where several merged drafters drafted it."""
     if source is None:
         return ""
     if "+" in source:
-        return GUESS_STYLES["lookahead/both"]
-    return GUESS_STYLES.get(source, "")
+        return SOURCE_STYLES["lookahead/both"]
+    return SOURCE_STYLES.get(source, "")
 
 
 class ColouredText:

@@ -1,4 +1,4 @@
-"""Options of verbs that answer prompts, `generate` and `trace`: who guesses, how tokens are chosen, and asking."""
+"""Options of verbs that answer prompts, `generate` and `trace`: who drafts, how tokens are chosen, and the run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Guessing:
-    """Who guesses, and what is dropped of it."""
+class Drafting:
+    """Who drafts, and what is pruned of it."""
 
     drafter: Annotated[
         str | None, typer.Option(help=DRAFTER, show_default="lookahead", autocompletion=complete_drafter)
@@ -36,7 +36,7 @@ class Guessing:
         float | None,
         typer.Option(help="Of --bild: MODEL cuts the text where a word is further off; inf: never.", show_default="5"),
     ] = None
-    lossless: Annotated[bool, typer.Option("--lossless", help="Of --bild: keep only what MODEL says itself.")] = False
+    lossless: Annotated[bool, typer.Option("--lossless", help="Of --bild: keep only MODEL's own choices.")] = False
     early_head: Annotated[
         str | None,
         typer.Option(help="Prune trees inside the pass: folder of an early head, or 'demo' for the embedded model's."),
@@ -55,7 +55,7 @@ class Guessing:
             nodes: --nodes of the verb.
 
         Raises:
-            ValueError: no such drafter, or an option that has no effect beside the others.
+            ValueError: no such drafter, or an option that has no effect with the others.
         """
         from draftree.cli.drafters import check_drafter
 
@@ -63,14 +63,14 @@ class Guessing:
         others = {"--drafter": self.drafter, "--trie": trie, "--early-head": self.early_head, "--nodes": nodes}
         for option, value in (thresholds if self.bild is None else others).items():
             if value is not None and self.bild is not None:
-                raise ValueError(f"--bild brings its own guesses and its own rule for them: leave {option} out.")
+                raise ValueError(f"--bild brings its own draft tokens and its own rule for them: leave {option} out.")
             if value is not None:
                 raise ValueError(f"{option} belongs to --bild: name a small model with --bild, or leave it out.")
         if self.bild is None and self.lossless:
             raise ValueError("--lossless belongs to --bild, and all else is lossless: leave it out.")
         check_drafter(self.name, trie)
         if self.early_head is not None and self.name == "none":
-            raise ValueError("--early-head prunes a drafter's guesses: name a drafter, or leave it out.")
+            raise ValueError("--early-head prunes a drafter's trees: name a drafter, or leave it out.")
         if nodes is not None and self.name == "none":
             raise ValueError("--nodes sizes a drafter's trees: name a drafter, or leave it out.")
 

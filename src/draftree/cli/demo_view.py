@@ -37,20 +37,20 @@ class View:
     def __init__(self, tokenizer: Any, drafter: str, *, quiet: bool) -> None:
         self.console = Console(highlight=False, quiet=quiet)
         self.console.width = min(self.console.width, WIDEST) if self.console.is_terminal else PIPED_WIDTH
-        self._live_wanted = self.console.is_terminal and not quiet
+        self._draws = self.console.is_terminal and not quiet
         self._tokenizer = tokenizer
         self._drafter = drafter
         self._kinds = list(KINDS.values())
         self._live: Live | None = None
         self._kind = ""
         self._texts: dict[str, ColouredText] = {}
-        self._told: dict[str, int] = {}
+        self._shown: dict[str, int] = {}
         self._drawn = 0.0
         self._begin()
 
     def _begin(self) -> None:
         self._texts = {way: ColouredText(self._tokenizer) for way in ("plain", "drafted")}
-        self._told = dict.fromkeys(self._texts, 0)
+        self._shown = dict.fromkeys(self._texts, 0)
 
     def opening(self, model: Any) -> None:
         """Say what is about to run."""
@@ -69,7 +69,7 @@ class View:
         """A progress bar over the warm-up."""
         begin = time.perf_counter()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, console=self.console, transient=True, disable=not self._live_wanted) as progress:
+        with Progress(*columns, console=self.console, transient=True, disable=not self._draws) as progress:
             task = progress.add_task("The trie learns from answers to other prompts", total=total)
             for done in steps:
                 progress.update(task, completed=done)
@@ -82,16 +82,16 @@ class View:
             return
         self._begin()
         self._kind = self._kinds[number]
-        if self._live_wanted:
+        if self._draws:
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
 
     def watch(self, way: str, request: Request) -> None:
         """Take up the tokens of a step and draw, at most some times a second."""
-        text, told = self._texts[way], self._told[way]
-        for emitted in request.output[told:]:
+        text, shown = self._texts[way], self._shown[way]
+        for emitted in request.output[shown:]:
             text.add(emitted.token, emitted.source)
-        self._told[way] = len(request.output)
+        self._shown[way] = len(request.output)
         now = time.perf_counter()
         if self._live is not None and now - self._drawn > REFRESH:
             self._live.update(self._picture(self._kind, None, None), refresh=True)

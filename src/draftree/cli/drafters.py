@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 TRAINED = ("medusa", "bita", "hidden-transfer", "self-speculative", "draft-model")
-SMALL_ONES = ("demo", "small")  # names of the embedded model's small one beside --bild
+SMALL_ONES = ("demo", "small")  # names of the embedded model's small one in --bild
 TUNED = ".json"  # ends the name of a file that draftree tune wrote
 DRAFTERS = ("none", "lookahead", "prompt-lookup", "jacobi", *TRAINED)
 

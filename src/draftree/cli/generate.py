@@ -1,4 +1,4 @@
-"""`draftree generate`: answer one prompt, streaming, with accepted guesses in colour."""
+"""`draftree generate`: answer one prompt, streaming, with accepted draft tokens in colour."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.decoding import Choosing, Guessing, ask, read_prompt
+from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 
 
@@ -18,26 +18,26 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads it from standard input.")],
     *,
     model: Model = None,
-    guessing: Guessing,
+    drafting: Drafting,
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; the answer is added to it.")] = None,
     max_new_tokens: MaxNewTokens = 128,
     choosing: Choosing,
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics afterwards.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Answer PROMPT. Accepted guesses are coloured; the text is what plain decoding would say, except with --bild."""
+    """Answer PROMPT. Accepted draft tokens are coloured; the text is that of plain decoding, except with --bild."""
     from draftree.cli.colours import ColouredText, legend
     from draftree.cli.screen import line_console
     from draftree.engine import RunStats
     from draftree.engine.engine import Engine
     from draftree.models import encode_prompt, load_model
 
-    guessing.check(trie)
+    drafting.check(trie)
     check_file(trie, "--trie")
     choosing.check()
     text = read_prompt(prompt)
     target, tokenizer = load_model(model)
-    parts = guessing.for_engine(target, tokenizer, trie)
+    parts = drafting.for_engine(target, tokenizer, trie)
     options = choosing.options(target, tokenizer)
     ids = encode_prompt(tokenizer, text, raw=choosing.raw)
     engine = Engine(target, **parts, slots=1, runner=choosing.runner, strict=choosing.strict)

@@ -1,6 +1,6 @@
 """Options that several verbs share: each is declared here once, and a verb gives its own default.
 
-Blocks of options that always come together are dataclasses, each beside what is done with it; `grouped` makes their
+Blocks of options that always come together are dataclasses, each next to what is done with it; `grouped` makes their
 fields options of a verb.
 """
 

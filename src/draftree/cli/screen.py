@@ -100,7 +100,7 @@ class StageBar(Watcher):
 
     Args:
         console: where.
-        kept: told where Ctrl-C ends it: what is left of the work.
+        kept: what is left of the work when Ctrl-C ends it; shown then.
     """
 
     def __init__(self, console: Console, kept: str = "nothing was written") -> None:
@@ -156,7 +156,7 @@ class DataBar:
 
     Args:
         console: where.
-        kept: told where Ctrl-C ends it: what is left of the work.
+        kept: what is left of the work when Ctrl-C ends it; shown then.
     """
 
     def __init__(self, console: Console, kept: str) -> None:
@@ -174,7 +174,7 @@ class DataBar:
         )
 
     def __enter__(self) -> DataBar:
-        self._begin = self._told = time.monotonic()
+        self._begin = self._reported = time.monotonic()
         self._first: int | None = None
         self._bar.start()
         return self
@@ -192,7 +192,7 @@ class DataBar:
             self._first = done - 1
             self._task = self._bar.add_task("", total=total, completed=self._first, speed=0)
         self._bar.update(self._task, completed=done, speed=round(tokens / seconds))
-        if not self._console.is_terminal and now - self._told > TELL:
-            self._told = now
+        if not self._console.is_terminal and now - self._reported > TELL:
+            self._reported = now
             left = (total - done) * seconds / (done - self._first)
             print(f"{done} of {total} answered, {tokens / seconds:.0f} tokens/s, {left:.0f} s left", flush=True)

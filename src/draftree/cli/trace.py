@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.decoding import Choosing, Guessing, ask, read_prompt
+from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 
 
@@ -31,10 +31,10 @@ def trace(
         typer.Option(min=1, help="With --replay, draw this step's tree; once for each.", show_default="all"),
     ] = None,
     model: Model = None,
-    guessing: Guessing,
+    drafting: Drafting,
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; it is left as it is.")] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Always verify so many guesses.", show_default="sized by cost")
+        int | None, typer.Option(min=1, help="Always verify so many draft tokens.", show_default="sized by cost")
     ] = None,
     slots: Annotated[
         int | None, typer.Option(min=1, help="Prompts answered at a time.", show_default="all of them")
@@ -68,7 +68,7 @@ def trace(
             write_trace_page(recorded, html, f"draftree trace: {replay.name}")
             tell_written(console, [html])
         return
-    guessing.check(trie, nodes)
+    drafting.check(trie, nodes)
     choosing.check()
     if not prompts:
         raise ValueError("Give a prompt to record the answer of, or --replay and a recorded run.")
@@ -83,7 +83,7 @@ def trace(
     from draftree.shaping import Fixed
 
     target, tokenizer = load_model(model)
-    parts = guessing.for_engine(target, tokenizer, trie)
+    parts = drafting.for_engine(target, tokenizer, trie)
     recorder = Recorder()
     engine = Engine(
         target,

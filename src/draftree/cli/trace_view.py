@@ -17,7 +17,7 @@ KEY = "Trees: ✓ accepted, ✕ pruned inside the pass, others verified and refu
 
 
 def outline(trace: Trace, console: Console) -> None:
-    """What was said, coloured by who guessed it, and the statistics."""
+    """The text, coloured by who drafted it, and the statistics."""
     for number, request in enumerate(trace.requests, 1):
         if len(trace.requests) > 1:
             console.print(f"Request {number}", style="bold")
@@ -26,14 +26,14 @@ def outline(trace: Trace, console: Console) -> None:
     run_statistics(trace).summary()
 
 
-def show(trace: Trace, console: Console, wanted: list[int]) -> None:
-    """The outline, then every step, or the steps `wanted` (from 1, of each request), with their trees.
+def show(trace: Trace, console: Console, numbers: list[int]) -> None:
+    """The outline, then every step, or the steps `numbers` (from 1, of each request), with their trees.
 
     Raises:
         ValueError: a step that no request has.
     """
     longest = max(sum(1 for _ in trace.of(request)) for request in trace.requests)
-    for number in wanted:
+    for number in numbers:
         if number > longest:
             raise ValueError(f"There is no step {number}: the longest request of this run has {longest}.")
     outline(trace, console)
@@ -41,7 +41,7 @@ def show(trace: Trace, console: Console, wanted: list[int]) -> None:
     for number, request in enumerate(trace.requests, 1):
         name = f"Request {number}, step" if len(trace.requests) > 1 else "Step"
         for i, (step, member) in enumerate(trace.of(request), 1):
-            if not wanted or i in wanted:
+            if not numbers or i in numbers:
                 console.print()
                 console.print(_heading(f"{name} {i}", step, member))
                 console.print(_tree(trace, step, member), soft_wrap=True)
@@ -49,24 +49,24 @@ def show(trace: Trace, console: Console, wanted: list[int]) -> None:
 
 
 def _text(trace: Trace, request: int) -> Text:
-    told = trace.requests[request]
+    about = trace.requests[request]
     text = Text()
-    pieces = iter(told["pieces"])
+    pieces = iter(about["pieces"])
     for step, member in trace.of(request):
         for source in _sources(trace, step, member):
             text.append(next(pieces), style=source_style(source))
-    return text.append(f" [{told['finish_reason']}]", style="dim")
+    return text.append(f" [{about['finish_reason']}]", style="dim")
 
 
 def _sources(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> list[str | None]:
-    """Who guessed each emitted token."""
+    """Who drafted each emitted token."""
     names = trace.runs[step["run"]]["sources"]
-    return [None if guess is None else names[member["sources"][guess]] for guess in member["guesses"]]
+    return [None if node is None else names[member["sources"][node]] for node in member["guesses"]]
 
 
 def _heading(name: str, step: dict[str, Any], member: dict[str, Any]) -> Text:
-    accepted = sum(guess is not None for guess in member["guesses"])
-    facts = [] if member["asked"] is None else [f"asked for {member['asked']}", f"{member['drafted']} guessed"]
+    accepted = sum(node is not None for node in member["guesses"])
+    facts = [] if member["asked"] is None else [f"budget {member['asked']}", f"{member['drafted']} drafted"]
     facts.append(f"{len(member['tokens']) - 1} verified")
     if member["pruned"]:
         facts.append(f"{len(member['pruned'])} pruned")
@@ -92,7 +92,7 @@ def _tree(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Any:
     )
     accepted, pruned = set(member["guesses"]), set(member["pruned"])
 
-    def say(node: int, label: str) -> Text:
+    def styled(node: int, label: str) -> Text:
         if node == 0:
             return Text(label, style="bold")
         source = names[sources[node]]
@@ -101,7 +101,7 @@ def _tree(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Any:
         weight = "bold" if node in accepted else "dim strike" if node in pruned else ""
         return Text.assemble(mark, (label, f"{source_style(source)} {weight}".strip()), (f"{chance}  {source}", "dim"))
 
-    return to_rich(tree, 0, lambda token: trace.tokens[token], say)
+    return to_rich(tree, 0, lambda token: trace.tokens[token], styled)
 
 
 def _emitted(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Text:

@@ -1,4 +1,4 @@
-"""`draftree train align`: a small model learns to say what a large one says."""
+"""`draftree train align`: a small model learns to write what a large one writes."""
 
 from __future__ import annotations
 

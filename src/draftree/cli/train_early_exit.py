@@ -52,7 +52,7 @@ def early_exit(
         )
     before, after = recipe["agreement"]["before"], recipe["agreement"]["after"]
     console.print(
-        f"{recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min. The exit says the answers' next token in "
+        f"{recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min. The exit predicts the answers' next token in "
         f"{after['exit']:.1%} of places ({before['exit']:.1%} before), the whole model in {after['model']:.1%} "
         f"({before['model']:.1%} before). Another model than the one it was made of is in {out}.",
         markup=False,

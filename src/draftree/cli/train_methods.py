@@ -20,7 +20,7 @@ def bita(
     out: Out,
     *,
     model: Model = None,
-    masks: Annotated[int, typer.Option(help="M, tokens guessed ahead.")] = 3,
+    masks: Annotated[int, typer.Option(help="M, tokens drafted ahead.")] = 3,
     prompts: Annotated[int, typer.Option(help="P, prompt keys and values of a layer; 0 for none.")] = 16,
     deep: Annotated[bool, typer.Option("--deep/--shallow", help="Prompts in every layer, or in the first.")] = True,
     prefix_dropout: Annotated[float, typer.Option(help="Dropout of the prompts.")] = 0.1,
@@ -57,7 +57,7 @@ def medusa(
     out: Out,
     *,
     model: Model = None,
-    heads: Annotated[int, typer.Option(help="Tokens guessed ahead.")] = 4,
+    heads: Annotated[int, typer.Option(help="Tokens drafted ahead.")] = 4,
     layers: Annotated[int, typer.Option(help="Residual blocks of a head.")] = 1,
     own_head: Annotated[
         bool, typer.Option("--own-head/--shared-head", help="A vocabulary projection for each head, or the model's.")
@@ -78,7 +78,7 @@ def early_head(
     model: Model = None,
     layer: Annotated[int, typer.Option(help="n, layers that have run.")] = 4,
     rank: Annotated[int, typer.Option(help="Of the projection; 0 for a full one.")] = 0,
-    places: Annotated[int, typer.Option(help="Tokens guessed, the next one first; pruning needs that alone.")] = 1,
+    places: Annotated[int, typer.Option(help="Tokens predicted, the next one first; pruning needs that alone.")] = 1,
     run: MethodRun,
 ) -> None:
     """A head after an early layer, for pruning (ProPD)."""

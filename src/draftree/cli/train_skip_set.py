@@ -15,7 +15,7 @@ def skip_set(
     out: Annotated[Path, typer.Option("--out", help="Folder for the drafter, its recipe and search.json.")],
     model: Model = None,
     texts: Annotated[int, typer.Option(min=1, help="Recorded texts to search on; as many others check it.")] = 16,
-    places: Annotated[int, typer.Option(min=1, help="Places of each text from which chains are guessed.")] = 48,
+    places: Annotated[int, typer.Option(min=1, help="Places of each text from which chains are drafted.")] = 48,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Longest chain.")] = 6,
     width: Annotated[int, typer.Option(min=1, help="Parts tried in a round, the most promising ones.")] = 4,
     seconds: Annotated[float, typer.Option(min=1, help="After which no further set is tried.")] = 600,
@@ -42,8 +42,8 @@ def skip_set(
     lines = [
         f"Left out: attention of {_listed(settings['skip_attention'])}, MLP of {_listed(settings['skip_mlp'])}; "
         f"{found['sets']} sets tried in {found['seconds']} s. Written to {out}.",
-        f"On texts kept out the first guess is right in {checked['agreement']:.1%} of places, and a step says "
-        f"{checked['length']:.2f} tokens for {checked['rows']:.2f} drafted rows: predicted speed "
+        f"On texts kept out the first draft token is right in {checked['agreement']:.1%} of places, and a step "
+        f"emits {checked['length']:.2f} tokens for {checked['rows']:.2f} drafted rows: predicted speed "
         f"{checked['speed']:.2f} of plain, the engine's own work not counted "
         f"({whole['speed']:.2f} with nothing left out).",
     ]

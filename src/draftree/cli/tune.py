@@ -28,7 +28,7 @@ def tune(
     threads: Threads = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="File for the choice; its trie goes beside it.", show_default="draftree_tune.json"),
+        typer.Option(help="File for the choice; its trie goes next to it.", show_default="draftree_tune.json"),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only compare what replay predicts with real runs; writes nothing.")
@@ -40,7 +40,7 @@ def tune(
     from draftree.prompts import embedded_prompts, read_prompts
     from draftree.tuning.check import check_replay
     from draftree.tuning.report import check_table, render, write_choice
-    from draftree.tuning.search import Wishes
+    from draftree.tuning.search import TuningOptions
     from draftree.tuning.search import tune as find
 
     for name, given in (("--minutes", minutes), ("--out", out)):
@@ -57,17 +57,17 @@ def tune(
     found = embedded_prompts() if prompts is None else read_prompts(prompts, column)
     named = drafters if drafters is not None else ["medusa", "hidden-transfer"] if model is None else []
     specs = tuple(_spec(name) for name in dict.fromkeys(named))
-    wishes = Wishes(5.0 if minutes is None else minutes, max_new_tokens, per_set, specs)
+    options = TuningOptions(5.0 if minutes is None else minutes, max_new_tokens, per_set, specs)
     use_threads(threads)
     console = wide_console()
     loaded, tokenizer = load_model(model)
     if check:
         with StageBar(console) as bar:
-            rows = check_replay(loaded, tokenizer, found, wishes, bar)
+            rows = check_replay(loaded, tokenizer, found, options, bar)
         console.print(check_table(rows))
         return
     with StageBar(console) as bar:
-        choice = find(loaded, tokenizer, found, wishes, bar)
+        choice = find(loaded, tokenizer, found, options, bar)
     out.parent.mkdir(parents=True, exist_ok=True)
     written = write_choice(choice, loaded, tokenizer, out)
     console.print(render(choice))
@@ -86,7 +86,7 @@ def _spec(name: str) -> Any:
         return Spec("draft-model" if name == "draft-model" else "trained", name=name)
     if not Path(name).is_dir():
         check_drafter(name)
-        told = "is always tried" if name in ("lookahead", "prompt-lookup") else "is nothing that tuning tries"
-        raise ValueError(f"--drafters {name!r} {told}: name trained drafters or small models, or leave it out.")
+        reason = "is always tried" if name in ("lookahead", "prompt-lookup") else "is nothing that tuning tries"
+        raise ValueError(f"--drafters {name!r} {reason}: name trained drafters or small models, or leave it out.")
     small = (Path(name) / "config.json").is_file() and not (Path(name) / CONFIG).is_file()
     return Spec("draft-model" if small else "trained", name=name)

@@ -1,4 +1,4 @@
-"""The drafter's contract: what the engine asks of a drafter and what it tells it.
+"""The drafter's contract: what the engine calls on a drafter, and with what.
 
 A drafter drafts a tree of next tokens for each request. Outside drafters (a trie, a small model) only draft and
 observe; drafters inside the model also attach rows to the coming pass and read their outputs afterwards. State of
@@ -79,9 +79,9 @@ class StepPlan:
 
     Attributes:
         requests: of the step, B of them.
-        budgets: most draft tokens of each; 0 where none are wanted.
-        prepares: whether the step after this one wants draft tokens of each, so that rows which prepare them are worth
-            attaching to this one.
+        budgets: most draft tokens of each; 0 for none.
+        prepares: whether each of them drafts in the step after this one, so that rows which prepare its draft tokens
+            are worth attaching to this one.
         trees: what is verified; None before `trim`.
         attach_to: nodes of each tree that are worth rows of the drafter's own; None leaves that to the drafter.
         gains: accepted draft tokens that the shape expects of each request; empty where it expects nothing.
@@ -136,7 +136,7 @@ class Attachment:
         visible: BoolTensor [B, M, N + M], which tree and extra rows they see (the context always).
         prefix_rows: BoolTensor [B, N + M], rows that see the deep prefix.
         surgeries: changes mid-stack, in terms of these N + M rows.
-        taps: layers whose incoming hidden states the drafter wants; the number of layers itself taps what the last one
+        taps: layers whose incoming hidden states the drafter reads; the number of layers itself taps what the last one
             returns, from which `Runner.logits` makes logits. Passes make logits of trees only.
         laid: what a pass worked out from the above; an attachment that comes back with the same tree spares that work.
     """
@@ -164,7 +164,7 @@ class Step:
         emitted: per request, the new tokens; its `tokens` already end with them. Empty for a part of a prompt, and
             where strict mode put off a near-tie.
         attach_to: nodes of each tree that rows were attached to, see `StepPlan`.
-        own_rows: whether the rows and surgeries that `plan` asked for were in the pass. They are left out of passes
+        own_rows: whether the rows and surgeries that `plan` returned were in the pass. They are left out of passes
             over parts of prompts, and in strict mode of those that must be the plain engine's; taps are always there.
     """
 
@@ -189,7 +189,7 @@ class Drafter(ABC):
         capabilities: what it does besides drafting.
         node_budget: draft tokens of every step where its trees have one size, by construction (a static tree) or as
             `draftree tune` found best; None where a shape may choose.
-        deep_prefix: per-layer (keys, values), each [kv heads, P, head dim], for rows that ask for it.
+        deep_prefix: per-layer (keys, values), each [kv heads, P, head dim], for rows in `Attachment.prefix_rows`.
         acceptance: a lossy rule that belongs to its draft tokens and CHANGES texts; None for the lossless one.
     """
 
@@ -211,7 +211,7 @@ class Drafter(ABC):
         """What statistics call a node with these source bits."""
         return self.name
 
-    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
+    def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """Rows of a pass over trees of `nodes` nodes in all, those that `plan` attaches counted.
 
         One row is a row through all layers; rows that join half-way count as half. Shapes size trees by it.
@@ -219,7 +219,8 @@ class Drafter(ABC):
         Args:
             nodes: a number or an array of them, the roots of all trees included.
             requests: how many trees.
-            spawning: how many of the nodes have rows attached; None for what the drafter does by itself.
+            attach_to: how many of all nodes get rows attached (`StepPlan.attach_to`, summed over the trees); None for
+                what the drafter does by itself.
         """
         return nodes
 

@@ -1,6 +1,6 @@
 """BiLD: a small model writes, a large one takes over where the small one is unsure, and corrects it. LOSSY by choice.
 
-Big Little Decoder (Kim et al., 2023): the small model writes token by token until the best it has to say is less
+Big Little Decoder (Kim et al., 2023): the small model writes token by token until its best token is less
 likely than the fallback threshold; then the large model reads all of that in one pass, cuts it where the rollback
 threshold is passed, and adds a token of its own. In this library's terms: a drafter of chains with an acceptance rule
 that belongs to it (`draftree.acceptance.LossyBiLD`), in the one loop of all methods. The rule changes texts;
@@ -33,7 +33,7 @@ class BiLD(SecondModel):
     """Two models write one text: LOSSY, unless `lossless` is set.
 
     Pass it as the drafter: it brings its acceptance rule and the size of its drafts along, so neither `acceptance` nor
-    `shape` nor `pruner` goes with it. The large model says the first token; under sampling both models draw with the
+    `shape` nor `pruner` goes with it. The large model writes the first token; under sampling both models draw with the
     request's own processors and the same noise at the same place.
 
     Args:
@@ -42,7 +42,7 @@ class BiLD(SecondModel):
             likely as this. 0: never, so that it comes after every `num_draft_tokens` tokens.
         rollback_threshold: alpha_RB, 0 or more; the large model cuts the text at a token with a distance over it.
             None or infinity: never. Of no effect under `lossless`.
-        lossless: keep only what the large model says itself: its own text, at the cost of more passes.
+        lossless: keep only what the large model chooses itself: its own text, at the cost of more passes.
         num_draft_tokens: most tokens of the small model in a turn (section 7.1.2: 10).
         distance: what `rollback_threshold` is compared with: "cross-entropy", "kl" or "1-p" (see `LossyBiLD`).
         final_review: whether the large model reviews the tail behind its last turn when the small one ends the text.
@@ -72,15 +72,15 @@ class BiLD(SecondModel):
         self.fallback_threshold, self.rollback_threshold = fallback_threshold, rollback_threshold
         self.lossless, self.num_draft_tokens, self.distance = lossless, num_draft_tokens, distance
         self.final_review = final_review
-        # The thresholds alone say how long a chain is: no shape may weigh it against the cost of rows.
+        # The thresholds alone decide how long a chain is: no shape may weigh it against the cost of rows.
         self.max_nodes = self.node_budget = num_draft_tokens
         self.capabilities = Capabilities(lossy=not lossless)
         self._chains: dict[int, tuple[Tensor, Tensor, Structure]] = {}  # by length, what all chains have in common
-        self._said: dict[int, list[Tensor]] = {}  # by request, the log-probabilities [V] at its chain's places
+        self._logp: dict[int, list[Tensor]] = {}  # by request, the log-probabilities [V] at its chain's places
         if not lossless:
             threshold = math.inf if rollback_threshold is None else float(rollback_threshold)
-            said = self._chain_said if distance == "kl" else None
-            self.acceptance = LossyBiLD(threshold, distance, final_review, said)
+            drafted_logp = self._chain_logp if distance == "kl" else None
+            self.acceptance = LossyBiLD(threshold, distance, final_review, drafted_logp)
 
     def source_name(self, source: int) -> str:
         """See `Drafter.source_name`."""
@@ -93,7 +93,7 @@ class BiLD(SecondModel):
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""
         with self._lock:
-            self._said.pop(request.id, None)
+            self._logp.pop(request.id, None)
         super().end(request)
 
     # ---------------------------------------------------------------- chains
@@ -119,7 +119,7 @@ class BiLD(SecondModel):
         """Write a token of each chain with every pass of the small model."""
         ids = [request.id for request in requests]
         for request in requests:
-            self._said[request.id] = []
+            self._logp[request.id] = []
         logits = self._small.read(ids, texts)[:, None]
         writing = [reach > 0 for reach in reaches]
         for depth in range(1, max(reaches) + 1):
@@ -131,7 +131,7 @@ class BiLD(SecondModel):
             logits = self._small.grow(ids, nodes, [[depth - 2] if own else [] for own in nodes], depth)
 
     def _may_write(self, request: Context) -> bool:
-        """Whether it is the small model's turn: the large one says a text's first token."""
+        """Whether it is the small model's turn: the large one writes a text's first token."""
         return self.lossless or len(request.tokens) > request.prompt_length
 
     def _write(
@@ -150,10 +150,10 @@ class BiLD(SecondModel):
             if sure:
                 own = logits[b, 0].float()
                 if self.distance == "kl":
-                    self._said[request.id].append(own.log_softmax(-1))
-                # Processors may keep a state, which guesses must not touch where texts are to stay as they are.
+                    self._logp[request.id].append(own.log_softmax(-1))
+                # Processors may keep a state, which draft tokens must not change where the text is to stay as it is.
                 if request.chooser is not None and not self.lossless:
-                    token = request.chooser.guess(own, [said for said, _ in chain])
+                    token = request.chooser.draft(own, [drafted for drafted, _ in chain])
                     best = float(own.log_softmax(-1)[token])
                 chain.append((token, best))
             going_on.append(sure and token not in self._eos)
@@ -175,8 +175,8 @@ class BiLD(SecondModel):
         logp = torch.from_numpy(np.array([path], dtype=np.float32))
         return TokenTree(tokens, parents, logp, source, (1 + count,), structure)
 
-    def _chain_said(self, request: int) -> Tensor:
-        return torch.stack(self._said[request])
+    def _chain_logp(self, request: int) -> Tensor:
+        return torch.stack(self._logp[request])
 
 
 def check_options(

@@ -1,4 +1,4 @@
-"""BiTA: mask tokens behind every node, and prompt keys that only they see, make one pass both verify and guess.
+"""BiTA: mask tokens behind every node, and prompt keys that only they see, make one pass both verify and draft.
 
 Bi-directional Tuning for Lossless Acceleration (Lin et al., 2024). M mask embeddings follow each node of the tree as a
 group of rows; mask i sees the context, the node's branch and the masks of its group before it, and predicts the token
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, Step
-from draftree.drafting.groups import Groups, Spawners, own_logits
+from draftree.drafting.groups import GroupNodes, Groups, own_logits
 from draftree.drafting.in_model import InModelDrafter
 from draftree.runner.plan import Surgery
 from draftree.runner.target import Target
@@ -72,12 +72,12 @@ class BiTAWeights(nn.Module):
         return list(zip(self.prompt_keys, self.prompt_values, strict=True))
 
     def surgeries(self) -> tuple[Surgery, ...]:
-        """What a pass needs beside the rows: shallow prompts are out of sight behind the first layer."""
+        """What a pass needs besides the rows: shallow prompts are out of sight behind the first layer."""
         return () if self.deep or self.prompt_keys.shape[2] == 0 else (Surgery(1, hide_prefix=True),)
 
 
 class BiTA(InModelDrafter):
-    """Guesses from mask rows (BiTA, sections 3.1 and 3.2).
+    """Drafts from mask rows (BiTA, sections 3.1 and 3.2).
 
     Args:
         shapes: of the model; `BiTA.fresh(model)` takes them from it.
@@ -86,12 +86,12 @@ class BiTA(InModelDrafter):
         deep: prompts in every layer; False for the first layer only (ablation of Table 3).
         groups: how many nodes of a tree have a group of masks at most, the likeliest to be accepted last. With None
             `DynamicTree` chooses how many are worth their rows, and under other shapes all have one, as in the paper.
-            1 with tree="chain" is its straightforward decoding: what is left of the root's guesses after some were
-            accepted is all that the next step has (ablation of Table 4).
+            1 with tree="chain" is its straightforward decoding: what is left of the root's predictions after some
+            were accepted is all that the next step has (ablation of Table 4).
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
 
     Raises:
-        ValueError: no mask, a negative number of prompts, or a tree beside `straightforward`.
+        ValueError: no mask, or a negative number of prompts.
     """
 
     name: ClassVar[str] = "bita"
@@ -109,7 +109,7 @@ class BiTA(InModelDrafter):
         **options: Any,
     ) -> None:
         if masks < 1:
-            raise ValueError(f"masks is {masks}: BiTA needs 1 mask token or more to guess anything.")
+            raise ValueError(f"masks is {masks}: BiTA needs 1 mask token or more to draft anything.")
         if prompts < 0:
             raise ValueError(f"prompts is {prompts}: give 0 (mask tokens only) or more.")
         super().__init__(shapes, masks, **options, masks=masks, prompts=prompts, deep=deep, groups=groups)
@@ -130,17 +130,17 @@ class BiTA(InModelDrafter):
         self.deep_prefix = prefix
         self._groups.clear()
 
-    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
+    def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`: n (1 + M) where all nodes have a group."""
-        return nodes + self.depth * self._groups.count(nodes, requests, spawning)
+        return nodes + self.depth * self._groups.count(nodes, requests, attach_to)
 
     def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
         """See `InModelDrafter.attach`: masks stand group by group, in the order of their nodes."""
         return self._groups.layout(trees, attach_to)
 
-    def _lay_out(self, spawners: Spawners) -> Attachment:
+    def _lay_out(self, chosen: GroupNodes) -> Attachment:
         """The masks of G nodes: G M rows with their positions, visibility [B, G M, N + G M] and view of the prompts."""
-        depth, ancestors = spawners.depth, spawners.ancestors
+        depth, ancestors = chosen.depth, chosen.ancestors
         batch, groups, n = ancestors.shape
         m = self.depth
         device = depth.device
@@ -166,8 +166,8 @@ class BiTA(InModelDrafter):
             return super().likeliest(step)
         return runner.best(hidden, rows, self.candidates)
 
-    def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
-        """See `InModelDrafter.guesses`: mask i of a node spoke of the place i + 1 behind it."""
+    def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
+        """See `InModelDrafter.draft_logits`: mask i of a node predicts the token i + 1 places after it."""
         group, passed = self._groups.find(step, nodes)
         first = step.trees.width + group * self.depth
         return own_logits(step, self._shapes["layers"], first, 1, self.depth, passed)

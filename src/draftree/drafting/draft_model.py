@@ -1,8 +1,8 @@
-"""DraftModel: a small model guesses what the large one will say, as a chain or a tree.
+"""DraftModel: a small model drafts for the large one, as a chain or a tree.
 
 Speculative decoding with a second model (Leviathan et al., 2023; Hugging Face's assisted generation), with trees: the
-small model reads its own likeliest guesses depth by depth, all nodes of a depth in one pass, and the most probable
-paths become the tree. What is accepted is what the large model itself says, so the text is that of plain decoding,
+small model reads its own likeliest tokens depth by depth, all nodes of a depth in one pass, and the most probable
+paths become the tree. What is accepted is what the large model itself chooses, so the text is that of plain decoding,
 greedy or sampled, however small or wrong the small model is.
 """
 
@@ -28,7 +28,7 @@ from draftree.tree import TokenTree
 
 PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one, before both were timed
 BEAM = 4  # nodes of a depth that are read, where a pass for each depth is needed
-WORTH = 2.0  # guesses have to promise this many tokens for the time of a step that they take
+WORTH = 2.0  # accepted tokens that a pass of the small model has to promise, per time of a step of the large one
 SHORT = 16  # rows of a pass or run that is timed; prompts take longer
 LEAST = 1e-30  # probability that every path has
 
@@ -41,7 +41,7 @@ class DraftModel(SecondModel):
         depth: most tokens ahead.
         branching: most tokens tried behind each node; 1 drafts a chain.
         beam: most nodes of a depth that the small model reads, all of them in one pass; 1 follows the likeliest path
-            alone, with what else was likely beside it. None: 4.
+            alone, with the other likely tokens as leaves. None: 4.
         confidence: stop where a request's paths to be read next have less than this probability together; None: where
             a pass over the paths of all requests takes longer than their draft tokens are worth, both models' times
             being measured as they run.

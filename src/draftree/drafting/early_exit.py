@@ -2,7 +2,7 @@
 
 What comes out is a stock Hugging Face model with fewer layers, whose parameters are those of the large one: embedding,
 first layers, final norm and head. It can be the small model of BiLD or DraftModel, be saved, or be trained together
-with the large one (`draftree train early-exit`). SelfSpeculative(exit_layer=n) guesses the same without a cache of its
+with the large one (`draftree train early-exit`). SelfSpeculative(exit_layer=n) drafts the same without a cache of its
 own.
 """
 

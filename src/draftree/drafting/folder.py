@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -103,7 +104,7 @@ def base_of(model: Any) -> Base:
     return Base(name, model_hash(target.model), target.model_type)
 
 
-class Trained:
+class Trained(ABC):
     """What is trained for one model and kept in a folder: drafters inside the model, and early heads.
 
     Attributes:
@@ -111,7 +112,7 @@ class Trained:
         weights: all trained tensors; the keys of its `state_dict` are the file's tensor names.
         settings: arguments of `fresh` besides the model; JSON-able.
         base: the model they were trained for; None until trained or loaded.
-        recipe: how they were trained; None where nobody said.
+        recipe: how they were trained; None where it is not known.
     """
 
     method: ClassVar[str]
@@ -121,13 +122,13 @@ class Trained:
     recipe: dict[str, Any] | None = None
 
     @classmethod
+    @abstractmethod
     def fresh(cls, model: Any, **settings: Any) -> Self:
         """Untrained, with shapes taken from `model`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shapes(self) -> dict[str, Any]:
         """What of a model must be equal for these weights to fit."""
-        raise NotImplementedError
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write config and tensors into `folder` (made where it is missing); a reader never sees half of them.
@@ -240,7 +241,7 @@ def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained
     if same_weights and base.hash != model_hash(target.model):
         raise ValueError(
             f"The drafter was trained for {base.name!r} with other weights (or another dtype) than this model's, so "
-            "its guesses would not fit: load that model, or pass same_weights=False to try all the same."
+            "few draft tokens would be accepted: load that model, or pass same_weights=False to try all the same."
         )
     _fill(held.weights, folder / WEIGHTS)
     held.base, held.recipe = base, config.get("recipe")
@@ -311,8 +312,8 @@ def _fill(weights: nn.Module, path: Path) -> None:
         tensors: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError):
         raise ValueError(f"{path} is broken: save the drafter again, or fetch the folder anew.") from None
-    wanted = weights.state_dict()
-    for name, tensor in wanted.items():
+    expected = weights.state_dict()
+    for name, tensor in expected.items():
         if name not in tensors:
             raise ValueError(f"{path} has no tensor {name!r}: save the drafter again, or fetch the folder anew.")
         if tensors[name].shape != tensor.shape:
@@ -320,7 +321,7 @@ def _fill(weights: nn.Module, path: Path) -> None:
                 f"{path} holds {name!r} with shape {list(tensors[name].shape)}, not {list(tensor.shape)}: it does not "
                 f"belong to its {CONFIG}."
             )
-    extra = sorted(set(tensors) - set(wanted))
+    extra = sorted(set(tensors) - set(expected))
     if extra:
         raise ValueError(f"{path} holds an unknown tensor {extra[0]!r}: it does not belong to its {CONFIG}.")
     weights.load_state_dict(tensors)

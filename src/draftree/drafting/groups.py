@@ -1,9 +1,9 @@
-"""Rows that a node spawns to look ahead of it, for all nodes of a tree or only for those likely to be accepted last.
+"""Groups of rows that look ahead of a node, for all nodes of a tree or only for those likely to be accepted last.
 
 BiTA's mask groups and Hidden Transfer's pseudo states serve one node each: the one that turns out to be accepted last.
-That may be any node, so the papers let every node spawn. Where rows cost, as on a CPU, most are wasted on siblings
-that are hardly ever reached; then only the likeliest nodes spawn, and below a node without rows the rows of its
-nearest ancestor that has some speak, less deep by what was passed. With the root's alone this is BiTA's
+That may be any node, so the papers attach a group to every node. Where rows cost, as on a CPU, most are wasted on
+siblings that are hardly ever reached; then only the likeliest nodes get a group, and a node without one uses that of
+its nearest ancestor, less deep by the tokens between the two. With a group at the root alone this is BiTA's
 straightforward decoding.
 """
 
@@ -19,11 +19,11 @@ from torch import Tensor
 from draftree.drafting.base import Attachment, Step
 from draftree.tree import TokenTree
 
-KEPT = 512  # layouts that are remembered
+KEPT = 512  # most layouts in the cache
 
 
-class Spawners(NamedTuple):
-    """The nodes that spawn, G of each tree, ascending.
+class GroupNodes(NamedTuple):
+    """The nodes that get a group of rows: G of each tree, in ascending order.
 
     Attributes:
         nodes: LongTensor [B, G], or None for all.
@@ -37,66 +37,66 @@ class Spawners(NamedTuple):
 
 
 class Groups:
-    """Chooses the nodes that spawn, lays out their rows, and finds the rows of the node accepted last.
+    """Chooses the nodes that get a group, lays out their rows, and finds the rows of the node accepted last.
 
     Args:
-        most: nodes of a tree that spawn, the root always among them; None for all, or as many as the shape finds worth
-            their rows (`StepPlan.attach_to`).
-        lay_out: the attachment for spawning nodes.
+        most: most nodes of a tree that get a group, the root always among them; None for all, or as many as the shape
+            finds worth their rows (`StepPlan.attach_to`).
+        lay_out: makes the attachment for those nodes.
     """
 
-    def __init__(self, most: int | None, lay_out: Callable[[Spawners], Attachment]) -> None:
+    def __init__(self, most: int | None, lay_out: Callable[[GroupNodes], Attachment]) -> None:
         if most is not None and most < 1:
             raise ValueError(f"groups is {most}: let 1 node or more look ahead, or give None for all.")
         self.most = most
         self.lay_out = lay_out
         self._made: dict[tuple[Any, ...], tuple[Tensor, Attachment]] = {}
-        self._last: tuple[TokenTree, int, Spawners] | None = None
+        self._last: tuple[TokenTree, int, GroupNodes] | None = None
 
     def clear(self) -> None:
         """Forget all layouts: what `lay_out` makes has changed."""
         self._made.clear()
 
-    def count(self, nodes: Any, requests: int, spawning: Any = None) -> Any:
-        """How many of `nodes` nodes (a number or an array) in `requests` trees spawn, see `Drafter.rows`."""
-        count = nodes if spawning is None else np.minimum(nodes, spawning)
+    def count(self, nodes: Any, requests: int, attach_to: Any = None) -> Any:
+        """How many of `nodes` nodes (a number or an array) in `requests` trees get a group, see `Drafter.rows`."""
+        count = nodes if attach_to is None else np.minimum(nodes, attach_to)
         return count if self.most is None else np.minimum(count, self.most * requests)
 
     def layout(self, trees: TokenTree, attach_to: int | None) -> Attachment:
-        """What `lay_out` makes of these trees; the same again for trees of the same structure and spawning nodes."""
-        spawners = self.spawners(trees, attach_to)
-        ancestors, nodes = trees.ancestors, spawners.nodes
+        """What `lay_out` makes of these trees; the same object again for the same structure and nodes with groups."""
+        chosen = self.nodes_of(trees, attach_to)
+        ancestors, nodes = trees.ancestors, chosen.nodes
         # Decoding meets the same few structures over and over, and those share their tensors.
         key: tuple[Any, ...] = (ancestors.shape, ancestors.device)
-        if spawners.depth.shape[1] > 1:  # what the root's rows see is the same in all trees of a size
+        if chosen.depth.shape[1] > 1:  # what the root's rows see is the same in all trees of a size
             key += (ancestors.data_ptr(), ancestors.stride())
             if nodes is not None:
                 if not nodes.is_cpu:  # to name them would wait for the device
-                    return self.lay_out(spawners)
+                    return self.lay_out(chosen)
                 key += (nodes.numpy().tobytes(),)
         found = self._made.get(key)
         if found is None:
             if len(self._made) >= KEPT:
                 self._made.clear()
             # The tensor is kept along, so that its memory, and with it the key, is not given to another one.
-            found = self._made[key] = (ancestors, self.lay_out(spawners))
+            found = self._made[key] = (ancestors, self.lay_out(chosen))
         return found[1]
 
-    def spawners(self, trees: TokenTree, attach_to: int | None) -> Spawners:
-        """The nodes of `trees` that spawn; asked before and after a pass, worked out once."""
+    def nodes_of(self, trees: TokenTree, attach_to: int | None) -> GroupNodes:
+        """The nodes of `trees` that get a group; called before and after a pass, computed once."""
         most = self._most(attach_to, trees.width)
         last = self._last  # read once: another thread may put its own
         if last is not None and last[0] is trees and last[1] == most:
             return last[2]
         if most >= trees.width:
-            found = Spawners(None, trees.depth, trees.ancestors)
+            found = GroupNodes(None, trees.depth, trees.ancestors)
         elif most == 1:
             root = trees.depth[:, :1]  # which is 0, as the root's number
-            found = Spawners(root, root, trees.ancestors[:, :1])
+            found = GroupNodes(root, root, trees.ancestors[:, :1])
         else:
             nodes = likeliest_ends(trees, most)
             rows = nodes[:, :, None].expand(-1, -1, trees.width)
-            found = Spawners(nodes, trees.depth.gather(1, nodes), trees.ancestors.gather(1, rows))
+            found = GroupNodes(nodes, trees.depth.gather(1, nodes), trees.ancestors.gather(1, rows))
         self._last = (trees, most, found)
         return found
 
@@ -105,42 +105,42 @@ class Groups:
         return max(1, most if self.most is None else min(most, self.most))
 
     def find(self, step: Step, nodes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Which spawning node speaks for node `nodes[b]` of each tree [B, 1], and how far above it that is [B, 1].
+        """Which group serves node `nodes[b]` of each tree [B, 1], and how many levels above that node it lies [B, 1].
 
-        None for how far where every node speaks for itself.
+        The second is None where every node has a group of its own.
         """
         trees = step.trees
-        spawners = self.spawners(trees, step.attach_to)
-        if spawners.nodes is None:
+        chosen = self.nodes_of(trees, step.attach_to)
+        if chosen.nodes is None:
             return nodes[:, None], None
-        if spawners.nodes.shape[1] == 1:
-            return spawners.nodes, trees.depth.gather(1, nodes[:, None])
+        if chosen.nodes.shape[1] == 1:
+            return chosen.nodes, trees.depth.gather(1, nodes[:, None])
         own = trees.ancestors.gather(1, nodes[:, None, None].expand(-1, 1, trees.width))[:, 0]
-        above = own.gather(1, spawners.nodes)  # the root is among them, and the deepest stands last
+        above = own.gather(1, chosen.nodes)  # the root is among them, and the deepest stands last
         group = (above * torch.arange(1, above.shape[1] + 1, device=nodes.device)).argmax(1, keepdim=True)
-        return group, trees.depth.gather(1, nodes[:, None]) - spawners.depth.gather(1, group)
+        return group, trees.depth.gather(1, nodes[:, None]) - chosen.depth.gather(1, group)
 
     def rows_ahead(self, step: Step, by_group: int, by_step: int | None, depth: int) -> list[list[int]] | None:
-        """Rows of the pass [B][depth] that look ahead of the nodes accepted last, -1 where none does so far.
+        """Rows of the pass [B][depth] that look ahead of the nodes accepted last, -1 where no row looks that far.
 
         None where rows have left in mid-stack or lie on another device, for which there are tensors (`find`), and
         where the drafter's rows were not in the pass.
 
         Args:
             step: what a pass brought.
-            by_group: rows from the first of one spawning node's to the next one's.
-            by_step: rows from one of a node's to the next; None for as many as there are spawning nodes.
-            depth: how many of them a node has.
+            by_group: rows between the first row of a group and the first row of the next group.
+            by_step: rows between one row of a group and its next row; None for as many as there are groups.
+            depth: rows of a group.
         """
         trees, result = step.trees, step.result
         if not step.own_rows or result.rows is not None or not trees.tokens.is_cpu:
             return None
-        spawners = self.spawners(trees, step.attach_to)
-        nodes = None if spawners.nodes is None else spawners.nodes.tolist()
-        by_step = by_step or spawners.depth.shape[1]
+        chosen = self.nodes_of(trees, step.attach_to)
+        nodes = None if chosen.nodes is None else chosen.nodes.tolist()
+        by_step = by_step or chosen.depth.shape[1]
         found = []
-        for b, walked in enumerate(step.accepted):
-            path = walked or [0]
+        for b, accepted in enumerate(step.accepted):
+            path = accepted or [0]
             group, passed = path[-1], 0
             if nodes is not None:  # the deepest on the way; the root always is among them
                 group, node = max((i, node) for i, node in enumerate(nodes[b]) if node in path)
@@ -154,7 +154,7 @@ class Groups:
 def likeliest_ends(trees: TokenTree, count: int) -> Tensor:
     """The root and the `count` - 1 nodes likeliest to be accepted last, ascending: LongTensor [B, count].
 
-    A walk ends at a node with the probability of reaching it less that of reaching its children.
+    A node is accepted last with the probability of reaching it less that of reaching one of its children.
     """
     reached = trees.logp.exp()
     ends = reached.scatter_add(1, trees.parents[:, 1:].clamp(min=0), -reached[:, 1:])
@@ -172,7 +172,7 @@ def own_logits(step: Step, layer: int, first: Tensor, stride: int, depth: int, p
             `Attachment`.
         stride: from one of them to the next.
         depth: how many there are.
-        passed: LongTensor [B, 1], how many of them speak of tokens that are accepted by now; None for none. D is what
+        passed: LongTensor [B, 1], how many of them predict tokens that are accepted already; None for none. D is what
             they leave of `depth` for one request on the CPU, else `depth`, with -inf where nothing is left.
 
     Returns:
@@ -191,8 +191,8 @@ def own_logits(step: Step, layer: int, first: Tensor, stride: int, depth: int, p
     order = torch.arange(depth, device=first.device)
     if passed is not None:
         order = passed + order
-    wanted = step.offset + first + stride * order.clamp(max=depth - 1)
+    rows = step.offset + first + stride * order.clamp(max=depth - 1)
     if result.rows is not None:  # rows have left in mid-stack: find where each one ended up
-        wanted = (result.rows[:, None] == wanted[:, :, None]).byte().argmax(-1)
-    logits = result.runner.logits(hidden.gather(1, wanted[:, :, None].expand(-1, -1, hidden.shape[2])))
+        rows = (result.rows[:, None] == rows[:, :, None]).byte().argmax(-1)
+    logits = result.runner.logits(hidden.gather(1, rows[:, :, None].expand(-1, -1, hidden.shape[2])))
     return logits if passed is None else logits.masked_fill_((order >= depth)[:, :, None], -torch.inf)

@@ -1,8 +1,8 @@
 """Hidden Transfer: hidden states of tokens to come, predicted in mid-stack, run through the layers that are left.
 
 Parallel Decoding via Hidden Transfer (Wu et al., 2024). The hidden state h of a node at the output of layer t_i gives a
-pseudo state W_i h, i places after the node; it passes the remaining layers and the model's own head beside the real
-rows, and predicts the token i + 1 places after the node. Its keys and values are thrown away after the step.
+pseudo state W_i h, i places after the node; it passes the remaining layers and the model's own head together with
+the real rows, and predicts the token i + 1 places after the node. Its keys and values are thrown away after the step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment, Step
-from draftree.drafting.groups import Groups, Spawners, own_logits
+from draftree.drafting.groups import GroupNodes, Groups, own_logits
 from draftree.drafting.in_model import InModelDrafter, checked_shapes
 from draftree.runner.plan import Projection, Surgery
 from draftree.runner.target import Target
@@ -33,7 +33,7 @@ def default_transfer_layers(layers: int, steps: int = STEPS) -> tuple[int, ...]:
 
 
 class HiddenTransferWeights(nn.Module):
-    """One square bias-free linear W_i per transfer step, the identity at first.
+    """One square bias-free linear W_i per transfer step, initialised to the identity.
 
     Args:
         hidden_size: d.
@@ -56,13 +56,13 @@ class HiddenTransferWeights(nn.Module):
 
 
 class HiddenTransfer(InModelDrafter):
-    """Guesses from pseudo rows that join in mid-stack (Hidden Transfer, section 3.2).
+    """Drafts from pseudo rows that join in mid-stack (Hidden Transfer, section 3.2).
 
     Args:
         shapes: of the model; `HiddenTransfer.fresh(model)` takes them from it.
         transfer_layers: t_1 <= t_2 <= .., 1-based layers after whose output step i's pseudo states are made; by
             default three of them, see `default_transfer_layers`.
-        groups: how many nodes of a tree spawn pseudo states at most, the likeliest to be accepted last. With None
+        groups: how many nodes of a tree get pseudo states at most, the likeliest to be accepted last. With None
             `DynamicTree` chooses how many are worth their rows, and under other shapes all do, as in the paper.
         masked: pseudo states do not see the earlier ones of their node (ablation of section 4.4).
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
@@ -89,7 +89,7 @@ class HiddenTransfer(InModelDrafter):
             transfer_layers = default_transfer_layers(layers)
         chosen = [int(layer) for layer in transfer_layers]
         if not chosen:
-            raise ValueError("transfer_layers is empty: give one layer per token to be guessed.")
+            raise ValueError("transfer_layers is empty: give one layer per token to be drafted.")
         if chosen != sorted(chosen) or not 1 <= chosen[0] <= chosen[-1] < layers:
             raise ValueError(
                 f"transfer_layers is {chosen}: give layers from 1 to {layers - 1} (of the model's {layers}), none "
@@ -100,33 +100,33 @@ class HiddenTransfer(InModelDrafter):
         self.masked = masked
         self.weights = HiddenTransferWeights(self._shapes["hidden_size"], chosen)
         self._groups = Groups(groups, self._lay_out)
-        # By layer: the matrices of all steps that join there beside each other, [d, s d].
+        # By layer: the matrices of all steps that join there, side by side, [d, s d].
         self._matrices: dict[int, Tensor] = {}
 
     def place(self, target: Target) -> None:
         """See `InModelDrafter.place`."""
         held = self.weights.matrices()
         for layer, steps in self._joining():
-            beside = torch.cat([held[i].detach().T for i in steps], 1)
-            self._matrices[layer] = beside.to(target.device, target.dtype).contiguous()
+            joined = torch.cat([held[i].detach().T for i in steps], 1)
+            self._matrices[layer] = joined.to(target.device, target.dtype).contiguous()
         self._groups.clear()
 
-    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
-        """See `Drafter.rows`: n (1 + sum of (L - t_i) / L) where all nodes spawn, as step i joins after layer t_i."""
+    def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
+        """See `Drafter.rows`: n (1 + sum of (L - t_i) / L) if all nodes have some, as step i joins after layer t_i."""
         layers = self._shapes["layers"]
         share = sum((layers - t) / layers for t in self.transfer_layers[: self.depth])
-        return nodes + share * self._groups.count(nodes, requests, spawning)
+        return nodes + share * self._groups.count(nodes, requests, attach_to)
 
     def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
         """See `InModelDrafter.attach`: a surgery for each layer with transfers."""
         return self._groups.layout(trees, attach_to)
 
-    def _lay_out(self, spawners: Spawners) -> Attachment:
+    def _lay_out(self, chosen: GroupNodes) -> Attachment:
         """For each layer with transfers, its s steps: positions [B, s G] and visibility [B, s G, N + i G].
 
         Steps that share a layer join it together; rows are numbered step by step, in the order of their nodes.
         """
-        nodes, depth, ancestors = spawners
+        nodes, depth, ancestors = chosen
         batch, count, _ = ancestors.shape
         same = torch.eye(count, dtype=torch.bool, device=depth.device).expand(batch, -1, -1)
         never = torch.zeros_like(same)
@@ -160,9 +160,9 @@ class HiddenTransfer(InModelDrafter):
             return super().likeliest(step)
         return runner.best(hidden, rows, self.candidates)
 
-    def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
-        """See `InModelDrafter.guesses`: step i of a node spoke of the place i + 1 behind it."""
+    def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
+        """See `InModelDrafter.draft_logits`: step i of a node predicts the token i + 1 places after it."""
         group, passed = self._groups.find(step, nodes)
-        spawning = self._groups.spawners(step.trees, step.attach_to).depth.shape[1]
+        groups = self._groups.nodes_of(step.trees, step.attach_to).depth.shape[1]
         first = step.trees.width + group
-        return own_logits(step, self._shapes["layers"], first, spawning, self.depth, passed)
+        return own_logits(step, self._shapes["layers"], first, groups, self.depth, passed)

@@ -1,6 +1,6 @@
 """What drafters trained inside the model share: shapes and settings, candidates kept between steps, trees of them.
 
-BiTA, Hidden Transfer and Medusa read their guesses off the pass that verifies the ones before: for each depth below
+BiTA, Hidden Transfer and Medusa read their draft tokens from the pass that verifies the last ones: for each depth below
 the node accepted last, a row of logits. Its best few tokens and their log-probabilities go to the CPU in one copy,
 and the next step drafts a tree of them. How those rows come about is all that a method adds to this file.
 """
@@ -47,7 +47,7 @@ class Candidates:
 
 
 class InModelDrafter(Trained, Drafter):
-    """Base of the drafters whose guesses come out of the target's own pass.
+    """Base of the drafters whose draft tokens come out of the target's own pass.
 
     Args:
         shapes: what must fit the model, see `shapes_of`.
@@ -57,7 +57,7 @@ class InModelDrafter(Trained, Drafter):
             "full-K", "efficient-K", "efficient-code-K" (see `draftree.shaping.static`), or a choice list, such as
             [(0,), (1,), (0, 0)].
         candidates: tokens kept per depth; a static tree's width where it is wider.
-        depth: how many of the trained depths are guessed, from the first; None for all. Fewer cost fewer rows.
+        depth: how many of the trained depths are drafted, from the first; None for all. Fewer cost fewer rows.
         settings: what else the method takes, kept for its folder.
 
     Raises:
@@ -133,10 +133,10 @@ class InModelDrafter(Trained, Drafter):
             ValueError: a model of other shapes.
         """
         found = shapes_of(target)
-        for name, wanted in self._shapes.items():
-            if found[name] != wanted:
+        for name, expected in self._shapes.items():
+            if found[name] != expected:
                 raise ValueError(
-                    f"This {self.method} drafter was made for a model with {name} {wanted}, and this one has "
+                    f"This {self.method} drafter was made for a model with {name} {expected}, and this one has "
                     f"{found[name]}: load the drafter that was trained for it."
                 )
         # Engines come and go, one for each call of `generate`; weights are copied again only if they have changed.
@@ -158,22 +158,22 @@ class InModelDrafter(Trained, Drafter):
 
     @abstractmethod
     def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
-        """The rows or taps from which `guesses` reads; `attach_to` as in `StepPlan`."""
+        """The rows or taps from which `draft_logits` reads; `attach_to` as in `StepPlan`."""
 
     @abstractmethod
-    def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
+    def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
         """Logits [B, D, V] of what follows the token after node `nodes[b]` (LongTensor [B]), D at most `depth`.
 
-        None where the pass did not hold what `attach` asked for (strict mode leaves rows out).
+        None where the pass did not hold what `attach` returned (strict mode leaves rows out).
         """
 
     def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
         """The best tokens behind the node accepted last and their log-probabilities, each [B, depth, candidates].
 
-        None where the pass did not hold what `attach` asked for.
+        None where the pass did not hold what `attach` returned.
         """
-        last = [walked[-1] if walked else 0 for walked in step.accepted]
-        logits = self.guesses(step, torch.tensor(last, device=step.trees.device, dtype=torch.long))
+        last = [path[-1] if path else 0 for path in step.accepted]
+        logits = self.draft_logits(step, torch.tensor(last, device=step.trees.device, dtype=torch.long))
         return None if logits is None else top_tokens(logits, self.candidates)
 
     def observe(self, step: Step) -> None:
@@ -188,7 +188,7 @@ class InModelDrafter(Trained, Drafter):
         for b in live:
             request = step.requests[b]
             before = self._held.get(request.id)
-            if before is not None and len(request.tokens) > before.length + 1:  # a single token stands below no guess
+            if before is not None and len(request.tokens) > before.length + 1:  # a pair of tokens, to learn from
                 self.off_path.learn(before.tokens, before.logp, request.tokens[before.length :])
             self._held[request.id] = Candidates(len(request.tokens), tokens[b], logp[b])
 
@@ -204,7 +204,7 @@ class InModelDrafter(Trained, Drafter):
         for b, request in enumerate(requests):
             if held[b] is None or request.room <= self.depth:
                 reach = 0 if held[b] is None else max(request.room - 1, 0)
-                logp[b, reach:] = -np.inf  # deeper guesses are wasted
+                logp[b, reach:] = -np.inf  # deeper draft tokens are wasted
         at = torch.tensor(roots, dtype=torch.long, device="cpu")
         if self.choices is None:
             return TokenTree.from_candidates(at, tokens, logp, budgets, self.source, self.off_path.factor)

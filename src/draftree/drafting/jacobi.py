@@ -1,8 +1,8 @@
-"""Jacobi: guesses from the model's own parallel trajectories; nothing is trained and there is no second model.
+"""Jacobi: draft tokens from the model's own parallel trajectories; nothing is trained and there is no second model.
 
-Lookahead decoding (Fu et al., 2024). Beside the tree every pass holds a window of W places by N - 1 levels: level 0 is
-a guess at the next W tokens, and each further level what the model made of the level before, one place on (a Jacobi
-iteration). What it makes of the last level completes W n-grams, which are kept in a pool; those that begin with the
+Lookahead decoding (Fu et al., 2024). Besides the tree every pass holds a window of W places by N - 1 levels: level 0
+proposes the next W tokens, and each further level is the model's output for the level before, one place on (a Jacobi
+iteration). Its output for the last level completes W n-grams, which are kept in a pool; those that begin with the
 newest token are the branches of the next tree. It is the training-free baseline of the papers, and pays where rows are
 nearly free.
 """
@@ -23,7 +23,7 @@ from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 WIDEST = 128  # places of a window; further ahead no row may stand
-CONFIDENCE, OLDER = 0.6, 0.7  # probability of a guessed token, and of an n-gram against the next newer one: before any
+CONFIDENCE, OLDER = 0.6, 0.7  # probability of a draft token, and of an n-gram against the next newer one: before any
 KEYS = 1 << 16  # first tokens that a shared pool keeps n-grams of
 
 
@@ -75,11 +75,11 @@ class _Window:
 
 
 class Jacobi(Drafter):
-    """Guesses from a window of Jacobi iterations (lookahead decoding, section 3).
+    """Drafts from a window of Jacobi iterations (lookahead decoding, section 3).
 
     Args:
         window: W, places of the window; W (N - 1) - 1 rows are attached to each pass.
-        ngram: N, tokens of an n-gram; the newest token and N - 1 guesses behind it.
+        ngram: N, tokens of an n-gram; the newest token and N - 1 draft tokens behind it.
         guesses: G, n-grams kept for each first token, and tried behind it.
         from_prompt: begin with the n-grams of the prompt (the paper's "prompt as reference").
         shared: one pool for all requests, instead of one for each.
@@ -120,7 +120,7 @@ class Jacobi(Drafter):
         self._eos = tuple(hints.get("eos_token_ids", ()))
         self._offsets, self._pattern = (t.to(target.device) for t in (self._offsets, self._pattern))
 
-    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
+    def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`."""
         return nodes + requests * len(self._offsets)
 

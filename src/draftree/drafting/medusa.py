@@ -1,8 +1,8 @@
-"""Medusa: extra heads on the last hidden state guess the tokens after next; BPD is their top-1 chain.
+"""Medusa: extra heads on the last hidden state draft the tokens after next; BPD is their top-1 chain.
 
 Medusa (Cai et al., 2024), the baseline of BiTA, Hidden Transfer and ProPD; blockwise parallel decoding (Stern et al.,
 2018). Head i reads what the model's own head reads at the node accepted last, and predicts the token i + 1 places
-after the one that the model itself says next. No row is added to the pass.
+after the one that the model itself chooses next. No row is added to the pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PUBLIC_NAME = re.compile(r"(?:^|\.)(\d+\.\d+\.(?:linear\.(?:weight|bias)|weight)
 
 
 class ResidualBlock(nn.Module):
-    """x + SiLU(Linear(x)), the identity at first."""
+    """x + SiLU(Linear(x)), initialised to the identity."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class MedusaWeights(nn.Module):
     Args:
         hidden_size: d.
         vocab_size: V.
-        heads: how many tokens are guessed.
+        heads: how many tokens are drafted.
         layers: residual blocks per head.
         own_head: whether each head has a projection [V, d] of its own, or uses the model's.
     """
@@ -69,11 +69,11 @@ class MedusaWeights(nn.Module):
 
 
 class Medusa(InModelDrafter):
-    """Guesses from heads on the last hidden state.
+    """Drafts from heads on the last hidden state.
 
     Args:
         shapes: of the model; `Medusa.fresh(model)` takes them from it.
-        heads: how many tokens are guessed.
+        heads: how many tokens are drafted.
         layers: residual blocks per head.
         own_head: a projection to the vocabulary for each head; False shares the model's.
         options: `tree` ("chain" is BPD), `candidates` and `depth`, see `InModelDrafter`.
@@ -90,7 +90,7 @@ class Medusa(InModelDrafter):
         self, shapes: Mapping[str, int], *, heads: int = 4, layers: int = 1, own_head: bool = False, **options: Any
     ) -> None:
         if heads < 1:
-            raise ValueError(f"heads is {heads}: Medusa needs 1 head or more to guess anything.")
+            raise ValueError(f"heads is {heads}: Medusa needs 1 head or more to draft anything.")
         if layers < 0 or (layers == 0 and not own_head):
             raise ValueError(f"layers is {layers}: give 1 or more, or 0 with own_head=True.")
         super().__init__(shapes, heads, **options, heads=heads, layers=layers, own_head=own_head)
@@ -133,12 +133,12 @@ class Medusa(InModelDrafter):
             raise ValueError(f"{path} holds no Medusa heads: give a file with tensors such as '0.0.linear.weight'.")
         heads, layers = (1 + max(place) for place in zip(*blocks, strict=True))
         drafter = cls.fresh(model, heads=heads, layers=layers, own_head=f"0.{layers}.weight" in named, **settings)
-        wanted = {name: tensor.shape for name, tensor in drafter.weights.state_dict().items()}
-        for name, shape in wanted.items():
+        expected = {name: tensor.shape for name, tensor in drafter.weights.state_dict().items()}
+        for name, shape in expected.items():
             found = list(named[name].shape) if name in named else "nothing"
             if found != list(shape):
                 raise ValueError(f"{path} holds {found} for {name!r}, not {list(shape)}: it is no head of this model.")
-        drafter.weights.load_state_dict({name: named[name] for name in wanted})
+        drafter.weights.load_state_dict({name: named[name] for name in expected})
         drafter.base = base_of(model)
         return drafter
 
@@ -151,8 +151,8 @@ class Medusa(InModelDrafter):
         return Attachment(taps=(self._tap,))
 
     @torch.no_grad()
-    def guesses(self, step: Step, nodes: Tensor) -> Tensor | None:
-        """See `InModelDrafter.guesses`."""
+    def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
+        """See `InModelDrafter.draft_logits`."""
         hidden, runner = step.result.hidden.get(self._tap), step.result.runner
         if hidden is None or runner is None or self._placed is None:
             return None

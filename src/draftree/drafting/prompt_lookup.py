@@ -1,7 +1,7 @@
 """Prompt lookup, the single-branch baseline (LLMA; Hugging Face's `prompt_lookup_num_tokens`).
 
-The last few tokens of the context are searched in the context itself; what followed them the first time is the
-guess, in one chain.
+The last few tokens of the context are searched in the context itself; what followed them the first time is
+drafted, in one chain.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class PromptLookup(Drafter):
         """See `Drafter.draft`."""
         trees = []
         for request, budget in zip(requests, budgets, strict=True):
-            guess = self._continuation(request, min(budget, request.room - 1))
-            depth = np.arange(1, len(guess) + 1)
+            drafted = self._continuation(request, min(budget, request.room - 1))
+            depth = np.arange(1, len(drafted) + 1)
             logp = (depth * np.log(CONFIDENCE)).astype(np.float32)
-            trees.append(TokenTree.from_arrays(guess, np.arange(-1, len(guess) - 1), logp, root=request.tokens[-1]))
+            trees.append(TokenTree.from_arrays(drafted, np.arange(-1, len(drafted) - 1), logp, root=request.tokens[-1]))
         return TokenTree.stack(trees)
 
     def _continuation(self, request: Context, most: int) -> np.ndarray:
         nothing = np.empty(0, dtype=np.int64)
         buffer, known = self._seen[request.id]
         tokens = buffer[: len(request.tokens)]
-        tokens[known:] = request.tokens[known:]  # also of steps that asked for no draft tokens
+        tokens[known:] = request.tokens[known:]  # also of steps without draft tokens
         self._seen[request.id] = buffer, len(tokens)
         if most < 1:
             return nothing
@@ -68,9 +68,9 @@ class PromptLookup(Drafter):
             hits = np.flatnonzero((windows == tokens[-size:]).all(1))
             if len(hits):
                 start = int(hits[0]) + size
-                guess = tokens[start : start + most]
-                ends = np.flatnonzero(np.isin(guess, self._eos))
-                return guess[: int(ends[0]) + 1] if len(ends) else guess
+                drafted = tokens[start : start + most]
+                ends = np.flatnonzero(np.isin(drafted, self._eos))
+                return drafted[: int(ends[0]) + 1] if len(ends) else drafted
         return nothing
 
     def end(self, request: Context) -> None:

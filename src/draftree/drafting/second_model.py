@@ -68,8 +68,8 @@ class SecondModel(Drafter):
                 own = None  # a model alone: its vocabulary's size has to do
             if own is not None and own.get_vocab() != tokenizer.get_vocab():
                 raise ValueError(
-                    f"The small model {str(name)!r} has another tokenizer than the large one, so its guesses would be "
-                    "other words: choose a small model of the same family."
+                    f"The small model {str(name)!r} has another tokenizer than the large one, so its draft tokens "
+                    "would be other words: choose a small model of the same family."
                 )
         return cls(model, **options)
 
@@ -128,7 +128,7 @@ class SecondModel(Drafter):
 
     @abstractmethod
     def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> list[TokenTree]:
-        """A tree for each request, with at most `budgets[b]` guesses."""
+        """A tree for each request, with at most `budgets[b]` draft tokens."""
 
     def _reach(self, request: Context, depth: int) -> int:
         """How far ahead of a request's text to look: `depth`, or as far as it and the small model have room."""

@@ -1,9 +1,9 @@
 """SelfSpeculative: the target itself drafts, with some of its attentions and MLPs left out.
 
 Self-speculative decoding (Zhang et al., 2024, "Draft & Verify") and early-exit drafting (Elhoushi et al., 2024): a
-token that a part of the model is sure of is mostly what the whole model says. Drafted rows read the target's own keys
+token that a part of the model is sure of is mostly the whole model's choice. Drafted rows read the target's own keys
 and values and write theirs behind the committed text, where the verifying pass writes over them, so there is no second
-model and no second cache. What is accepted is what the whole model says, whatever is left out.
+model and no second cache. What is accepted is the whole model's choice, whatever is left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SelfSpeculative(Trained, Drafter):
         branching: tokens offered at each place, the likeliest of which is the chain that is read on; the others cost
             rows of the verifying pass and none of drafting. 1 drafts a bare chain.
         confidence: stop where the chain so far has less than this probability; 0 never stops. None: where another row
-            takes longer than its guess is worth, rows and steps being timed as they run.
+            takes longer than its draft token is worth, rows and steps being timed as they run.
 
     Raises:
         TypeError: a single number where layers are listed.
@@ -211,14 +211,14 @@ class SelfSpeculative(Trained, Drafter):
         return WORTH * (self._row_seconds / self._step_seconds if timed else PRICE_FIRST)
 
     def _tree(self, root: int, tokens: list[list[int]], logp: list[list[float]], budget: int) -> TokenTree:
-        """The chain of first tokens, up to an EOS, the others beside it; the best `budget` of them."""
-        guesses: list[int] = []
+        """The chain of first tokens, up to an EOS, with the others as leaves; the best `budget` of them."""
+        drafted: list[int] = []
         parents: list[int] = []
         worth: list[float] = []
         above, so_far = -1, 0.0
         for offered, scores in zip(tokens, logp, strict=True):
-            here = len(guesses)
-            guesses += offered
+            here = len(drafted)
+            drafted += offered
             parents += [above] * len(offered)
             worth += [so_far + score for score in scores]
             above, so_far = here, worth[here]
@@ -228,7 +228,7 @@ class SelfSpeculative(Trained, Drafter):
         order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)[:budget]
         row = {-1: -1} | {node: row for row, node in enumerate(order)}
         return TokenTree.from_arrays(
-            [guesses[i] for i in order],
+            [drafted[i] for i in order],
             [row[parents[i]] for i in order],
             [worth[i] for i in order],
             self.source,
@@ -266,7 +266,7 @@ def run_chains(
         newest: token that each request begins with.
         reaches: most rows of each; those of 0 take no part.
         skip: what rows leave out.
-        best: tokens told of each place.
+        best: how many of the likeliest tokens to return for each place.
         least: log-probability that the chain of at least one request must have for another row.
         ends: tokens behind which a chain is not followed.
         floors: prompt lengths, see `Plan.rope_floor`.

@@ -1,9 +1,8 @@
-"""A small model that reads what requests say: a slot a request, caught up with what the target accepted.
+"""A small model that reads the requests' texts: one slot each, caught up with what the target accepted.
 
 Each request's keys and values live in a slot of a cache of the small model's own. What it reads beyond the certain
-text, the nodes of a tree that grows depth by depth, lies behind it; when the target has spoken, the nodes on its way
-stay and the rest is dropped. So no token is read twice. Drafters with a second model share this; what they guess is
-theirs.
+text, the nodes of a tree that grows depth by depth, lies behind it; after a step the accepted nodes stay and the rest
+is dropped. So no token is read twice. Drafters with a second model share this; what they draft is up to them.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ class Branches:
     parents: list[int] = field(default_factory=list)
     seen: list[np.ndarray] = field(default_factory=list)
 
-    def walk(self, said: Sequence[int]) -> list[int]:
-        """The nodes along `said`, as far as they were read."""
+    def path_of(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes along `tokens`, as far as they were read."""
         path: list[int] = []
         above = -1
-        for token in said:
+        for token in tokens:
             for node in range(above + 1, len(self.tokens)):  # children stand behind their parents
                 if self.tokens[node] == token and self.parents[node] == above:
                     break
@@ -98,7 +97,7 @@ class SmallModel:
         if source is None:
             raise ValueError(
                 "The small model reads the source with an encoder of its own, and was given none: pass the source's "
-                "token ids (`encoder_input` of Engine.add) beside the large encoder's output."
+                "token ids (`encoder_input` of Engine.add) as well as the large encoder's output."
             )
         if target.max_positions is not None and len(source) > target.max_positions:
             raise ValueError(
@@ -136,8 +135,8 @@ class SmallModel:
         """The first of neighbouring slots that hold `requests` in this order; slots are exchanged where they do not."""
         first = self._slots.index(requests[0])
         if self._slots[first : first + len(requests)] != list(requests):
-            wanted = set(requests)
-            order = [*requests, *(r for r in self._slots if r not in wanted)]
+            chosen = set(requests)
+            order = [*requests, *(r for r in self._slots if r not in chosen)]
             self._arrange([self._slots.index(r) for r in order], self._cache.slots)
             self._slots, first = order, 0
         return first
@@ -165,7 +164,7 @@ class SmallModel:
         return logits[torch.arange(len(ends), device=logits.device), rows]
 
     def _settle(self, first: int, requests: Sequence[int], texts: Sequence[Sequence[int] | None]) -> list[list[int]]:
-        """Keep what was read of the texts, drop what was not said; return what is unread of each."""
+        """Keep what was read of the texts, drop what was not accepted; return what is unread of each."""
         unread: list[list[int]] = []
         for slot, (request, text) in enumerate(zip(requests, texts, strict=True), first):
             read = self._read[request]
@@ -173,7 +172,7 @@ class SmallModel:
                 unread.append([])
                 continue
             # The newest token is read in any case, for what follows it.
-            path = read.walk(text[read.certain : -1])
+            path = read.path_of(text[read.certain : -1])
             self._cache.keep(slot, min(read.certain, len(text) - 1), path)
             read = self._read[request] = Branches(self._cache.lengths[slot])
             unread.append(list(text[read.certain :]))

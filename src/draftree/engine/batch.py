@@ -15,7 +15,7 @@ from draftree.engine.request import Emitted, Request
 from draftree.engine.stats import RunStats
 
 MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
-MOST_COLUMNS = 1 << 14  # of the cache at first; it grows with what is really needed
+MOST_COLUMNS = 1 << 14  # of the cache to begin with; it grows with what is really needed
 
 
 def engine_for(model: Any, config: EngineConfig, count: int, length: int) -> Engine:

@@ -1,4 +1,4 @@
-"""What an engine is asked for, as one value: checked before any work, and the same for every way in."""
+"""The options of an engine, as one value: checked before any work, and the same for every way in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EngineConfig:
             that was opened for the model.
         strict: decide near-ties again by a one-row pass (for 16-bit types); see `draftree.engine.strict` for what
             that does and does not promise.
-        capacity: cache columns to allocate at first, where the need is known.
+        capacity: cache columns to allocate from the start, where the need is known.
         reject_drafts: verify draft tokens but accept none; the worst case, for measurements.
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
         recorder: keeps every step for `write_trace`; None keeps nothing.

@@ -226,5 +226,5 @@ class Engine:
         if self.config.drafter is not None:
             try:
                 self.config.drafter.end(request.context)
-            except Exception as error:  # the slot is free by now; the first error of a request is the one to tell
+            except Exception as error:  # the slot is free by now; the first error of a request is the one to raise
                 request.error = request.error or error

@@ -72,12 +72,12 @@ def generate(
         drafter: drafts, such as `Lookahead()`; None decodes plainly. A `BiLD` CHANGES the text.
         pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
         shape: sizes the trees; by default by measured cost.
-        max_new_tokens: most tokens to emit (128 where neither this nor a config says).
+        max_new_tokens: most tokens to emit (128 where neither this nor a config sets it).
         do_sample: draw tokens (default False); with it `temperature`, `top_k`, `top_p` as in Hugging Face.
         seed: of the noise; request b of a batch uses seed + b. With a seed, batch 1 equals Hugging Face's
             `generate(do_sample=True)` after `torch.manual_seed(seed)`. None takes torch's default generator.
         eos_token_id: ends a text; default from the model's generation config, [] for none.
-        stopping_criteria: asked after every token with its true prefix.
+        stopping_criteria: called after every token with its true prefix.
         generation_config: Hugging Face's; explicit arguments win over it.
         streamer: Hugging Face streamer (batch 1).
         strict: decide near-ties again by a one-row pass (16-bit types).

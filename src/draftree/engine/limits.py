@@ -1,4 +1,4 @@
-"""What a request may be: checks that speak before any work is done."""
+"""What a request may be: checks that raise before any work is done."""
 
 from __future__ import annotations
 

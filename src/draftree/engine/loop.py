@@ -26,7 +26,7 @@ from draftree.runner.plan import PassResult
 from draftree.shaping.base import Outcome, Sizer
 from draftree.tree import TokenTree
 
-Choice = tuple[int, int | None, int | None]  # node, token, the guess that said it
+Choice = tuple[int, int | None, int | None]  # node, token behind it, the child that drafted that token
 PREFILL_CHUNK = 512  # prompt rows per pass; keeps masks and activations of long prompts small
 
 
@@ -34,7 +34,7 @@ class Loop:
     """Advances requests in neighbouring slots; knows nothing of how they came there.
 
     Args:
-        config: what the engine was asked for.
+        config: the engine's options.
         runner: runs the passes.
         cache: the requests' keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
@@ -202,7 +202,7 @@ class Loop:
             request.decide_alone = False
             where = None
             if rows is not None:
-                size = trees.sizes[b]  # padding of a smaller tree is no guess that left
+                size = trees.sizes[b]  # padding of a smaller tree is no node that left
                 where = {n: i for i, n in enumerate(rows[b].tolist()) if 0 <= n < size}
                 request.stats.pruned += size - len(where)
             choices: Iterable[Choice]
@@ -218,7 +218,7 @@ class Loop:
                 walk = Walk()
             else:
                 whole = walks[b]
-                choices = zip(whole.nodes, whole.tokens, whole.guesses, strict=True)
+                choices = zip(whole.nodes, whole.tokens, whole.drafted_by, strict=True)
                 walk = Walk(tie=whole.tie)
             walks[b] = walk
             try:
@@ -235,7 +235,7 @@ class Loop:
         return [rule.closes(trees, b, request.rules.eos_token_ids) for b, request in enumerate(requests)]
 
     def _close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None], marks: list[float]) -> None:
-        """A step without a pass: every text ends in its guesses."""
+        """A step without a pass: every text ends in its draft tokens."""
         walks = [Walk() for _ in requests]
         for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
             assert end is not None
@@ -252,17 +252,17 @@ class Loop:
         tie, walk.tie = walk.tie, False
         if request.finish_reason is not None:  # cancelled by another request's callback
             return
-        for node, token, guess in choices:
+        for node, token, child in choices:
             if token is None:
                 tie = True
                 break
             source = None
-            if guess is not None and self.drafter is not None:
-                source = self.drafter.source_name(int(sources[guess]))
+            if child is not None and self.drafter is not None:
+                source = self.drafter.source_name(int(sources[child]))
                 request.stats.accepted_by_source[source] += 1
             walk.nodes.append(node)
             walk.tokens.append(token)
-            walk.guesses.append(guess)
+            walk.drafted_by.append(child)
             if request.emit(token, source):
                 return
         if tie:
@@ -293,7 +293,7 @@ class Loop:
         share = 1 / len(requests)
         for b, (request, walk) in enumerate(zip(requests, walks, strict=True)):
             stats = request.stats
-            stats.count(walk.guesses, trees.sizes[b] - 1, passed=len(marks) > len(STAGES))
+            stats.count(walk.drafted_by, trees.sizes[b] - 1, passed=len(marks) > len(STAGES))
             for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False):
                 stats.seconds[stage] += (end - begin) * share
 

@@ -1,7 +1,7 @@
 """From Hugging Face's generation options to an engine's rules, one set per request.
 
 Options keep Hugging Face's names, meaning and defaults, so that the same arguments give the same text here and there.
-What an option asks of other decoding methods (beams, assistants, contrastive search) is refused, never ignored.
+An option of other decoding methods (beams, assistants, contrastive search) is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PARTS_OF_OTHER_METHODS = {
     "continuous_batching_config": "draftree batches by slots: leave it out, or use draftree.Engine(slots=...)",
     "return_dict_in_generate": "draftree.generate always returns an object: leave it out",
 }
-# Options of Hugging Face that say how its own loop runs; they do not change the text, and our loop has its own.
+# Options of Hugging Face that set how its own loop runs; they do not change the text, and our loop has its own.
 OF_THE_LOOP = (
     "use_cache",
     "cache_implementation",
@@ -94,7 +94,7 @@ class Options:
 
     Attributes:
         config: Hugging Face's config with its special tokens prepared.
-        max_new_tokens: most tokens to emit; None where neither caller nor config says.
+        max_new_tokens: most tokens to emit; None where neither caller nor config sets it.
         max_length: the same as a total with the (padded) prompt; `max_new_tokens` wins over it.
         pad_token_id: what fills short rows.
         criteria: custom stopping criteria, EOS and length taken out.
@@ -113,7 +113,7 @@ class Options:
         """What the decoder of an encoder-decoder begins with.
 
         Raises:
-            ValueError: the model does not say, and nobody else does.
+            ValueError: neither the model nor the caller sets it.
         """
         config = self.config
         start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
@@ -136,7 +136,7 @@ class Options:
                     "set max_new_tokens."
                 )
             return self.max_length - padded
-        # Nobody asked for a length: as many as fit.
+        # No length is given: as many as fit.
         return DEFAULT_NEW_TOKENS if limit is None else max(1, min(DEFAULT_NEW_TOKENS, limit - longest))
 
 
@@ -152,7 +152,7 @@ def read_options(
     Args:
         model: the model.
         generation_config: the caller's config, or None.
-        stopping_criteria: custom criteria, asked after every token.
+        stopping_criteria: custom criteria, called after every token.
         tokenizer: needed for `stop_strings`.
         given: options by name.
 
@@ -184,10 +184,10 @@ def read_options(
     config_for_criteria.max_length = None
     merged = model._get_stopping_criteria(config_for_criteria, criteria, tokenizer=tokenizer)
     _, ids, custom = split_criteria(merged)
-    # The merged config holds a max_length of 20 where nobody set one; whoever did is asked here.
-    asked = [given.get("max_length"), getattr(generation_config, "max_length", None)]
-    asked.append(model.generation_config.max_length)
-    max_length = next((int(n) for n in asked if n is not None), None)
+    # The merged config holds a max_length of 20 where nobody set one; whoever did is looked up here.
+    lengths = [given.get("max_length"), getattr(generation_config, "max_length", None)]
+    lengths.append(model.generation_config.max_length)
+    max_length = next((int(n) for n in lengths if n is not None), None)
     return Options(config, config.max_new_tokens, max_length, _pad(config, ids), custom, ids)
 
 
@@ -218,7 +218,7 @@ def _pad(config: GenerationConfig, eos: tuple[int, ...]) -> int:
 def split_criteria(
     criteria: StoppingCriteriaList,
 ) -> tuple[int | None, tuple[int, ...], StoppingCriteriaList]:
-    """(max length, EOS ids, the rest): what the engine checks itself, and what it has to ask."""
+    """(max length, EOS ids, the rest): what the engine checks itself, and what it has to call."""
     length: int | None = None
     eos: tuple[int, ...] = ()
     rest = StoppingCriteriaList()
@@ -271,7 +271,7 @@ def rules_for(
         max_new_tokens: most tokens to emit.
         padded_length: length of what processors see as the prompt.
         seed: of the noise.
-        encoder_ids: LongTensor [1, L], what the encoder (or else the decoder) is asked.
+        encoder_ids: LongTensor [1, L], the input of the encoder (or else of the decoder).
         mask: [1, padded_length], which of a padded prompt's tokens are real; None where all are.
     """
     config = copy.copy(options.config)

@@ -47,7 +47,7 @@ class TreePass:
         return None if rows is None else nodes_behind(rows, self.offset, result.logits.shape[1], self.trees.width)
 
     def committed(self, accepted: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Rows to keep per request: its prompt rows, then the walked nodes."""
+        """Rows to keep per request: its prompt rows, then the accepted nodes."""
         return [
             [*range(trunk), *(self.offset + node for node in nodes)]
             for trunk, nodes in zip(self.trunk, accepted, strict=True)
@@ -85,17 +85,17 @@ def tree_pass(
         starts: committed context length of each request.
         attachment: a drafter's own rows.
         floors: prompt lengths, for length-dependent rotary embeddings.
-        limit: the model's context; guesses beyond it are moved back to its last position.
+        limit: the model's context; draft tokens beyond it are moved back to its last position.
         row_by_row: see `Plan`.
     """
     device = trees.tokens.device
     trunk = [len(t) for t in trunks]
     offset = max(trunk)
-    guesses = trees.tokens
-    batch, width = guesses.shape
+    drafted = trees.tokens
+    batch, width = drafted.shape
     begin = torch.tensor([[s + t] for s, t in zip(starts, trunk, strict=True)], device=device, dtype=torch.long)
     if offset == 0:
-        plan = Plan(guesses, begin + trees.depth, trees.ancestors, sizes=trees.sizes)
+        plan = Plan(drafted, begin + trees.depth, trees.ancestors, sizes=trees.sizes)
     else:
         tokens = torch.zeros(batch, offset, dtype=torch.long, device=device)
         for b, certain in enumerate(trunks):
@@ -108,7 +108,7 @@ def tree_pass(
         visible[:, offset:, :offset] = real[:, None]
         visible[:, offset:, offset:] = trees.ancestors
         plan = Plan(
-            torch.cat([tokens, guesses], 1),
+            torch.cat([tokens, drafted], 1),
             torch.cat([positions, begin + trees.depth], 1),
             visible,
             first_logit_row=offset,
@@ -153,20 +153,20 @@ def _lay(attachment: Attachment, trees: TokenTree) -> _Laid:
         if attachment.positions is None or attachment.visible is None:
             raise ValueError("An attachment with embeddings must give their `positions` and `visible`.")
         offsets = torch.cat([offsets, attachment.positions], 1)
-        visible = _beside(visible, attachment.visible)
+        visible = _side_by_side(visible, attachment.visible)
     surgeries = []
     seen: Tensor | None = visible
     for surgery in attachment.surgeries:
         if surgery.keep is not None:
             seen = None  # who is left is known in the pass
         if seen is not None and surgery.visible is not None:
-            seen = _beside(seen, surgery.visible)
+            seen = _side_by_side(seen, surgery.visible)
             surgery = replace(surgery, joined=seen)
         surgeries.append(surgery)
     return _Laid(trees.ancestors, offsets, visible, tuple(surgeries))
 
 
-def _beside(visible: Tensor, more: Tensor) -> Tensor:
+def _side_by_side(visible: Tensor, more: Tensor) -> Tensor:
     """Rows that see more [B, m, n + m] behind those that see visible [B, n, n], who do not see them."""
     return torch.cat([torch.nn.functional.pad(visible, (0, more.shape[1])), more], 1)
 

@@ -2,9 +2,9 @@
 
 A recorded step leaves numbers in flat lists and the bytes of its trees. No object of the step stays alive: the
 garbage collector would look at each again and again, and memory that is kept in between what is let go makes every
-later step pay for cold memory; both cost more than the recording. Nothing is worked out or turned into text before
-somebody asks for the records, so a step with a recorder does as little more whether its trees have one guess or a
-hundred. What the records say is told in `docs/trace.md`.
+later step pay for cold memory; both cost more than the recording. Nothing is computed or turned into text before
+the records are read, so a step with a recorder does as little more whether its trees have one draft token or a
+hundred. `docs/trace.md` describes the records.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Part(NamedTuple):
 
     Attributes:
         request: its id.
-        asked: guesses that the shape asked for; None where the drafter was not asked.
-        drafted: size of the tree that came.
+        budget: draft tokens that the shape allowed; None where nothing was drafted.
+        drafted: size of the tree that was drafted.
         size: of the tree that was verified, its root counted.
-        nodes, tokens, guesses, tie: the walk, see `Walk`.
+        nodes, tokens, drafted_by, tie: the walk, see `Walk`.
     """
 
     request: int
-    asked: int | None
+    budget: int | None
     drafted: int
     size: int
     nodes: list[int]
     tokens: list[int]
-    guesses: list[int | None]
+    drafted_by: list[int | None]
     tie: bool
 
 
@@ -60,7 +60,7 @@ class Kept(NamedTuple):
         parts: of its requests, in slot order.
         tokens, parents, source, logp: of the trees, each [B, N].
         marks: five times, around the stages; fewer where a lossy rule let texts end without a pass.
-        asked: when shaping paused for the drafter, and when it went on; None where the drafter was not asked.
+        drafting: when the drafter began, and when it was done; None where nothing was drafted.
     """
 
     parts: list[Part]
@@ -69,7 +69,7 @@ class Kept(NamedTuple):
     source: list[list[int]]
     logp: list[list[float]]
     marks: list[float]
-    asked: tuple[float, float] | None
+    drafting: tuple[float, float] | None
 
 
 class Track:
@@ -91,11 +91,11 @@ class Track:
         self._last: list[Request] = []  # requests of the last step, all of them known
         self._ids: list[int] = []  # theirs
         self._near: bool | None = None  # whether trees lie in the CPU's memory
-        self._asked: tuple[Sequence[int], tuple[int, ...], float, float] | None = None  # in the coming step
+        self._drafted: tuple[Sequence[int], tuple[int, ...], float, float] | None = None  # in the coming step
 
     def drafted(self, budgets: Sequence[int], trees: TokenTree, began: float) -> None:
-        """At `began` the drafter was asked for `budgets` guesses; these trees came, and the shape goes on with them."""
-        self._asked = budgets, trees.sizes, began, perf_counter()
+        """The drafter, called at `began` with `budgets`, has drafted these trees; now the shape goes on."""
+        self._drafted = budgets, trees.sizes, began, perf_counter()
 
     def step(
         self,
@@ -107,15 +107,15 @@ class Track:
     ) -> None:
         """A step is over.
 
-        Kept of it are numbers: of the requests, of the times, and whether the drafter was asked; ids and sizes; where
-        it was asked, budgets and what came; and every walk, behind its length, whether it has a tie, and its last
-        guess, as a node of a walk is the guess that led there. Then times, and of the trees their bytes. A copy from
-        another device would wait for it, so trees that lie there stay as they are.
+        Kept of it are numbers: of the requests, of the times, and whether anything was drafted; ids and sizes; where
+        something was drafted, budgets and sizes of drafts; and every walk, behind its length, whether it has a tie, and
+        which node drafted its last token (each earlier token was drafted by the walk's next node). Then times, and of
+        the trees their bytes. A copy from another device would wait for it, so trees that lie there stay as they are.
 
         Args:
             requests, walks: of the step, in slot order.
             trees: that were verified.
-            left: rows, offset and columns that tell which nodes were left at the end of the pass, see `nodes_behind`;
+            left: rows, offset and columns that show which nodes were left at the end of the pass, see `nodes_behind`;
                 None where all were.
             marks: five times, around the stages; fewer where a lossy rule let texts end without a pass.
         """
@@ -124,17 +124,17 @@ class Track:
             self._requests.update(zip(self._ids, requests, strict=True))
         if left is not None:
             self._left[len(self._trees)] = left
-        numbers, asked, self._asked = self._numbers, self._asked, None
-        if asked is None or asked[2] < marks[0]:  # of a step that failed
+        numbers, drafted, self._drafted = self._numbers, self._drafted, None
+        if drafted is None or drafted[2] < marks[0]:  # of a step that failed
             numbers += (len(walks), len(marks), False, *self._ids, *trees.sizes)
             self._times += marks
         else:
-            budgets, sizes, began, ended = asked
+            budgets, sizes, began, ended = drafted
             numbers += (len(walks), len(marks), True, *self._ids, *trees.sizes, *budgets, *sizes)
             self._times += (*marks, began, ended)
         for walk in walks:
-            guesses = walk.guesses
-            numbers += (len(guesses), walk.tie, guesses[-1] if guesses else None, *walk.nodes, *walk.tokens)
+            drafted_by = walk.drafted_by
+            numbers += (len(drafted_by), walk.tie, drafted_by[-1] if drafted_by else None, *walk.nodes, *walk.tokens)
         tokens, parents, source, logp = trees.tokens, trees.parents, trees.source, trees.logp
         if self._near is None:
             self._near = tokens.is_cpu
@@ -146,10 +146,10 @@ class Track:
     # ---------------------------------------------------------------- afterwards
 
     def records(self, number: int) -> Iterator[dict[str, Any]]:
-        """This run as plain values: itself, its requests, its steps; `number` tells it from other runs."""
+        """This run as plain values: itself, its requests, its steps; `number` distinguishes it from other runs."""
         names: dict[str, int] = {}
         start = self._times[0] if self._times else 0.0
-        told = [self._told(number, i, kept, start, names) for i, kept in enumerate(self._steps())]
+        steps = [self._step_record(number, i, kept, start, names) for i, kept in enumerate(self._steps())]
         yield {"kind": "run", "run": number} | self.about | {"sources": list(names)}
         for request in self._requests.values():
             rules, context = request.rules, request.context
@@ -164,7 +164,7 @@ class Track:
                 "seed": rules.seed,
                 "finish_reason": request.finish_reason,
             }
-        yield from told
+        yield from steps
 
     def _steps(self) -> Iterator[Kept]:
         """What was kept, step by step."""
@@ -173,21 +173,21 @@ class Track:
         for batch in numbers:
             marks, drafted = next(numbers), next(numbers)
             ids, sizes = list(islice(numbers, batch)), list(islice(numbers, batch))
-            asked, came = [None] * batch, [1] * batch
+            budgets, came = [None] * batch, [1] * batch
             if drafted:
-                asked, came = list(islice(numbers, batch)), list(islice(numbers, batch))
+                budgets, came = list(islice(numbers, batch)), list(islice(numbers, batch))
             stamps = list(islice(times, marks))
             paused = (next(times), next(times)) if drafted else None
-            parts = [Part(ids[b], asked[b], came[b], sizes[b], *_walk(numbers)) for b in range(batch)]
+            parts = [Part(ids[b], budgets[b], came[b], sizes[b], *_walk(numbers)) for b in range(batch)]
             yield Kept(parts, *_trees(next(trees), batch), stamps, paused)
 
-    def _told(self, run: int, number: int, kept: Kept, start: float, names: dict[str, int]) -> dict[str, Any]:
+    def _step_record(self, run: int, number: int, kept: Kept, start: float, names: dict[str, int]) -> dict[str, Any]:
         marks = kept.marks
         stages = dict.fromkeys(STAGES, 0.0)
         stages |= {stage: end - begin for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False)}
         shape = 0.0
-        if kept.asked is not None:
-            paused, resumed = kept.asked
+        if kept.drafting is not None:
+            paused, resumed = kept.drafting
             shape = max(paused - marks[0], 0.0) + max(marks[1] - resumed, 0.0)
         return {
             "kind": "step",
@@ -211,7 +211,7 @@ class Track:
             members.append(
                 {
                     "request": part.request,
-                    "asked": part.asked,
+                    "asked": part.budget,
                     "drafted": part.drafted - 1,
                     "tokens": kept.tokens[b][:size],
                     "parents": kept.parents[b][:size],
@@ -220,7 +220,7 @@ class Track:
                     "pruned": [node for node in range(size) if node not in left],
                     "walked": part.nodes,
                     "emitted": part.tokens,
-                    "guesses": part.guesses,
+                    "guesses": part.drafted_by,
                     "tie": part.tie,
                 }
             )
@@ -233,7 +233,7 @@ class Track:
 
 
 def _walk(numbers: Iterator[Any]) -> tuple[list[int], list[int], list[int | None], bool]:
-    """The next walk among the numbers of a step: nodes, tokens, guesses, tie."""
+    """The next walk among the numbers of a step: nodes, tokens, drafted_by, tie."""
     length, tie, last = next(numbers), next(numbers), next(numbers)
     nodes, tokens = list(islice(numbers, length)), list(islice(numbers, length))
     return nodes, tokens, [*nodes[1:], last][:length], bool(tie)
@@ -251,7 +251,7 @@ def _trees(held: Held, batch: int) -> tuple[list[list[int]], list[list[int]], li
 
 
 class Recorder:
-    """Keeps every step of the engines that it is given to, to be told afterwards.
+    """Keeps every step of the engines that it is given to, to be written or shown afterwards.
 
     Give one to `generate` or `Engine`, and what it holds to `write_trace`. It keeps some 400 bytes of every step and 28
     of every node, so its memory grows with the run until it is let go.
@@ -278,7 +278,7 @@ def about_engine(
     target = runner.target
     name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
     return {
-        "model": PurePath(name).name if PurePath(name).is_absolute() else name,  # where it lies is nobody's business
+        "model": PurePath(name).name if PurePath(name).is_absolute() else name,  # a path is private
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "runner": type(runner).__name__,

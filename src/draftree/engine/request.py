@@ -1,4 +1,4 @@
-"""A request: its prompt, its rules, what it has said so far, and when it is over."""
+"""A request: its prompt, its rules, its output so far, and when it is over."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Rules:
         sample: draw tokens instead of taking the best.
         seed: of the noise; None takes torch's default generator, as Hugging Face does.
         processors: Hugging Face logits processors, in order, belonging to this request alone.
-        criteria: custom stopping criteria, asked after every token.
+        criteria: custom stopping criteria, called after every token.
         drafting: False answers this request without draft tokens.
     """
 
@@ -52,7 +52,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """One new token: its id, and the name of the drafter that guessed it (None: the target's own)."""
+    """One new token: its id, and the name of the drafter that drafted it (None: the target's own)."""
 
     token: int
     source: str | None
@@ -127,7 +127,7 @@ class Request:
         self.output.append(emitted)
         if self._on_token is not None:
             self._on_token(emitted)
-        # Criteria may count calls: they are asked about every token, also where EOS or the length ends the text.
+        # Criteria may count calls: they are called for every token, also where EOS or the length ends the text.
         stop = self._criteria_ids is not None and self._asks_to_stop(self._criteria_ids, token)
         if token in rules.eos_token_ids:
             self.finish_reason = "eos"

@@ -1,6 +1,6 @@
 """What a run did: per request and in all, in the field's own terms.
 
-Mean acceptance length is 1 + accepted / steps: a step's accepted guesses plus the token the target adds itself.
+Mean acceptance length is 1 + accepted / steps: a step's accepted draft tokens plus the token the target adds itself.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ class RequestStats:
 
     Attributes:
         steps: passes of the target that this request took part in.
-        drafted: guesses that entered a pass.
+        drafted: draft tokens that entered a pass.
         pruned: those of them that left it before its end.
-        accepted: guesses confirmed and emitted.
+        accepted: draft tokens that were accepted and emitted.
         emitted: new tokens.
-        accepted_by_depth: how often the guess at depth 1, 2, .. was accepted.
-        accepted_by_source: accepted guesses by drafter.
+        accepted_by_depth: how often the draft token at depth 1, 2, .. was accepted.
+        accepted_by_source: accepted draft tokens by drafter.
         seconds: time by stage; a step shared by several requests counts in equal parts.
         re_decided: positions decided again by a one-row pass (strict mode).
-        rollbacks: passes that turned guesses down: the target's own token came where more was guessed. Of chains, such
-            as BiLD's, that is where they were cut; of trees most passes are such.
+        rollbacks: passes that rejected draft tokens: the target's own token came where more was drafted. Of chains,
+            such as BiLD's, that is where they were cut; of trees most passes are among them.
     """
 
     steps: int = 0
@@ -59,7 +59,7 @@ class RequestStats:
 
     @property
     def rollback_ratio(self) -> float:
-        """Share of the passes that turned guesses down: rollbacks / steps."""
+        """Share of the passes that rejected draft tokens: rollbacks / steps."""
         return self.rollbacks / self.steps if self.steps else 0.0
 
     @property
@@ -67,20 +67,20 @@ class RequestStats:
         """All stages together."""
         return sum(self.seconds.values())
 
-    def count(self, guesses: Sequence[int | None], drafted: int, *, passed: bool = True) -> None:
+    def count(self, drafted_by: Sequence[int | None], drafted: int, *, passed: bool = True) -> None:
         """Add one step's counts.
 
         Args:
-            guesses: for each emitted token the node that guessed it, None for the target's own.
-            drafted: guesses of the step.
+            drafted_by: for each emitted token the node that drafted it, None for the target's own.
+            drafted: draft tokens of the step.
             passed: False where a lossy rule let the text end without a pass.
         """
-        accepted = len(guesses) - guesses.count(None)
+        accepted = len(drafted_by) - drafted_by.count(None)
         self.steps += passed
         self.drafted += drafted
         self.accepted += accepted
-        self.emitted += len(guesses)
-        self.rollbacks += accepted < drafted and len(guesses) > 0 and guesses[-1] is None
+        self.emitted += len(drafted_by)
+        self.rollbacks += accepted < drafted and len(drafted_by) > 0 and drafted_by[-1] is None
         by_depth = self.accepted_by_depth
         by_depth.extend([0] * (accepted - len(by_depth)))
         for depth in range(accepted):
@@ -151,11 +151,11 @@ class RunStats:
         table.add_row("tokens emitted", str(total.emitted))
         table.add_row("steps (target passes)", str(total.steps))
         table.add_row("acceptance length (1 + accepted / steps)", f"{total.acceptance_length:.2f}")
-        table.add_row("guesses accepted / drafted", f"{total.accepted} / {total.drafted}")
+        table.add_row("draft tokens accepted / drafted", f"{total.accepted} / {total.drafted}")
         own = f"{total.calls_per_token:.2f} / {total.engagement:.0%} / {total.rollback_ratio:.0%}"
-        table.add_row("passes a token / own tokens / passes that cut guesses", own)
+        table.add_row("passes a token / own tokens / passes that rejected some", own)
         if total.pruned:
-            table.add_row("guesses pruned inside the pass", f"{total.pruned} ({total.pruned / total.drafted:.0%})")
+            table.add_row("draft tokens pruned inside the pass", f"{total.pruned} ({total.pruned / total.drafted:.0%})")
         depths = "  ".join(f"{depth + 1}: {hits}" for depth, hits in enumerate(total.accepted_by_depth))
         table.add_row("accepted by depth", depths or "-")
         sources = "  ".join(f"{name}: {hits}" for name, hits in sorted(total.accepted_by_source.items()))

@@ -1,17 +1,17 @@
 """Strict mode: drafting that decides near-ties as plain decoding does, for 16-bit types.
 
-In 16 bits a row's logits move in their last bits with the rows beside it, and where the two best are that close
-another token wins. How far they move is measured on the model itself, once per engine. Then:
+In 16 bits a row's logits change in their last bits with the other rows of the pass, and where the two best are that
+close another token wins. How far they change is measured on the model itself, once per engine. Then:
 
 - A choice whose two best scores are further apart than the measured tolerance is the plain engine's choice.
-- A closer one is put off and decided by a pass without guesses, and counted (`re_decided`).
-- The prompt passes without guesses, so its keys and values are the plain engine's.
+- A closer one is put off and decided by a pass without draft tokens, and counted (`re_decided`).
+- The prompt passes without draft tokens, so its keys and values are the plain engine's.
 - On the eager runner each row attends alone, over exactly the columns it sees. Where matrix products do not depend on
   the number of rows either (bfloat16 on CPUs), the tolerance is 0: ids and bits are the plain engine's at batch 1.
 
-What is not promised: where the tolerance is over 0, keys and values that were computed beside guesses may differ in
-their last bit from the plain engine's, so a near-tie can still fall the other way, only less often. The same goes
-for batches, whose passes hold other requests at other times with drafts than without, and for a token at the very
+What is not promised: where the tolerance is over 0, keys and values that were computed together with draft tokens may
+differ in their last bit from the plain engine's, so a near-tie can still fall the other way, only less often. The same
+goes for batches, whose passes hold other requests at other times with drafts than without, and for a token at the very
 edge of top_k, top_p and their like. Whoever needs certainty there uses float32.
 """
 

@@ -1,7 +1,7 @@
-"""Hugging Face's logits processors, made for a whole batch, taken apart for requests that go at their own pace.
+"""Hugging Face's logits processors, made for a whole batch, split for requests that advance at different speeds.
 
 In a batch of one nothing changes. In larger ones each request gets copies (some processors keep state), and those
-that tell rows apart by their place in the batch see the request's row in that place.
+that distinguish rows by their place in the batch see the request's row in that place.
 """
 
 from __future__ import annotations

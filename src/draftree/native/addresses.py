@@ -21,7 +21,7 @@ def address(tensor: Tensor, dtype: torch.dtype, *, strided: bool = False) -> int
     Args:
         tensor: what C reads or writes.
         dtype: the type that C knows it by.
-        strided: C is told the strides, so the tensor may have gaps.
+        strided: C receives the strides, so the tensor may have gaps.
 
     Raises:
         RuntimeError: another type, another device, or gaps: C would read something else.

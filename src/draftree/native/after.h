@@ -1,5 +1,5 @@
 /* What is left to do behind a pass: kept rows go to their places in the cache, and the rows that a
- * drafter attached say which tokens they hold likeliest. Included by layers.c only. */
+ * drafter attached give their likeliest tokens. Included by layers.c only. */
 
 /* Of `count` stores [slots, heads, capacity, row bytes] the columns base + columns[i] of a slot, ascending and none before its
  * place, to base + first + i. */

@@ -9,7 +9,7 @@
 /* The attention of one request and one key head. */
 typedef struct {
     int64_t rows, groups, dim, prefix, start; /* start: columns before the rows' own; the first `prefix` are the deep prefix */
-    int64_t back;                             /* columns of the context that `visible` speaks of as well */
+    int64_t back;                             /* columns of the context that `visible` covers as well */
     const float *query;                       /* [groups, rows, dim] of this request and key head */
     const float *keys, *values;               /* [columns, dim] of this request and key head */
     const uint8_t *visible;                   /* [rows, back + rows], `by_row` from row to row */
@@ -80,8 +80,8 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int tile, Lanes *scr
     for (c = 0; c < a->prefix; c++)
         for (int64_t l = 0; l < live; l++)
             if (!a->prefix_rows || !a->prefix_rows[(first + l) % a->rows]) scores[c][l] = never;
-    int64_t told = a->back + a->rows, before = a->start - a->back; /* negative where the context is shorter than that */
-    for (int64_t j = before < 0 ? -before : 0; j < told; j++)
+    int64_t covered = a->back + a->rows, before = a->start - a->back; /* negative where the context is shorter than that */
+    for (int64_t j = before < 0 ? -before : 0; j < covered; j++)
         for (int64_t l = 0; l < live; l++)
             if (!a->visible[(first + l) % a->rows * a->by_row + j]) scores[before + j][l] = never;
     float most[LANES], sum[LANES];

@@ -1,6 +1,6 @@
 /* Decoder layers on a CPU: several of them in one call, or one in two calls, before and after an attention of torch's. What
- * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; eager/layer.py says the same in
- * tensor operations, and tests compare them. All tensors are contiguous float32 unless strides are given. */
+ * else a step of a small model consists of is overhead of tensor operations. Plain C behind ctypes; eager/layer.py does the same
+ * in tensor operations, and tests compare them. All tensors are contiguous float32 unless strides are given. */
 #include <time.h>
 
 #include "products.h"
@@ -37,7 +37,7 @@ typedef struct {
     float *scratch;                /* batch * rows * (hidden + the wider of qkv and gate and up + queries) floats */
     int64_t threads;
     int64_t prefix;                /* columns of the deep prefix */
-    int64_t back;                  /* columns of the context that `visible` speaks of as well */
+    int64_t back;                  /* columns of the context that `visible` covers as well */
     const uint8_t *visible;        /* [batch, rows, back + rows] */
     const uint8_t *prefix_rows;    /* [batch, rows], which see the deep prefix, or NULL for none */
     float *scores;                 /* threads * (2 * dim + longest columns) * LANES floats, aligned to LANES */

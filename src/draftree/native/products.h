@@ -4,7 +4,7 @@
  * dozen rows cost little more than one while the matrix comes from memory. Weights are software-prefetched, as the
  * processor's own prefetcher ends with each page: with one tile of rows a page or half of one ahead, with several, or where
  * panels are short, the panels behind these, so that memory works while tiles compute. Every output is summed in the order of the
- * inputs whatever the number of rows and threads, so a row's result does not depend on the rows beside it. */
+ * inputs whatever the number of rows and threads, so a row's result does not depend on the other rows. */
 #include <stdint.h>
 #include <string.h>
 
@@ -35,7 +35,7 @@ typedef struct {
 
 /* `rows` x `wide` panels at once, in registers: x [rows, inputs], result [rows, wide, LANES]; constants after inlining.
  * Four panels side by side keep memory busy by themselves under one row; under more the sums fill the processor's queue, and
- * what comes soon has to be asked for. Elsewhere weights from `ahead` on will be read soon, `step` floats further with every
+ * what comes soon has to be prefetched. Elsewhere weights from `ahead` on will be read soon, `step` floats further with every
  * input; two streams of them, since that is how many panels wait for memory longest. */
 INLINE void product_tile(const Matrix *m, const float *x, int64_t panel, int rows, int wide, const float *const *ahead,
                          int64_t step, float *result) {

@@ -1,4 +1,4 @@
-"""The structures of `layers.c`, field by field in its order; the meaning of each field is told there."""
+"""The structures of `layers.c`, field by field in its order; the meaning of each field is described there."""
 
 from __future__ import annotations
 

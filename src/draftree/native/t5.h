@@ -106,14 +106,14 @@ static Share t5_chosen(void) {
     return t5_attending_plain;
 }
 
-/* Distances of all rows from the columns they see. A column of the context stands where its number says. */
+/* Distances of all rows from the columns they see. A column of the context has its number as its position. */
 static void t5_distances(const T5Decoder *c, const Pass *p) {
-    int64_t told = p->back + p->rows;
+    int64_t covered = p->back + p->rows;
     for (int64_t b = 0; b < p->batch; b++)
         for (int64_t i = 0; i < p->rows; i++) {
             int64_t row = b * p->rows + i, start = p->starts[b];
             int32_t *distance = c->distance + row * c->longest;
-            const uint8_t *visible = p->visible ? p->visible + row * told : 0;
+            const uint8_t *visible = p->visible ? p->visible + row * covered : 0;
             int64_t place = c->places ? c->places[row] : start + i;
             for (int64_t j = 0; j < start + p->rows; j++) {
                 int64_t back = j - start + p->back; /* the column as `visible` counts */
@@ -170,17 +170,17 @@ void t5_layers(const T5Decoder *c, const Pass *p, float *x, float *const *keys, 
     }
 }
 
-/* A whole pass: logits [batch, last - first, outputs of the head] of the wanted rows of each request. x holds batch * rows *
+/* A whole pass: logits [batch, last - first, outputs of the head] of each request's rows [first, last). x holds batch * rows *
  * hidden floats, normed as many. Returns 0 where a token is none; nothing is done then. */
 int64_t t5_pass(const T5Decoder *c, const Pass *p, const int64_t *tokens, float *const *keys, float *const *values, int64_t first,
                       int64_t last, int64_t head_threads, float *x, float *normed, float *logits) {
-    int64_t rows = p->batch * p->rows, wanted = last - first, hidden = c->hidden;
+    int64_t rows = p->batch * p->rows, n = last - first, hidden = c->hidden;
     for (int64_t r = 0; r < rows; r++)
         if (tokens[r] < 0 || tokens[r] >= c->vocabulary) return 0;
     for (int64_t r = 0; r < rows; r++) memcpy(x + r * hidden, c->embedding + tokens[r] * hidden, hidden * sizeof *x);
     t5_layers(c, p, x, keys, values);
     for (int64_t b = 0; b < p->batch; b++)
-        layer_norm(x + (b * p->rows + first) * hidden, c->closing, c->epsilon, wanted, hidden, normed + b * wanted * hidden);
-    layer_product(c->head, normed, p->batch * wanted, head_threads, 0, logits);
+        layer_norm(x + (b * p->rows + first) * hidden, c->closing, c->epsilon, n, hidden, normed + b * n * hidden);
+    layer_product(c->head, normed, p->batch * n, head_threads, 0, logits);
     return 1;
 }

@@ -1,5 +1,5 @@
 /* The C twin of the Lookahead trie: requests, their prompt arenas, and retrieval. Plain C99 behind ctypes, so that
- * any compiler builds it and no Python version binds it. python_trie.py says the same in dicts and is its oracle:
+ * any compiler builds it and no Python version binds it. python_trie.py does the same in dicts and is its oracle:
  * a change here is a change there. The caller holds a lock; nothing here is re-entrant. */
 #include "forest.h"
 #include "paths.h"
@@ -261,7 +261,7 @@ static int32_t best_kid(const Trie *t) {
     return best;
 }
 
-/* Both takers say how many nodes of the match they saw. */
+/* Both takers return how many nodes of the match they saw. */
 static int32_t take_tree(Trie *t, const Forest *pf, int32_t depth, Draft *d) {
     int32_t seen = 0, before = d->n; /* rows that longer prefixes found: they stay, and stay ahead */
     for (; t->heap.n && d->n < d->budget; seen++) {

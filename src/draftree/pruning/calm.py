@@ -2,7 +2,7 @@
 
 Confident Adaptive Language Modeling (Schuster et al., 2022): behind each layer the state is compared with the one
 before it; where their cosine passes a threshold that decays over the text, the head reads the state there. The layers
-that are left make their keys and values of that state, for later tokens to see. Nothing verifies what is said, so the
+that are left make their keys and values of that state, for later tokens to see. Nothing verifies the tokens, so the
 text is not the model's. BiLD is compared with it.
 """
 
@@ -27,8 +27,8 @@ SHARE = 0.9  # of the threshold that does not decay
 class LossyCALM:
     """The lossy rule: leave behind layer i where cos(h_i, h_i+1) > 0.9 threshold + 0.1 exp(-decay t / N).
 
-    t are the tokens said so far, N all that the request may say (their equation 5). The requests of a batch leave
-    together, behind the layer where all of them have settled. Prompts pass whole.
+    t are the tokens emitted so far, N the most that the request may emit (their equation 5). The requests of a batch
+    leave together, behind the layer where all of them have settled. Prompts pass whole.
 
     Args:
         threshold: lambda, 0 to 1. 1 never leaves: the text is then the model's own.
@@ -52,11 +52,11 @@ class LossyCALM:
         self.threshold, self.decay, self.first_layer = threshold, decay, first_layer
         self.layers_run: Counter[int] = Counter()
 
-    def at(self, said: int, most: int) -> float:
-        """The threshold after `said` of at most `most` tokens; above 1 where no row may leave."""
+    def at(self, emitted: int, most: int) -> float:
+        """The threshold after `emitted` of at most `most` tokens; above 1 where no row may leave."""
         if self.threshold == 1:
             return 2.0
-        return SHARE * self.threshold + (1 - SHARE) * math.exp(-self.decay * said / most)
+        return SHARE * self.threshold + (1 - SHARE) * math.exp(-self.decay * emitted / most)
 
     def bind(self, runner: Runner) -> None:
         """Meet the runner, before any work.
@@ -78,8 +78,8 @@ class LossyCALM:
         """The plan of a pass of one row for each of `requests`, in a model of so many layers, with leave to leave."""
         thresholds = []
         for request in requests:
-            said = len(request.tokens) - request.prompt_length
-            thresholds.append(self.at(said, max(said + request.room, 1)))
+            emitted = len(request.tokens) - request.prompt_length
+            thresholds.append(self.at(emitted, max(emitted + request.room, 1)))
 
         def settled(run: int, before: Tensor, behind: Tensor) -> bool:
             leave = False

@@ -1,8 +1,9 @@
-"""Early pruning: guesses that an early head holds unlikely leave the pass before its later layers (ProPD, section 4.1).
+"""Early pruning: draft tokens that an early head finds unlikely leave the pass before its later layers (ProPD, 4.1).
 
-The head reads every inner node's state after layer n and says what could follow; children that are not among it go,
-with all below them and all rows that a drafter attached to them. The rest of the pass is that of a smaller tree. Any
-drafter's tree can be pruned so, and the text stays the model's own: a guess that leaves is only one that is not tried.
+The head reads every inner node's state after layer n and predicts what could follow; children that it does not predict
+leave, with all nodes below them and all rows that a drafter attached to them. The rest of the pass is that of a smaller
+tree. Any drafter's tree can be pruned so, and the text stays the model's own: a draft token that leaves is only one
+that is not tried.
 
 To look costs a product with the model's head, and is worth it only where rows cost enough and enough of them leave. So
 a pass is pruned when what that saves is expected to exceed what looking takes, both as found in the passes so far.
@@ -29,7 +30,7 @@ from draftree.tree import TokenTree
 
 CRITERIA = ("top-k", "best", "threshold")
 HABIT = 0.95  # weight of the past in what pruned passes were like
-STAY_FIRST = 0.4  # share of guesses that stay, before any pass was pruned; the paper's trees keep 0.2 to 0.4
+STAY_FIRST = 0.4  # share of draft tokens that stay, before any pass was pruned; the paper's trees keep 0.2 to 0.4
 AGAIN = 64  # passes that could have been pruned after which one is, to see whether it pays by now
 DEAREST = 4.0  # times the expected, as a single look counts
 
@@ -39,13 +40,13 @@ class EarlyPruning:
 
     Args:
         head: the early head; its layer is where trees are pruned.
-        criterion: which guesses stay. "top-k": those among the head's `top_k` likeliest tokens after their parent
-            (the paper's); "best": the `keep` guesses of highest path probability; "threshold": those whose path
+        criterion: which draft tokens stay. "top-k": those among the head's `top_k` likeliest tokens after their parent
+            (the paper's); "best": the `keep` draft tokens of highest path probability; "threshold": those whose path
             probability is at least `threshold`. Path probabilities are products of the head's along the path.
         top_k: for "top-k".
         keep: for "best".
         threshold: for "threshold".
-        always: prune every pass that has two guesses or more, whether or not it pays.
+        always: prune every pass that has two draft tokens or more, whether or not it pays.
 
     Attributes:
         passes: how many passes were pruned.
@@ -101,13 +102,13 @@ class EarlyPruning:
             "layers": len(target.layers),
             "vocab_size": target.vocab_size,
         }
-        for name, wanted in self.head.shapes().items():
-            if found.get(name) != wanted:
+        for name, expected in self.head.shapes().items():
+            if found.get(name) != expected:
                 raise ValueError(
-                    f"This early head was made for a model with {name} {wanted}, and this one has {found.get(name)}: "
+                    f"This early head was made for a model with {name} {expected}, and this one has {found.get(name)}: "
                     "load the head that was trained for it."
                 )
-        probe(target)  # a runner asks it for the model's head, and must not begin to in the middle of a pass
+        probe(target)  # runners need it for the model's head, and must not run it in the middle of a pass
         self._cost = cost
         self._share = self.layer / len(target.layers)
         self._weights = self.head.weights
@@ -169,7 +170,7 @@ class EarlyPruning:
         """Which nodes stay: BoolTensor [B, N], closed upwards; roots do, padding does not.
 
         Args:
-            runner: whose head is asked.
+            runner: applies the model's head.
             hidden: [B, N, d], the nodes' states after `layer` layers.
             tokens, parents: LongTensor [B, N].
             ancestors: BoolTensor [B, N, N].
@@ -178,12 +179,12 @@ class EarlyPruning:
         states = hidden if inner is None else hidden.gather(1, inner[:, :, None].expand(-1, -1, hidden.shape[2]))
         logits = self._weights(states, runner.head)  # [B, I, V]
         requests = torch.arange(len(tokens), device=tokens.device)[:, None]
-        guesses = tokens[:, 1:].clamp(min=0)
-        said = logits[requests, place]  # [B, N - 1, V]
-        own = said.gather(2, guesses[:, :, None])
+        drafted = tokens[:, 1:].clamp(min=0)
+        predicted = logits[requests, place]  # [B, N - 1, V]
+        own = predicted.gather(2, drafted[:, :, None])
         real = parents[:, 1:] >= 0
         if self.criterion == "top-k":
-            gone = (said > own).sum(2) >= self.top_k
+            gone = (predicted > own).sum(2) >= self.top_k
         else:
             steps = own[:, :, 0].float() - logits.float().logsumexp(2)[requests, place]
             steps = steps.masked_fill(~real, -torch.inf)
@@ -201,8 +202,8 @@ class EarlyPruning:
     def note(self, stays: Tensor, real: Tensor, seconds: float, rows: int) -> None:
         """A pass of `rows` rows was pruned to the nodes `stays` of the `real` ones [B, N]; looking took `seconds`."""
         self.passes += 1
-        guesses = max(int(real.sum()) - len(real), 1)
-        share = (int(stays.sum()) - len(stays)) / guesses
+        drafted = max(int(real.sum()) - len(real), 1)
+        share = (int(stays.sum()) - len(stays)) / drafted
         self._stay += (1 - HABIT) * (share - self._stay)
         if self._cost is not None:
             spent = min(seconds / float(self._cost.of(rows)), DEAREST * self._look)
@@ -245,7 +246,7 @@ class _Cut:
 
 
 def _inner(parents: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Nodes with children, LongTensor [B, I] ascending (0 in padding), and where each guess's parent is among them.
+    """Nodes with children, LongTensor [B, I] ascending (0 in padding), and where each node's parent is in it.
 
     None for all nodes: off the runner, as to count them would wait for the device.
     """
@@ -283,7 +284,7 @@ def _joined(visible: Tensor, surgery: Surgery) -> Tensor:
 
 
 def _following(surgery: Surgery, total: int) -> Surgery:
-    """`surgery`, said for `total` rows, for those of them that are left."""
+    """`surgery`, which describes `total` rows, for those of them that are left."""
     if surgery.append is None:
         return surgery
     return replace(surgery, joined=None, resolve=_Resolve(total))
@@ -291,7 +292,7 @@ def _following(surgery: Surgery, total: int) -> Surgery:
 
 @dataclass(frozen=True, slots=True)
 class _Resolve:
-    """Brings a surgery that was said for all rows to those that are left (see `Surgery.resolve`).
+    """Brings a surgery that describes all rows to those that are left (see `Surgery.resolve`).
 
     Attributes:
         total: rows that had a number before this surgery.

@@ -1,7 +1,7 @@
 """An early head: what the model is about to say, read off the states after its first layers (ProPD, section 4.1).
 
 A norm and a projection bring the states after layer n to where the model's own head can read them. Both start as the
-identity, so an untrained head is the plain early exit. Further ones can guess the tokens behind that one: they are the
+identity, so an untrained head is the plain early exit. Further ones can draft the tokens behind that one: they are the
 early exits that drafters are compared with (Hidden Transfer, Figure 3), and pruning has no use for them.
 """
 
@@ -26,7 +26,7 @@ class EarlyHeadWeights(nn.Module):
     Args:
         hidden_size: d.
         rank: of the low-rank projection; 0 for a full one.
-        places: how many tokens are guessed; 1 for the next one alone.
+        places: how many tokens are predicted; 1 for the next one alone.
 
     Attributes:
         norm: [d], gains of a root-mean-square norm.
@@ -66,7 +66,7 @@ class EarlyHead(Trained):
         shapes: hidden_size, layers and vocab_size of the model.
         layer: n, how many layers have run (1 .. layers - 1).
         rank: of the low-rank projection; 0 for a full one.
-        places: how many tokens are guessed, each by a norm and projection of its own; pruning asks for the first alone.
+        places: how many tokens are predicted, each by a norm and projection of its own; pruning uses the first alone.
 
     Raises:
         ValueError: a layer outside the model, a rank below 0 or above the hidden size, or no place.

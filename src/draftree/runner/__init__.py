@@ -115,7 +115,7 @@ def _state_of(model: nn.Module) -> list[Any]:
     """Whatever a runner depends on: modules, hooks, where weights lie and their version, kind of attention.
 
     Moving or casting a model gives its parameters other memory, training gives them another version. One flat list:
-    this is asked before every text, and with a tuple for each part Python's collector took five times as long as the
+    this runs before every text, and with a tuple for each part Python's collector took five times as long as the
     rest.
     """
     state: list[Any] = [getattr(getattr(model, "config", None), "_attn_implementation", None)]
@@ -136,7 +136,7 @@ def _state_of(model: nn.Module) -> list[Any]:
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
-    """Every module once. `Module.modules` takes five times as long, and this is asked before every text."""
+    """Every module once. `Module.modules` takes five times as long, and this runs before every text."""
     found: dict[int, nn.Module] = {}
     waiting: list[nn.Module | None] = [model]
     while waiting:

@@ -69,11 +69,11 @@ class Runner(ABC):
 
     @abstractmethod
     def close(self, hidden: Tensor) -> Tensor:
-        """What the model's head reads [B, n, d'] of the last layer's output [B, n, d]."""
+        """The input of the model's head [B, n, d'], from the last layer's output [B, n, d]."""
 
     @abstractmethod
     def head(self, closed: Tensor) -> Tensor:
-        """What the model's head says [B, n, V] of what it reads [B, n, d'], before anything is done to that."""
+        """The output [B, n, V] of the model's head for its input [B, n, d'], before a factor, a cap or a bias."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -90,8 +90,8 @@ class Runner(ABC):
         Returns:
             tokens int64 [B, D, K], best first, and their log-probabilities float32; 0 and -inf where there is no row.
         """
-        wanted = torch.tensor(rows, device=hidden.device, dtype=torch.long)
-        picked = hidden.gather(1, wanted.clamp(min=0)[:, :, None].expand(-1, -1, hidden.shape[2]))
+        index = torch.tensor(rows, device=hidden.device, dtype=torch.long)
+        picked = hidden.gather(1, index.clamp(min=0)[:, :, None].expand(-1, -1, hidden.shape[2]))
         tokens, logp = top_tokens(self.logits(picked), count)
         missing = np.asarray(rows) < 0
         if missing.any():

@@ -1,4 +1,4 @@
-"""What one pass through the model should do, said without naming a model or a method.
+"""What one pass through the model should do, described without naming a model or a method.
 
 Drafters and the engine describe rows (tokens or embeddings), positions and who sees whom; runners carry the
 description out. The only coupling between methods and models is this file.
@@ -47,7 +47,7 @@ class Projection:
 class Surgery:
     """A change of the rows on their way into decoder layer `layer` (1 .. layers - 1).
 
-    First `keep` drops rows, then `resolve` says what the rest means for those that are left, then `append` adds rows
+    First `keep` drops rows, then `resolve` fits the rest to those that are left, then `append` adds rows
     behind them.
 
     Attributes:
@@ -82,7 +82,7 @@ class Surgery:
     numbers: Tensor | None = None
 
     def behind(self, begin: Tensor) -> Surgery:
-        """The same with positions [B, M] counted from `begin` [B, 1]; asked every step, and `replace` takes long."""
+        """The same with positions [B, M] counted from `begin` [B, 1]; called every step, and `replace` takes long."""
         positions = None if self.positions is None else begin + self.positions
         ways = self.source, self.hide_prefix, self.joined, self.resolve, self.numbers
         return Surgery(self.layer, self.keep, self.append, positions, self.visible, *ways)
@@ -96,13 +96,13 @@ class Plan:
         tokens: LongTensor [B, N], token ids of the entering rows.
         positions: LongTensor [B, N], position of each row in its request (0 = first prompt token).
         visible: BoolTensor [B, N, N]; row i sees row j of this pass. Committed context is always visible, except where
-            this is wider: [B, N, C + N] speaks of the last C committed columns as well, which is how a drafter's own
+            this is wider: [B, N, C + N] covers the last C committed columns as well, which is how a drafter's own
             model grows a tree over several passes. A request with less context has True in the columns it lacks. Not
             to be combined with surgeries; windows take such a column's number for its position.
         embeddings: floating [B, M, d]; the last M rows enter with these embeddings, not their tokens'.
         prefix_rows: BoolTensor [B, N]; rows that see the cache's deep prefix (none by default).
         surgeries: changes of rows mid-stack, ascending by layer.
-        taps: layers whose incoming hidden states are wanted; `layers` itself taps what the last one returns.
+        taps: layers whose incoming hidden states are returned; `layers` itself taps what the last one returns.
         first_logit_row: rows before this one get no logits (a prompt's rows need none).
         last_logit_row: rows from this one on get none either (of a drafter's rows, those behind one node matter, and
             that node is known only when the pass is over: see `Runner.logits`). None for no such rows. Where rows leave
@@ -113,8 +113,8 @@ class Plan:
             (where the runner can: the eager runner). Slower; makes 16-bit results independent of the other rows.
         sizes: real rows of each request, the first ones, where nothing but these matters; None where all are.
         skip: what all rows leave out, for drafts by the model itself. Where they leave out attention their columns hold
-            nothing, so such a pass may be read from by passes that leave out the same, and is never kept.
-        leaves: asked behind each layer but the last, with the number of layers that have run and the states [B, N, d]
+            nothing, so only passes that leave out the same may read them, and they are never kept.
+        leaves: called behind each layer but the last, with the number of layers that have run and the states [B, N, d]
             before and behind it: True makes all rows leave the stack there. The layers that are left make their keys
             and values of the leaving states and do nothing else; so does the model's head (CALM). LOSSY. Not to be
             combined with surgeries, taps or `skip`.

@@ -58,7 +58,7 @@ class StepCost:
         self._news = 0  # steps since it was made
 
     def for_batch(self) -> StepCost:
-        """A curve of the same shape for steps of another number of requests, whose level their steps will tell."""
+        """A curve of the same shape for another number of requests; its level is learned from their steps."""
         return StepCost(self.rows, self.seconds)
 
     @property

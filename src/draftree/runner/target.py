@@ -179,7 +179,7 @@ def _unwrap(model: Any) -> Any:
 
 
 def plain_weight(parameter: Tensor) -> bool:
-    """Whether a weight may be copied into another layout, once: it is its numbers, and says when they change.
+    """Whether a weight may be copied into another layout, once: it is a plain tensor that counts its changes.
 
     Quantised weights are of classes of their own. Those made in inference mode count no changes.
     """
@@ -209,14 +209,14 @@ def _brought_to(module: nn.Module) -> Any:
 
 
 def _layers(decoder: nn.Module, config: Any) -> list[nn.Module]:
-    wanted = config.num_hidden_layers
+    expected = config.num_hidden_layers
     if getattr(config, "is_encoder_decoder", False):
-        wanted = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", wanted)
+        expected = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", expected)
     for _, module in decoder.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == wanted:
+        if isinstance(module, nn.ModuleList) and len(module) == expected:
             return list(module)
     raise ValueError(
-        f"Found no list of {wanted} decoder layers in {type(decoder).__name__}: this architecture is not "
+        f"Found no list of {expected} decoder layers in {type(decoder).__name__}: this architecture is not "
         "supported, please report it."
     )
 

@@ -18,5 +18,5 @@ def top_tokens(logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     else:
         packed = torch.stack([top.indices.int(), top.values.contiguous().view(torch.int32)]).numpy(force=True)
         tokens, logp = packed[0].astype(np.int64), packed[1].view(np.float32)
-    # Where a depth has no guess at all, its logits are all -inf, and NaN comes of them.
+    # Where a depth has no draft token at all, its logits are all -inf, and NaN comes of them.
     return tokens, np.where(np.isnan(logp), np.float32(-np.inf), logp)

@@ -137,7 +137,7 @@ class DynamicSizer(Sizer):
             for state in states:
                 state.way, state.next = state.next, state.modes.next() if together is None else together
             most = min(self._max_nodes, most)
-            budgets = [min(math.ceil(state.recent) + MORE, most) for state in states]
+            budgets = [min(int(state.recent) + MORE, most) for state in states]
             return StepPlan(
                 requests,
                 [

@@ -46,18 +46,18 @@ def efficient(k: int, depth: int, variant: str = "paper") -> Choices:
 
 
 def best_choices(accuracies: Sequence[Sequence[float]], node_budget: int) -> Choices:
-    """The tree of `node_budget` guesses that walks furthest on average (Medusa, section 2.3.3).
+    """The tree of `node_budget` draft tokens of which most are accepted on average (Medusa, section 2.3.3).
 
     Args:
         accuracies: accuracies[d][r], measured share of cases where rank r at depth d + 1 is the truth. A path's
             probability is taken to be the product along it, and a tree's worth the sum over its nodes.
-        node_budget: guesses; fewer come back where there are no more combinations of worth.
+        node_budget: draft tokens; fewer come back where there are no more combinations of worth.
 
     Raises:
         ValueError: a budget under 1, or shares outside 0 .. 1.
     """
     if node_budget < 1:
-        raise ValueError(f"node_budget is {node_budget}: a tree needs 1 guess or more.")
+        raise ValueError(f"node_budget is {node_budget}: a tree needs 1 draft token or more.")
     if any(not 0 <= share <= 1 for ranks in accuracies for share in ranks):
         raise ValueError("accuracies are shares of cases between 0 and 1, one list of ranks per depth.")
     # Ranks by measured share, which need not fall with the rank.
@@ -110,5 +110,5 @@ def choices_named(tree: str | Sequence[Sequence[int]], depth: int) -> Choices:
         if node[:-1] not in known:
             raise ValueError(f"The choice list has {node} but not its prefix {node[:-1]}: add the prefix.")
         if len(node) > depth:
-            raise ValueError(f"The choice list has {node}, and the drafter guesses {depth} deep: shorten the list.")
+            raise ValueError(f"The choice list has {node}, and the drafter drafts {depth} deep: shorten the list.")
     return nodes

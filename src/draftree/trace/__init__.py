@@ -1,1 +1,1 @@
-"""Traces: what a run did at every step, kept in a file, told as counts, and shown on a page."""
+"""Traces: what a run did at every step, kept in a file, summed up as counts, and shown on a page."""

@@ -1,6 +1,6 @@
 """Counts of a trace: the statistics of its requests, made again from its steps alone.
 
-They equal what the run said of itself to the last bit: a trace that did not add up would show something else than what
+They equal the run's own statistics to the last bit: a trace that did not add up would show something else than what
 happened.
 """
 
@@ -19,8 +19,8 @@ def statistics(trace: Trace) -> dict[int, RequestStats]:
         for member in step["members"]:
             stats = found[member["request"]]
             stats.count(member["guesses"], len(member["tokens"]) - 1, passed=step["passed"])
-            hits = (guess for guess in member["guesses"] if guess is not None)
-            stats.accepted_by_source.update(sources[member["sources"][guess]] for guess in hits)
+            accepted = (node for node in member["guesses"] if node is not None)
+            stats.accepted_by_source.update(sources[member["sources"][node]] for node in accepted)
             stats.pruned += len(member["pruned"])
             stats.re_decided += member["tie"]
             for stage, seconds in step["seconds"].items():

@@ -1,7 +1,7 @@
 """The file of a trace: JSON lines, each saying what kind it is, with a version in the first.
 
 The file is complete in itself: token texts are in it, so that it can be read where neither model nor tokenizer is. The
-format is told in `docs/trace.md`.
+format is described in `docs/trace.md`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def write_trace(recorder: Recorder, path: str | Path, tokenizer: Any = None) -> 
         _line(file, {"kind": "trace", "format": FORMAT, "draftree": __version__})
         for record in records:
             if record["kind"] == "request":
-                prompt = record["source"] or record["prompt"]  # what an encoder was asked, or the decoder
+                prompt = record["source"] or record["prompt"]  # the input of the encoder, or of the decoder
                 record["prompt_text"] = " ".join(map(str, prompt)) if tokenizer is None else tokenizer.decode(prompt)
                 record["pieces"] = pieces(tokenizer, output.get(record["request"], []))
             _line(file, record)

@@ -34,7 +34,7 @@
     return made;
   }
   const run = () => trace.runs[trace.requests[request].run];
-  const sourceOf = (member, guess) => guess === null ? null : member.sources[guess];
+  const sourceOf = (member, node) => node === null ? null : member.sources[node];
   const tint = (source) => source === null ? "transparent" : `var(--s${source % 8})`;
   const milliseconds = (seconds) => `${(1000 * seconds).toFixed(2)} ms`;
   const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
@@ -58,7 +58,7 @@
     const sum = { steps: 0, emitted: 0, drafted: 0, pruned: 0, accepted: 0, rollbacks: 0, re_decided: 0, by_depth: [], by_source: {},
       seconds: { draft: 0, verify: 0, accept: 0, commit: 0 } };
     for (const { step, member } of list) {
-      const hits = member.guesses.filter((guess) => guess !== null);
+      const hits = member.guesses.filter((node) => node !== null);
       const names = trace.runs[step.run].sources;
       sum.steps += step.passed ? 1 : 0;
       sum.emitted += member.emitted.length;
@@ -67,9 +67,9 @@
       sum.accepted += hits.length;
       sum.re_decided += member.tie ? 1 : 0;
       if (hits.length < member.tokens.length - 1 && member.guesses[member.guesses.length - 1] === null) sum.rollbacks += 1;
-      hits.forEach((guess, depth) => {
+      hits.forEach((node, depth) => {
         sum.by_depth[depth] = (sum.by_depth[depth] || 0) + 1;
-        const name = names[member.sources[guess]];
+        const name = names[member.sources[node]];
         sum.by_source[name] = (sum.by_source[name] || 0) + 1;
       });
       for (const stage of Object.keys(sum.seconds)) sum.seconds[stage] += step.seconds[stage] * (1 / step.members.length);
@@ -100,10 +100,10 @@
     row("steps", "steps (target passes)", (s) => s.steps);
     row("emitted", "tokens emitted", (s) => s.emitted);
     row("acceptance_length", "acceptance length", length, (value) => value.toFixed(3));
-    row("drafted", "guesses verified", (s) => s.drafted);
+    row("drafted", "draft tokens verified", (s) => s.drafted);
     row("pruned", "of them pruned inside the pass", (s) => s.pruned);
-    row("accepted", "guesses accepted", (s) => s.accepted);
-    row("rollbacks", "passes that turned guesses down", (s) => s.rollbacks);
+    row("accepted", "draft tokens accepted", (s) => s.accepted);
+    row("rollbacks", "passes that rejected draft tokens", (s) => s.rollbacks);
     whole.by_depth.forEach((_, depth) =>
       row(`depth-${depth + 1}`, `accepted at depth ${depth + 1}`, (s) => s.by_depth[depth] || 0));
     for (const name of Object.keys(whole.by_source)) row(`source-${name}`, `accepted from ${name}`, (s) => s.by_source[name] || 0);
@@ -121,23 +121,23 @@
   // ---- the text
 
   function showText() {
-    const told = trace.requests[request], output = $("output");
-    $("prompt").textContent = told.prompt_text;
-    $("asked").open = told.prompt_text.length < 400;
+    const shown = trace.requests[request], output = $("output");
+    $("prompt").textContent = shown.prompt_text;
+    $("asked").open = shown.prompt_text.length < 400;
     output.replaceChildren();
     owner = [];
     parts.get(request).forEach(({ member }, number) => member.emitted.forEach((token, i) => {
       const source = sourceOf(member, member.guesses[i]);
-      const span = make("span", { class: "token", "data-token": owner.length }, told.pieces[owner.length]);
+      const span = make("span", { class: "token", "data-token": owner.length }, shown.pieces[owner.length]);
       mark(span, source);
-      span.title = source === null ? "the model's own" : `guessed by ${run().sources[source]}`;
+      span.title = source === null ? "the model's own" : `drafted by ${run().sources[source]}`;
       owner.push(number);
       output.append(span);
     }));
-    if (told.finish_reason) output.append(make("span", { class: "gone" }, ` [${told.finish_reason}]`));
+    if (shown.finish_reason) output.append(make("span", { class: "gone" }, ` [${shown.finish_reason}]`));
     const hits = sums.get(request).by_source;
     $("sources").replaceChildren(...run().sources.map((name, source) => make("span", {},
-      mark(make("span", { class: "sample" }, "abc"), source), ` ${name || "guess"}: ${hits[name] || 0}`)));
+      mark(make("span", { class: "sample" }, "abc"), source), ` ${name || "draft token"}: ${hits[name] || 0}`)));
   }
 
   // ---- the steps
@@ -146,10 +146,10 @@
     const list = parts.get(request), high = 54;
     wide = Math.max(9, Math.min(22, Math.floor(($("strip").clientWidth - 4) / list.length)));
     const most = Math.max(1, ...list.map(({ member }) => member.tokens.length - 1));
-    const svg = draw("svg", { width: wide * list.length + 2, height: high, role: "img", "aria-label": "Guesses by step" });
+    const svg = draw("svg", { width: wide * list.length + 2, height: high, role: "img", "aria-label": "Draft tokens by step" });
     list.forEach(({ member }, number) => {
       const all = (high - 6) * (member.tokens.length - 1) / most;
-      const hit = (high - 6) * member.guesses.filter((guess) => guess !== null).length / most;
+      const hit = (high - 6) * member.guesses.filter((node) => node !== null).length / most;
       const group = draw("g", { "data-step": number, transform: `translate(${wide * number + 1} 0)` },
         draw("rect", { class: "all", x: 1, y: high - all, width: wide - 2, height: all }),
         draw("rect", { class: "hit", x: 1, y: high - hit, width: wide - 2, height: hit }),
@@ -179,13 +179,13 @@
 
   function showStep() {
     const list = parts.get(request), { step, member, from } = list[at];
-    const hits = member.guesses.filter((guess) => guess !== null).length;
+    const hits = member.guesses.filter((node) => node !== null).length;
     $("which").textContent = `Step ${at + 1} of ${list.length}`;
     $("slider").value = at;
     $("first").disabled = $("back").disabled = at === 0;
     $("last").disabled = $("forth").disabled = at === list.length - 1;
-    const facts = member.asked === null ? ["the drafter was not asked"]
-      : [`asked for ${member.asked}`, `${member.drafted} guessed`];
+    const facts = member.asked === null ? ["nothing was drafted"]
+      : [`budget ${member.asked}`, `${member.drafted} drafted`];
     facts.push(`${member.tokens.length - 1} verified`);
     if (member.pruned.length) facts.push(`${member.pruned.length} pruned`);
     facts.push(`${hits} accepted`, count(member.emitted.length, "token emitted", "tokens emitted"));
@@ -222,7 +222,7 @@
   // ---- the tree: a column for each depth, a line for each leaf
 
   function nodesOf(member) {
-    const accepted = new Set(member.guesses.filter((guess) => guess !== null)), pruned = new Set(member.pruned);
+    const accepted = new Set(member.guesses.filter((node) => node !== null)), pruned = new Set(member.pruned);
     const nodes = member.tokens.map((token, i) => ({
       text: short(label(token)), full: label(token), parent: member.parents[i], source: member.sources[i],
       chance: i && member.logp[i] !== null ? Math.exp(member.logp[i]) : null, below: [],
@@ -255,8 +255,8 @@
     const widths = [];
     for (const node of nodes) {
       node.glyph = GLYPHS[node.state] || "";
-      node.said = node.chance === null ? "" : node.chance < 0.005 ? "<.01" : node.chance.toFixed(2);
-      node.wide = CHAR * [...node.glyph + node.text].length + 16 + (node.said ? SMALL * node.said.length + 7 : 0);
+      node.odds = node.chance === null ? "" : node.chance < 0.005 ? "<.01" : node.chance.toFixed(2);
+      node.wide = CHAR * [...node.glyph + node.text].length + 16 + (node.odds ? SMALL * node.odds.length + 7 : 0);
       widths[node.depth] = Math.max(widths[node.depth] || 0, node.wide);
     }
     const lefts = [10];
@@ -270,15 +270,15 @@
     else if (node.state === "accepted" || node.state === "refused") shape.style.fill = "none";
     const text = draw("text", { x: 8, y: 15.5 }, node.glyph + node.text);
     group.append(shape, text);
-    if (node.said) group.append(draw("text", { class: "chance", x: node.wide - 7, y: 15.5, "text-anchor": "end" }, node.said));
+    if (node.odds) group.append(draw("text", { class: "chance", x: node.wide - 7, y: 15.5, "text-anchor": "end" }, node.odds));
     const who = node.source === null ? "" : `\nfrom ${run().sources[node.source]}`;
-    const odds = node.chance === null ? "" : `\npath probability, as the drafter said: ${node.chance.toPrecision(3)}`;
+    const odds = node.chance === null ? "" : `\npath probability, by the drafter: ${node.chance.toPrecision(3)}`;
     group.append(draw("title", {}, `${node.full}\n${STATES[node.state]}${who}${odds}`));
     return group;
   }
   function showTree(member) {
     const nodes = nodesOf(member), { lefts, wide, high } = place(nodes);
-    const svg = draw("svg", { width: wide, height: high, role: "img", "aria-label": `Tree of ${member.tokens.length - 1} guesses` });
+    const svg = draw("svg", { width: wide, height: high, role: "img", "aria-label": `Tree of ${member.tokens.length - 1} draft tokens` });
     const top = (node) => 7 + node.y * PITCH;
     nodes.forEach((node, i) => {
       if (!i) return;
@@ -296,26 +296,26 @@
     const states = Object.keys(STATES).filter((state) => state !== "pruned" || used);
     $("key").replaceChildren(...states.map((state) => {
       const glyph = GLYPHS[state] || "";
-      const node = { state, glyph, text: "ab", full: "", source: state === "accepted" || state === "refused" ? 0 : null, chance: null, said: "" };
+      const node = { state, glyph, text: "ab", full: "", source: state === "accepted" || state === "refused" ? 0 : null, chance: null, odds: "" };
       node.wide = CHAR * (glyph + node.text).length + 16;
       const svg = draw("svg", { width: node.wide + 3, height: HIGH + 3, "aria-hidden": "true" }, box(node, 1.5, 1.5));
       svg.querySelector("title").remove();
       return make("span", {}, svg, STATES[state]);
-    }), make("span", { class: "hint" }, "Numbers: path probability, as the drafter said; colour: source, as in the text."));
+    }), make("span", { class: "hint" }, "Numbers: path probability, by the drafter; colour: source, as in the text."));
   }
 
   // ---- moving
 
   function showRequest() {
     const { model, dtype, device, runner, drafter, shape, pruner, acceptance, strict } = run();
-    const said = [`${model}, ${dtype} on ${device}, ${runner}`, `drafter ${drafter || "none"}`];
-    if (shape) said.push(`shape ${shape}`);
-    if (pruner) said.push(`pruned by ${pruner}`);
-    said.push(acceptance === "lossless" ? "lossless" : `${acceptance}: the text is not the model's own`);
-    if (strict) said.push("strict");
+    const facts = [`${model}, ${dtype} on ${device}, ${runner}`, `drafter ${drafter || "none"}`];
+    if (shape) facts.push(`shape ${shape}`);
+    if (pruner) facts.push(`pruned by ${pruner}`);
+    facts.push(acceptance === "lossless" ? "lossless" : `${acceptance}: the text is not the model's own`);
+    if (strict) facts.push("strict");
     const { sample, seed } = trace.requests[request];
-    if (sample) said.push(seed === null ? "sampled" : `sampled, seed ${seed}`);
-    $("about").textContent = said.join("; ");
+    if (sample) facts.push(seed === null ? "sampled" : `sampled, seed ${seed}`);
+    $("about").textContent = facts.join("; ");
     $("requests").replaceChildren(...(ids.length < 2 ? [] : ids.map((id, i) =>
       make("button", { "data-request": id, "data-at": 0, "aria-pressed": id === request }, `request ${i + 1}`))));
     showText();
@@ -351,7 +351,7 @@
   $("forth").addEventListener("click", () => go(at + 1));
   $("last").addEventListener("click", () => go(Infinity));
 
-  const wanted = new URLSearchParams(location.hash.slice(1));
+  const address = new URLSearchParams(location.hash.slice(1));
   showKey();
-  visit(ids[(Number(wanted.get("request")) || 1) - 1] || ids[0], (Number(wanted.get("step")) || 1) - 1);
+  visit(ids[(Number(address.get("request")) || 1) - 1] || ids[0], (Number(address.get("step")) || 1) - 1);
 })();

@@ -1,4 +1,4 @@
-"""Alignment of a small model with a large one: it learns to say what the large one says (BiLD, section 3.5).
+"""Alignment of a small model with a large one: it learns to write what the large one writes (BiLD, section 3.5).
 
 The labels are the large model's own greedy outputs on training inputs, as `make_data` writes them; the small model is
 fine-tuned on them at a constant learning rate. It then disagrees less often, so a large model that reviews it has
@@ -51,12 +51,12 @@ class Exam:
         model.eval()
         answers = answer_all(model, self.template.tokenizer, self.template, self.questions, self.options)
         texts = {number: rows[0]["answer"] for number, rows in answers}
-        said = [texts[q.number] for q in self.questions]
-        return round(quality("bleu", said, [str(q.reference) for q in self.questions]), 2)
+        own = [texts[q.number] for q in self.questions]
+        return round(quality("bleu", own, [str(q.reference) for q in self.questions]), 2)
 
 
 def check_models(large: Any, small: Any) -> None:
-    """Refuse two models that cannot speak for each other; warn where the small one is no smaller.
+    """Refuse two models that do not fit each other; warn where the small one is no smaller.
 
     Raises:
         ValueError: two vocabularies, or an encoder on one side only.
@@ -78,12 +78,12 @@ def align(
     exam: Exam | None = None,
     tell: Tell = print,
 ) -> dict[str, Any]:
-    """Fine-tune `small` on what `large` said, and save it into `out`; returns the recipe.
+    """Fine-tune `small` on what `large` wrote, and save it into `out`; returns the recipe.
 
     `out` gets the model as Hugging Face's `save_pretrained` writes it, recipe.json (everything that made it, and the
     figures before and after), curve.json and curve.png, and the checkpoints. `small` itself is trained: its weights
-    change. Figures: the dev rows' loss, the share of their tokens that the small model says first (agreement) and, with
-    an exam, BLEU of both models.
+    change. Figures: the dev rows' loss, the share of their tokens that the small model finds likeliest (agreement) and,
+    with an exam, BLEU of both models.
 
     Args:
         large: who made the data; it is not changed.

@@ -54,7 +54,7 @@ def align_on_inputs(
         limit: most inputs.
         answers: how the large model answers, and both in the exam.
         optimizer, options, tell: as of `align`.
-        progress: told after every answer.
+        progress: called after every answer.
 
     Raises:
         ValueError: anything of these that cannot be used.
@@ -74,10 +74,10 @@ def align_on_inputs(
         inputs = read_questions([data], limit, field=field, reference=None if dev is not None else reference)
     elif reference is not None and dev is None:
         raise ValueError(f"{str(data)!r} holds answers and no references: name rows that have them with --dev.")
-    asked: Sequence[Question] = [] if reference is None else [q for q in inputs if kept_out(q.set, q.id)]
+    exam_questions: Sequence[Question] = [] if reference is None else [q for q in inputs if kept_out(q.set, q.id)]
     if dev is not None:
-        asked = read_questions([dev], field=field, reference=reference)
-    exam = Exam(asked, how, answers) if asked else None
+        exam_questions = read_questions([dev], field=field, reference=reference)
+    exam = Exam(exam_questions, how, answers) if exam_questions else None
     if not made:
         make_data(large, tokenizer, inputs, out / ANSWERS, template=how, options=answers, progress=progress)
     return align(
@@ -94,6 +94,6 @@ def align_on_inputs(
 
 
 def template_of(tokenizer: Any, template: str | None) -> Template:
-    """The template asked for; without one the chat template, or the bare input where the tokenizer has none."""
+    """The template that is given; without one the chat template, or the bare input where the tokenizer has none."""
     chat = getattr(tokenizer, "chat_template", None)
     return Template(template or ("short" if chat else PLACE), tokenizer)

@@ -15,7 +15,7 @@ from draftree.training.objective import cross_entropy, hits_of
 
 
 class AlignObjective(nn.Module):
-    """Cross entropy of the small model with every token that the large one said.
+    """Cross entropy of the small model with every token that the large one wrote.
 
     Args:
         small: a stock Hugging Face causal language model, or an encoder-decoder; all of it is trained.

@@ -54,7 +54,7 @@ def make_data(
     progress: Progress | None = None,
     answer: Callable[[list[Question]], Iterable[Answered]] | None = None,
 ) -> dict[str, Any]:
-    """Answer `questions` and write the data set into the folder `out`; returns what its meta.json says.
+    """Answer `questions` and write the data set into the folder `out`; returns the contents of its meta.json.
 
     Args:
         model: the target.
@@ -64,7 +64,7 @@ def make_data(
         template: how a question becomes a prompt.
         options: how to answer.
         file_format: "jsonl" or "arrow".
-        progress: told after every answered question.
+        progress: called after every answered question.
         answer: answers the questions that are left, elsewhere than here; by default this process does.
 
     Raises:
@@ -183,7 +183,7 @@ class _Talk:
         prompt = self.template.encode(question.turns[: turn + 2], [r["answer"] for r in self.rows])
         limit = self.engine.target.max_positions
         if limit is not None and len(prompt) >= limit:
-            return False  # the talk has outgrown the context; what was said stays
+            return False  # the talk has outgrown the context; earlier turns stay
         self._ask(prompt)
         return True
 

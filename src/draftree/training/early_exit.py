@@ -1,7 +1,7 @@
-"""Training for early exits: the model's own head learns to read what its first layers say.
+"""Training for early exits: the model's own head learns to read the output of its first layers.
 
-A copy of the whole model is trained, its first layers and head too, so what comes out is another model that says other
-things. Two losses: the mean of the exit's and the model's own (BiLD, sections 4.4 and 7.2.1), or of all layers, the
+A copy of the whole model is trained, its first layers and head too, so what comes out is another model with other
+texts. Two losses: the mean of the exit's and the model's own (BiLD, sections 4.4 and 7.2.1), or of all layers, the
 later the heavier (CALM; BiLD, section 7.2.1). The result is a stock Hugging Face folder.
 """
 
@@ -77,10 +77,10 @@ class EarlyExitObjective(AlignObjective):
         truth, there = answers_in(tokens, length, start)
         loss = (1 - sum(self.exits.values())) * out["loss"]
         for number, (run, weight) in enumerate(self.exits.items()):
-            said = self._anatomy.finish(self._anatomy.head(self._anatomy.close(states[run])))[:, :-1]
-            loss = loss + weight * cross_entropy(said, truth, there)
+            logits = self._anatomy.finish(self._anatomy.head(self._anatomy.close(states[run])))[:, :-1]
+            loss = loss + weight * cross_entropy(logits, truth, there)
             if number == 0 and not self.training:
-                hits, seen = hits_of(said, truth, there)
+                hits, seen = hits_of(logits, truth, there)
                 out["hits"] = torch.cat([hits[None], out["hits"]])
                 out["seen"] = torch.cat([seen[None], out["seen"]])
         return out | {"loss": loss}

@@ -1,7 +1,8 @@
 """The folder of a data set while it is made: a journal of whole answers, then the finished file.
 
 The journal is only ever appended to, one line for each answered question. What a kill leaves is whole lines and at
-most one torn one at the end, which is cut off when the run goes on. The finished file is written aside and renamed.
+most one torn one at the end, which is cut off when the run goes on. The finished file is
+written under another name and renamed.
 """
 
 from __future__ import annotations
@@ -148,15 +149,15 @@ class Journal:
         os.fsync(self._file.fileno())
         rows = [row for _, answered in sorted(self.entries().items()) for row in answered]
         path = self.folder / ROWS[self.file_format]
-        aside = path.with_name(f"{path.name}.new")
+        unfinished = path.with_name(f"{path.name}.new")
         if self.file_format == "jsonl":
-            with aside.open("w", encoding="utf-8") as out:
+            with unfinished.open("w", encoding="utf-8") as out:
                 out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         else:
-            shutil.rmtree(aside, ignore_errors=True)
-            _write_arrow(rows, aside)
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _write_arrow(rows, unfinished)
             shutil.rmtree(path, ignore_errors=True)
-        os.replace(aside, path)
+        os.replace(unfinished, path)
         self.meta |= {
             "complete": True,
             "rows": len(rows),
@@ -168,9 +169,9 @@ class Journal:
         return self.meta
 
     def _write_meta(self) -> None:
-        aside = self.folder / f"{META}.new"
-        aside.write_text(json.dumps(self.meta, indent=1) + "\n", encoding="utf-8")
-        os.replace(aside, self.folder / META)
+        unfinished = self.folder / f"{META}.new"
+        unfinished.write_text(json.dumps(self.meta, indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, self.folder / META)
 
 
 def _write_arrow(rows: list[dict[str, Any]], folder: Path) -> None:

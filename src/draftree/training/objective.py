@@ -1,7 +1,7 @@
-"""What every training objective shares: a batch becomes one plan, the hooked runner runs it, guesses meet the truth.
+"""What every training objective shares: a batch is one plan, the hooked runner runs it, predictions meet the truth.
 
 The plan is the one of inference, for many split points at a time: the same rows, positions, visibility and surgeries,
-so a row learns under the very conditions under which it will guess. The model itself is frozen, and is no part of the
+so a row learns under the very conditions under which it will draft. The model itself is frozen, and is no part of the
 module, so neither optimizers nor checkpoints ever see its weights.
 """
 
@@ -34,7 +34,7 @@ class Objective(nn.Module, ABC):
 
     Attributes:
         splits: split points of a row that are packed into one pass by default; None for all.
-        places: how many places after a split point each depth guesses, in the order of the depths.
+        places: how many places after a split point each depth predicts, in the order of the depths.
     """
 
     splits: ClassVar[int | None] = None
@@ -62,7 +62,7 @@ class Objective(nn.Module, ABC):
         source: Tensor | None = None,
         source_length: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The loss of a batch (see `Batch`); in evaluation also how often the truth was among the best guesses.
+        """The loss of a batch (see `Batch`); in evaluation also how often the truth was among the best predictions.
 
         `hits` [D, R]: cases of depth d in which it was within the best `RANKS[r]`; `seen` [D]: cases.
         """

@@ -37,7 +37,7 @@ class MedusaObjective(Objective):
 
 
 class EarlyHeadObjective(Objective):
-    """Cross entropy of guess i against the token i places after the split point, summed; the first is the next token.
+    """Cross entropy of prediction i with the token i places after the split point, summed; the first is the next one.
 
     Args:
         trained: an `EarlyHead`.
@@ -56,6 +56,6 @@ class EarlyHeadObjective(Objective):
 
 
 def _losses(objective: Objective, batch: Batch, logits: list[Tensor]) -> list[Tensor]:
-    """The cross entropy of each depth's guesses."""
+    """The cross entropy of each depth's predictions."""
     pairs = zip(logits, objective.places, strict=True)
-    return [cross_entropy(guess, *batch.truth(place)) for guess, place in pairs]
+    return [cross_entropy(own, *batch.truth(place)) for own, place in pairs]

@@ -29,7 +29,7 @@ def quality(metric: str, texts: Sequence[str], references: Sequence[str]) -> flo
 
     Args:
         metric: one of `METRICS`.
-        texts: what was said.
+        texts: the answers.
         references: one for each.
 
     Raises:

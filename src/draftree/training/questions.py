@@ -1,6 +1,6 @@
 """Questions for the target to answer, and the templates that turn them into prompts (methods.md section 6).
 
-Only questions are taken from data sets: what the target itself would say is what a drafter has to guess. A row may
+Only questions are taken from data sets: what the target itself would write is what a drafter has to draft. A row may
 hold one question (`prompt` or `question`) or several in turn (`turns`); whatever answers it brings are not read.
 """
 
@@ -26,7 +26,7 @@ class Question:
         id: names it in files.
         set: the set it comes from.
         turns: the user's turns, at least one.
-        reference: what somebody else answered; None where nobody asked for it.
+        reference: what somebody else answered; None where it was not requested.
     """
 
     number: int
@@ -90,8 +90,8 @@ def _read(file: Path, most: int | None, field: str | None, reference: str | None
                 raise ValueError(f"{file}, line {number}, is not JSON: write one JSON object per line.") from None
             turns = _turns(row, FIELDS if field is None else (field,))
             if not turns:
-                wanted = "a 'prompt', a 'question' or 'turns'" if field is None else f"{field!r}"
-                raise ValueError(f"{file}, line {number}, has no question: give it {wanted} with text.")
+                expected = "a 'prompt', a 'question' or 'turns'" if field is None else f"{field!r}"
+                raise ValueError(f"{file}, line {number}, has no question: give it {expected} with text.")
             known = row.get(reference) if reference is not None else None
             if reference is not None and not (isinstance(known, str) and known.strip()):
                 raise ValueError(

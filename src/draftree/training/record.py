@@ -44,7 +44,7 @@ def _draw(curve: dict[str, Any], path: Path, title: str) -> Path:
     for depth, _ in enumerate(curve["dev_accuracy"][-1][1]):
         top = [100 * scores[depth][0] for _, scores in curve["dev_accuracy"]]
         shares.plot(steps, top, color=f"C{depth}", marker=".", label=f"depth {depth + 1}")
-    shares.set_title("Truth is the best guess, % of dev cases", loc="left", fontsize=11)
+    shares.set_title("Truth is the likeliest token, % of dev cases", loc="left", fontsize=11)
     for axis in (losses, shares):
         axis.set_xlabel("step")
         axis.legend(frameon=False)

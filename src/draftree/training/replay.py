@@ -1,4 +1,4 @@
-"""Recorded texts replayed as drafts: how far chains of guesses would be accepted, without decoding.
+"""Recorded texts replayed as drafts: how far chains of draft tokens would be accepted, without decoding.
 
 A chain is accepted as far as it is the text, so the rows of all chains are known beforehand: those from every place go
 through the model in a few wide passes, each seeing the whole model's keys and values before its place and its own
@@ -36,7 +36,7 @@ class Score(NamedTuple):
 
     Attributes:
         speed: predicted tokens a second, over those of plain decoding.
-        agreement: share of places where the first guess holds.
+        agreement: share of places where the first draft token is accepted.
         length: tokens a step, the whole model's own included.
         rows: drafted rows a step.
     """
@@ -70,7 +70,7 @@ class Prices:
 
 
 class Replay:
-    """Recorded texts in a cache, and chains of guesses at them.
+    """Recorded texts in a cache, and chains of draft tokens for them.
 
     Args:
         runner: drives the model.
@@ -107,7 +107,7 @@ class Replay:
             self._cache.commit([list(range(n))], result.segments)
 
     def chains(self, skip: Skip) -> list[tuple[np.ndarray, np.ndarray]]:
-        """By text: whether guesses [places, depth] are the text, and their log-probabilities there."""
+        """By text: whether draft tokens [places, depth] are the text, and their log-probabilities there."""
         with self._runner.lock, self._runner.guard():
             return [self._of_text(slot, skip) for slot in range(len(self._texts))]
 
@@ -124,7 +124,7 @@ class Replay:
     def _pass(self, slot: int, roots: range, skip: Skip) -> tuple[np.ndarray, np.ndarray]:
         text, depth, device = self._texts[slot], self._depth, self._runner.target.device
         length, count = len(text), len(roots) * self._depth
-        # Rows beyond the text's end stay at it: they guess nothing that counts.
+        # Rows beyond the text's end stay at it: what they draft does not count.
         places = np.array([[min(root + j, length - 2) for j in range(depth)] for root in roots])
         chain = np.arange(count) // depth
         visible = np.zeros((count, length + count), dtype=bool)
@@ -141,12 +141,12 @@ class Replay:
         result = self._runner.run(plan, self._cache, slot, self._encoder)
         best = result.logits[0].float().log_softmax(-1).max(-1)
         inside = np.array(roots)[:, None] + np.arange(depth) < length - 1
-        guesses = best.indices.cpu().numpy().reshape(-1, depth)
+        drafted = best.indices.cpu().numpy().reshape(-1, depth)
         scores = best.values.cpu().numpy().reshape(-1, depth)
-        return (guesses == known[places + 1]) & inside, np.where(inside, scores, -np.inf)
+        return (drafted == known[places + 1]) & inside, np.where(inside, scores, -np.inf)
 
     def score(self, skip: Skip, prices: Prices) -> Score:
-        """Walk the texts as decoding would, each step from where the one before ended."""
+        """Go through the texts as decoding would, each step from where the one before ended."""
         row, plain = prices.of(skip), float(prices.steps.of(1))
         least = math.log(max(min(WORTH * row / plain, 1.0), LEAST))
         steps = prices.steps.of(np.arange(1, self._depth + 2))

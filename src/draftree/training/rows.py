@@ -1,7 +1,7 @@
 """Training rows: reading the data sets that `make_data` wrote, splitting off a dev part, putting rows into batches.
 
 A row is a prompt and the model's own greedy answer, as token ids. Split points are the places from which something is
-guessed: the prompt's last token and the answer's, as long as two more tokens follow.
+drafted: the prompt's last token and the answer's, as long as two more tokens follow.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Data:
         train: rows to train on.
         dev: rows to report on.
         about: of the data set: model, template, counts.
-        left_out: rows longer than asked for, or with answers too short to guess in.
+        left_out: rows longer than `max_length`, or with answers too short to draft in.
     """
 
     train: list[Row]
@@ -82,7 +82,7 @@ def read_data(folder: Path, target: Target, max_length: int | None = None) -> Da
     if about["model"]["hash"] != model_hash(target.model):
         raise ValueError(
             f"The data set {str(folder)!r} was made by {about['model']['name']!r} with other weights (or another dtype)"
-            " than this model's: make data with this model, for a drafter must guess what it says."
+            " than this model's: make data with this model, for a drafter must draft what it writes."
         )
     train: list[Row] = []
     dev: list[Row] = []
@@ -184,7 +184,7 @@ class Batch:
 
 
 class RowSet(Dataset[tuple[Row, int | None]]):
-    """Rows by key, as samplers name them: key = epoch * rows + row, so that a row knows in which epoch it is asked for.
+    """Rows by key, as samplers name them: key = epoch * rows + row, so that a row knows its epoch.
 
     Args:
         rows: the rows.

@@ -36,7 +36,7 @@ class SearchOptions:
 
     Attributes:
         texts: recorded texts to search on; as many others, of the dev part, to report on.
-        places: places of each text from which chains are guessed, from the answer's first on.
+        places: places of each text from which chains are drafted, from the answer's first on.
         num_draft_tokens: longest chain.
         width: parts tried in a round, the most promising ones; the first round tries all.
         seconds: after which no further set is tried.
@@ -185,10 +185,10 @@ def search_skip_set(
     }
     drafter.recipe = {name: recipe[name] for name in ("search", "sets", "predicted_on_dev")}
     drafter.save_pretrained(out)
-    told = [
+    sets = [
         {"skip_attention": sorted(skip.attention), "skip_mlp": sorted(skip.mlp), **score._asdict()}
         for skip, score in tried
     ]
     (out / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
-    (out / "search.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    (out / "search.json").write_text(json.dumps(sets, indent=1) + "\n", encoding="utf-8")
     return recipe

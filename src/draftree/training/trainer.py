@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, told four things: what a batch is, how dev rows are scored, when a loss has gone bad, and
+"""Hugging Face's Trainer with four additions: what a batch is, how dev rows are scored, when a loss has gone bad, and
 that only the drafter's weights are the model.
 """
 
@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 
 class BadLossError(ValueError):
-    """The loss or a weight is no number any more; says where the last good checkpoint is."""
+    """The loss or a weight is no number any more; names the last good checkpoint."""
 
 
 class DrafterTrainer(Trainer):
@@ -141,11 +141,11 @@ class DrafterTrainer(Trainer):
 
 
 class _Lines(TrainerCallback):
-    """Says how far it is: a line for every scoring, and now and then one in between."""
+    """Prints how far it is: a line for every scoring, and now and then one in between."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
-        self.told = time.monotonic()
+        self.reported = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.begin, self.first = time.monotonic(), state.global_step
@@ -156,10 +156,10 @@ class _Lines(TrainerCallback):
         if "eval_accuracy" in logs:
             top = " ".join(f"{depth[0]:.1%}" for depth in logs["eval_accuracy"])
             self.tell(f"step {state.global_step}: dev loss {logs['eval_loss']:.4f}, top-1 by depth {top}")
-        elif "loss" in logs and time.monotonic() - self.told > TELL_EVERY:
-            self.told = time.monotonic()
+        elif "loss" in logs and time.monotonic() - self.reported > TELL_EVERY:
+            self.reported = time.monotonic()
             done = state.global_step - self.first
-            left = (state.max_steps - state.global_step) * (self.told - self.begin) / max(done, 1)
+            left = (state.max_steps - state.global_step) * (self.reported - self.begin) / max(done, 1)
             self.tell(
                 f"step {state.global_step} of {state.max_steps}: loss {logs['loss']:.4f}, {left / 60:.1f} min left"
             )

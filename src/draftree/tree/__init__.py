@@ -1,4 +1,4 @@
-"""Floor 0: the token tree, which every other room speaks and which knows none of them."""
+"""Floor 0: the token tree, which every other room uses and which imports none of them."""
 
 from draftree.tree.render import to_picture, to_rich, to_text
 from draftree.tree.token_tree import TokenTree

@@ -1,4 +1,4 @@
-"""Trees from trees: the union of several drafters' guesses, the best n nodes, what a pruner leaves.
+"""Trees from trees: the union of several drafters' trees, the best n nodes, what a pruner leaves.
 
 `best` and `prune` stay on the device and use the ancestor mask; `merge` runs on the CPU, where
 drafters that propose explicit trees build them, and names equal paths by prefix doubling.
@@ -88,7 +88,7 @@ def _path_names(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
     jump = np.append(parents.reshape(-1), -1)
     jump[jump < 0] = total
     kinds = np.unique(tokens, return_inverse=True)[1].reshape(tokens.shape)
-    # Roots are told apart by request, which keeps equal paths of two requests apart all the way down.
+    # Roots are distinguished by request, which keeps equal paths of two requests apart all the way down.
     kinds = np.where(parents < 0, total + np.arange(len(tokens))[:, None], kinds)
     names = np.append(kinds.reshape(-1), 2 * total)
     while jump.min() != total:
@@ -177,6 +177,6 @@ def _compact(
     )
     structure = None
     if height is not None and tree.device.type != "cpu":
-        # Asked for later, the height would cost a synchronisation of its own.
+        # Computed later, the height would cost a synchronisation of its own.
         structure = on_device(parents)._replace(height=height)
     return (*fields, structure), index

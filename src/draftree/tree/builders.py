@@ -31,7 +31,7 @@ def roots(tokens: Tensor) -> Fields:
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
 def _bare(batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Structure]:
-    """All of trees without guesses but their tokens: every step of plain decoding has them."""
+    """Everything but the tokens of trees of a root alone: every step of plain decoding has them."""
     parents = torch.full((batch, 1), -1, device=device, dtype=torch.long)
     certain = torch.zeros(batch, 1, dtype=torch.float32, device=device)
     return parents, certain, torch.zeros_like(parents), structure_of(parents)
@@ -45,11 +45,11 @@ def from_arrays(
     root: int,
 ) -> Fields:
     device = tokens.device if isinstance(tokens, Tensor) else None
-    guesses, above = to_numpy(tokens), to_numpy(parents)
-    n = guesses.shape[0] if guesses.ndim == 1 else -1
-    if n < 0 or above.shape != guesses.shape:
+    drafted, above = to_numpy(tokens), to_numpy(parents)
+    n = drafted.shape[0] if drafted.ndim == 1 else -1
+    if n < 0 or above.shape != drafted.shape:
         raise ValueError(
-            f"tokens {list(guesses.shape)} and parents {list(above.shape)} must be flat and of one length: "
+            f"tokens {list(drafted.shape)} and parents {list(above.shape)} must be flat and of one length: "
             "pass one tree without its root."
         )
     if n and (above.min() < -1 or (above >= np.arange(n)).any()):
@@ -59,7 +59,7 @@ def from_arrays(
     logp_row = np.zeros((1, n + 1), dtype=np.float32)
     source_row = np.empty((1, n + 1), dtype=np.int64)
     token_row[0, 0], parent_row[0, 0], source_row[0, 0] = root, -1, 0
-    token_row[0, 1:] = guesses
+    token_row[0, 1:] = drafted
     np.add(above, 1, out=parent_row[0, 1:], casting="unsafe")
     if logp is not None:
         logp_row[0, 1:] = _like(logp, n, "logp")

@@ -23,7 +23,7 @@ class TokenTree(TreeArrays):
 
     def to(self, device: torch.device | str) -> TokenTree:
         """The same trees on `device`; the structure goes along through the cache (no rebuild there)."""
-        if device == self.tokens.device:  # no string is: asked every step, with a device
+        if device == self.tokens.device:  # no string is: called every step, with a device
             return self
         # An index makes "cuda" mean one device also in the cache, whatever becomes current later.
         device = torch.empty(0, device=device, dtype=torch.float32).device
@@ -134,24 +134,24 @@ class TokenTree(TreeArrays):
     def merge(self, *others: TokenTree, weights: Sequence[float] | None = None) -> TokenTree:
         """The union, request by request: one node for one path, own nodes first, then what others add.
 
-        Sources are OR-ed. A node's logp is the largest that any tree gives it: two drafters that guess the
+        Sources are OR-ed. A node's logp is the largest that any tree gives it: two drafters that draft the
         same path look at the same text, so adding their probabilities would count one piece of evidence
         twice; the maximum keeps children under their parents. weights: one positive factor a tree (self
-        first) on its guesses' probability, capped at 1.
+        first) on its draft tokens' probability, capped at 1.
         ValueError when batches, devices or roots differ. Runs on the CPU.
         """
         return TokenTree(*algebra.merge((self, *others), weights))
 
     def best(self, n: int | Sequence[int]) -> TokenTree:
-        """The n most probable guesses of each tree (fewer where it has fewer) and the root, connected.
+        """The n most probable draft tokens of each tree (fewer where it has fewer) and the root, connected.
 
-        n: guesses a tree, one number or one a request. A child counts for no more than its parent (and
+        n: draft tokens of a tree, one number or one for each request. A child counts for no more than its parent (and
         keeps that capped logp); on a tie the lower index wins. Order of the nodes is kept. No device sync.
         """
         return TokenTree(*algebra.best(self, n))
 
     def first(self, n: Sequence[int]) -> TokenTree:
-        """The root and the first n[b] guesses of each tree; the best ones where logp falls from node to node."""
+        """The root and the first n[b] draft tokens of each tree; the best ones where logp falls from node to node."""
         return TokenTree(*algebra.first(self, n))
 
     def prune(self, keep: Tensor) -> tuple[TokenTree, Tensor]:
@@ -164,10 +164,10 @@ class TokenTree(TreeArrays):
         return TokenTree(*arrays), index
 
     def longest_match(self, next_tokens: Tensor) -> Tensor:
-        """Greedy acceptance: the deepest confirmed node of each tree, LongTensor [B]; 0 when none is.
+        """Greedy acceptance: the deepest accepted node of each tree, LongTensor [B]; 0 when none is.
 
-        next_tokens: LongTensor [B, N], what the model says after each node. A node is confirmed when its
-        parent is and the model says its token there. Lowest index on a tie. No device sync.
+        next_tokens: LongTensor [B, N], the model's choice after each node. A node is accepted when its
+        parent is and the model chooses its token there. Lowest index on a tie. No device sync.
         """
         return walks.longest_match(self, next_tokens)
 

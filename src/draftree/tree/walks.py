@@ -1,4 +1,4 @@
-"""Ways down a tree: which guesses the model confirms, and the nodes that lead to one.
+"""Ways down a tree: which draft tokens the model accepts, and the nodes that lead to one.
 
 `longest_match` and `path_nodes` run in every step and use the ancestor mask in place of walking; the rest
 serves one tree on the CPU.

@@ -17,7 +17,7 @@ from draftree.tuning.file import Spec, shape_of
 from draftree.tuning.listening import Listening
 from draftree.tuning.record import Record
 from draftree.tuning.replay import Replayed, Times
-from draftree.tuning.search import Judged, Wishes, prepare, run_live
+from draftree.tuning.search import Judged, TuningOptions, prepare, run_live
 from draftree.tuning.space import Candidate, Space, trained_of
 
 SIZES: tuple[int | None, ...] = (4, 16, None)
@@ -30,7 +30,7 @@ class Checked:
     Attributes:
         candidate: which.
         live, replayed: 1 + accepted / steps of the real run and of the replay.
-        by_its_times: the same of a replay that is told what the real run's steps took; None for trees of fixed size.
+        by_its_times: the same of a replay whose shape sees the real run's step times; None for trees of fixed size.
         worst_set: the set on which they are furthest apart, and predicted over real there.
         live_speed, replayed_speed: tokens a second.
         prompts: how many were answered.
@@ -47,21 +47,21 @@ class Checked:
 
 
 def check_replay(
-    model: Any, tokenizer: Any, prompts: Sequence[Prompt], wishes: Wishes, watcher: Watcher
+    model: Any, tokenizer: Any, prompts: Sequence[Prompt], options: TuningOptions, watcher: Watcher
 ) -> list[Checked]:
     """Compare for cold and warm tries, prompt lookup, trained drafters and merges of both.
 
     Args:
         model, tokenizer: a decoder-only model and its tokenizer.
-        prompts: `wishes.per_set` of every set; a half each teach tries and are answered.
-        wishes: lengths and drafters; time is not looked at.
+        prompts: `options.per_set` of every set; a half each teach tries and are answered.
+        options: lengths and drafters; the time is not used.
         watcher: hears of progress.
 
     Raises:
         ValueError: prompts or drafters that cannot be used, before any work.
     """
-    prepared = prepare(model, tokenizer, prompts, wishes)
-    record = Record(model, wishes.max_new_tokens, trained_of(wishes.specs, model, tokenizer))
+    prepared = prepare(model, tokenizer, prompts, options)
+    record = Record(model, options.max_new_tokens, trained_of(options.specs, model, tokenizer))
     tasks = prepared.search if prepared.search is prepared.judge else [*prepared.search, *prepared.judge]
     watcher.stage("recording", len(tasks) + len(prepared.lessons))
     for task in prepared.lessons:
@@ -70,17 +70,17 @@ def check_replay(
     for task in tasks:
         record.text(task)
         watcher.step()
-    space = Space(record, wishes.specs, tokenizer)
+    space = Space(record, options.specs, tokenizer)
     cold, warm = Spec("lookahead"), Spec("lookahead", warm=True)
     odd = Spec("lookahead", {"branch_length": 6, "max_query_length": 2, "capacity": 2, "prompt_weight": 1.0})
-    specs = [cold, *([warm] if record.lessons else []), odd, Spec("prompt-lookup"), *wishes.specs]
-    specs += [Spec("merge", parts=(cold, spec)) for spec in wishes.specs]
+    specs = [cold, *([warm] if record.lessons else []), odd, Spec("prompt-lookup"), *options.specs]
+    specs += [Spec("merge", parts=(cold, spec)) for spec in options.specs]
     candidates = [Candidate(spec, size) for spec in specs if space.can_replay(spec) for size in SIZES]
     shapes: dict[str, Listening] = {}
 
     def shape(one: Candidate) -> Shape:
-        if one.guesses is not None:
-            return shape_of(one.guesses)
+        if one.node_budget is not None:
+            return shape_of(one.node_budget)
         shapes[one.name] = Listening(shape_of(None))  # the last one made is that of the round
         return shapes[one.name]
 

@@ -1,6 +1,6 @@
 """What tuning has chosen, as a file: which drafter with which options and trees, for which model, and why.
 
-`draftree_tune.json` is plain JSON; the trie that the choice starts from lies beside it. `load_tuned` makes the drafter
+`draftree_tune.json` is plain JSON; the trie that the choice starts from lies next to it. `load_tuned` makes the drafter
 of it, the size of its trees included, so that one argument brings all of it to `generate`, the engine and the command
 line.
 """
@@ -57,16 +57,16 @@ class Spec:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; what is at its default is left out."""
-        told: dict[str, Any] = {"kind": self.kind}
+        entries: dict[str, Any] = {"kind": self.kind}
         if self.options:
-            told["options"] = self.options
+            entries["options"] = self.options
         if self.name is not None:
-            told["name"] = self.name
+            entries["name"] = self.name
         if self.warm:
-            told["warm"] = True
+            entries["warm"] = True
         if self.parts:
-            told["parts"] = [part.as_dict() for part in self.parts]
-        return told
+            entries["parts"] = [part.as_dict() for part in self.parts]
+        return entries
 
     def renamed(self, change: Callable[[str], str]) -> Spec:
         """The same with other names, of its parts too."""
@@ -74,12 +74,14 @@ class Spec:
         return replace(self, name=name, parts=tuple(part.renamed(change) for part in self.parts))
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> Spec:
-        """The spec that `as_dict` told; ValueError where it is none."""
-        if not isinstance(told, dict) or told.get("kind") not in KINDS:
+    def from_dict(cls, entries: dict[str, Any]) -> Spec:
+        """The spec that `as_dict` wrote; ValueError where it is none."""
+        if not isinstance(entries, dict) or entries.get("kind") not in KINDS:
             raise ValueError("no drafter of a known kind")
-        parts = tuple(cls.from_dict(part) for part in told.get("parts", ()))
-        return cls(told["kind"], dict(told.get("options", {})), told.get("name"), bool(told.get("warm")), parts)
+        parts = tuple(cls.from_dict(part) for part in entries.get("parts", ()))
+        return cls(
+            entries["kind"], dict(entries.get("options", {})), entries.get("name"), bool(entries.get("warm")), parts
+        )
 
 
 def make(spec: Spec, model: Any, tokenizer: Any, trie: Callable[[Spec], Lookahead]) -> Drafter:
@@ -88,7 +90,7 @@ def make(spec: Spec, model: Any, tokenizer: Any, trie: Callable[[Spec], Lookahea
     Args:
         spec: which.
         model: the target.
-        tokenizer: its tokenizer; only asked where a small model has to have the same.
+        tokenizer: its tokenizer; only needed where a small model has to have the same.
         trie: makes a Lookahead, taught where the spec is warm.
     """
     if spec.kind == "lookahead":
@@ -106,9 +108,9 @@ def make(spec: Spec, model: Any, tokenizer: Any, trie: Callable[[Spec], Lookahea
     return drafter
 
 
-def shape_of(guesses: int | None) -> Shape:
-    """Trees of so many guesses in every step; trees sized by cost for None."""
-    return DynamicTree() if guesses is None else Fixed(guesses)
+def shape_of(node_budget: int | None) -> Shape:
+    """Trees of so many draft tokens in every step; trees sized by cost for None."""
+    return DynamicTree() if node_budget is None else Fixed(node_budget)
 
 
 def machine_of(model: Any) -> dict[str, Any]:
@@ -124,39 +126,39 @@ def write_tuned(
     path: Path,
     model: Any,
     spec: Spec | None,
-    guesses: int | None,
+    node_budget: int | None,
     why: list[str],
     more: dict[str, Any],
     trie: Lookahead | None,
     tokenizer: Any,
 ) -> list[Path]:
-    """Write the choice to `path` and its trie beside it; returns the paths written.
+    """Write the choice to `path` and its trie next to it; returns the paths written.
 
     Args:
         path: a .json file.
         model: that it was made for.
         spec: the drafter; None for plain decoding.
-        guesses: of every step; None for trees sized by cost.
+        node_budget: draft tokens of every step; None for trees sized by cost.
         why: the explanation, line by line.
         more: further entries of the file.
         trie: what a warm spec starts from.
         tokenizer: the model's.
     """
     written = [path]
-    beside = path.with_suffix(".trie")
-    told: dict[str, Any] = {
+    trie_path = path.with_suffix(".trie")
+    entries: dict[str, Any] = {
         "format": FORMAT,
         "model": {"hash": model_hash(inspect_model(model).model), "type": inspect_model(model).model_type},
         "machine": machine_of(model),
         "drafter": None if spec is None else spec.renamed(lambda name: _from(path.parent, name)).as_dict(),
-        "shape": {"kind": "dynamic"} if guesses is None else {"kind": "fixed", "node_budget": guesses},
+        "shape": {"kind": "dynamic"} if node_budget is None else {"kind": "fixed", "node_budget": node_budget},
         "why": why,
     }
     if trie is not None:
-        trie.save(beside, tokenizer)
-        told["trie"] = beside.name
-        written.append(beside)
-    path.write_text(json.dumps(told | more, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        trie.save(trie_path, tokenizer)
+        entries["trie"] = trie_path.name
+        written.append(trie_path)
+    path.write_text(json.dumps(entries | more, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return written
 
 
@@ -164,7 +166,7 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
     """The drafter that `draftree tune` chose for `model`, with its trees and its trie.
 
     Args:
-        path: `draftree_tune.json`; its trie lies beside it.
+        path: `draftree_tune.json`; its trie lies next to it.
         model: the Hugging Face model that was tuned for.
         tokenizer: the model's; needed where the choice has a trie.
 
@@ -179,21 +181,21 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
         UserWarning: the choice was made on another device, type or number of threads, where something else may be best.
     """
     path = Path(path)
-    told = _read(path)
-    if told["model"]["hash"] != model_hash(inspect_model(model).model):
+    entries = _read(path)
+    if entries["model"]["hash"] != model_hash(inspect_model(model).model):
         raise ValueError(
-            f"{path} was tuned for another model (a {told['model']['type']} with other weights or dtype): run draftree "
-            "tune with this one."
+            f"{path} was tuned for another model (a {entries['model']['type']} with other weights or dtype): run "
+            "draftree tune with this one."
         )
     here = machine_of(model)
-    for name, value in told["machine"].items():
+    for name, value in entries["machine"].items():
         if here.get(name) != value:
             warnings.warn(
                 f"{path} was tuned with {name} {value}, and this is {here.get(name)}: something else may be faster "
-                "here, draftree tune tells.",
+                "here; draftree tune finds out.",
                 stacklevel=2,
             )
-    if told["drafter"] is None:
+    if entries["drafter"] is None:
         return None
 
     def trie(spec: Spec) -> Lookahead:
@@ -201,14 +203,16 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
             return Lookahead(**spec.options)
         if tokenizer is None:
             raise ValueError(f"{path} comes with a trie, which is checked by its tokenizer: pass tokenizer=.")
-        beside = path.with_name(str(told.get("trie")))
-        if not beside.is_file():
-            raise ValueError(f"{path} starts from the trie {beside.name!r}, which is not beside it: copy both files.")
-        return Lookahead.load(beside, tokenizer)
+        trie_path = path.with_name(str(entries.get("trie")))
+        if not trie_path.is_file():
+            raise ValueError(
+                f"{path} starts from the trie {trie_path.name!r}, which is not next to it: copy both files."
+            )
+        return Lookahead.load(trie_path, tokenizer)
 
-    spec = Spec.from_dict(told["drafter"]).renamed(lambda name: _at(path, name))
+    spec = Spec.from_dict(entries["drafter"]).renamed(lambda name: _at(path, name))
     drafter = make(spec, model, tokenizer, trie)
-    shape = told["shape"]
+    shape = entries["shape"]
     drafter.node_budget = shape["node_budget"] if shape["kind"] == "fixed" else None
     return drafter
 
@@ -231,14 +235,16 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"There is no tuned choice {str(path)!r}: give a file that draftree tune wrote.")
     try:
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        newer = told["format"] != FORMAT
-        parts = told["model"]["hash"], told["model"]["type"], told["machine"].items(), told["shape"]["kind"]
-        complete = len(parts) == 4 and (told["drafter"] is None or bool(Spec.from_dict(told["drafter"])))
+        entries: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        newer = entries["format"] != FORMAT
+        parts = entries["model"]["hash"], entries["model"]["type"], entries["machine"].items(), entries["shape"]["kind"]
+        complete = len(parts) == 4 and (entries["drafter"] is None or bool(Spec.from_dict(entries["drafter"])))
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
         newer = complete = False
     if newer:
-        raise ValueError(f"{path} is of format {told['format']}, and this draftree reads {FORMAT}: run draftree tune.")
+        raise ValueError(
+            f"{path} is of format {entries['format']}, and this draftree reads {FORMAT}: run draftree tune."
+        )
     if not complete:
         raise ValueError(f"{path} holds no choice of draftree tune: give a file that it wrote.")
-    return told
+    return entries

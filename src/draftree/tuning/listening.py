@@ -1,4 +1,4 @@
-"""Listens to what the engine tells a shape: every step's outcome is kept, and the shape works as it would alone."""
+"""Keeps every step's outcome that the engine gives a shape; the shape works as it would alone."""
 
 from __future__ import annotations
 

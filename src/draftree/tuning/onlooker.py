@@ -1,7 +1,7 @@
 """Looks at what a drafter inside the model would draft, while the engine decodes without verifying any draft token.
 
-The drafter's rows are attached to every pass as always, so each place of an answer is seen with its true prefix. Which
-rows are attached is the shape's word: `OnlyRoots` is the shape that says "attach them, verify nothing".
+The drafter's rows are attached to every pass as always, so each place of an answer is seen with its true prefix. The
+shape `OnlyRoots` attaches them and verifies nothing.
 """
 
 from __future__ import annotations

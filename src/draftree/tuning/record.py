@@ -1,8 +1,8 @@
-"""Recorded runs: what the model says to a prompt, what a drafter inside it would guess at every place, and the time.
+"""Recorded runs: the model's answer, what a drafter inside it would draft at every place, and the time.
 
-Decoding is lossless, so what the model says does not depend on who drafts; and what heads, masks and pseudo states
-guess at a place depends on the text up to there alone. So one plain run tells what any trie and any tree would have
-had accepted; see `draftree.tuning.replay`.
+Decoding is lossless, so the model's answer does not depend on who drafts; and what heads, masks and pseudo states draft
+at a place depends on the text up to there alone. So one plain run shows what any trie and any tree would have had
+accepted; see `draftree.tuning.replay`.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from draftree.tree import TokenTree
 from draftree.tuning.listening import Listening
 from draftree.tuning.onlooker import Onlooker, OnlyRoots
 
-Guesses = tuple[np.ndarray, np.ndarray]  # tokens and log-probabilities, each [D, K]
-PROBES, PROBED = (0, 1, 2, 4, 8, 16, 32), 4  # guesses of the steps that are timed, and texts for each
+Draft = tuple[np.ndarray, np.ndarray]  # tokens and log-probabilities, each [D, K]
+PROBES, PROBED = (0, 1, 2, 4, 8, 16, 32), 4  # draft tokens of the steps that are timed, and texts for each
 CAPACITY = 512  # cache columns to begin with
 
 
 @dataclass(slots=True)
 class Text:
-    """A prompt and what the model says to it.
+    """A prompt and the model's answer.
 
     Attributes:
         task: the prompt.
         answer: new token ids.
-        guesses: by drafter, what it would guess at each place: by number of tokens, prompt counted.
+        drafts: by drafter, what it would draft at each place: by number of tokens, prompt counted.
     """
 
     task: Task
     answer: list[int]
-    guesses: dict[str, dict[int, Guesses]] = field(default_factory=dict)
+    drafts: dict[str, dict[int, Draft]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Timing:
     Attributes:
         rows, seconds: of a step by its rows, as in decoding, without what drafting takes.
         prompt: of reading a prompt, on average.
-        own: by drafter inside the model, what it takes in a step beside rows.
+        own: by drafter inside the model, what it takes in a step besides its rows.
     """
 
     rows: np.ndarray
@@ -71,20 +71,20 @@ class Timing:
 
 
 class Repeats(Drafter):
-    """Guesses the newest token again and again: as many as it is asked for, for nothing."""
+    """Drafts the newest token again and again, as often as the budget says and without any work."""
 
     name: ClassVar[str] = "repeats"
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        guesses = [[[request.tokens[-1]] * n] if n else [] for request, n in zip(requests, budgets, strict=True)]
+        chains = [[[request.tokens[-1]] * n] if n else [] for request, n in zip(requests, budgets, strict=True)]
         return TokenTree.stack(
-            [TokenTree.from_paths(request.tokens[-1], paths) for request, paths in zip(requests, guesses, strict=True)]
+            [TokenTree.from_paths(request.tokens[-1], paths) for request, paths in zip(requests, chains, strict=True)]
         )
 
 
 class Record:
-    """Runs the model plainly, and keeps what it says.
+    """Runs the model plainly, and keeps its answers.
 
     Args:
         model: a decoder-only model.
@@ -108,7 +108,7 @@ class Record:
         """Record a prompt that drafters are judged by."""
         text = Text(task, self._plain(task.ids))
         for name, drafter in self.trained.items():
-            text.guesses[name] = self._look(name, drafter, task.ids)
+            text.drafts[name] = self._look(name, drafter, task.ids)
         self.texts.append(text)
 
     def _run(self, ids: Sequence[int], **parts: Any) -> tuple[list[int], float]:
@@ -130,11 +130,11 @@ class Record:
         self._prompts += prompt
         return tokens
 
-    def _look(self, name: str, drafter: InModelDrafter, ids: Sequence[int]) -> dict[int, Guesses]:
-        seen: dict[int, Guesses] = {}
+    def _look(self, name: str, drafter: InModelDrafter, ids: Sequence[int]) -> dict[int, Draft]:
+        seen: dict[int, Draft] = {}
 
         def see(step: Step) -> None:
-            logits = drafter.guesses(step, torch.zeros(1, dtype=torch.long, device=step.trees.device))
+            logits = drafter.draft_logits(step, torch.zeros(1, dtype=torch.long, device=step.trees.device))
             if logits is not None:
                 tokens, logp = top_tokens(logits, drafter.candidates)
                 seen[len(step.requests[0].tokens)] = tokens[0], logp[0]
@@ -145,7 +145,7 @@ class Record:
     def timing(self) -> Timing:
         """What steps took; steps of several rows are timed here, on some of the texts.
 
-        The runner's own curve, of passes alone, is not what decoding takes: it only tells of more rows than are timed.
+        The runner's own curve, of passes alone, is not what decoding takes: it serves for more rows than are timed.
         """
         curve = cached_cost(self._runner)
         shapes = {nodes: Listening(Fixed(nodes)) for nodes in PROBES}

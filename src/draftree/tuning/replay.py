@@ -20,7 +20,7 @@ import torch
 
 from draftree.drafting import Drafter, Merge
 from draftree.drafting.base import Attachment, Capabilities, Context, Step, StepPlan
-from draftree.drafting.groups import Groups, Spawners
+from draftree.drafting.groups import GroupNodes, Groups
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import RequestStats
 from draftree.runner.plan import PassResult
@@ -45,12 +45,13 @@ def _root(request: Context) -> TokenTree:
     return TokenTree.roots(_one(request.tokens[-1]))
 
 
-def _no_rows(spawners: Spawners) -> Attachment:
-    raise NotImplementedError("a replay attaches no rows")
+def _no_rows(chosen: GroupNodes) -> Attachment:
+    """Nothing, since a replay runs no pass."""
+    return Attachment()
 
 
 class RecordedHeads(Drafter):
-    """A drafter inside the model, its guesses read from the record instead of from a pass.
+    """A drafter inside the model, its draft tokens read from the record instead of from a pass.
 
     Args:
         name: of the record.
@@ -70,9 +71,9 @@ class RecordedHeads(Drafter):
         grouped = "groups" in drafter.settings
         self._groups = Groups(drafter.settings["groups"], _no_rows) if grouped else None
 
-    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
+    def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`."""
-        return self._inner.rows(nodes, requests, spawning)
+        return self._inner.rows(nodes, requests, attach_to)
 
     def plan(self, step: StepPlan) -> Attachment | None:
         """See `Drafter.plan`: no rows, as there is no pass."""
@@ -100,11 +101,11 @@ class RecordedHeads(Drafter):
         if self._groups is not None:
             _, passed = self._groups.find(step, _one(step.accepted[0][-1]))
             gone = 0 if passed is None else int(passed)
-        found = self.text.guesses[self.name].get(at - gone)
+        found = self.text.drafts[self.name].get(at - gone)
         if found is None or gone >= len(found[0]):
             return
         tokens, logp = found
-        if gone:  # rows that speak for an ancestor have that much less to say
+        if gone:  # rows of an ancestor's group look that much less far ahead
             tokens, logp = (np.concatenate([part[gone:], np.zeros_like(part[:gone])]) for part in (tokens, logp))
             logp[len(logp) - gone :] = -np.inf
         held = self._held
@@ -172,7 +173,7 @@ def replay(
         eos_token_ids: the model's.
         clock: seconds, by which drafting is timed. By default those of this thread alone: what else the machine does
             meanwhile is not the drafter's.
-        times: what the shape is told that steps took, in place of `timing`; the prediction does not go by them.
+        times: step times for the shape alone, in place of `timing`; the prediction does not use them.
     """
     found = Replayed()
     # The shape starts from a curve of its own: what steps take must not depend on what it thinks of them.
@@ -239,13 +240,13 @@ class _Replay:
         trees = plan.trees
         assert trees is not None
         nodes = trees.walk(0, left)
-        said = left[: len(nodes)]  # the draft tokens that hold, and one more
-        path = nodes[: len(said)]
+        emitted = left[: len(nodes)]  # the accepted draft tokens, and one more
+        path = nodes[: len(emitted)]
         reads = not stats.steps and request.prompt_length > 1  # the prompt is read
-        request.tokens += said
-        request.room -= len(said)
-        stats.count([*nodes[1:], None][: len(said)], trees.sizes[0] - 1)
-        learning = self._learn(plan, path, said)
+        request.tokens += emitted
+        request.room -= len(emitted)
+        stats.count([*nodes[1:], None][: len(emitted)], trees.sizes[0] - 1)
+        learning = self._learn(plan, path, emitted)
         attached = self._can.prepares and plan.prepares_any
         rows = trees.sizes[0]
         passed = self._drafter.rows(rows, 1, plan.attach_to) if attached and self._drafter is not None else rows
@@ -266,14 +267,14 @@ class _Replay:
             self._drafter.plan(plan)
         return plan
 
-    def _learn(self, plan: StepPlan, path: list[int], said: list[int]) -> float:
-        """Tell the drafter what came; the seconds that it takes."""
+    def _learn(self, plan: StepPlan, path: list[int], emitted: list[int]) -> float:
+        """Let the drafter observe the step; the seconds that it takes."""
         used = any(plan.budgets) or plan.prepares_any
         if self._drafter is None or not (self._can.observes_plain or (self._can.observes and used)):
             return 0.0
         assert plan.trees is not None
         began = self._clock()
         self._drafter.observe(
-            Step(plan.requests, plan.trees, NO_PASS, [0], 0, [path], [said], attach_to=plan.attach_to)
+            Step(plan.requests, plan.trees, NO_PASS, [0], 0, [path], [emitted], attach_to=plan.attach_to)
         )
         return self._clock() - began

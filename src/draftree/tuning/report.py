@@ -26,7 +26,7 @@ def render(choice: Choice) -> Table:
         f"{judge} other prompts judged; {choice.seconds:.0f} s",
         title_justify="left",
         caption="Speed: total tokens / total time over plain decoding, \\[95 % bootstrap]. Acceptance length: "
-        "1 + accepted / steps, live and as replay says.",
+        "1 + accepted / steps, live and as replayed.",
         caption_justify="left",
     )
     table.add_column("candidate")
@@ -52,7 +52,7 @@ def check_table(rows: Sequence[Checked]) -> Table:
         title=f"Replay against real runs, {rows[0].prompts if rows else 0} prompts",
         title_justify="left",
         caption="Acceptance length: 1 + accepted / steps. Trees sized by cost depend on what steps take, and are only "
-        "predicted as well as that: beside it what replay says when it is told the real run's times.",
+        "predicted as well as that: the last column replays them with the real run's times.",
         caption_justify="left",
     )
     table.add_column("candidate")
@@ -81,7 +81,7 @@ def check_table(rows: Sequence[Checked]) -> Table:
 
 
 def write_choice(choice: Choice, model: Any, tokenizer: Any, path: Path) -> list[Path]:
-    """Write the choice to `path`, and beside it a trie that has seen all recorded answers; returns the paths."""
+    """Write the choice to `path`, and next to it a trie that has seen all recorded answers; returns the paths."""
     spec = choice.best.candidate.spec
     warm = _warm(spec)
     trie = None if warm is None else choice.space.trie(warm, choice.texts)
@@ -90,7 +90,7 @@ def write_choice(choice: Choice, model: Any, tokenizer: Any, path: Path) -> list
         "made": {key: about[key] for key in ("commit", "versions")} | {"when": now()},
         "judged": [one.as_dict() for one in choice.judged],
     }
-    return write_tuned(path, model, spec, choice.best.candidate.guesses, choice.why(), more, trie, tokenizer)
+    return write_tuned(path, model, spec, choice.best.candidate.node_budget, choice.why(), more, trie, tokenizer)
 
 
 def _warm(spec: Spec | None) -> Spec | None:

@@ -38,7 +38,7 @@ PLAIN = Candidate(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class TuningOptions:
     """What to tune for.
 
     Attributes:
@@ -66,7 +66,7 @@ class Judged:
         candidate: which.
         row: its figures in the last round it took part in.
         prompts: how many it answered there.
-        predicted: what replay says of the same prompts, in the same order; None where it cannot be replayed.
+        predicted: what replay predicts for the same prompts, in the same order; None where it cannot be replayed.
         stage: how many times the slower half had left before.
     """
 
@@ -87,7 +87,7 @@ class Judged:
         entry: dict[str, Any] = {
             "label": candidate.label,
             "drafter": None if candidate.spec is None else candidate.spec.as_dict(),
-            "guesses": candidate.guesses,
+            "node_budget": candidate.node_budget,
             "prompts": self.prompts,
             "tokens_per_second": self.row.speed.as_dict(),
             "over_plain": self.row.over[PLAIN.name].as_dict(),
@@ -140,13 +140,12 @@ class Choice:
         best = self.best if self.best.candidate.spec is not None else None
         if best is None or best.row.stats is None:
             tried = max((one.over_plain for one in self.judged if one.candidate.spec is not None), default=1.0)
-            return (
-                f"The fastest drafting ran at {tried:.2f} of plain speed: guesses fail, or a step with rows costs more."
-            )
+            why = "too few draft tokens are accepted, or rows cost too much"
+            return f"The fastest drafting ran at {tried:.2f} of plain speed: {why}."
         length = best.row.stats.acceptance_length
         text = f"A step brings {length:.2f} tokens"
         if best.predicted is not None:
-            text += f" (replay said {best.predicted.stats.acceptance_length:.2f})"
+            text += f" (replay predicted {best.predicted.stats.acceptance_length:.2f})"
         text += f" and takes {length / best.over_plain:.2f} plain ones"
         sets = {name: row.over[PLAIN.name].value for name, row in best.row.by_set.items()}
         if len(sets) > 1:
@@ -176,7 +175,7 @@ class Prepared:
     lessons: list[Task]
 
 
-def prepare(model: Any, tokenizer: Any, prompts: Sequence[Prompt], wishes: Wishes) -> Prepared:
+def prepare(model: Any, tokenizer: Any, prompts: Sequence[Prompt], options: TuningOptions) -> Prepared:
     """Split and encode the prompts.
 
     Where rows are marked with `split`, those of `warm` teach; else every second one does. Of the others every second
@@ -188,12 +187,12 @@ def prepare(model: Any, tokenizer: Any, prompts: Sequence[Prompt], wishes: Wishe
     target = inspect_model(model)
     if target.encoder_decoder:
         raise ValueError("draftree tune is for decoder-only models: this one has an encoder.")
-    chosen = take_per_set([p for p in prompts if not p.warm], wishes.per_set)
-    warm = take_per_set([p for p in prompts if p.warm], wishes.per_set)
+    chosen = take_per_set([p for p in prompts if not p.warm], options.per_set)
+    warm = take_per_set([p for p in prompts if p.warm], options.per_set)
     tasks = [Task(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in (*chosen, *warm)]
     for task in tasks:
         try:
-            check_prompt(task.ids, wishes.max_new_tokens, target.vocab_size, target.max_positions)
+            check_prompt(task.ids, options.max_new_tokens, target.vocab_size, target.max_positions)
         except ValueError as error:
             raise ValueError(f"Prompt {task.prompt.id!r}: {error}") from None
     tests, lessons = tasks[: len(chosen)], tasks[len(chosen) :]
@@ -220,14 +219,14 @@ def _halves(tasks: list[Task]) -> tuple[list[Task], list[Task]]:
 
 
 def tune(
-    model: Any, tokenizer: Any, prompts: Sequence[Prompt], wishes: Wishes, watcher: Watcher | None = None
+    model: Any, tokenizer: Any, prompts: Sequence[Prompt], options: TuningOptions, watcher: Watcher | None = None
 ) -> Choice:
-    """Find the fastest way of decoding within `wishes.minutes`.
+    """Find the fastest way of decoding within `options.minutes`.
 
     Args:
         model, tokenizer: a decoder-only model and its tokenizer.
         prompts: of the text to tune for.
-        wishes: time, lengths, drafters.
+        options: time, lengths, drafters.
         watcher: hears of progress.
 
     Raises:
@@ -236,11 +235,11 @@ def tune(
     """
     watcher = watcher or Watcher()
     begin = time.monotonic()
-    whole = 60 * wishes.minutes
-    prepared = prepare(model, tokenizer, prompts, wishes)
-    record = Record(model, wishes.max_new_tokens, trained_of(wishes.specs, model, tokenizer))
+    whole = 60 * options.minutes
+    prepared = prepare(model, tokenizer, prompts, options)
+    record = Record(model, options.max_new_tokens, trained_of(options.specs, model, tokenizer))
     judge = _record(record, prepared, begin, whole, watcher)
-    space = Space(record, wishes.specs, tokenizer)
+    space = Space(record, options.specs, tokenizer)
     watcher.stage("replaying", None)
     found = space.search(lambda: time.monotonic() - begin > REPLAY * whole, watcher.step)
     judged = _halve(space, finalists(found), judge, begin + whole, watcher)
@@ -294,7 +293,7 @@ def finalists(found: Sequence[Predicted]) -> list[Candidate]:
     families: dict[str, list[int | None]] = {}
     for p in found:
         own = families.setdefault("" if p.candidate.spec is None else p.candidate.spec.label, [])
-        size = p.candidate.guesses
+        size = p.candidate.node_budget
         if p.replayed is None or len(chosen) == FINALISTS or len(own) == PER_FAMILY:
             continue
         if all(_apart(size, other) for other in own):
@@ -328,9 +327,9 @@ def _halve(
     for stage in itertools.count():
         rounds = max(len(alive).bit_length(), 1)
         share = max(end - time.monotonic(), 0.0) / rounds
-        wanted = max(_affordable(space, alive, texts, share), 2 * count, 1)
-        count = min(wanted, len(texts))
-        judged = run_live(space, alive, texts[:count], watcher, min(wanted // count, MOST_ROUNDS), stage)
+        runs = max(_affordable(space, alive, texts, share), 2 * count, 1)
+        count = min(runs, len(texts))
+        judged = run_live(space, alive, texts[:count], watcher, min(runs // count, MOST_ROUNDS), stage)
         over = time.monotonic() + share * 0.5 > end or len(alive) <= 2
         drafted = sorted((one for one in judged if one.candidate.spec is not None), key=lambda one: -one.over_plain)
         if over:
@@ -355,7 +354,7 @@ def run_live(
     watcher: Watcher,
     rounds: int = 1,
     stage: int = 0,
-    shape: Callable[[Candidate], Shape] = lambda one: shape_of(one.guesses),
+    shape: Callable[[Candidate], Shape] = lambda one: shape_of(one.node_budget),
 ) -> list[Judged]:
     """Answer `texts` with every candidate and plainly, interleaved; each starts from its first state.
 

@@ -1,7 +1,7 @@
 """What tuning looks through: drafters with their options, trees of fixed sizes and trees sized by cost.
 
 A trie's options are searched one after the other, as they hardly hang together; for each drafter all tree sizes are
-tried then, and the best trie is merged with each drafter that guesses otherwise.
+tried then, and the best trie is merged with each drafter of another kind.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from draftree.tuning.file import Spec, make, shape_of
 from draftree.tuning.record import Record, Text, Timing
 from draftree.tuning.replay import Clock, RecordedHeads, Replayed, Times, replay
 
-SIZES: tuple[int | None, ...] = (None, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # guesses of a step; None: sized by cost
-PROBE = 8  # guesses of a step while a trie's options are searched
+# Draft tokens of a step; None: sized by cost.
+SIZES: tuple[int | None, ...] = (None, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+PROBE = 8  # draft tokens of a step while a trie's options are searched
 TRIE_OPTIONS: dict[str, tuple[Any, ...]] = {
     "branch_length": (12, 4, 8, 20, 32),
     "max_query_length": (4, 2, 3, 6, 8),
@@ -43,28 +44,30 @@ class Candidate:
 
     Attributes:
         spec: the drafter; None for plain decoding.
-        guesses: of every step; None for trees sized by cost.
+        node_budget: draft tokens of every step; None for trees sized by cost.
     """
 
     spec: Spec | None
-    guesses: int | None = None
+    node_budget: int | None = None
 
     @property
     def label(self) -> str:
         """What tables call it."""
         if self.spec is None:
             return "plain"
-        return f"{self.spec.label}; " + ("sized by cost" if self.guesses is None else f"{self.guesses} guesses")
+        return f"{self.spec.label}; " + (
+            "sized by cost" if self.node_budget is None else f"{self.node_budget} draft tokens"
+        )
 
     @property
     def name(self) -> str:
         """Names it among all candidates, its drafter's options included."""
-        return f"{self.spec} {self.guesses}"
+        return f"{self.spec} {self.node_budget}"
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A candidate and what its replay says; None where its guesses cannot be replayed."""
+    """A candidate and what its replay predicts; None where its draft tokens cannot be replayed."""
 
     candidate: Candidate
     replayed: Replayed | None
@@ -106,7 +109,7 @@ class Space:
         return None if candidate.spec is None else make(candidate.spec, self.model, self._tokenizer, self.trie)
 
     def can_replay(self, spec: Spec) -> bool:
-        """Whether a drafter's guesses follow from what was recorded."""
+        """Whether a drafter's draft tokens follow from what was recorded."""
         if spec.kind == "merge":
             return all(self.can_replay(part) for part in spec.parts)
         return spec.kind in ("lookahead", "prompt-lookup") or (spec.name or "") in self._record.trained
@@ -123,7 +126,7 @@ class Space:
         if spec is not None and not self.can_replay(spec):
             return None
         drafter = None if spec is None else self._replayed(spec)
-        shape = None if spec is None else shape_of(candidate.guesses)
+        shape = None if spec is None else shape_of(candidate.node_budget)
         return replay(texts, drafter, shape, self.timing, self._record.new, self._ends, clock=clock, times=times)
 
     def _replayed(self, spec: Spec) -> Drafter:
@@ -136,7 +139,7 @@ class Space:
     # ---------------------------------------------------------------- the search
 
     def search(self, over: Callable[[], bool], step: Callable[[], None]) -> list[Predicted]:
-        """Predictions, fastest first; `over` tells that time is up, `step` is called behind every replay."""
+        """Predictions, fastest first; `over` returns whether time is up, `step` is called behind every replay."""
         texts = self._record.texts
         found: dict[str, Predicted] = {}
 
@@ -151,17 +154,17 @@ class Space:
         best = tries[0]
         merged = [Spec("merge", parts=(best, spec)) for spec in self.specs]
         for spec in [*alone, *merged]:
-            for guesses in SIZES if self.can_replay(spec) else (None, PROBE // 2):
+            for node_budget in SIZES if self.can_replay(spec) else (None, PROBE // 2):
                 if over():
                     break
-                look(Candidate(spec, guesses))
+                look(Candidate(spec, node_budget))
         return sorted(found.values(), key=lambda p: -p.speed)
 
     def _warmths(self) -> tuple[bool, ...]:
         return (True, False) if self._record.lessons else (False,)
 
     def _best_trie(self, spec: Spec, texts: Sequence[Text], over: Callable[[], bool], step: Callable[[], None]) -> Spec:
-        """Options of a trie by accepted guesses, one option after the other; a tie keeps the default."""
+        """Options of a trie by accepted draft tokens, one option after the other; a tie keeps the default."""
         best = self._accepted(spec, texts)
         for option, values in TRIE_OPTIONS.items():
             for value in values[1:]:

@@ -1,4 +1,4 @@
-"""Lookahead: drafts from a trie of what prompts and outputs said before (arXiv 2312.12728)."""
+"""Lookahead: drafts from a trie of earlier prompts and outputs (arXiv 2312.12728)."""
 
 from draftree.drafting.lookahead.drafter import Lookahead
 from draftree.drafting.lookahead.trie import Trie

@@ -149,11 +149,11 @@ class CTrie:
         held = self._arrays.get(batch)
         if held is None:
             held = self._arrays[batch] = tuple((c_int32 * batch)() for _ in range(5))
-        at, told, most_of, deep, counts = held
-        at[:], told[:], most_of[:], deep[:] = slots, [len(part) for part in news], budgets, depths
+        at, news_counts, most_of, deep, counts = held
+        at[:], news_counts[:], most_of[:], deep[:] = slots, [len(part) for part in news], budgets, depths
         came = news[0] if batch == 1 else [token for part in news for token in part]
         most = self._lib.trie_collect(
-            *(self._trie, batch, at, _ints(came), told, most_of, deep),
+            *(self._trie, batch, at, _ints(came), news_counts, most_of, deep),
             *(mode, sources, room, *self._out_at, self._place, counts),
         )
         if not most:

@@ -59,7 +59,7 @@ class Lookahead(Drafter):
         if "eos_token_ids" in trie_options:
             self._trie = Trie(**self._options)
         else:
-            Trie(**self._options)  # a bad option speaks here, not in the first call
+            Trie(**self._options)  # a bad option is refused here, not in the first call
 
     @property
     def trie(self) -> Trie:
@@ -109,7 +109,7 @@ class Lookahead(Drafter):
         self.trie.end(request.id)
 
     def _news(self, request: Context) -> list[int]:
-        """The request's tokens that the trie is to be given; none before it is asked, as other steps need none."""
+        """The request's tokens that the trie has yet to read; none before its first draft."""
         tokens = request.tokens
         seen = self._seen.get(request.id, len(tokens))
         self._seen[request.id] = len(tokens)

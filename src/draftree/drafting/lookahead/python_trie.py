@@ -2,7 +2,7 @@
 
 It is the fallback where no C compiler was found, and the oracle of `_trie.c`: under any sequence of calls
 both give the same drafts to the last element (tests/test_trie_twins.py). A change here is a change there. The
-rules of the store and of retrieval are told in `trie.py`.
+rules of the store and of retrieval are described in `trie.py`.
 """
 
 from __future__ import annotations

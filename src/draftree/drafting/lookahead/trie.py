@@ -1,4 +1,4 @@
-"""The trie of Lookahead (section 4.3 of the paper): what was said before, kept to guess what is said next.
+"""The trie of Lookahead (section 4.3 of the paper): earlier text, kept to draft what comes next.
 
 Every position of a text is a *key*; its *branch* is the key and the `branch_length` tokens that follow, and
 each node on it counts one hit. Two kinds of forest hold branches. The *output* forest is shared by all
@@ -17,7 +17,7 @@ the paths below it are taken best first by hits (prompt hits times `prompt_weigh
 the shallower and then the newer. While fewer than `min_nodes` nodes were found the suffix is shortened, and
 what it adds comes after. Of a very wide node only the `SCAN` most recently touched children are looked at.
 
-What `logp` says. Each edge has the share (hits of the child) / (hits of the parent + u), a path the product. u is
+What `logp` means. Each edge has the share (hits of the child) / (hits of the parent + u), a path the product. u is
 `SMOOTHING` over the square of the number of tokens that led there, those of the suffix and of the path: what
 followed a long text once will follow it again. What a shorter suffix adds is first multiplied by the share that the
 longer one left open, u / (hits of its match + u), as in PPM.
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 
 class Draft(NamedTuple):
-    """A retrieved tree of n guesses. Parents come before their children.
+    """A retrieved tree of n draft tokens. Parents come before their children.
 
     tokens:  int32 [n].
     parents: int32 [n], row of the parent in these arrays; -1 hangs on the root, the request's newest token.
@@ -72,7 +72,7 @@ class Trie:
     """Branches of prompts and outputs, and the drafts they give. Safe under threads: one lock a trie.
 
     branch_length: tokens after a key, the greatest depth of a draft (paper: 12 alone, 8 in a batch).
-    decoding_length: nodes a draft usually asks for; only scales `capacity`.
+    decoding_length: the usual number of nodes of a draft; only scales `capacity`.
     max_query_length: longest context suffix that is looked up, in tokens.
     prompt_weight: hits that one prompt hit is worth (the paper's branch weighting).
     min_nodes: fewer found nodes than this shorten the suffix (N_m of Algorithm 1; default: `branch_length`).
@@ -171,15 +171,15 @@ class Trie:
         mode: str = "hierarchical",
         sources: str = "mix",
     ) -> Draft:
-        """The best `budget` guesses of what follows the request's newest token (section 4.3.2).
+        """The best `budget` draft tokens below the request's newest token (section 4.3.2).
 
         budget: most nodes of the draft. depth: its most levels, at most `branch_length` (the default).
         mode: "hierarchical" merges shared prefixes, "parallel" repeats them in each branch (section 4.2),
         "single" is one branch. sources: "prompt", "output" or "mix" (table 3).
         """
-        wanted = self._wanted(budget, depth, mode, sources)
+        query = self._query(budget, depth, mode, sources)
         with self._lock:
-            return Draft(*self._backend.retrieve(self._slot(request), *wanted))
+            return Draft(*self._backend.retrieve(self._slot(request), *query))
 
     def draft(
         self,
@@ -196,19 +196,19 @@ class Trie:
 
         For a decoder's every step: trusts that ids are ids.
 
-        requests: live ones. roots: their newest tokens. budgets: most guesses of each; 0 for none.
+        requests: live ones. roots: their newest tokens. budgets: most draft tokens of each; 0 for none.
         news: tokens committed since, which all enter before the first look-up, as by `extend`; none by default.
-        depths: most levels of each, at most `branch_length` (the default); 0 for no guesses.
+        depths: most levels of each, at most `branch_length` (the default); 0 for no draft tokens.
         mode, sources: see `retrieve`.
         """
         most: int = self.options["branch_length"]
-        wanted = _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
+        chosen = _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
         deep = [min(depth, most) for depth in depths] if depths else [most] * len(requests)
         with self._lock:
             slots = [self._slot(request) for request in requests]
-            return self._backend.draft(slots, news or [()] * len(slots), roots, budgets, deep, *wanted)
+            return self._backend.draft(slots, news or [()] * len(slots), roots, budgets, deep, *chosen)
 
-    def _wanted(self, budget: int, depth: int | None, mode: str, sources: str) -> tuple[int, int, int, int]:
+    def _query(self, budget: int, depth: int | None, mode: str, sources: str) -> tuple[int, int, int, int]:
         _check_count("budget", budget)
         branch_length: int = self.options["branch_length"]
         if depth is None:

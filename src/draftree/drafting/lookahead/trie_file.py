@@ -29,7 +29,7 @@ _COLUMNS = ("<i4", "<i4", "<u4", "<u4")  # token, parent, count, stamp
 
 
 def write(path: str | os.PathLike[str], tokenizer_fingerprint: str, options: dict[str, Any], dump: Dump) -> None:
-    """Writes beside `path` and renames, so a reader sees the old file or the whole new one."""
+    """Writes a new file next to `path` and renames it, so a reader sees the old file or the whole new one."""
     at, *rest, tick = dump
     columns = _in_file_order(at, *rest)
     header = {"tokenizer": tokenizer_fingerprint, "options": options, "nodes": len(columns[0]), "tick": tick}

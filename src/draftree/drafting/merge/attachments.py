@@ -1,8 +1,8 @@
-"""Rows of several drafters in one pass: beside each other on the way in, and renumbered on the way out.
+"""Rows of several drafters in one pass: side by side on the way in, and renumbered on the way out.
 
 An attachment counts its rows as if its drafter were alone: the tree's nodes, the rows that enter with it, those that
 its surgeries append. In a joint pass the rows of others stand between them. So every row of a drafter gets a place
-among all rows, what it sees is said in those places, and after the pass each drafter is shown its own rows only.
+among all rows, what it sees is expressed in those places, and after the pass each drafter is shown its own rows only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Joint:
 
     Attributes:
         attachment: what passes, or None.
-        taps: layers that each drafter asked for.
+        taps: layers that each drafter taps.
         places: per drafter, the place of each of its rows among all, counted from the trees' roots; None where all
             are as it counts them.
         total: rows in all.
@@ -70,7 +70,7 @@ def join(parts: Sequence[Named], trees: TokenTree) -> Joint:
     """The attachments of several drafters to a pass over `trees` as one.
 
     Raises:
-        ValueError: one drops rows in mid-stack beside another that has rows of its own.
+        ValueError: one drops rows in mid-stack and another has rows of its own.
     """
     taps = tuple(() if part is None else tuple(part.taps) for _, part in parts)
     union = tuple(sorted({layer for layers in taps for layer in layers}))
@@ -124,7 +124,7 @@ class _Joining:
         return Joint(made, taps, tuple(self.places), self.total)
 
     def _widened(self, visible: Tensor, drafter: int, total: int) -> Tensor:
-        """What rows of a drafter see [B, m, n], said of its own first n rows, in the places of `total` rows."""
+        """What rows of a drafter see, [B, m, n] of its own first n rows, in the places of `total` rows."""
         wide = torch.zeros(self.batch, visible.shape[1], total, dtype=torch.bool, device=self.device)
         wide[:, :, self.places[drafter][: visible.shape[2]]] = visible
         return wide

@@ -1,8 +1,8 @@
 """Merge: several drafters at once, their trees joined under one node budget by calibrated probability.
 
-A trie knows what was said before, and nothing of new text; heads and masks inside the model guess new text, two or
-three tokens far. Where each is strong the other is weak, so one tree of both is walked further than that of either with
-as many nodes. Merging is outside of shaping and pruning: those work on its trees as on any other.
+A trie knows the text so far, and nothing of new text; heads and masks inside the model draft new text, two or three
+tokens far. Where each is strong the other is weak, so more of one tree of both is accepted than of a tree of either
+with as many nodes. Shaping and pruning work on merged trees as on any other.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from draftree.drafting.merge.votes import Votes
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
-ASKED = 16  # guesses that a drafter is asked for at least: that two agree shows only as far as both have spoken
+LEAST_BUDGET = 16  # draft tokens that each drafter may draft at least, so that it shows where two of them agree
 PASSES = 8  # under way at a time, in as many threads
-KEPT = 64  # joint attachments that are remembered
+KEPT = 64  # most joint attachments in the cache
 
 
 class Merge(Drafter):
     """Joins the trees of several drafters under one node budget.
 
     Args:
-        drafters: the drafters, in any order; each is bound, asked and told as if it were alone, and may go on living
-            elsewhere afterwards. A `Merge` among them stands for its own drafters.
+        drafters: the drafters, in any order; each is called as if it were alone, and may be used elsewhere
+            afterwards. A `Merge` among them stands for its own drafters.
 
     Raises:
         TypeError: something that is no drafter.
@@ -36,8 +36,9 @@ class Merge(Drafter):
 
     Attributes:
         drafters: the drafters, one level deep.
-        names: what statistics call them; several of one name are numbered. A guess of two is "lookahead+bita".
-        votes: what is known of the worth of their guesses.
+        names: what statistics call them; several of one name are numbered. A token drafted by two is
+            "lookahead+bita".
+        votes: what is known of the worth of their draft tokens.
     """
 
     name: ClassVar[str] = "merge"
@@ -51,7 +52,7 @@ class Merge(Drafter):
         lossy = next((type(drafter).__name__ for drafter in self.drafters if drafter.acceptance is not None), None)
         if lossy is not None:
             raise ValueError(
-                f"{lossy} brings a lossy rule for its own guesses, not of others: use it alone, "
+                f"{lossy} brings a lossy rule for its own draft tokens, not those of others: use it alone, "
                 f"or merge {lossy}(lossless=True)."
             )
         if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
@@ -90,12 +91,12 @@ class Merge(Drafter):
         self._joints.clear()
 
     def source_name(self, source: int) -> str:
-        """See `Drafter.source_name`: all drafters that made the guess."""
+        """See `Drafter.source_name`: all drafters that drafted the token."""
         return "+".join(name for i, name in enumerate(self.names) if source >> i & 1)
 
-    def rows(self, nodes: Any, requests: int = 1, spawning: Any = None) -> Any:
+    def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`: the nodes once, and what each drafter attaches to them."""
-        return nodes + sum(drafter.rows(nodes, requests, spawning) - nodes for drafter in self.drafters)
+        return nodes + sum(drafter.rows(nodes, requests, attach_to) - nodes for drafter in self.drafters)
 
     def begin(self, request: Context) -> None:
         """See `Drafter.begin`."""
@@ -129,9 +130,9 @@ class Merge(Drafter):
         """See `Drafter.draft`."""
         trees = []
         for i, drafter in enumerate(self.drafters):
-            asked = [min(max(n, ASKED), drafter.max_nodes) if n else 0 for n in budgets]
+            own_budgets = [min(max(n, LEAST_BUDGET), drafter.max_nodes) if n else 0 for n in budgets]
             with self._named(i):
-                trees.append(drafter.draft(requests, asked))
+                trees.append(drafter.draft(requests, own_budgets))
         return self.votes.join(requests, trees, budgets)
 
     def observe(self, step: Step) -> None:
@@ -158,7 +159,7 @@ class Merge(Drafter):
 
     @contextmanager
     def _named(self, drafter: int) -> Iterator[None]:
-        """Whatever drafter number `drafter` raises says whose it is."""
+        """Adds the name of drafter number `drafter` to whatever it raises."""
         try:
             yield
         except Exception as error:

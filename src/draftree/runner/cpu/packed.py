@@ -46,7 +46,7 @@ def _room(like: Tensor, *shape: int) -> Tensor:
         return like.new_empty(shape)
     spacious = like.new_empty(count + HUGE_PAGE // like.element_size())
     begin = -spacious.data_ptr() % HUGE_PAGE
-    # Only a wish: where it is refused, pages are as small as ever.
+    # Advice only: where the system refuses it, pages keep their usual size.
     madvise(c_void_p(spacious.data_ptr() + begin), c_size_t(size), ADVICE_HUGE)
     begin //= like.element_size()
     return spacious[begin : begin + count].view(shape)

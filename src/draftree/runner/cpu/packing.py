@@ -1,7 +1,7 @@
 """The model's linears in panels, once: the eager runner's speed without a second copy of the weights.
 
-Asked for, never done unasked: a packed model says, saves and loads what it did, but its weights are no parameters any
-more, so it cannot be trained, and code that reaches into `weight` gets copies. `unpack_weights` puts it back.
+Done only on request: a packed model computes, saves and loads what it did, but its weights are no parameters any more,
+so it cannot be trained, and code that reaches into `weight` gets copies. `unpack_weights` puts it back.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class _Decoder:
         return T5Layer(*matrices, *(address(norm, torch.float32) for norm in norms), None, None)
 
     def run(self, plan: Plan, cache: SlotCache, encoder: EncoderState) -> Tensor | None:
-        """Logits [B, n, V] of the rows that `plan` wants some of; `cache` is open for it. None for unknown tokens."""
+        """Logits [B, n, V] of the rows that need some by `plan`; `cache` is open for it. None for unknown tokens."""
         tokens, places, visible = plan.tokens.contiguous(), plan.positions.contiguous(), plan.visible.contiguous()
         batch, width, head = plan.batch, plan.width, self._head.described
         begin, end, _ = slice(plan.first_logit_row, plan.last_logit_row).indices(width)
@@ -112,8 +112,8 @@ class _Decoder:
         call.cross.places = address(places, torch.long)
         call.p.visible, call.p.back = address(visible, torch.bool), visible.shape[2] - width
         logits = torch.empty(batch, end - begin, head.outputs, dtype=torch.float32, device="cpu")
-        wanted = batch * (end - begin)
-        threads = threads_for(wanted * head.inputs * head.outputs, 0.25)
+        rows = batch * (end - begin)
+        threads = threads_for(rows * head.inputs * head.outputs, 0.25)
         done = self._library.t5_pass(
             *(call.cross, call.p, address(tokens, torch.long), call.keys, call.values, begin, end, threads),
             *(call.work, call.work + 4 * floats, address(logits, torch.float32)),
@@ -127,7 +127,7 @@ class _Decoder:
             cache, encoder: of the requests.
             batch, rows: of the pass.
             ahead: columns that each request may grow by.
-            work: floats that the caller needs besides, at the address `work` of what is returned.
+            work: further floats that the caller needs, at the address `work` of what is returned.
         """
         lengths = encoder.sources(cache.first, batch)
         call: _Call | None = cache.notes.get(self)

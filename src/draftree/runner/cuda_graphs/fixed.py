@@ -1,7 +1,7 @@
-"""What the layers of a recorded pass share: angles, masks and slots, made on the device of what the pass was told.
+"""What the layers of a recorded pass share: angles, masks and slots, made on the device from the pass's inputs.
 
-The same numbers as those of `masks` and `cache`, which are free to take new shapes with every pass and to ask the
-device what it holds; here nothing is asked, and no shape depends on anything but the frame.
+The same numbers as those of `masks` and `cache`, which may take new shapes with every pass and read values back from
+the device; here nothing is read back, and no shape depends on anything but the frame.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.runner.cuda_graphs.frames import Frame, Told
+from draftree.runner.cuda_graphs.frames import Frame, PassInputs
 from draftree.runner.eager.attention import Attention
 from draftree.runner.eager.layer import Angles
 from draftree.runner.layout.kinds import LayerKind, limits
@@ -22,7 +22,7 @@ APART = 16  # rows that attend apart at a time
 
 
 class FixedSlots:
-    """Stands in for the cache in the layers: writes at told columns, gives a band of them.
+    """Stands in for the cache in the layers: writes at the columns given, returns a band of columns.
 
     Args:
         frame: the pass's shape.
@@ -40,7 +40,7 @@ class FixedSlots:
         self._column = starts[:, None] + self._row
 
     def begin(self) -> None:
-        """A pass begins: its rows lie behind where it was told."""
+        """A pass begins: its rows are written from `starts` on."""
         self._column = self._starts[:, None] + self._row
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
@@ -61,14 +61,14 @@ class FixedRows:
     def __init__(
         self,
         frame: Frame,
-        told: Told,
+        inputs: PassInputs,
         columns: Tensor,
         slots: FixedSlots,
         tables: dict[str | None, tuple[Tensor, Tensor]],
         rotation: Rotation,
         dtype: torch.dtype,
     ) -> None:
-        self._frame, self._told, self._columns, self._tables = frame, told, columns, tables
+        self._frame, self._inputs, self._columns, self._tables = frame, inputs, columns, tables
         self._slots, self._rotation, self._dtype = slots, rotation, dtype
         slots.begin()
         self._angles: dict[str | None, Angles] = {}
@@ -81,7 +81,7 @@ class FixedRows:
         """The angles in layers of that kind."""
         name = None if None in self._tables else kind.name
         if name not in self._angles:
-            cosine, sine = (F.embedding(self._told.positions, table)[:, :, None] for table in self._tables[name])
+            cosine, sine = (F.embedding(self._inputs.positions, table)[:, :, None] for table in self._tables[name])
             self._angles[name] = Angles(cosine, sine, self._slots, self._rotation)
         return self._angles[name]
 
@@ -107,18 +107,18 @@ class FixedRows:
             n = some.stop - some.start
             index = order[:, some, None, :, None].expand(-1, -1, kv, -1, dim)
             key, value = (
-                part[:, None].expand(-1, n, -1, -1, -1).gather(3, index).view(batch * n, kv, band, dim)
-                for part in (keys, values)
+                held[:, None].expand(-1, n, -1, -1, -1).gather(3, index).view(batch * n, kv, band, dim)
+                for held in (keys, values)
             )
-            ask = query[:, :, :, some].permute(0, 3, 1, 2, 4).reshape(batch * n, kv, heads.groups, dim)
-            told = heads(ask, key, value, mask[:, :, some].transpose(1, 2).reshape(batch * n, 1, 1, band))
-            mixed[:, :, :, some] = told.view(batch, n, kv, heads.groups, dim).permute(0, 2, 3, 1, 4)
+            queries = query[:, :, :, some].permute(0, 3, 1, 2, 4).reshape(batch * n, kv, heads.groups, dim)
+            part = heads(queries, key, value, mask[:, :, some].transpose(1, 2).reshape(batch * n, 1, 1, band))
+            mixed[:, :, :, some] = part.view(batch, n, kv, heads.groups, dim).permute(0, 2, 3, 1, 4)
         return mixed.view(batch, kv, heads.groups * rows, dim)
 
     def _order(self) -> Tensor:
         """LongTensor [B, R, K]: each row's columns, those of other branches behind all others."""
         if self._ordered is None:
-            others = (self._columns >= self._told.begins[:, None])[:, None] & ~self.seen
+            others = (self._columns >= self._inputs.begins[:, None])[:, None] & ~self.seen
             self._ordered = torch.where(others, self._columns + self._frame.band, self._columns).argsort(-1)
         return self._ordered
 
@@ -147,24 +147,24 @@ class FixedRows:
     def seen(self) -> Tensor:
         """BoolTensor [B, R, K]: visibility without any window."""
         if self._seen is None:
-            frame, told = self._frame, self._told
-            place = self._columns - told.begins[:, None]  # [B, K], the place in `visible` that speaks of a column
-            index = place.clamp(0, frame.told - 1)[:, None].expand(-1, frame.rows, -1)
-            spoken = told.visible.gather(2, index) & (place < frame.told)[:, None]
-            seen = (place < 0)[:, None] | spoken
+            frame, inputs = self._frame, self._inputs
+            place = self._columns - inputs.begins[:, None]  # [B, K], a column's index in `visible`
+            index = place.clamp(0, frame.covered - 1)[:, None].expand(-1, frame.rows, -1)
+            shown = inputs.visible.gather(2, index) & (place < frame.covered)[:, None]
+            seen = (place < 0)[:, None] | shown
             if frame.prefix:
-                seen = torch.where(self._columns < frame.prefix, told.on_prefix[..., None], seen)
+                seen = torch.where(self._columns < frame.prefix, inputs.on_prefix[..., None], seen)
             self._seen = seen
         return self._seen
 
     def _near(self, kind: LayerKind) -> Tensor:
         """BoolTensor [B, R, K]: what window or chunk let through; a deep prefix is never cut."""
-        frame, told = self._frame, self._told
-        row = self._columns - told.starts[:, None]
-        own = told.positions.gather(1, row.clamp(0, frame.rows - 1))
+        frame, inputs = self._frame, self._inputs
+        row = self._columns - inputs.starts[:, None]
+        own = inputs.positions.gather(1, row.clamp(0, frame.rows - 1))
         context = (self._columns - frame.prefix).expand_as(row)
         key = torch.where(row >= 0, own, context)[:, None]
-        query = told.positions[..., None]
+        query = inputs.positions[..., None]
         near = torch.ones_like(self.seen)
         if kind.window is not None:
             near = (query - key) < kind.window

@@ -1,4 +1,4 @@
-"""Passes of fixed shapes: how many rows and columns, and everything that a pass is told in buffers that stay in place.
+"""Passes of fixed shapes: how many rows and columns, and the inputs of a pass in buffers that stay in place.
 
 A recorded pass can be replayed only with the same shapes and the same memory. So row counts are rounded up to buckets
 and the columns that attention reads to bands; rows that pad a bucket see themselves and the context, write behind the
@@ -21,7 +21,7 @@ from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Segment
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)  # rows of a request
-MOST_TOLD = 1024  # columns that visibility may speak of
+MOST_COVERED = 1024  # most columns that a frame's `visible` covers
 
 
 def bucket_of(rows: int) -> int | None:
@@ -46,10 +46,10 @@ class Frame(NamedTuple):
         batch: requests, B.
         rows: of each of them, R, a bucket.
         band: columns that attention reads, K.
-        told: columns that visibility speaks of, T: rows of the pass, and committed columns before them.
+        covered: columns that `visible` covers, T: rows of the pass, and committed columns before them.
         prefix: columns of the deep prefix.
         layers: the first layer and the one behind the last.
-        taps: layers in between whose incoming states are wanted.
+        taps: layers in between whose incoming states are returned.
         injects: whether some rows enter as embeddings.
         heads: rows that get logits, a bucket; 0 for none.
         skip: what all rows leave out.
@@ -60,7 +60,7 @@ class Frame(NamedTuple):
     batch: int
     rows: int
     band: int
-    told: int
+    covered: int
     prefix: int
     layers: tuple[int, int]
     taps: tuple[int, ...]
@@ -70,12 +70,12 @@ class Frame(NamedTuple):
     apart: bool
 
 
-class Told(NamedTuple):
-    """What a pass of a frame is told, as views of one packed tensor.
+class PassInputs(NamedTuple):
+    """The inputs of a pass of a frame, as views of one packed tensor.
 
     Attributes:
         starts: [B], the column at which each request's rows begin.
-        begins: [B], the column of which `visible` speaks first.
+        begins: [B], the first column that `visible` covers.
         ids: [B, R], tokens.
         positions: [B, R].
         visible: bool [B, R, T].
@@ -98,7 +98,7 @@ class Buffers:
     A recording keeps the views that it was made with; a larger one gets larger buffers.
 
     Args:
-        capture: makes recordings, and carries what is told to the device.
+        capture: makes recordings, and copies inputs to the device.
         device: where passes run.
     """
 
@@ -120,35 +120,35 @@ class Buffers:
         """Bytes on the device."""
         return sum(held.numel() * held.element_size() for held in self._held.values())
 
-    def packed(self, frame: Frame) -> tuple[Tensor, Told]:
-        """The packed tensor of a frame, and what lies where in it."""
+    def packed(self, frame: Frame) -> tuple[Tensor, PassInputs]:
+        """The packed tensor of a frame, and the views into it."""
         words, flags = _sizes(frame)
-        packed = self.take("told", (words + -(-flags // 8),), torch.int64)
-        return packed, Told(*_numbers(packed[:words], frame), *_flags(packed[words:].view(torch.bool), frame))
+        packed = self.take("inputs", (words + -(-flags // 8),), torch.int64)
+        return packed, PassInputs(*_numbers(packed[:words], frame), *_flags(packed[words:].view(torch.bool), frame))
 
-    def tell(
+    def fill(
         self,
         to: Tensor,
-        told: Told,
+        inputs: PassInputs,
         segment: Segment,
         starts: Sequence[int],
         tokens: Tensor | None,
         injected: int = 0,
     ) -> None:
-        """Fill in what one pass is told; one copy where all of it lies on the CPU.
+        """Fill in the inputs of one pass; a single copy to the device where all of them lie on the CPU.
 
         Args:
-            to, told: of `packed`.
+            to, inputs: as `packed` returned them.
             segment: n <= R rows.
             starts: column of each request's first row.
             tokens: LongTensor [B, n]; None where rows come from the layers before.
-            injected: the last so many rows enter as embeddings.
+            injected: how many rows, the last ones, enter as embeddings.
         """
         batch, n, wide = segment.visible.shape
-        rows, more = told.ids.shape[1], wide - n
+        rows, more = inputs.ids.shape[1], wide - n
         if self._staged.numel() < to.numel():
             self._staged = self._capture.staging(to.numel())
-        self._capture.settle()  # what was told last may still be on its way
+        self._capture.settle()  # the copy of the last inputs may still be under way
         words = 2 * batch + 2 * batch * rows
         staged = self._staged[: to.numel()]
         whole = staged.numpy()
@@ -157,7 +157,7 @@ class Buffers:
         numbers[:batch] = starts
         numbers[batch : 2 * batch] = np.subtract(starts, more)
         ids, positions = numbers[2 * batch :].reshape(2, batch, rows)
-        shape = told.visible.shape
+        shape = inputs.visible.shape
         sight = flags[: batch * rows * shape[2]].reshape(shape)
         padding = np.arange(n, rows)
         sight[:, padding, more + padding] = True
@@ -165,10 +165,10 @@ class Buffers:
         if injected:
             rest[1, :, n - injected : n] = True
         here: list[tuple[Tensor | None, np.ndarray, Tensor]] = [
-            (tokens, ids[:, :n], told.ids[:, :n]),
-            (segment.positions, positions[:, :n], told.positions[:, :n]),
-            (segment.visible, sight[:, :n, :wide], told.visible[:, :n, :wide]),
-            (segment.prefix_rows, rest[0, :, :n], told.on_prefix[:, :n]),
+            (tokens, ids[:, :n], inputs.ids[:, :n]),
+            (segment.positions, positions[:, :n], inputs.positions[:, :n]),
+            (segment.visible, sight[:, :n, :wide], inputs.visible[:, :n, :wide]),
+            (segment.prefix_rows, rest[0, :, :n], inputs.on_prefix[:, :n]),
         ]
         away = []
         for given, place, there in here:
@@ -186,7 +186,7 @@ class Buffers:
 def _sizes(frame: Frame) -> tuple[int, int]:
     """Numbers and flags of a frame."""
     rows = frame.batch * frame.rows
-    return 2 * frame.batch + 2 * rows, rows * (frame.told + 2)
+    return 2 * frame.batch + 2 * rows, rows * (frame.covered + 2)
 
 
 def _numbers(words: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -196,8 +196,8 @@ def _numbers(words: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 def _flags(flags: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
-    batch, rows, told = frame.batch, frame.rows, frame.told
-    visible, on_prefix, injected = flags[: batch * rows * (told + 2)].split(
-        [batch * rows * told, batch * rows, batch * rows]
+    batch, rows, covered = frame.batch, frame.rows, frame.covered
+    visible, on_prefix, injected = flags[: batch * rows * (covered + 2)].split(
+        [batch * rows * covered, batch * rows, batch * rows]
     )
-    return visible.view(batch, rows, told), on_prefix.view(batch, rows), injected.view(batch, rows)
+    return visible.view(batch, rows, covered), on_prefix.view(batch, rows), injected.view(batch, rows)

@@ -1,8 +1,8 @@
-"""Passes at fixed shapes, recorded once and replayed: what a GPU needs to be kept busy.
+"""Passes at fixed shapes, recorded once and replayed, which keeps a GPU busy.
 
 A step of few rows is some hundred small kernels, and Python launches them more slowly than the device runs them. A
 recorded pass is launched whole. Rows go in through the buffers of `frames`; keys and values are written in place into
-the slots; attention reads a band of columns under a mask made on the device of what the pass was told. Rows that join
+the slots; attention reads a band of columns under a mask made on the device from the pass's inputs. Rows that join
 or leave in mid-stack do so between two recordings.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftree.runner.cuda_graphs.capture import Capture
 from draftree.runner.cuda_graphs.fixed import FixedRows, FixedSlots
-from draftree.runner.cuda_graphs.frames import BUCKETS, MOST_TOLD, Buffers, Frame, Told, band_of, bucket_of
+from draftree.runner.cuda_graphs.frames import BUCKETS, MOST_COVERED, Buffers, Frame, PassInputs, band_of, bucket_of
 from draftree.runner.eager.angles import AngleTables
 from draftree.runner.eager.attention import attend
 from draftree.runner.eager.layer import TensorHead, TensorLayer
@@ -31,7 +31,7 @@ from draftree.runner.plan import PassResult, Plan, Scorer, Segment, logit_slice,
 from draftree.runner.target import Target
 
 KEPT = 64  # recordings for all caches together
-READ = 16  # most rows of a pass that reads a text on before it guesses
+READ = 16  # most rows of a recorded pass that reads text and needs logits only for its later rows
 BEYOND = 1024  # positions behind a band that its rows may stand at
 
 
@@ -41,19 +41,19 @@ class Recording:
 
     Attributes:
         work: what is recorded; it holds all memory that a replay reads.
-        packed: where what it is told goes, as one tensor.
-        told: the same by name.
-        entering: [B, R, d], states that enter, or embeddings of rows that enter as such; None where only tokens do.
+        packed: its inputs, as one tensor.
+        inputs: the same by name.
+        entering: [B, R, d], states that enter, or the embeddings that enter; None where only tokens do.
         leaving: [B, R, d], states behind the last layer.
         taps: by layer, states [B, R, d] that enter it.
         logits: [B, H, V] of the first H rows; None for none.
-        replay: does the work again; None before the first pass. That one has to be told all before it is recorded, as
-            recording may do the work a few times, and rows of a pass that was told nothing would lie on the context.
+        replay: does the work again; None before the first pass. The inputs have to be filled in before it is recorded,
+            since recording may do the work a few times, and rows without inputs would be written over the context.
     """
 
     work: Callable[[], None]
     packed: Tensor
-    told: Told
+    inputs: PassInputs
     entering: Tensor | None
     leaving: Tensor
     taps: dict[int, Tensor]
@@ -112,7 +112,7 @@ class CapturedPasses:
             (plan.first_logit_row == 0 or plan.width <= READ)
             and plan.leaves is None
             and rows <= BUCKETS[-1]
-            and rows + plan.visible.shape[2] - plan.width <= MOST_TOLD
+            and rows + plan.visible.shape[2] - plan.width <= MOST_COVERED
         )
 
     @property
@@ -153,8 +153,8 @@ class CapturedPasses:
                 hidden[start] = x.clone()
             n = segment.positions.shape[1]
             if stop == count:
-                told = logit_slice(plan, segment).stop
-                last = n if told is None else min(told, n)
+                stop_row = logit_slice(plan, segment).stop
+                last = n if stop_row is None else min(stop_row, n)
             made = self._replay(plan, segment, cache, first, (start, stop), x, last)
             for layer, state in made.taps.items():
                 hidden[layer] = state[:, :n].clone()
@@ -182,9 +182,9 @@ class CapturedPasses:
         batch, n, wide = segment.visible.shape
         rows = bucket_of(n)
         assert rows is not None
-        told = rows
-        while told < rows + wide - n:
-            told *= 2
+        covered = rows
+        while covered < rows + wide - n:
+            covered *= 2
         starts = cache.starts
         own = plan.embeddings if x is None else x
         heads = bucket_of(last) if last else 0
@@ -194,7 +194,7 @@ class CapturedPasses:
             batch,
             rows,
             band_of(max(starts) + rows, cache.capacity),
-            told,
+            covered,
             cache.prefix_length,
             layers,
             tuple(sorted(tap for tap in set(plan.taps) if layers[0] < tap < layers[1] or tap == layers[0] == 0)),
@@ -206,7 +206,7 @@ class CapturedPasses:
         recording = self._recording(frame, cache)
         injected = 0 if own is None else own.shape[1]
         tokens = plan.tokens if x is None else None
-        self._buffers.tell(recording.packed, recording.told, segment, starts, tokens, injected)
+        self._buffers.fill(recording.packed, recording.inputs, segment, starts, tokens, injected)
         if own is not None:
             assert recording.entering is not None
             recording.entering[:, n - injected : n].copy_(own)
@@ -247,7 +247,7 @@ class CapturedPasses:
     def _lay(self, frame: Frame, cache: SlotCache) -> Recording:
         model, take = self._model, self._buffers.take
         dtype, width = model.target.dtype, model.target.hidden_size
-        packed, told = self._buffers.packed(frame)
+        packed, inputs = self._buffers.packed(frame)
         shape = frame.batch, frame.rows, width
         entering = take("entering", shape, dtype) if frame.injects else None
         leaving = take("leaving", shape, dtype)
@@ -265,14 +265,14 @@ class CapturedPasses:
         skip, count = frame.skip or Skip(), len(self._layers)
         layers = {i: self._layers[i].without(skip.at(i)) if skip.at(i) else self._layers[i] for i in skip.kept(count)}
         tables = model.tables.reach(frame.band + BEYOND, dtype, leaving.device)
-        slots = FixedSlots(frame, told.starts, keys_and_values)
+        slots = FixedSlots(frame, inputs.starts, keys_and_values)
 
         def run() -> None:
-            rows = FixedRows(frame, told, columns, slots, tables, model.tables.rotation, dtype)
+            rows = FixedRows(frame, inputs, columns, slots, tables, model.tables.rotation, dtype)
             if frame.layers[0] == 0:
-                x = model.embedding(told.ids)
+                x = model.embedding(inputs.ids)
                 if entering is not None:
-                    x = torch.where(told.injected[..., None], entering, x)
+                    x = torch.where(inputs.injected[..., None], entering, x)
             else:
                 assert entering is not None
                 x = entering
@@ -285,7 +285,7 @@ class CapturedPasses:
             if logits is not None:
                 logits.copy_(self._head(x[:, : frame.heads]))
 
-        return Recording(run, packed, told, entering, leaving, taps, logits)
+        return Recording(run, packed, inputs, entering, leaving, taps, logits)
 
     def _forget_old_weights(self) -> None:
         """Drop recordings that read weights which are no longer the model's."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 COPY_LIMIT = 1024**3  # bytes of weights that may always be copied
-FEW = 16  # rows that packing is told to expect
+FEW = 16  # rows of a product that the packed layout is made for
 SHARE = 0.25  # of the free memory, which a copy that is much faster may take beyond that
 
 
@@ -34,7 +34,7 @@ def may_copy(model: Any, device: torch.device, *, much_faster: bool) -> bool:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that a new tensor on `device` may take; None where the system does not tell."""
+    """Memory that a new tensor on `device` may take; None where the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":

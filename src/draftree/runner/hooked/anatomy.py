@@ -34,8 +34,8 @@ class Anatomy:
         value_dim: width of a value.
         closing: modules that a hidden state passes between the last layer and the head, in order.
         scale: factor on what they return before the head reads it (T5 with a tied head), else 1.
-        factor: on what the head says (Cohere, Granite), else 1.
-        cap: what the head says is bent to stay within -cap .. cap (Gemma 2); None where it is not.
+        factor: on the head's output (Cohere, Granite), else 1.
+        cap: the head's output is bent to stay within -cap .. cap (Gemma 2); None where it is not.
         reference: weak, so that cached facts do not keep the model alive.
     """
 
@@ -49,19 +49,19 @@ class Anatomy:
     reference: weakref.ref[Any] = field(repr=False)
 
     def close(self, hidden: Tensor) -> Tensor:
-        """From the last layer's output [..., d] to what the head reads [..., d']."""
+        """From the last layer's output [..., d] to the head's input [..., d']."""
         for module in self.closing:
             hidden = module(hidden)
         return hidden if self.scale == 1.0 else hidden * self.scale
 
-    def finish(self, said: Tensor) -> Tensor:
-        """From what the head says [..., V] to the model's logits."""
+    def finish(self, output: Tensor) -> Tensor:
+        """From the head's output [..., V] to the model's logits."""
         if self.cap is not None:
-            said = self.cap * torch.tanh(said / self.cap)
+            output = self.cap * torch.tanh(output / self.cap)
         if self.factor != 1.0:
-            said = said * self.factor
+            output = output * self.factor
         bias = getattr(self.reference(), "final_logits_bias", None)  # BART and its kin
-        return said if bias is None else said + bias.to(said)
+        return output if bias is None else output + bias.to(output)
 
     @property
     def head(self) -> Callable[[Tensor], Tensor]:
@@ -114,7 +114,7 @@ def _look(runner: Runner) -> Anatomy:
         cache = _Watched(len(target.layers), 1)
         calls: list[tuple[nn.Module, Tensor]] = []  # behind the last layer, in order
         read: list[Tensor] = []
-        said: list[Tensor] = []
+        outputs: list[Tensor] = []
 
         def note(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor) and args and isinstance(args[0], Tensor):
@@ -128,7 +128,7 @@ def _look(runner: Runner) -> Anatomy:
                     stack.callback(module.register_forward_hook(note).remove)
             stack.callback(target.layers[-1].register_forward_pre_hook(lambda *_: calls.clear()).remove)
             stack.callback(head.register_forward_pre_hook(lambda _, args: read.append(args[0])).remove)
-            stack.callback(head.register_forward_hook(lambda *call: said.append(call[-1])).remove)
+            stack.callback(head.register_forward_hook(lambda *call: outputs.append(call[-1])).remove)
             row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
             one = torch.zeros(1, 1, dtype=torch.long, device=device)
             result = runner.run(Plan(one, one, row, taps=(len(target.layers),)), cache, encoder=encoder)
@@ -141,21 +141,21 @@ def _look(runner: Runner) -> Anatomy:
     closing = tuple(module for module, _ in calls if not isinstance(module, nn.Dropout))
     scale = _scale(closing, result.hidden[len(target.layers)], read[-1] if read else None, target.model_type)
     anatomy = Anatomy(kv_heads, head_dim, value_dim, closing, scale, 1.0, None, target.reference)
-    return _finished(anatomy, target, said[-1], result.logits)
+    return _finished(anatomy, target, outputs[-1], result.logits)
 
 
-def _finished(anatomy: Anatomy, target: Target, said: Tensor, logits: Tensor) -> Anatomy:
-    """The anatomy with what the model does to what its head said before it calls it logits."""
+def _finished(anatomy: Anatomy, target: Target, output: Tensor, logits: Tensor) -> Anatomy:
+    """The anatomy with what the model does to its head's output to make logits of it."""
     cap = getattr(target.config, "final_logit_softcapping", None)
     if cap is not None:
         anatomy = replace(anatomy, cap=float(cap))
     else:
         bias = getattr(target.model, "final_logits_bias", None)
         given = logits if bias is None else logits - bias.to(logits)
-        ours, theirs = said.double().flatten(), given.double().flatten()
+        ours, theirs = output.double().flatten(), given.double().flatten()
         factor = float((ours @ theirs) / (ours @ ours))
         anatomy = replace(anatomy, factor=1.0 if abs(factor - 1) < CLOSE else factor)
-    if (anatomy.finish(said) - logits).abs().max() <= CLOSE * logits.abs().max():
+    if (anatomy.finish(output) - logits).abs().max() <= CLOSE * logits.abs().max():
         return anatomy
     raise ValueError(
         f"Cannot follow a '{target.model_type}' model from its head to its logits: use a drafter that reads none, such "

@@ -50,12 +50,12 @@ class _Form:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             given = named_arguments(self.signature, module, args, kwargs)
-            said = given.get(STREAM)
-            if said is None:
-                said = torch.zeros_like(given[self.first]) if zeros else given[self.first]
+            output = given.get(STREAM)
+            if output is None:
+                output = torch.zeros_like(given[self.first]) if zeros else given[self.first]
             if self.rest is None:
-                return said
-            return (said, *(None if name is None else given.get(name) for name in self.rest))
+                return output
+            return (output, *(None if name is None else given.get(name) for name in self.rest))
 
         return forward
 
@@ -91,7 +91,7 @@ class Bypass:
 
     @contextmanager
     def leaving(self, leaves: Leaves, cache: SlotCache) -> Iterator[None]:
-        """Layers make only keys and values once `leaves`, asked behind each layer, has said so; see `Plan.leaves`.
+        """Layers make only keys and values once `leaves`, called behind each, has returned True; see `Plan.leaves`.
 
         Raises:
             ValueError: a family whose keys and values draftree cannot make without its layers.
@@ -122,9 +122,9 @@ class Bypass:
                 layer.__dict__["forward"] = gate(i, layer, stand_in)
             yield
 
-    def _watch(self, wanted: list[tuple[int, Omitted]]) -> None:
+    def _watch(self, places: list[tuple[int, Omitted]]) -> None:
         """Find stand-ins for what is left out of these layers, where they are not known yet."""
-        parts = {at: omitted_modules(self._target.layers[at[0]], at[1]) for at in wanted if at not in self._stands}
+        parts = {at: omitted_modules(self._target.layers[at[0]], at[1]) for at in places if at not in self._stands}
         if not parts:
             return
         forms: dict[nn.Module, _Form] = {}
@@ -148,7 +148,7 @@ class Bypass:
 
 
 def omitted_modules(layer: nn.Module, omitted: Omitted) -> list[tuple[nn.Module, bool]]:
-    """The modules to replace where `layer` leaves `omitted` out, and whether zeros take the place of what each says.
+    """The modules to replace where `layer` leaves `omitted` out, and whether zeros take the place of each one's output.
 
     Raises:
         ValueError: they are not found.

@@ -29,7 +29,7 @@ def check_trees(runner: Runner) -> float:
     """Compare a tree's logits with its branches'; return the relative difference, largest in fp32, median in 16 bits.
 
     Raises:
-        ValueError: they differ, so drafts would change what the model says.
+        ValueError: they differ, so drafts would change the model's text.
     """
     target = runner.target
     if target.model.training:

@@ -264,7 +264,7 @@ class LearnedByColumn(Family):
 class M2M100(LearnedByColumn):
     """M2M-100: a sinusoidal table that starts behind its padding row and grows on demand.
 
-    The model gives the padding token the padding row wherever it stands, also where it is said in the text.
+    The model gives the padding token the padding row wherever it stands, also in the middle of a text.
     """
 
     def look_up(self, module: Any, positions: Tensor, tokens: Tensor | None) -> Tensor:

@@ -147,7 +147,7 @@ class _HookedPass:
         self.rotary_calls: list[tuple[nn.Module, Any, Any, Any]] = []
         self.rotary_again: dict[int, Any] = {}
         self.recomputing = False
-        self.operating = False  # a surgery may ask the model's head, which is not the end of the pass then
+        self.operating = False  # a surgery may run the model's head, which is not the end of the pass then
 
     # ---------------------------------------------------------------- the call
 
@@ -233,10 +233,10 @@ class _HookedPass:
 
     def _view_final(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         self.final = output
-        wanted = self.plan.width
-        if output.shape[1] >= wanted:
-            return output[:, :wanted]
-        return torch.nn.functional.pad(output, (0, 0, 0, wanted - output.shape[1]))
+        width = self.plan.width
+        if output.shape[1] >= width:
+            return output[:, :width]
+        return torch.nn.functional.pad(output, (0, 0, 0, width - output.shape[1]))
 
     def _before_head(self, module: nn.Module, args: Any) -> Any:
         if self.operating:

@@ -14,7 +14,7 @@ from torch import Tensor
 from draftree.runner.kv.cache import SlotCache
 
 KEPT = 2  # caches
-MOST_WASTE = 4  # times the columns asked for, which a kept one may have
+MOST_WASTE = 4  # times the columns needed, which a kept one may have
 
 Stores = tuple[list[Tensor | None], list[Tensor | None], dict[Any, Any]]
 

@@ -56,7 +56,7 @@ class PassMasks:
         """BoolTensor [B, n, K]: visibility without any window."""
         if self._seen is None:
             visible = self.segment.visible
-            batch, rows, told = visible.shape
+            batch, rows, covered = visible.shape
             device = visible.device
             longest = max(self.lengths)
             seen = torch.ones(batch, rows, longest + rows, dtype=torch.bool, device=device)
@@ -64,10 +64,10 @@ class PassMasks:
                 start = torch.tensor(self.lengths, device=device, dtype=torch.long)[:, None, None]
                 columns = torch.arange(longest + rows, device=device)
                 seen &= columns < start
-                place = (start + torch.arange(rows - told, rows, device=device)).expand(batch, rows, told)
+                place = (start + torch.arange(rows - covered, rows, device=device)).expand(batch, rows, covered)
                 seen.scatter_(2, place.clamp(min=0), visible)
             else:
-                seen[:, :, max(longest + rows - told, 0) :] = visible[:, :, -(longest + rows) :]
+                seen[:, :, max(longest + rows - covered, 0) :] = visible[:, :, -(longest + rows) :]
             if self.prefix:
                 on = self.segment.prefix_rows
                 head = (
@@ -104,15 +104,16 @@ class PassMasks:
 
     def _additive(self, kind: LayerKind) -> Tensor | None:
         visible = self.segment.visible
-        batch, rows, told = visible.shape
+        batch, rows, covered = visible.shape
         longest = max(self.lengths)
         low = torch.finfo(self.dtype).min
         if not self.limited(kind) and not self.ragged and not self.prefix:
-            if rows == told == 1 and self._plain_row:
+            if rows == covered == 1 and self._plain_row:
                 return None
             mask = torch.zeros(batch, 1, rows, longest + rows, dtype=self.dtype, device=visible.device)
-            if told > 1:
-                mask[..., max(longest + rows - told, 0) :].masked_fill_(~visible[:, None, :, -(longest + rows) :], low)
+            if covered > 1:
+                hidden = ~visible[:, None, :, -(longest + rows) :]
+                mask[..., max(longest + rows - covered, 0) :].masked_fill_(hidden, low)
             return mask
         seen = self.boolean(kind)
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, low)

@@ -1,7 +1,7 @@
 """What rows of a pass leave out: attention or MLP of some layers, or whole layers.
 
-A layer adds what its attention and its MLP say to the stream, so a row can do without either: it goes on as it was.
-Rows that leave out every layer from n on exit there. What such rows say is a guess at what the whole model says.
+A layer adds the outputs of its attention and its MLP to the residual stream, so a row can do without either: its state
+stays as it was. Rows that leave out every layer from n on exit there, and their logits approximate the model's.
 """
 
 from __future__ import annotations
