@@ -1,6 +1,7 @@
 """One case of a comparison: methods on one model, with one batch size and one way of choosing tokens.
 
-`bench quick` is such a case; `bench compare` is several of them; docs/developer/experiments.md tells how they are made.
+`bench quick` is such a case; `bench compare` is several of them; docs/developer/experiments.md describes how they are
+measured.
 """
 
 from __future__ import annotations

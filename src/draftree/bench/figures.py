@@ -184,7 +184,7 @@ def case_lines(model: str, case: Result) -> Lines:
 
 
 def differing(model: str, case: Result) -> str:
-    """A line that says whether all answers were Hugging Face's."""
+    """A line on whether all answers were Hugging Face's."""
     parted = {name: len(row.parted) for name, row in case.rows.items() if row.parted}
     if not parted:
         return f"{model}: all answers equal HF generate's."

@@ -47,18 +47,14 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 FORMS = (TENSORS, CAPTURED)  # of the runner; the one that `open_runner` chooses is timed in any case
 FORM_ROWS = (1, 8, 64)  # to time them with: compiling takes its time
 METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, PLAIN, WARM, LIMITED)
-ROOM = 3 * 2**30  # bytes for caches, logits and the buffers whose copying tells the bandwidth
+ROOM = 3 * 2**30  # bytes for caches, logits and the buffers whose copying shows the bandwidth
 COMPILING = 120.0  # seconds that are kept for Hugging Face's torch.compile
 FEWEST = 2  # prompts that are answered however slow a device is
 DEEPEST = 64  # draft tokens of a request that a choice may have
 
 
 def check_device(name: str) -> None:
-    """Refuse a machine without CUDA.
-
-    Raises:
-        ValueError: it has none, or not that device.
-    """
+    """Raise a ValueError where this machine has no CUDA, or no device `name`."""
     if not torch.cuda.is_available():
         raise ValueError(
             "This machine has no CUDA device that torch can use, and draftree bench gpu measures one: run it where "
@@ -70,11 +66,7 @@ def check_device(name: str) -> None:
 
 
 def check_room(size: Size, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse a size that leaves no memory for caches and buffers.
-
-    Raises:
-        ValueError: such a one.
-    """
+    """Raise a ValueError for a size that leaves no memory for caches and buffers on `device`."""
     need, free = size.parameters * dtype.itemsize + ROOM, free_bytes(device)
     if free is not None and need > free:
         raise ValueError(

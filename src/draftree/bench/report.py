@@ -31,8 +31,10 @@ def title(result: Result) -> str:
     about = result.about
     rounds = about["settings"]["rounds"]
     where = f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}"
-    asked = f"{about['prompts']} prompts of {len(about['sets'])} sets, {rounds} {'round' if rounds == 1 else 'rounds'}"
-    return f"{where}: {asked}; {about['case']}"
+    measured = (
+        f"{about['prompts']} prompts of {len(about['sets'])} sets, {rounds} {'round' if rounds == 1 else 'rounds'}"
+    )
+    return f"{where}: {measured}; {about['case']}"
 
 
 def cells(result: Result, name: str) -> list[str]:

@@ -109,7 +109,7 @@ class Row:
 
 
 def summarise(
-    samples: Sequence[Sample], tasks: Sequence[Task], references: Sequence[str], seed: int = 0, batch: int = 1
+    samples: Sequence[Sample], tasks: Sequence[Task], references: Sequence[str], batch: int = 1
 ) -> dict[str, Row]:
     """A row for every method in `samples`, by name, with those of every set inside.
 
@@ -117,21 +117,18 @@ def summarise(
         samples: every method's answers to every task.
         tasks: what they answered.
         references: names of the methods to give ratios against.
-        seed: of the bootstrap.
         batch: prompts that were answered together; they are drawn together, and as their sets are mixed there are no
             rows by set.
     """
-    rows = _rows(samples, groups_of(tasks, batch), references, seed)
+    rows = _rows(samples, groups_of(tasks, batch), references)
     for name in dict.fromkeys(task.prompt.set for task in tasks) if batch == 1 else ():
         chosen = [[i] for i, task in enumerate(tasks) if task.prompt.set == name]
-        for method, row in _rows(samples, chosen, references, seed).items():
+        for method, row in _rows(samples, chosen, references).items():
             rows[method].by_set[name] = row
     return rows
 
 
-def _rows(
-    samples: Sequence[Sample], chosen: Sequence[Sequence[int]], references: Sequence[str], seed: int
-) -> dict[str, Row]:
+def _rows(samples: Sequence[Sample], chosen: Sequence[Sequence[int]], references: Sequence[str]) -> dict[str, Row]:
     methods = {name: m for m, name in enumerate(dict.fromkeys(sample.method for sample in samples))}
     place = {task: column for column, group in enumerate(chosen) for task in group}
     tokens, seconds = np.zeros((2, len(methods), len(chosen)))
@@ -144,7 +141,7 @@ def _rows(
         seconds[at] += sample.answer.seconds
         if sample.answer.stats is not None:
             counts.setdefault(sample.method, RequestStats()).add(sample.answer.stats)
-    drawn = np.random.default_rng(seed).integers(0, len(chosen), (RESAMPLES, len(chosen)))
+    drawn = np.random.default_rng(0).integers(0, len(chosen), (RESAMPLES, len(chosen)))
     speed = tokens.sum(1) / seconds.sum(1)
     resampled = tokens[:, drawn].sum(2) / seconds[:, drawn].sum(2)
     rows = {}

@@ -35,7 +35,7 @@ class Places:
                 )
         if large.heads % large.kv_heads or large.hidden_size % large.heads or large.head_dim % 2:
             raise ValueError(
-                f"{large.heads} heads of {large.head_dim} entries with {large.kv_heads} key/value heads beside a "
+                f"{large.heads} heads of {large.head_dim} entries with {large.kv_heads} key/value heads and a "
                 f"hidden_size of {large.hidden_size} are no model to Hugging Face: heads come in equal groups, their "
                 "width is even, and hidden_size is a multiple of their number."
             )
