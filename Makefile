@@ -4,11 +4,13 @@
 #
 #   PYTHON      interpreter that makes .venv                     make test PYTHON=python3.12
 #   TORCH       requirement for torch                            make demo TORCH='torch>=2.8'
+#   WORKERS     processes that run the tests                     make test WORKERS=8
 #   TORCH_ARGS  pip options for torch, e.g. an index of wheels   make demo TORCH_ARGS='--index-url ...'
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,8 +55,9 @@ $(VENV)/.dev: $(VENV)/.torch $(INSTALL_INPUTS)
 demo: $(VENV)/.run
 	$(BIN)/draftree demo
 
+# Each process has one thread (tests/conftest.py). Files stay together as far as they can, for what their tests share.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest

@@ -17,7 +17,7 @@ from draftree.prompts import Prompt, embedded_prompts, read_prompts, split_promp
 
 
 class Scripted(Method):
-    """Answers with as many tokens as told, in the time told."""
+    """Answers with a given number of tokens, in a given time."""
 
     def __init__(self, name, tokens=10, seconds=1.0, fails=None, optional=False):
         super().__init__(name, name)
@@ -27,11 +27,11 @@ class Scripted(Method):
     def start(self):
         self.log.append("start")
 
-    def answer(self, ids):
+    def answers(self, prompts):
         if self.fails:
             raise RuntimeError(self.fails)
-        self.log.append(tuple(ids))
-        return Answer([1] * self.tokens, self.seconds)
+        self.log += map(tuple, prompts)
+        return [Answer([1] * self.tokens, self.seconds) for _ in prompts]
 
 
 def tasks(count, sets=("a",)):

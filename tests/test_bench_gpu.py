@@ -8,9 +8,10 @@ from typer.testing import CliRunner
 
 from draftree.bench import gpu
 from draftree.bench import steps as timing
-from draftree.bench.figures import EFFICIENCY, STEP_FLOOR, WANTED, step_lines
-from draftree.bench.gpu import BATCHES, FORM_ROWS, ROWS, GpuSettings, check_room, choices, forms_beside, run_gpu
+from draftree.bench.figures import EFFICIENCY, STEP_FLOOR, TARGETS, step_lines
+from draftree.bench.gpu import BATCHES, FORM_ROWS, ROWS, check_room, choices, other_forms, run_gpu
 from draftree.bench.inflate.sizes import SIZES, Size
+from draftree.bench.speed import SpeedSettings
 from draftree.bench.steps import HF, LOOP, time_rows
 from draftree.cli import app
 from draftree.progress import Watcher
@@ -51,7 +52,7 @@ def test_memory_is_looked_at_first(demo, monkeypatch):
         check_room(SIZES["llama-7b"], torch.bfloat16, torch.device("cpu"))
     check_room(SIZES["llama-3.2-1b"], torch.bfloat16, torch.device("cpu"))
     with pytest.raises(ValueError, match="GiB are free"):
-        run_gpu(demo.model, demo.tokenizer, embedded_prompts(), GpuSettings(), device="cpu")
+        run_gpu(demo.model, demo.tokenizer, embedded_prompts(), SpeedSettings(context=256), device="cpu")
 
 
 def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch):
@@ -60,14 +61,14 @@ def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch)
     shape = Size(2 * small.hidden_size, small.layers, 2 * small.heads, 2 * small.kv_heads, small.head_dim, 1024, 4200)
     prompts = [p for p in embedded_prompts() if p.set == "wikisql"]
     chosen = [p for p in prompts if not p.warm][:3] + [p for p in prompts if p.warm][:3]
-    settings = GpuSettings(3, 8, 1, 16, 3, compiled=False, seconds=0.0)
+    settings = SpeedSettings(3, 8, 1, 16, 3, compiled=False, seconds=0.0)
     findings = run_gpu(demo.model, demo.tokenizer, chosen, settings, shape=shape, dtype=torch.float32, device="cpu")
     assert findings.about["prompts"] == gpu.FEWEST, "a slow device answers few prompts"
     by_kind = {kind: [row for row in findings.rows if row["kind"] == kind] for kind in ("figure", "step", "choice")}
     figures = {row["name"]: row for row in by_kind["figure"]}
-    assert {name for name, row in figures.items() if row["wanted"] is not None} == set(WANTED["gpu"])
+    assert {name for name, row in figures.items() if row["target"] is not None} == set(TARGETS["gpu"])
     assert figures[EFFICIENCY]["estimate"]["value"] > 0
-    assert figures[STEP_FLOOR]["wanted"] == pytest.approx(0.833, abs=0.001)
+    assert figures[STEP_FLOOR]["target"] == pytest.approx(0.833, abs=0.001)
     timed = {(m, n) for m in (HF, LOOP) for n in ROWS}
     timed |= {(m, n) for m in ("draftree_tensors", "draftree_captured") for n in FORM_ROWS}
     assert {(row["method"], row["rows"]) for row in by_kind["step"]} == timed
@@ -99,14 +100,14 @@ def test_what_would_pay_goes_by_what_rows_are_worth():
     assert choices(StepCost((1, 2), (1.0, 2.0)), [], packed=True)[0]["draft_tokens"] == 0
 
 
-def test_every_form_that_is_not_the_runners_own_is_measured_beside_it(demo):
+def test_every_form_that_is_not_the_runners_own_is_measured_as_well(demo):
     small = copy.deepcopy(demo.model)
     runners = {way: open_runner(small, way) for way in ("eager", "cuda_graphs")}
-    assert set(forms_beside(small, runners["cuda_graphs"])) == {"draftree_tensors"}
-    assert set(forms_beside(small, runners["eager"])) == {"draftree_captured"}
-    beside = forms_beside(small, runners["cuda_graphs"])
+    assert set(other_forms(small, runners["cuda_graphs"])) == {"draftree_tensors"}
+    assert set(other_forms(small, runners["eager"])) == {"draftree_captured"}
+    others = other_forms(small, runners["cuda_graphs"])
     watcher = Watcher()
-    timed = {name: (other, (1,)) for name, other in beside.items()}
+    timed = {name: (other, (1,)) for name, other in others.items()}
     steps = time_rows(small, runners["cuda_graphs"], (1, 2), 8, 1, watcher, timed)
     assert [(row["method"], row["rows"]) for row in steps.rows][-1:] == [("draftree_tensors", 1)]
     _, headings, _ = step_lines("small", steps)

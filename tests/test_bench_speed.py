@@ -12,8 +12,8 @@ from draftree.bench.figures import (
     OVER_HF,
     SHARE,
     STEP_FLOOR,
+    TARGETS,
     TOKEN_FLOOR,
-    WANTED,
     Figure,
 )  # fmt: skip
 from draftree.bench.inflate.model import inflate
@@ -76,8 +76,8 @@ def test_the_command_writes_figures_that_follow_from_what_was_measured(prompts_f
         drafted = [m for m in ("draft_model", "lookahead_warm", "lookahead_warm+draft_model", LIMITED) if m in answers]
         best = max(answers[m]["speed_over"][REFERENCE]["value"] for m in drafted)
         assert figures[BEST]["estimate"]["value"] == pytest.approx(best)
-        assert {name: (f["sense"], f["wanted"]) for name, f in figures.items() if f["wanted"] is not None} == {
-            name: wish for name, wish in WANTED[kind].items() if "compile" not in name
+        assert {name: (f["sense"], f["target"]) for name, f in figures.items() if f["target"] is not None} == {
+            name: target for name, target in TARGETS[kind].items() if "compile" not in name
         }
         for row in answers.values():
             assert row["differing_prompts"] == [], "greedy fp32 answers equal Hugging Face's"
@@ -116,8 +116,8 @@ def test_what_is_reached_goes_by_the_sense():
     assert Figure("m", "f", value, ">=", 1.5).reached is True
     assert Figure("m", "f", value, "<=", 1.5).reached is False
     assert Figure("m", "f", value).reached is None
-    assert Figure("m", "f", value, ">=", 4.0).part_of_wanted == 0.5
-    assert Figure("m", "f", value, "<=", 1.0).part_of_wanted == 0.5
+    assert Figure("m", "f", value, ">=", 4.0).part == 0.5
+    assert Figure("m", "f", value, "<=", 1.0).part == 0.5
 
 
 def test_weight_bytes_are_those_of_all_but_the_embedding(demo):

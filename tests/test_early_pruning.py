@@ -246,9 +246,27 @@ def test_the_shipped_head_prunes_most_of_a_tree_at_little_loss() -> None:
 
 
 def test_it_can_be_what_is_imported_first() -> None:
-    """Rooms of one floor import one another; whichever comes first, all of them load."""
-    for room in ("pruning", "shaping", "drafting", "acceptance"):
-        subprocess.run([sys.executable, "-c", f"import draftree.{room}"], check=True)
+    """Rooms of one floor import one another; whichever comes first, all of them load.
+
+    Each is imported in a process that knows nothing of draftree; they are forked from one that has loaded torch.
+    """
+    script = """
+import os, sys, torch, transformers
+
+for room in ("pruning", "shaping", "drafting", "acceptance"):
+    assert not [name for name in sys.modules if name.startswith("draftree")]
+    child = os.fork()
+    if child == 0:
+        try:
+            __import__(f"draftree.{room}")
+        except BaseException as error:
+            print(room, repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, room
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

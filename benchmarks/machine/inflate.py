@@ -15,7 +15,7 @@ import torch
 from benchmarks.harness import Experiment, Setup, lines, table_of
 from draftree.bench.equality import difference
 from draftree.bench.inflate import Size, inflate
-from draftree.bench.inflate.sizes import device_named, dtype_named, parameters_named, size_named
+from draftree.bench.inflate.sizes import dtype_named, parameters_named, size_named
 from draftree.bench.steps import LABELS, check_context, time_rows
 from draftree.engine import generate
 from draftree.prompts import take_per_set
@@ -66,6 +66,21 @@ def run(setup: Setup) -> pd.DataFrame:
         about=about,
         more={"floor": floor, "equality": equal, "parameters": size.parameters, "form": runner.form},
     )
+
+
+def device_named(name: str | None) -> str | None:
+    """`name`, if it is a device of this machine; None for None.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if name is None:
+        return None
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"This machine has no device {name!r}: choose cpu, or cuda where there is a GPU.") from None
+    return name
 
 
 @torch.no_grad()

@@ -88,7 +88,7 @@ def test_an_experiment_runs_and_leaves_its_files(name, prompts, tmp_path):
     assert written["about"]["options"].keys() == experiment.options.keys()
     assert str(FOLDERS) not in json.dumps(written), "no machine paths in a result file"
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "http" not in page.read_text(), "nothing is fetched"
+    assert "://" not in page.read_text(), "nothing is fetched; base64 has no colon"
     assert list(report.printed())
 
 

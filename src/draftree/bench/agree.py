@@ -1,13 +1,13 @@
-"""Whether two runs of a comparison say the same: the order of methods, and every speed within both intervals.
+"""Whether two runs of a comparison agree: in the order of methods, and in every speed within both intervals.
 
-An order counts as said only where the intervals of two methods lie apart: what a run leaves open, no other can
+An order is certain only where the intervals of two methods lie apart; what one run leaves open, another cannot
 contradict. Two speeds agree where they differ by no more than the interval of a difference, the root of the summed
-squares of theirs; that one lies within the other's interval would be too much to ask of one in six, by chance alone.
+squares of theirs: to lie within the other's interval is too much to expect of one in six, by chance alone.
 
-Intervals are bootstraps over prompts. They know how methods differ from prompt to prompt, and nothing of a machine that
-runs one kind of code faster in one hour than in another: Hugging Face's ways spend their time in Python and torch's
-dispatch, ours in compiled layers, and the two drift apart by a tenth between two quiet runs. So a method is held to the
-other run over a reference of its own kind, and what lies between the two references is shown by itself.
+Intervals are bootstraps over prompts. They cover how methods differ from prompt to prompt, and nothing of a machine
+that runs one kind of code faster in one hour than in another: Hugging Face's ways spend their time in Python and
+torch's dispatch, ours in compiled layers, and the two drift apart by a tenth between two quiet runs. So each method is
+compared over a reference of its own kind, and the ratio of the two references is shown by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 from draftree.bench.kit import HOOKED
 
 Figure = tuple[float, float, float]  # a speed over a reference, low, high
-Figures = dict[str, Figure]  # by method
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -41,51 +40,59 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def agreement(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     """A line for each case that both results have, and one for each contradiction."""
-    lines = []
-    held = {(m["model"], c["about"]["case"]): c for m in first["models"] for c in m["cases"]}
-    for measured in second["models"]:
-        for case in measured["cases"]:
-            title = case["about"]["case"]
-            other = held.get((measured["model"], title))
-            if other is not None:
-                lines += _case(title, other, case)
+    before, after = (
+        {(m["model"], case["about"]["case"]): case for m in result["models"] for case in m["cases"]}
+        for result in (first, second)
+    )
+    shared = [key for key in after if key in before]
+    lines = [line for key in shared for line in _compared(key[1], before[key], after[key])]
     return lines or ["The two results have no case in common."]
 
 
-def _case(title: str, first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    reference = first["reference"]
-    over_one, over_one_again = (_figures(case, {}, reference) for case in (first, second))
+def _compared(title: str, first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    reference, plain = first["reference"], first["plain"]
+    a, b = (_figures(case, reference, reference) for case in (first, second))
+    names = [name for name in a if name in b]
+    pairs = list(combinations(names, 2))
     swapped = [
-        f"  {a} and {b} have changed places"
-        for a, b in combinations([name for name in over_one if name in over_one_again], 2)
-        if _order(over_one[a], over_one[b]) * _order(over_one_again[a], over_one_again[b]) < 0
+        f"  {one} and {other} have changed places"
+        for one, other in pairs
+        if _order(a[one], a[other]) * _order(b[one], b[other]) < 0
     ]
-    kinds = {name: reference if theirs(name) else first["plain"] for name in over_one}
-    before, after = (_figures(case, kinds, reference) for case in (first, second))
-    shared = [name for name in before if name in after and name != kinds[name]]
+    before, after = (_figures(case, reference, plain) for case in (first, second))
+    kinds = {name: _reference_of(name, reference, plain) for name in before}
+    held = [name for name in before if name in after and name != kinds[name]]
     outside = [
-        f"  {name} over {kinds[name]}: {_told(before[name])} and {_told(after[name])}"
-        for name in shared
+        f"  {name} over {kinds[name]}: {_text(before[name])} and {_text(after[name])}"
+        for name in held
         if not _agree(before[name], after[name])
     ]
-    names = [name for name in over_one if name in over_one_again]
-    pairs = len(names) * (len(names) - 1) // 2
     facts = (
-        f"{title}: {len(swapped)} of {pairs} pairs in another order, {len(outside)} of {len(shared)} speeds further "
+        f"{title}: {len(swapped)} of {len(pairs)} pairs in another order, {len(outside)} of {len(held)} speeds further "
         "apart than their intervals explain"
     )
-    plain = first["plain"]
     if plain != reference and plain in names:
-        facts += f"; {plain} over {reference} {_told(over_one[plain])} and {_told(over_one_again[plain])}"
+        facts += f"; {plain} over {reference} {_text(a[plain])} and {_text(b[plain])}"
     return [facts, *swapped, *outside]
 
 
-def theirs(name: str) -> bool:
-    """Whether a method spends its time as Hugging Face's ways do: those, and our engine on their `forward`."""
-    return name.startswith("hf_") or name == HOOKED
+def _reference_of(name: str, reference: str, plain: str) -> str:
+    """`reference` for methods that spend their time as Hugging Face's do, our engine on their `forward` among them."""
+    return reference if name.startswith("hf_") or name == HOOKED else plain
 
 
-def _told(figure: Figure) -> str:
+def _figures(case: dict[str, Any], reference: str, plain: str) -> dict[str, Figure]:
+    """Each method's speed over the reference of its kind, by name."""
+    found = {}
+    for row in case["rows"]:
+        speed = row.get("speed_over", {}).get(_reference_of(row["method"], reference, plain))
+        if speed is not None:
+            value = speed["value"]
+            found[row["method"]] = (value, speed["low"] or value, speed["high"] or value)
+    return found
+
+
+def _text(figure: Figure) -> str:
     return "{:.2f} [{:.2f}, {:.2f}]".format(*figure)
 
 
@@ -98,14 +105,3 @@ def _agree(a: Figure, b: Figure) -> bool:
 def _order(a: Figure, b: Figure) -> int:
     """1 if a is faster than b, -1 if slower, 0 where their intervals overlap."""
     return (a[1] > b[2]) - (a[2] < b[1])
-
-
-def _figures(case: dict[str, Any], kinds: dict[str, str], usual: str) -> Figures:
-    """Each method's speed over the reference of its kind."""
-    found = {}
-    for row in case["rows"]:
-        speed = row.get("speed_over", {}).get(kinds.get(row["method"], usual))
-        if speed is not None:
-            value = speed["value"]
-            found[row["method"]] = (value, speed["low"] or value, speed["high"] or value)
-    return found

@@ -1,15 +1,16 @@
 """One case of a comparison: methods on one model, with one batch size and one way of choosing tokens.
 
-`bench quick` is such a case; `bench compare` is several of them; docs/developer/experiments.md tells how they are made.
+`bench quick` is such a case; `bench compare` is several of them; docs/developer/experiments.md describes how they are
+measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from draftree.bench.kit import HOOKED, PLAIN, REFERENCE, Kit, WarmTrie, label_of
+from draftree.bench.kit import COMPILED, HOOKED, PLAIN, REFERENCE, Kit, WarmTrie, label_of
 from draftree.bench.machine import describe, now
 from draftree.bench.measure import Log, Sample, Talk, Task, groups_of, measure, ready
 from draftree.bench.methods import Sampling
@@ -34,7 +35,7 @@ class Settings:
         warm_per_set: prompts of every set that warm the trie.
         compiled: whether to measure torch.compile.
         batch: prompts answered together.
-        sampling: how tokens are drawn; None takes the best.
+        sampling: how tokens are sampled; None decodes greedily.
     """
 
     per_set: int = 4
@@ -48,14 +49,11 @@ class Settings:
     @property
     def title(self) -> str:
         """Batch and sampling in a few words."""
-        words = [f"batch {self.batch}"]
         drawn = self.sampling
         if drawn is None:
-            words.append("greedy")
-        else:
-            cuts = "".join(f", top-{k} {v}" for k, v in (("k", drawn.top_k), ("p", drawn.top_p)) if v is not None)
-            words.append(f"sampled at temperature {drawn.temperature:g}{cuts}, seed {drawn.seed}")
-        return ", ".join(words)
+            return f"batch {self.batch}, greedy"
+        cuts = "".join(f", top-{k} {v}" for k, v in (("k", drawn.top_k), ("p", drawn.top_p)) if v is not None)
+        return f"batch {self.batch}, sampled at temperature {drawn.temperature:g}{cuts}, seed {drawn.seed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class Result:
 
     Attributes:
         about: commit, device, dtype, threads, command, versions, times, settings.
-        names: the methods asked for, in the order of tables.
+        names: the methods, in the order of tables.
         rows: by method, its figures.
         unmeasured: by method, why there are none.
         notes: by method, what else to know.
@@ -74,7 +72,7 @@ class Result:
         samples: every answer.
         tasks: what was answered.
         uncompared: methods that draw other tokens from the same seed.
-        memory: of `compare_memory`; empty where it was not asked for.
+        memory: of `compare_memory`; empty where memory was not measured.
     """
 
     about: dict[str, Any]
@@ -157,9 +155,9 @@ def encode_all(model: Any, tokenizer: Any, prompts: Sequence[Prompt], settings: 
             raise ValueError(f"Prompt {prompt.id!r}: {error}") from None
 
     def talk(prompt: Prompt, answers: Sequence[Sequence[int]]) -> list[int]:
-        said = [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+        given = [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
         turns = [prompt.text, *prompt.later]
-        return encode_prompt(tokenizer, turns[len(said)], history=list(zip(turns, said, strict=False)))
+        return encode_prompt(tokenizer, turns[len(given)], history=list(zip(turns, given, strict=False)))
 
     return Texts(tasks, lessons, talk if any(prompt.later for prompt in measured) else None)
 
@@ -170,17 +168,37 @@ def _longest(tokenizer: Any, prompt: Prompt, ids: Sequence[int], new: int) -> in
     return len(ids) + new + later
 
 
-def teach(model: Any, tokenizer: Any, texts: Texts, settings: Settings, watcher: Watcher) -> WarmTrie | None:
-    """A trie that has answered the lessons; None where there are none."""
-    if not texts.lessons:
-        return None
-    watcher.stage("warming the trie", len(texts.lessons))
-    warm = WarmTrie(model, tokenizer, settings.max_new_tokens)
-    for ids in texts.lessons:
-        warm.learn(ids)
-        watcher.step()
-    warm.keep()
-    return warm
+def make_kit(
+    small: Any,
+    tokenizer: Any,
+    texts: Texts,
+    settings: Settings,
+    watcher: Watcher,
+    *,
+    large: Any = None,
+    size: str = "",
+    assistant: Any = None,
+) -> Kit:
+    """A kit whose trie has answered the lessons, with the small model, which gives the same answers as the large one.
+
+    Args:
+        small, tokenizer: the model as it was loaded, and its tokenizer.
+        texts: of `encode_all`.
+        settings: how much.
+        watcher: shows progress.
+        large, size: what the small model was inflated to, and the name of that size; None measures the small model.
+        assistant: see `Kit`.
+    """
+    warm = None
+    if texts.lessons:
+        watcher.stage("warming the trie", len(texts.lessons))
+        warm = WarmTrie(small, tokenizer, settings.max_new_tokens)
+        for ids in texts.lessons:
+            warm.learn(ids)
+            watcher.step()
+        warm.keep()
+    kit = Kit(small, settings.max_new_tokens, settings.sampling, warm, assistant, settings.compiled)
+    return kit if large is None else replace(kit, model=large, small=small, size=size)
 
 
 def run_case(
@@ -204,29 +222,28 @@ def run_case(
         settings: how much.
         names: the methods.
         name: the model's folder or hub name, None for the embedded one.
-        watcher: hears of progress.
+        watcher: shows progress.
         log: keeps samples, so that a stopped run can go on.
         part: which of several cases this is, for the watcher.
     """
     about = describe(kit.model, name) | {"started": now(), "case": settings.title}
+    about["model"] += f" inflated to {kit.size}" if kit.size else ""
     tasks = texts.tasks
     methods, unmeasured = kit.methods(names)
     watcher.stage(f"{part}first calls" + (", torch.compile" if settings.compiled else ""), None)
-    longest = _with_longest(tokenizer, tasks, settings) if texts.talk is not None else tasks
-    usable, refused = ready(methods, longest, settings.batch)
+    usable, refused = ready(methods, _with_longest(tokenizer, tasks, settings), settings.batch)
     unmeasured |= refused
     groups = groups_of(tasks, settings.batch)
     watcher.stage(f"{part}measuring", len(usable) * len(groups) * settings.rounds)
     samples = measure(usable, tasks, settings.rounds, watcher, batch=settings.batch, talk=texts.talk, log=log)
     measured = {method.name for method in usable}
     plain = PLAIN if PLAIN in measured else HOOKED
-    # Hugging Face draws a batch from one stream of noise, so that only the plain engine's draws can be compared.
-    drawn_apart = settings.sampling is not None and settings.batch > 1
-    reference = REFERENCE if REFERENCE in measured and not drawn_apart else plain
+    # Hugging Face draws a batch from one stream of noise, so that only draftree's own answers can be compared.
+    one_stream = settings.sampling is not None and settings.batch > 1
+    reference = REFERENCE if REFERENCE in measured and not one_stream else plain
     rows = summarise(samples, tasks, (REFERENCE, plain), batch=settings.batch)
     other_draws = {method.name for method in usable if not method.same_draws}
-    other_draws |= {REFERENCE, "hf_compiled"} if drawn_apart else set()
-    other_draws &= measured
+    other_draws |= {REFERENCE, COMPILED} & measured if one_stream else set()
     comparable = [sample for sample in samples if sample.method not in other_draws]
     find_differences(rows, comparable, tasks, reference, kit.model)
     about |= {
@@ -238,23 +255,13 @@ def run_case(
     }
     notes = {method.name: method.note for method in usable if method.note}
     notes |= dict.fromkeys(other_draws, "draws other tokens from the same seed, so that answers are not compared")
-    return Result(
-        about,
-        tuple(names),
-        rows,
-        unmeasured,
-        notes,
-        reference,
-        plain,
-        count_disturbed(samples),
-        samples,
-        list(tasks),
-        frozenset(other_draws),
-    )
+    made: dict[str, Any] = {"reference": reference, "plain": plain, "disturbed": count_disturbed(samples)}
+    made |= {"samples": samples, "tasks": list(tasks), "uncompared": frozenset(other_draws)}
+    return Result(about, tuple(names), rows, unmeasured, notes, **made)
 
 
 def _with_longest(tokenizer: Any, tasks: Sequence[Task], settings: Settings) -> list[Task]:
-    """Tasks with prompts as long as their last turns may be, for what is compiled by length."""
+    """Tasks with prompts as long as their last turns may be, because compiled methods compile by length."""
     grown = []
     for task in tasks:
         most = _longest(tokenizer, task.prompt, task.ids, settings.max_new_tokens) - settings.max_new_tokens

@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-MARKS = ("benchmarks/harness/command.py", "src/draftree/__init__.py")  # what tells a checkout from other folders
+MARKS = (
+    "benchmarks/harness/command.py",
+    "src/draftree/__init__.py",
+)  # files that a checkout has and other folders lack
 
 
 def find_checkout(*starts: Path) -> Path | None:
     """The nearest folder at or above one of `starts` that is a checkout of draftree; None where there is none."""
-    for start in starts:
-        for folder in (start, *start.parents):
-            if all((folder / mark).is_file() for mark in MARKS):
-                return folder
-    return None
+    folders = (folder for start in starts for folder in (start, *start.parents))
+    return next((folder for folder in folders if all((folder / mark).is_file() for mark in MARKS)), None)
 
 
 def experiments() -> ModuleType:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.case import Result, Settings, encode_all, run_case, teach
+from draftree.bench.case import Result, Settings, encode_all, make_kit, run_case
 from draftree.bench.inflate import inflate
 from draftree.bench.kit import LABELS, WARM, Kit
 from draftree.bench.log import CaseLog
@@ -60,7 +60,7 @@ class Comparison:
     Attributes:
         about: commit, device, threads, command, versions and times.
         models: by name, the cases of each.
-        resumed: answers' groups that came from a run that had been stopped.
+        resumed: how many groups of answers came from a run that had been stopped.
     """
 
     about: dict[str, Any]
@@ -73,8 +73,8 @@ class Comparison:
         return {"about": self.about, "resumed": self.resumed, "models": models}
 
 
-def forget(out: Path) -> None:
-    """Drop what an unfinished run has left in `out`."""
+def discard_unfinished(out: Path) -> None:
+    """Remove what an unfinished run has left in `out`."""
     shutil.rmtree(out / JOURNAL, ignore_errors=True)
 
 
@@ -84,7 +84,7 @@ def run_compare(
     """Measure everything, or go on where a run of the same plan was stopped.
 
     Args:
-        models: folders or hub names; None is the embedded model.
+        models: folders or hub names; None is the embedded model. One at a time is in memory, as they may be large.
         prompts: to measure on and to warm tries with.
         plan: what to compare.
         out: folder for the results, and for the journal of an unfinished run.
@@ -95,10 +95,8 @@ def run_compare(
             work.
     """
     assistant = None if plan.assistant is None else load_model(plan.assistant)[0]
-    held: list[tuple[Any, Any]] = []
     for name in models:
-        held = [load_model(name)]  # one at a time, as they may be large
-        model, tokenizer = held[0]
+        loaded = model, tokenizer = load_model(name)
         for settings in plan.cases():
             encode_all(model, tokenizer, prompts, settings)
         Kit(model, plan.settings.max_new_tokens, assistant=assistant, compiled=False).methods(plan.methods)
@@ -108,9 +106,9 @@ def run_compare(
         entries = journal.entries()
         for number, name in enumerate(models):
             if len(models) > 1:
-                held = [load_model(name)]
+                loaded = model, tokenizer = load_model(name)
             logs = [CaseLog(journal, entries, number * len(plan.cases()) + i) for i in range(len(plan.cases()))]
-            cases = _measure(held[0], name, prompts, plan, watcher, assistant, logs)
+            cases = _measure(loaded, name, prompts, plan, watcher, assistant, logs)
             found[cases[0].about["model"]] = cases
     shutil.rmtree(folder)
     return Comparison(begun | {"finished": now()}, found, len(entries))
@@ -127,8 +125,8 @@ def _identity(
         "plan": asdict(plan),
         **{name: about[name] for name in ("commit", "device", "threads", "versions")},
     }
-    same: dict[str, Any] = json.loads(json.dumps(facts))  # as it will be read back
-    return same
+    read_back: dict[str, Any] = json.loads(json.dumps(facts))  # as the journal will hold it
+    return read_back
 
 
 def _measure(
@@ -140,20 +138,16 @@ def _measure(
     assistant: Any,
     logs: Sequence[CaseLog],
 ) -> list[Result]:
+    """All cases of one model, (model, tokenizer)."""
     small, tokenizer = loaded
     texts = encode_all(small, tokenizer, prompts, plan.settings)
-    warm = teach(small, tokenizer, texts, plan.settings, watcher)
-    model = small if plan.params is None else inflate(small, plan.params)
-    own = None if plan.params is None else small
-    kit = Kit(model, plan.settings.max_new_tokens, None, warm, assistant, plan.settings.compiled, own)
+    large = None if plan.params is None else inflate(small, plan.params)
+    size = plan.params or ""
+    kit = make_kit(small, tokenizer, texts, plan.settings, watcher, large=large, size=size, assistant=assistant)
     results = []
     for i, (settings, log) in enumerate(zip(plan.cases(), logs, strict=True)):
         part = f"{i + 1} of {len(logs)} ({settings.title}): "
         case = replace(kit, sampling=settings.sampling)
-        result = run_case(
-            case, tokenizer, texts, settings, plan.methods, name=name, watcher=watcher, log=log, part=part
-        )
-        if plan.params is not None:
-            result.about["model"] += f" inflated to {plan.params}"
-        results.append(result)
+        given = tokenizer, texts, settings, plan.methods
+        results.append(run_case(case, *given, name=name, watcher=watcher, log=log, part=part))
     return results

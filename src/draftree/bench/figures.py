@@ -1,7 +1,7 @@
-"""The figures of `bench speed` and `bench gpu`: ratios of timed steps and timed answers, each beside the wanted one.
+"""The figures of `bench speed` and `bench gpu`: ratios of timed steps and timed answers, next to their targets.
 
-A figure that nothing is asked of is shown without a target. Those of an inflated model on a CPU are asked of one of
-400M parameters in float32 on two cores, those of a GPU of llama-7b's shape in bfloat16.
+Some figures have no target. The targets of an inflated model on a CPU are those of 400M parameters in float32 on two
+cores, the targets of a GPU those of llama-7b's shape in bfloat16.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from draftree.bench.summary import Estimate, shown
 from draftree.engine.stats import STAGES
 
 DRAFTING = (SMALL, WARM, f"{WARM}+{SMALL}", LIMITED)
-OUTSIDE = ("draft", "accept", "commit")  # stages of a step that are no pass; the shape's work is in the first
-WIDEST = 3.0  # of what is wanted, that bars show
+OUTSIDE = ("draft", "accept", "commit")  # stages of a step outside the pass; the shape's work is part of the first
+WIDEST = 3.0  # times its target, beyond which a bar is not drawn longer
 
 OVER_HF, OVER_COMPILED = "plain decoding / HF generate", "plain decoding / HF static + compile"
 STEP_FLOOR, TOKEN_FLOOR = "memory floor / plain step", "memory floor / plain token"
@@ -41,15 +41,17 @@ EFFICIENCY = f"overhead efficiency, trees of up to {NODES} nodes"
 EFFICIENCY_BEHIND = "the same, without prompts' passes"
 SHARE = "draft + shape + accept + commit, share of a step"
 BEST = "best drafter / HF generate"
-WANTED: dict[str, dict[str, tuple[str, float]]] = {
-    "embedded": {OVER_HF: (">=", 2.0), OVER_COMPILED: (">=", 1.2), BEST: (">=", 4.0)},
+AT_LEAST, AT_MOST = ">=", "<="
+TARGETS: dict[str, dict[str, tuple[str, float]]] = {
+    "embedded": {OVER_HF: (AT_LEAST, 2.0), OVER_COMPILED: (AT_LEAST, 1.2), BEST: (AT_LEAST, 4.0)},
     "inflated": {
-        **{STEP_FLOOR: (">=", 0.9), TOKEN_FLOOR: (">=", 0.9), "16-row step / 1-row step": ("<=", 1.6)},
-        **{EFFICIENCY: (">=", 0.85), EFFICIENCY_BEHIND: (">=", 0.85), SHARE: ("<=", 0.05), BEST: (">=", 2.2)},
+        **{STEP_FLOOR: (AT_LEAST, 0.9), TOKEN_FLOOR: (AT_LEAST, 0.9), "16-row step / 1-row step": (AT_MOST, 1.6)},
+        **{EFFICIENCY: (AT_LEAST, 0.85), EFFICIENCY_BEHIND: (AT_LEAST, 0.85), SHARE: (AT_MOST, 0.05)},
+        BEST: (AT_LEAST, 2.2),
     },
     "gpu": {
-        **{STEP_FLOOR: (">=", 1 / 1.2), "64-row step / 1-row step": ("<=", 1.15)},
-        **{EFFICIENCY: (">=", 0.9), EFFICIENCY_BEHIND: (">=", 0.9)},
+        **{STEP_FLOOR: (AT_LEAST, 1 / 1.2), "64-row step / 1-row step": (AT_MOST, 1.15)},
+        **{EFFICIENCY: (AT_LEAST, 0.9), EFFICIENCY_BEHIND: (AT_LEAST, 0.9)},
     },
 }
 
@@ -62,7 +64,7 @@ class Figure:
         model: its name in tables.
         name: of the figure.
         estimate: value and interval.
-        sense, wanted: ">=" or "<=", and what is asked for; "" and None where nothing is.
+        sense, target: ">=" or "<=", and the target; "" and None where there is none.
         of: what the figure is of, where that is not in its name.
     """
 
@@ -70,21 +72,21 @@ class Figure:
     name: str
     estimate: Estimate
     sense: str = ""
-    wanted: float | None = None
+    target: float | None = None
     of: str = ""
 
     @property
-    def part_of_wanted(self) -> float | None:
-        """How much of what is asked for is reached: 1 and more where it is; None where nothing is asked."""
-        if self.wanted is None:
+    def part(self) -> float | None:
+        """The part of the target that is reached: 1 and more where it is reached; None where there is no target."""
+        if self.target is None:
             return None
         value = self.estimate.value
-        return value / self.wanted if self.sense == ">=" else self.wanted / max(value, 1e-9)
+        return value / self.target if self.sense == AT_LEAST else self.target / max(value, 1e-9)
 
     @property
     def reached(self) -> bool | None:
-        """Whether it is what is asked for; None where nothing is."""
-        return None if self.part_of_wanted is None else self.part_of_wanted >= 1
+        """Whether the target is reached; None where there is none."""
+        return None if self.part is None else self.part >= 1
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -95,54 +97,56 @@ def figures_of(kind: str, model: str, steps: Steps, case: Result) -> list[Figure
     """All figures of one model.
 
     Args:
-        kind: "embedded", "inflated" or "gpu": what is wanted of it.
+        kind: "embedded", "inflated" or "gpu": which targets it has.
         model: its name in tables.
         steps: timed ones.
         case: the answers, of one interleaved run.
     """
-    rows = case.rows
-    over = {name: row.over[REFERENCE] for name, row in rows.items()}
-    found: list[tuple[str, Estimate, str]] = [(OVER_HF, over[PLAIN], "")]
-    if COMPILED in rows:
-        found.append((OVER_COMPILED, _inverse(rows[COMPILED].over[PLAIN]), ""))
-    held = {(row["method"], row["rows"]): row for row in steps.rows}
-    found.append((STEP_FLOOR, _alone(held[LOOP, 1]["floor_share"]), ""))
-    found.append((TOKEN_FLOOR, _alone(steps.floor["seconds"] * _rate(case.samples, PLAIN)), ""))
+    found: list[Figure] = []
+
+    def add(name: str, estimate: Estimate | float, of: str = "") -> None:
+        sense, target = TARGETS[kind].get(name, ("", None))
+        estimate = estimate if isinstance(estimate, Estimate) else Estimate(float(estimate))
+        found.append(Figure(model, name, estimate, sense, target, of))
+
+    over = {name: row.over[REFERENCE] for name, row in case.rows.items()}
+    timed = {(row["method"], row["rows"]): row for row in steps.rows}
+    add(OVER_HF, over[PLAIN])
+    if COMPILED in case.rows:
+        add(OVER_COMPILED, case.rows[COMPILED].over[PLAIN].inverse())
+    add(STEP_FLOOR, timed[LOOP, 1]["floor_share"])
+    add(TOKEN_FLOOR, steps.floor["seconds"] * _decoding_speed(case.samples, PLAIN))
     for method, whose in ((LOOP, ""), (HF, ", HF forward")):
-        for (name, n), row in held.items():
-            if name == method and n > 1:
-                found.append((f"{n}-row step / 1-row step{whose}", _alone(row["over_one_row"]), ""))
-    if LIMITED in rows:
-        stats = rows[LIMITED].stats
-        assert stats is not None
-        length = stats.acceptance_length
-        found.append((EFFICIENCY, _scaled(rows[LIMITED].over[PLAIN], 1 / length), f"acceptance length {length:.2f}"))
-        behind = _rate(case.samples, LIMITED) / _rate(case.samples, PLAIN) / length
-        found.append((EFFICIENCY_BEHIND, _alone(behind), ""))
-        read = sum(sample.answer.prompt_verify for sample in case.samples if sample.method == LIMITED)
+        for (name, count), row in timed.items():
+            if name == method and count > 1:
+                add(f"{count}-row step / 1-row step{whose}", row["over_one_row"])
+    limited = case.rows.get(LIMITED)
+    if limited is not None and limited.stats is not None:
+        stats, length = limited.stats, limited.stats.acceptance_length
+        add(EFFICIENCY, limited.over[PLAIN].times(1 / length), f"acceptance length {length:.2f}")
+        speed_up = _decoding_speed(case.samples, LIMITED) / _decoding_speed(case.samples, PLAIN)
+        add(EFFICIENCY_BEHIND, speed_up / length)
+        prompts = sum(sample.answer.prompt_verify for sample in case.samples if sample.method == LIMITED)
         outside = sum(stats.seconds[stage] for stage in OUTSIDE)
-        found.append((SHARE, _alone(outside / (outside + stats.seconds["verify"] - read)), ""))
-    found += [(f"{label_of(n)} / HF generate", over[n], "") for n in (PROMPT_LOOKUP, ASSISTED) if n in rows]
-    best = max((name for name in DRAFTING if name in rows), key=lambda name: over[name].value, default=None)
+        add(SHARE, outside / (outside + stats.seconds["verify"] - prompts))
+    for name in (PROMPT_LOOKUP, ASSISTED):
+        if name in over:
+            add(f"{label_of(name)} / HF generate", over[name])
+    best = max((name for name in DRAFTING if name in over), key=lambda name: over[name].value, default=None)
     if best is not None:
-        found.append((BEST, over[best], label_of(best)))
-    wanted = WANTED[kind]
-    figures = []
-    for name, value, of in found:
-        sense, target = wanted.get(name, ("", None))
-        figures.append(Figure(model, name, value, sense, target, of))
-    return figures
+        add(BEST, over[best], label_of(best))
+    return found
 
 
 def figure_lines(figures: Sequence[Figure]) -> Lines:
-    """A table of figures and what is wanted of them."""
+    """A table of figures and their targets."""
     lines = []
     for figure in figures:
-        target = "" if figure.wanted is None else f"{figure.sense} {figure.wanted:.3g}"
-        facts = {None: "", True: "reached", False: "short"}[figure.reached]
+        target = "" if figure.target is None else f"{figure.sense} {figure.target:.3g}"
+        reached = {None: "", True: "reached", False: "short"}[figure.reached]
         name = f"{figure.name} ({figure.of})" if figure.of else figure.name
-        lines.append((figure.model, name, shown(figure.estimate, "{:.2f}"), target, facts))
-    return "Figures and what is wanted of them", ("model", "figure", "value", "wanted", ""), lines
+        lines.append((figure.model, name, shown(figure.estimate, "{:.2f}"), target, reached))
+    return "Figures and their targets", ("model", "figure", "value", "target", ""), lines
 
 
 def step_lines(model: str, steps: Steps) -> Lines:
@@ -163,7 +167,7 @@ def step_lines(model: str, steps: Steps) -> Lines:
 
 
 def case_lines(model: str, case: Result) -> Lines:
-    """A table of the answers' speeds, and of the time by stage of what is ours."""
+    """A table of the answers' speeds, and of the time by stage of draftree's methods."""
     lines = []
     for name in case.names:
         row = case.rows.get(name)
@@ -180,7 +184,7 @@ def case_lines(model: str, case: Result) -> Lines:
 
 
 def differing(model: str, case: Result) -> str:
-    """A line that says whether all answers were Hugging Face's."""
+    """A line on whether all answers were Hugging Face's."""
     parted = {name: len(row.parted) for name, row in case.rows.items() if row.parted}
     if not parted:
         return f"{model}: all answers equal HF generate's."
@@ -188,19 +192,19 @@ def differing(model: str, case: Result) -> str:
     return f"{model}: answers that part from HF generate's: {facts}."
 
 
-def draw_wanted(axis: Any, figures: Sequence[Figure]) -> None:
-    """How much of what is wanted each figure reaches, 1 and more where it does."""
-    asked = [figure for figure in figures if figure.part_of_wanted is not None]
-    parts = [min(figure.part_of_wanted or 0.0, WIDEST) for figure in asked]
-    axis.barh(range(len(asked)), parts, color=[GREEN if part >= 1 else "#c8793a" for part in parts], height=0.6)
+def draw_targets(axis: Any, figures: Sequence[Figure]) -> None:
+    """The part of its target that each figure reaches."""
+    parts = {figure: min(figure.part, WIDEST) for figure in figures if figure.part is not None}
+    colours = [GREEN if part >= 1 else "#c8793a" for part in parts.values()]
+    axis.barh(range(len(parts)), list(parts.values()), color=colours, height=0.6)
     axis.axvline(1, color="0.25", linewidth=1)
-    axis.set_yticks(range(len(asked)), [f"{figure.model}: {figure.name}" for figure in asked])
+    axis.set_yticks(range(len(parts)), [f"{figure.model}: {figure.name}" for figure in parts])
     axis.invert_yaxis()
-    for y, (figure, part) in enumerate(zip(asked, parts, strict=True)):
-        facts = f" {figure.estimate.value:.2f} ({figure.sense} {figure.wanted:.3g})"
-        axis.text(max(part, 1.02), y, facts, va="center", fontsize=7)
-    axis.set_xlim(0, 1.35 * max([*parts, 1.0]))
-    plain_axis(axis, "Of what is wanted, reached", "1 and more: reached", "")
+    for y, (figure, part) in enumerate(parts.items()):
+        value = f" {figure.estimate.value:.2f} ({figure.sense} {figure.target:.3g})"
+        axis.text(max(part, 1.02), y, value, va="center", fontsize=7)
+    axis.set_xlim(0, 1.35 * max([*parts.values(), 1.0]))
+    plain_axis(axis, "Part of the target that is reached", "1 and more: reached", "")
 
 
 def draw_steps(axis: Any, models: Sequence[tuple[str, Steps]]) -> None:
@@ -216,21 +220,8 @@ def draw_steps(axis: Any, models: Sequence[tuple[str, Steps]]) -> None:
     plain_axis(axis, "A step", "rows of a step", "milliseconds")
 
 
-def _rate(samples: Sequence[Sample], method: str) -> float:
-    """Tokens a second of a method of ours, the prompt's pass and the token that it gives left out."""
-    own = [sample.answer for sample in samples if sample.method == method]
-    tokens = sum(len(answer.ids) - 1 for answer in own)
-    return tokens / sum(answer.seconds - answer.prompt_verify for answer in own)
-
-
-def _alone(value: float) -> Estimate:
-    return Estimate(float(value), None, None)
-
-
-def _scaled(e: Estimate, factor: float) -> Estimate:
-    low, high = e.low, e.high
-    return Estimate(e.value * factor, None if low is None else low * factor, None if high is None else high * factor)
-
-
-def _inverse(e: Estimate) -> Estimate:
-    return Estimate(1 / e.value, None if e.high is None else 1 / e.high, None if e.low is None else 1 / e.low)
+def _decoding_speed(samples: Sequence[Sample], method: str) -> float:
+    """Tokens a second of a method of draftree, without the prompt's pass and the token that it gives."""
+    answers = [sample.answer for sample in samples if sample.method == method]
+    tokens = sum(len(answer.ids) - 1 for answer in answers)
+    return tokens / sum(answer.seconds - answer.prompt_verify for answer in answers)

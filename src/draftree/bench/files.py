@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader
 from draftree.bench.case import Result
 from draftree.bench.compare import Comparison
 from draftree.bench.kit import REFERENCE, label_of
+from draftree.bench.measure import Sample
 from draftree.bench.pictures import as_data, case_picture
 from draftree.bench.report import CAPTION, HEADINGS, cells, remarks, title
 from draftree.bench.summary import Row
@@ -29,13 +30,12 @@ def write_json(facts: dict[str, Any], path: Path) -> Path:
 
 def write_all(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> list[Path]:
     """Write bench-compare.json, .csv, .md, .html and Spec-Bench's answers into `folder`; returns their paths."""
-    stem = folder / "bench-compare"
-    written = [write_json(found.as_dict(), stem.with_suffix(".json"))]
-    write_csv(found, stem.with_suffix(".csv"))
-    stem.with_suffix(".md").write_text("\n".join(markdown(found)), encoding="utf-8")
-    stem.with_suffix(".html").write_text(page(found), encoding="utf-8")
-    written += [stem.with_suffix(ending) for ending in (".csv", ".md", ".html")]
-    return [*written, write_answers(found, tokenizers, folder)]
+    table, text, html = (folder / f"bench-compare.{ending}" for ending in ("csv", "md", "html"))
+    data = write_json(found.as_dict(), folder / "bench-compare.json")
+    write_csv(found, table)
+    text.write_text("\n".join(markdown(found)), encoding="utf-8")
+    html.write_text(page(found), encoding="utf-8")
+    return [data, table, text, html, write_answers(found, tokenizers, folder)]
 
 
 def write_csv(found: Comparison, path: Path) -> None:
@@ -74,12 +74,8 @@ def _flat(row: Row, result: Result) -> dict[str, Any]:
 def markdown(found: Comparison) -> list[str]:
     """Lines of a Markdown page."""
     about = found.about
-    lines = [
-        "# Comparison",
-        "",
-        f"`{about['command']}` at commit {about['commit'] or 'unknown'}. {CAPTION}the reference.",
-        "",
-    ]
+    made = f"`{about['command']}` at commit {about['commit'] or 'unknown'}. {CAPTION}the reference."
+    lines = ["# Comparison", "", made, ""]
     for name, cases in found.models.items():
         lines += [f"## {name}", ""]
         for result in cases:
@@ -93,30 +89,23 @@ def markdown(found: Comparison) -> list[str]:
 def page(found: Comparison) -> str:
     """One HTML file: tables and pictures, nothing fetched, no script; without matplotlib it has no pictures."""
     here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    models = {
-        name: [
-            {
-                "title": title(result),
-                "name": result.about["case"],
-                "lines": [cells(result, method) for method in result.names],
-                "remarks": remarks(result),
-                "picture": as_data(case_picture(result)),
-            }
-            for result in cases
-        ]
-        for name, cases in found.models.items()
-    }
+    models = {name: [_for_page(result) for result in cases] for name, cases in found.models.items()}
     return here.get_template("page.html.j2").render(
         about=found.about, resumed=found.resumed, headings=HEADINGS, caption=CAPTION, models=models
     )
+
+
+def _for_page(result: Result) -> dict[str, Any]:
+    lines = [cells(result, method) for method in result.names]
+    shown = {"title": title(result), "name": result.about["case"], "lines": lines, "remarks": remarks(result)}
+    return shown | {"picture": as_data(case_picture(result))}
 
 
 def write_answers(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> Path:
     """Write Spec-Bench's answer files, answers/MODEL/CASE/METHOD.jsonl, into `folder`; returns the answers' folder.
 
     Each line has `choices`, one for every round, with `turns`, `decoding_steps`, `new_tokens` and `wall_time` for each
-    turn and `accept_lengths`, tokens of every step of all turns. Steps of methods that do not tell them are the passes
-    of plain decoding.
+    turn and `accept_lengths`, tokens of every step of all turns.
     """
     out = folder / "answers"
     for model, cases in found.models.items():
@@ -131,28 +120,27 @@ def write_answers(found: Comparison, tokenizers: dict[str, Any], folder: Path) -
 
 
 def _spec_bench(result: Result, method: str, tokenizer: Any, model: str) -> list[dict[str, Any]]:
+    own: dict[int, dict[int, list[Sample]]] = {}  # by task and round, the samples of all turns
+    for sample in sorted(result.samples, key=lambda s: (s.task, s.round, s.turn)):
+        if sample.method == method:
+            own.setdefault(sample.task, {}).setdefault(sample.round, []).append(sample)
     rows = []
-    for number, task in enumerate(result.tasks):
-        own = sorted(
-            (s for s in result.samples if s.method == method and s.task == number), key=lambda s: (s.round, s.turn)
-        )
-        choices = []
-        for index in dict.fromkeys(s.round for s in own):
-            turns = [s for s in own if s.round == index]
-            choices.append(
-                {
-                    "index": index,
-                    "turns": [tokenizer.decode(s.answer.ids, skip_special_tokens=True) for s in turns],
-                    "decoding_steps": [len(s.answer.lengths) for s in turns],
-                    "new_tokens": [len(s.answer.ids) for s in turns],
-                    "wall_time": [s.answer.seconds for s in turns],
-                    "accept_lengths": [n for s in turns for n in s.answer.lengths],
-                }
-            )
-        if choices:
-            question = int(task.prompt.id) if task.prompt.id.isdecimal() else task.prompt.id
-            facts = {"question_id": question, "category": task.prompt.set, "model_id": f"{model}-{method}"}
-            rows.append(facts | {"choices": choices})
+    for task, rounds in own.items():
+        prompt = result.tasks[task].prompt
+        choices = [
+            {
+                "index": index,
+                "turns": [tokenizer.decode(s.answer.ids, skip_special_tokens=True) for s in turns],
+                "decoding_steps": [len(s.answer.lengths) for s in turns],
+                "new_tokens": [len(s.answer.ids) for s in turns],
+                "wall_time": [s.answer.seconds for s in turns],
+                "accept_lengths": [n for s in turns for n in s.answer.lengths],
+            }
+            for index, turns in rounds.items()
+        ]
+        question = int(prompt.id) if prompt.id.isdecimal() else prompt.id
+        facts = {"question_id": question, "category": prompt.set, "model_id": f"{model}-{method}"}
+        rows.append(facts | {"choices": choices})
     return rows
 
 

@@ -73,8 +73,7 @@ class WarmTrie:
     def __init__(self, model: Any, tokenizer: Any, max_new_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._drafter, self._shape = Lookahead(), DynamicTree()
-        made = (lambda: self._drafter), (lambda: self._shape)
-        self._teacher = Draftree("teacher", "teacher", model, max_new_tokens, *made)
+        self._teacher = Draftree("", "", model, max_new_tokens, lambda: self._drafter, lambda: self._shape)
         self._folder = tempfile.TemporaryDirectory(prefix="draftree-bench-")
         self._file = Path(self._folder.name) / "warm.trie"
         self.answered = 0
@@ -85,7 +84,7 @@ class WarmTrie:
         self.answered += 1
 
     def keep(self) -> None:
-        """Write the trie down: what `drafter` copies."""
+        """Save the trie: `drafter` loads copies of it."""
         self._drafter.save(self._file, self._tokenizer)
 
     def drafter(self) -> Lookahead:
@@ -93,7 +92,7 @@ class WarmTrie:
         return Lookahead.load(self._file, self._tokenizer)
 
     def shape(self) -> Shape:
-        """A copy of the shape that learned beside it."""
+        """A copy of the shape as the prompts have calibrated it."""
         return copy.deepcopy(self._shape)
 
 
@@ -104,11 +103,12 @@ class Kit:
     Attributes:
         model: a decoder-only model.
         max_new_tokens: most tokens of an answer.
-        sampling: how tokens are drawn; None takes the best.
-        warm: a taught trie; None where there was nothing to teach it with.
+        sampling: how tokens are sampled; None decodes greedily.
+        warm: a warmed trie; None where there are no prompts to warm it with.
         assistant: a small Hugging Face model of the same vocabulary; None for the embedded model's own, if it is that.
         compiled: whether to measure torch.compile.
-        small: what `model` was inflated from, for which the package's drafters were trained; None for `model` itself.
+        small, size: what `model` was inflated from, for which the package's drafters were trained, and the name of the
+            size it was inflated to; None and "" where it was not.
     """
 
     model: Any
@@ -118,6 +118,7 @@ class Kit:
     assistant: Any = None
     compiled: bool = True
     small: Any = None
+    size: str = ""
 
     def methods(self, names: Sequence[str]) -> tuple[list[Method], dict[str, str]]:
         """The methods that can be made, and by name why another cannot."""
@@ -136,23 +137,23 @@ class Kit:
             LeftOutError: it cannot be measured with this model or these options.
         """
         if name in HUGGING_FACE:
-            return self._theirs(name)
+            return self._hugging_face(name)
         if name in (PLAIN, HOOKED):
-            plain = self._ours(name, runner="auto" if name == PLAIN else "hooked")
+            plain = self._draftree(name, runner="auto" if name == PLAIN else "hooked")
             plain.optional = name == PLAIN  # not every model qualifies
             return plain
         if name in (TENSORS, CAPTURED):
-            return self._ours(name, runner=runner_in(self.model, name))
+            return self._draftree(name, runner=runner_in(self.model, name))
         if name == LIMITED:
-            return self._ours(name, self.maker(WARM), lambda: DynamicTree(NODES - 1))
+            return self._draftree(name, self.maker(WARM), lambda: DynamicTree(NODES - 1))
         if name in (WARM, REFUSED):
             make = self.maker(WARM)
             assert self.warm is not None
-            return self._ours(name, make, self.warm.shape, reject_drafts=name == REFUSED)
+            return self._draftree(name, make, self.warm.shape, reject_drafts=name == REFUSED)
         makers = [self.maker(part) for part in parts_of(name)]
-        ours = self._ours(name, makers[0] if len(makers) == 1 else lambda: Merge([make() for make in makers]))
-        ours.optional = SMALL in parts_of(name)  # whose vocabulary may be another
-        return ours
+        drafted = self._draftree(name, makers[0] if len(makers) == 1 else lambda: Merge([make() for make in makers]))
+        drafted.optional = SMALL in parts_of(name)  # whose vocabulary may be another
+        return drafted
 
     def maker(self, name: str) -> Callable[[], Drafter]:
         """What makes the drafter called `name`, anew for each round.
@@ -195,27 +196,21 @@ class Kit:
         drafter: Drafter = held if self.small is None else inflate_drafter(held, self.model)
         return drafter
 
-    def _theirs(self, name: str) -> Method:
-        given = (name, label_of(name), self.model, self.max_new_tokens)
+    def _hugging_face(self, name: str) -> Method:
+        given = (name, label_of(name), self.model, self.max_new_tokens, self.sampling)
         if name == COMPILED:
             if not self.compiled:
                 raise LeftOutError("--no-compile")
-            return CompiledHuggingFace(*given, sampling=self.sampling)
+            return CompiledHuggingFace(*given)
         if name == PROMPT_LOOKUP:
-            return DraftingHuggingFace(*given, sampling=self.sampling, prompt_lookup_num_tokens=10)
+            return DraftingHuggingFace(*given, prompt_lookup_num_tokens=10)
         if name == ASSISTED:
-            return DraftingHuggingFace(*given, sampling=self.sampling, assistant_model=self.draft_model())
-        return HuggingFace(*given, sampling=self.sampling)
+            return DraftingHuggingFace(*given, assistant_model=self.draft_model())
+        return HuggingFace(*given)
 
-    def _ours(
-        self,
-        name: str,
-        make: Callable[[], Drafter | None] = lambda: None,
-        shape: Callable[[], Shape | None] = lambda: None,
-        **options: Any,
-    ) -> Draftree:
-        given = (name, label_of(name), self.model, self.max_new_tokens, make, shape)
-        return Draftree(*given, sampling=self.sampling, **options)
+    def _draftree(self, name: str, *making: Callable[[], Any], **options: Any) -> Draftree:
+        given = (name, label_of(name), self.model, self.max_new_tokens)
+        return Draftree(*given, *making, sampling=self.sampling, **options)
 
 
 def runner_in(model: Any, name: str) -> Any:

@@ -42,7 +42,7 @@ def commit() -> str | None:
 def describe(model: Any, name: str | None) -> dict[str, Any]:
     """Commit, device, dtype, threads, command and versions, for `model` called `name` (None: the embedded one).
 
-    Where `model` is None nothing was run on one, and the processor is told.
+    Where `model` is None, nothing was run on one, and the device is the processor.
     """
     device = torch.device("cpu") if model is None else model.device
     return {

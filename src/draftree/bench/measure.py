@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from draftree.bench.methods import Answer, Method
 from draftree.progress import Watcher
@@ -29,9 +30,9 @@ class Sample:
     """One answer.
 
     Attributes:
-        method: who gave it.
-        task, turn: to what, by their numbers; the first turn is 0.
-        round: in which round.
+        method: name of the method that answered.
+        task, turn: numbers of the prompt and of its turn, from 0.
+        round: number of the round.
         answer: the answer.
         ids: the prompt of a later turn, with the method's own answers in it; None for the task's.
     """
@@ -44,15 +45,14 @@ class Sample:
     ids: list[int] | None = None
 
 
-class Log:
-    """Keeps samples as they come, so that a stopped run can go on; the base class keeps nothing."""
+class Log(Protocol):
+    """Keeps samples as they come, so that a stopped run can go on."""
 
     def held(self, number: int, group: int) -> list[Sample] | None:
         """Samples of round `number` and group `group` from before a stop; None where there are none."""
-        return None
 
     def keep(self, number: int, group: int, samples: list[Sample]) -> None:
-        """All methods have answered that group in that round."""
+        """Keep what all methods answered to that group in that round."""
 
 
 Talk = Callable[[Prompt, Sequence[Sequence[int]]], list[int]]  # token ids of a next turn, after these answers
@@ -105,31 +105,30 @@ def measure(
         methods: in the order of the first group's answers; it rotates from group to group.
         tasks: what to answer.
         rounds: how often.
-        watcher: hears of every method's answers to a group, outside the clock.
+        watcher: is stepped after every method's answers to a group, outside of the measured time.
         batch: neighbouring tasks that are answered together.
         talk: makes the prompts of later turns; None leaves those out.
         log: keeps samples, and gives back those of a run that was stopped.
     """
-    log = log or Log()
     groups = groups_of(tasks, batch)
     samples: list[Sample] = []
     for number in range(rounds):
         for method in methods:
             method.start()
         for i, group in enumerate(groups):
-            held = log.held(number, i)
-            if held is not None:
-                _recall(methods, tasks, held)
-                samples += held
+            new = None if log is None else log.held(number, i)
+            if new is not None:
+                _recall(methods, tasks, new)
                 for _ in methods:
                     watcher.step()
-                continue
-            first = (number * len(groups) + i) % len(methods)
-            new: list[Sample] = []
-            for method in [*methods[first:], *methods[:first]]:
-                new += _converse(method, tasks, group, number, talk)
-                watcher.step()
-            log.keep(number, i, new)
+            else:
+                new = []
+                first = (number * len(groups) + i) % len(methods)
+                for method in [*methods[first:], *methods[:first]]:
+                    new += _converse(method, tasks, group, number, talk)
+                    watcher.step()
+                if log is not None:
+                    log.keep(number, i, new)
             samples += new
     return samples
 
@@ -137,18 +136,18 @@ def measure(
 def _converse(
     method: Method, tasks: Sequence[Task], group: Sequence[int], number: int, talk: Talk | None
 ) -> list[Sample]:
-    """All turns of a group; whose conversation has fewer of them is left out of the later ones."""
+    """All turns of a group; prompts whose conversation has fewer turns are left out of the later ones."""
     samples: list[Sample] = []
-    said: dict[int, list[list[int]]] = {task: [] for task in group}
+    given: dict[int, list[list[int]]] = {task: [] for task in group}
     turns = 1 if talk is None else 1 + max(len(tasks[task].prompt.later) for task in group)
     for turn in range(turns):
         present = [task for task in group if turn <= len(tasks[task].prompt.later)]
         prompts = {task: tasks[task].ids for task in present}
         if turn and talk is not None:
-            prompts = {task: talk(tasks[task].prompt, said[task]) for task in present}
+            prompts = {task: talk(tasks[task].prompt, given[task]) for task in present}
         answers = method.answers(list(prompts.values()))
         for (task, ids), answer in zip(prompts.items(), answers, strict=True):
-            said[task].append(answer.ids)
+            given[task].append(answer.ids)
             samples.append(Sample(method.name, task, number, answer, turn, ids if turn else None))
     return samples
 

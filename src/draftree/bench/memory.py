@@ -1,13 +1,14 @@
 """Peak memory of plain and of drafted decoding, each in a process of its own.
 
-Memory that a process once held tells nothing about what came after, so the two ways need two processes; both load
-the same model and answer the same prompts. `python -m draftree.bench.memory` is such a process: it reads a job on
-standard input and prints its peak.
+Memory that a process once held hides what came later, so the two ways need two processes; both load the same model and
+answer the same prompts. `python -m draftree.bench.memory` is such a process: it reads a job on standard input and
+prints its peak.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -29,8 +30,6 @@ def peak_bytes() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -50,41 +49,29 @@ def compare_memory(
     -------
     `plain_bytes`, `drafted_bytes` and `overhead` (drafted / plain - 1); or `why`, where it could not be measured.
     """
-    job = {
-        "prompts": [list(ids) for ids in prompts[:PROMPTS]],
-        "max_new_tokens": max_new_tokens,
-        "threads": threads,
-        "model": model,
-        "params": params,
-        "decoding_length": decoding_length,
-    }
-    peaks = {}
-    for way in ("plain", "drafted"):
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "draftree.bench.memory"],
-                input=json.dumps(job | {"drafted": way == "drafted"}),
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT,
-                check=True,
-            )
-            peaks[way] = int(done.stdout.strip().splitlines()[-1])
-        except subprocess.CalledProcessError as error:
-            lines = error.stderr.strip().splitlines()
-            return {"why": lines[-1] if lines else f"exit status {error.returncode}"}
-        except (subprocess.TimeoutExpired, OSError) as error:
-            return {"why": str(error)}
-    return {
-        "decoding_length": decoding_length,
-        "prompts": len(job["prompts"]),  # type: ignore[arg-type]
-        "plain_bytes": peaks["plain"],
-        "drafted_bytes": peaks["drafted"],
-        "overhead": peaks["drafted"] / peaks["plain"] - 1,
-    }
+    chosen = [list(ids) for ids in prompts[:PROMPTS]]
+    job = {"prompts": chosen, "max_new_tokens": max_new_tokens, "threads": threads, "model": model, "params": params}
+    try:
+        plain = _peak(job | {"decoding_length": None})
+        drafted = _peak(job | {"decoding_length": decoding_length})
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines()
+        return {"why": lines[-1] if lines else f"exit status {error.returncode}"}
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return {"why": str(error)}
+    found = {"plain_bytes": plain, "drafted_bytes": drafted, "overhead": drafted / plain - 1}
+    return {"decoding_length": decoding_length, "prompts": len(chosen)} | found
+
+
+def _peak(job: dict[str, Any]) -> int:
+    """The peak of a process that runs `job`."""
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIMEOUT, "check": True}
+    done = subprocess.run([sys.executable, "-m", "draftree.bench.memory"], input=json.dumps(job), **options)
+    return int(done.stdout.strip().splitlines()[-1])
 
 
 def _run(job: dict[str, Any]) -> int:
+    """Answer the prompts of a job, plainly where its decoding length is None; the peak of this process."""
     import torch
 
     from draftree.bench.inflate import inflate
@@ -97,15 +84,11 @@ def _run(job: dict[str, Any]) -> int:
     model, _ = load_model(job["model"])
     if job["params"] is not None:
         model = inflate(model, job["params"])
-    drafted, length = job["drafted"], job["decoding_length"]
-    method = Draftree(
-        "memory",
-        "memory",
-        model,
-        job["max_new_tokens"],
-        (lambda: Lookahead(length)) if drafted else (lambda: None),
-        (lambda: Fixed(length)) if drafted else (lambda: None),
-    )
+    length = job["decoding_length"]
+    method = Draftree("", "", model, job["max_new_tokens"])
+    if length is not None:
+        drafted = (lambda: Lookahead(length)), (lambda: Fixed(length))
+        method = Draftree("", "", model, job["max_new_tokens"], *drafted)
     for ids in job["prompts"]:
         method.answer(ids)
     return peak_bytes()

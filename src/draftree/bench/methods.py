@@ -1,7 +1,6 @@
 """Ways to answer a prompt, all behind one call, so that a benchmark treats them alike.
 
-A method gets token ids and gives back new token ids, the seconds it took and, where it drafts, its counts. One more
-method is one more object here; nothing else of the harness changes.
+A method takes token ids and returns new token ids, the seconds that it took and, where it drafts, its counts.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import CompileConfig, StoppingCriteria, StoppingCriteriaList
 
 from draftree.drafting import Drafter
 from draftree.drafting.base import Context
@@ -23,13 +22,12 @@ from draftree.engine.limits import eos_token_ids
 from draftree.engine.options import read_options, rules_for
 from draftree.shaping import Shape
 
-MakeDrafter = Callable[[], Drafter | None]
-MakeShape = Callable[[], Shape | None]
+AfterStep = Callable[[Request], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; where there is none the best one is taken.
+    """How tokens are sampled; methods that have no such value decode greedily.
 
     Attributes:
         temperature, top_k, top_p: as in Hugging Face.
@@ -42,7 +40,7 @@ class Sampling:
     seed: int = 0
 
     def options(self) -> dict[str, Any]:
-        """What Hugging Face calls it, the seed left out."""
+        """The options of Hugging Face's `generate`, without the seed."""
         return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 
@@ -52,7 +50,7 @@ def samplings_of(
     """One for each temperature, None for 0.
 
     Raises:
-        ValueError: cuts that no draw would heed.
+        ValueError: top-k or top-p without a temperature over 0, where they would have no effect.
     """
     if not any(temperatures) and (top_k is not None or top_p is not None):
         raise ValueError(
@@ -67,10 +65,10 @@ class Answer:
 
     Attributes:
         ids: new token ids, an EOS included.
-        seconds: wall time of the call, prompt pass included; for prompts answered together its equal part.
-        stats: the engine's counts; None for methods that are not ours.
-        lengths: new tokens of every step; empty where the method does not tell.
-        prompt_verify: seconds of the pass that read the prompt; 0 for methods that are not ours.
+        seconds: wall time of the call, the prompt's pass included; each prompt of a batch counts an equal part.
+        stats: the engine's counts; None for Hugging Face's methods.
+        lengths: new tokens of every step.
+        prompt_verify: seconds of the pass that read the prompt; 0 for Hugging Face's methods.
     """
 
     ids: list[int]
@@ -86,9 +84,9 @@ class Method(ABC):
     Attributes:
         name: key in result files.
         label: what tables print.
-        optional: whether a benchmark goes on without it where it fails to get ready.
-        note: what a table should say about it besides its figures.
-        same_draws: whether it draws the tokens that plain decoding draws from the same seed.
+        optional: whether a benchmark goes on without this method where its first calls fail.
+        note: what a report says about it besides its figures.
+        same_draws: whether it samples the tokens that plain decoding samples at the same seed.
     """
 
     optional = False
@@ -100,46 +98,34 @@ class Method(ABC):
         self.label = label
 
     def ready(self, groups: Sequence[Sequence[Sequence[int]]]) -> None:
-        """Pay what only first calls pay. A drafter that learns here is replaced when a round starts."""
+        """Answer these batches for what only first calls pay; `start` drops what a drafter learns here."""
         for prompts in groups:
             self.answers(prompts)
 
     def start(self) -> None:
-        """A round begins: forget what the round before it taught, and be ready to answer."""
+        """Begin a round: drop what was learned in the round before."""
 
     def recall(self, ids: Sequence[int], answer: Sequence[int]) -> None:
-        """A stopped run goes on: learn what an answer given before the stop has taught."""
+        """Learn from an answer that was given before a run was stopped."""
+
+    def answer(self, ids: Sequence[int]) -> Answer:
+        """Answer one prompt of token ids."""
+        return self.answers([ids])[0]
 
     @abstractmethod
-    def answer(self, ids: Sequence[int]) -> Answer:
-        """Answer a prompt of token ids."""
-
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
         """Answer prompts together.
 
         Raises:
-            ValueError: several, and the method takes one at a time.
+            ValueError: several prompts for a method that takes one at a time.
         """
-        return [self.answer(self._alone(prompts))]
-
-    def _alone(self, prompts: Sequence[Sequence[int]]) -> Sequence[int]:
-        if len(prompts) > 1:
-            raise ValueError(f"{self.label} takes one prompt at a time")
-        return prompts[0]
 
 
 class HuggingFace(Method):
     """Hugging Face's own `generate`, at its defaults but for `options`; prompts of a batch are padded on the left."""
 
     def __init__(
-        self,
-        name: str,
-        label: str,
-        model: Any,
-        max_new_tokens: int,
-        *,
-        sampling: Sampling | None = None,
-        **options: Any,
+        self, name: str, label: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
     ) -> None:
         super().__init__(name, label)
         self._model = model
@@ -148,12 +134,7 @@ class HuggingFace(Method):
         self._options = {"max_new_tokens": max_new_tokens, **drawn, **options}
         self._ends = set(eos_token_ids(model))
 
-    def answer(self, ids: Sequence[int]) -> Answer:
-        """See `Method.answer`."""
-        return self.answers([ids])[0]
-
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-        """See `Method.answers`."""
         width = max(len(ids) for ids in prompts)
         rows = [[0] * (width - len(ids)) + list(ids) for ids in prompts]
         prompt = torch.tensor(rows, device=self._model.device)
@@ -161,114 +142,93 @@ class HuggingFace(Method):
         if self._seed is not None:
             torch.manual_seed(self._seed)
         begin = time.perf_counter()
-        sequences = self._model.generate(prompt, attention_mask=mask, **self._options, **self._extra())
-        said = 1 if self._model.config.is_encoder_decoder else width
-        new: list[list[int]] = sequences[:, said:].tolist()  # waits for the device
+        sequences = self._model.generate(prompt, attention_mask=mask, **self._options)
+        before = 1 if self._model.config.is_encoder_decoder else width
+        new: list[list[int]] = sequences[:, before:].tolist()  # waits for the device
         seconds = (time.perf_counter() - begin) / len(prompts)
         cut = [self._cut(ids) for ids in new]
-        return [Answer(ids, seconds, lengths=self._lengths(ids)) for ids in cut]
+        return [Answer(ids, seconds, lengths=self._lengths(ids, before)) for ids in cut]
 
     def _cut(self, ids: list[int]) -> list[int]:
-        """The answer up to its EOS: behind it a batch's row is padded."""
+        """The answer up to its EOS; the rest of a batch's row is padding."""
         end = next((i for i, token in enumerate(ids) if token in self._ends), len(ids) - 1)
         return ids[: end + 1]
 
-    def _extra(self) -> dict[str, Any]:
-        """Options of one call."""
-        return {}
-
-    def _lengths(self, ids: list[int]) -> tuple[int, ...]:
+    def _lengths(self, ids: list[int], before: int) -> tuple[int, ...]:
         return (1,) * len(ids)
 
 
 class DraftingHuggingFace(HuggingFace):
     """Hugging Face's prompt lookup or assisted generation; a stopping criterion counts the tokens of each step."""
 
-    optional = True  # not every model can take guesses back
+    optional = True  # not every model can drop draft tokens from its cache
 
-    def __init__(self, name: str, label: str, model: Any, max_new_tokens: int, **options: Any) -> None:
-        super().__init__(name, label, model, max_new_tokens, **options)
-        self.same_draws = self._seed is None
-        self._counter = _StepLengths()
+    def __init__(
+        self, name: str, label: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
+    ) -> None:
+        self._counter = _TextLengths()
+        options["stopping_criteria"] = StoppingCriteriaList([self._counter])
+        super().__init__(name, label, model, max_new_tokens, sampling, **options)
+        self.same_draws = sampling is None
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-        """See `Method.answers`."""
-        prompt = self._alone(prompts)
-        self._counter.seen = [1 if self._model.config.is_encoder_decoder else len(prompt)]
+        if len(prompts) > 1:
+            raise ValueError(f"{self.label} takes one prompt at a time")
+        self._counter.lengths = []
         return super().answers(prompts)
 
-    def _extra(self) -> dict[str, Any]:
-        return {"stopping_criteria": StoppingCriteriaList([self._counter])}
-
-    def _lengths(self, ids: list[int]) -> tuple[int, ...]:
-        seen = self._counter.seen
-        steps = [b - a for a, b in pairwise(seen)]
-        while steps and sum(steps) > len(ids):  # of guesses behind an EOS
-            steps[-1] -= 1
-            if not steps[-1]:
-                steps.pop()
-        return tuple(steps)
+    def _lengths(self, ids: list[int], before: int) -> tuple[int, ...]:
+        # The last step may have accepted draft tokens after an EOS, which are cut off.
+        ends = [min(length - before, len(ids)) for length in self._counter.lengths]
+        return tuple(b - a for a, b in pairwise([0, *ends]) if b > a)
 
 
-class _StepLengths(StoppingCriteria):
-    """Stops nothing; notes how long the text is after every step."""
+class _TextLengths(StoppingCriteria):
+    """Stops nothing, and notes the length of the text after every step."""
 
     def __init__(self) -> None:
-        self.seen: list[int] = []
+        self.lengths: list[int] = []
 
     def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
-        """See Hugging Face's `StoppingCriteria`."""
-        if input_ids.shape[1] > self.seen[-1]:
-            self.seen.append(input_ids.shape[1])
+        self.lengths.append(input_ids.shape[1])
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
 class CompiledHuggingFace(HuggingFace):
     """Hugging Face's `generate` with its static cache and its own torch.compile of the decoding step.
 
-    Compiling is paid in `ready` and told in `note`, not in the speed. The static cache is as long as the longest
-    prompt wants it, for every prompt: another length would compile again.
+    Compiling is paid in `ready`; its time stands in `note` and not in the speed.
     """
 
     optional = True
 
     def __init__(
-        self, name: str, label: str, model: Any, max_new_tokens: int, *, sampling: Sampling | None = None
+        self, name: str, label: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None
     ) -> None:
-        from transformers import CompileConfig
-
         config = CompileConfig()
         # Hugging Face compiles on a CPU only where this is set.
         config._compile_all_devices = True  # type: ignore[assignment]
-        super().__init__(
-            name,
-            label,
-            model,
-            max_new_tokens,
-            sampling=sampling,
-            cache_implementation="static",
-            compile_config=config,
-        )
+        options: dict[str, Any] = {"cache_implementation": "static", "compile_config": config}
+        super().__init__(name, label, model, max_new_tokens, sampling, **options)
 
     def ready(self, groups: Sequence[Sequence[Sequence[int]]]) -> None:
-        """See `Method.ready`."""
+        # The longest prompts come first: the cache keeps their length, and another length would compile again.
         begin = time.perf_counter()
-        for prompts in sorted(groups, key=lambda group: max(map(len, group)), reverse=True):
-            self.answers(prompts)
+        super().ready(sorted(groups, key=lambda group: max(map(len, group)), reverse=True))
         self.note = f"compiling took {time.perf_counter() - begin:.0f} s, not counted"
 
 
 class Draftree(Method):
-    """The engine, one call an answer: options read and engine made inside the clock, as `draftree.generate` does.
+    """The engine, one call an answer: options are read and the engine is made inside the clock, as `generate` does.
 
-    Only the drafter, and the shape with it, lives on from call to call within a round.
+    The drafter and the shape live on from call to call within a round.
 
     Args:
-        model: decoder-only, or an encoder-decoder, which is asked through its encoder.
+        model: decoder-only, or an encoder-decoder, whose prompts go through its encoder.
         max_new_tokens: most tokens of an answer.
-        make_drafter: gives the drafter of a round, or None for plain decoding.
-        make_shape: gives the shape of a round; None leaves the engine's default.
-        sampling: how tokens are drawn; None takes the best.
+        make_drafter: makes the drafter of a round, or None for plain decoding.
+        make_shape: makes the shape of a round; None leaves the engine's default.
+        sampling: how tokens are sampled; None decodes greedily.
         options: more of `Engine`, such as `runner` or `reject_drafts`.
     """
 
@@ -278,38 +238,24 @@ class Draftree(Method):
         label: str,
         model: Any,
         max_new_tokens: int,
-        make_drafter: MakeDrafter = lambda: None,
-        make_shape: MakeShape = lambda: None,
+        make_drafter: Callable[[], Drafter | None] = lambda: None,
+        make_shape: Callable[[], Shape | None] = lambda: None,
         *,
         sampling: Sampling | None = None,
         **options: Any,
     ) -> None:
         super().__init__(name, label)
-        self._model = model
-        self._new = max_new_tokens
-        self._make_drafter = make_drafter
-        self._make_shape = make_shape
-        self._seed = None if sampling is None else sampling.seed
-        self._drawn = {} if sampling is None else sampling.options()
-        self._options = options
-        self._reads = bool(model.config.is_encoder_decoder)
+        self._model, self._new, self._sampling, self._options = model, max_new_tokens, sampling, options
+        self._make_drafter, self._make_shape = make_drafter, make_shape
+        self._encodes = bool(model.config.is_encoder_decoder)
         self.start()
 
     def start(self) -> None:
-        """See `Method.start`."""
         self.drafter = self._make_drafter()
         self._shape = self._make_shape()
 
-    def answer(self, ids: Sequence[int], after_step: Callable[[Request], None] | None = None) -> Answer:
-        """See `Method.answer`; `after_step` sees the request after every pass, outside the measured time."""
-        return self._together([ids], after_step)[0]
-
-    def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-        """See `Method.answers`."""
-        return [self.answer(prompts[0])] if len(prompts) == 1 else self._together(prompts)
-
     def recall(self, ids: Sequence[int], answer: Sequence[int]) -> None:
-        """See `Method.recall`: what a trie keeps; what tree sizes were calibrated on is found anew."""
+        """Teach the drafter (a trie keeps answers); the calibration of the shape is not restored."""
         if self.drafter is None:
             return
         Engine(self._model, drafter=self.drafter, shape=self._shape, slots=1, **self._options)  # binds
@@ -318,57 +264,54 @@ class Draftree(Method):
         request.tokens += answer
         self.drafter.end(request)
 
-    def _together(
-        self, prompts: Sequence[Sequence[int]], after_step: Callable[[Request], None] | None = None
-    ) -> list[Answer]:
+    def answer(self, ids: Sequence[int], after_step: AfterStep | None = None) -> Answer:
+        """Answer one prompt; `after_step` gets the request after every step, outside of the measured time."""
+        return self.answers([ids], after_step)[0]
+
+    def answers(self, prompts: Sequence[Sequence[int]], after_step: AfterStep | None = None) -> list[Answer]:
         begin = time.perf_counter()
-        options = read_options(self._model, None, None, None, {"max_new_tokens": self._new, **self._drawn})
-        sources = [torch.tensor(ids, device=self._model.device) for ids in prompts] if self._reads else []
-        starts = [[options.decoder_start]] * len(prompts) if self._reads else prompts
-        engine = Engine(
-            self._model,
-            drafter=self.drafter,
-            shape=self._shape,
-            slots=len(prompts),
-            capacity=max(map(len, starts)) + self._new + 64,
-            **self._options,
-        )
-        requests = [
-            engine.add(
-                ids,
-                rules_for(
-                    self._model,
-                    options,
-                    max_new_tokens=self._new,
-                    padded_length=len(ids),
-                    seed=None if self._seed is None else self._seed + b,
-                    encoder_ids=sources[b][None] if sources else None,
-                ),
-                encoder_input=sources[b] if sources else None,
-            )
-            for b, ids in enumerate(starts)
-        ]
+        engine, requests = self._requests(prompts)
         seconds = time.perf_counter() - begin
         lengths: list[list[int]] = [[] for _ in requests]
-        told = [0] * len(requests)
-        first = [0.0] * len(requests)
+        prompt_verify = [0.0] * len(requests)
         while engine.busy:
             begin = time.perf_counter()
             engine.step()
             seconds += time.perf_counter() - begin
             for b, request in enumerate(requests):
-                new = len(request.output) - told[b]
+                new = len(request.output) - sum(lengths[b])
                 if new:
-                    if not told[b]:
-                        first[b] = request.stats.seconds["verify"]
+                    if not lengths[b]:
+                        prompt_verify[b] = request.stats.seconds["verify"]
                     lengths[b].append(new)
-                    told[b] += new
                 if after_step is not None:
                     after_step(request)
         for request in requests:
             if request.error is not None:
                 raise request.error
         return [
-            Answer(request.tokens, seconds / len(requests), request.stats, tuple(of), read)
-            for request, of, read in zip(requests, lengths, first, strict=True)
+            Answer(request.tokens, seconds / len(requests), request.stats, tuple(own), verify)
+            for request, own, verify in zip(requests, lengths, prompt_verify, strict=True)
         ]
+
+    def _requests(self, prompts: Sequence[Sequence[int]]) -> tuple[Engine, list[Request]]:
+        """An engine with a slot for each prompt, and the prompts in it."""
+        drawn = {} if self._sampling is None else self._sampling.options()
+        options = read_options(self._model, None, None, None, {"max_new_tokens": self._new, **drawn})
+        sources = [torch.tensor(ids, device=self._model.device) for ids in prompts] if self._encodes else []
+        starts = [[options.decoder_start]] * len(prompts) if self._encodes else prompts
+        capacity = max(map(len, starts)) + self._new + 64
+        made = {"drafter": self.drafter, "shape": self._shape, **self._options}
+        engine = Engine(self._model, None, slots=len(prompts), capacity=capacity, **made)
+        requests = []
+        for b, ids in enumerate(starts):
+            rules = rules_for(
+                self._model,
+                options,
+                max_new_tokens=self._new,
+                padded_length=len(ids),
+                seed=None if self._sampling is None else self._sampling.seed + b,
+                encoder_ids=sources[b][None] if sources else None,
+            )
+            requests.append(engine.add(ids, rules, encoder_input=sources[b] if sources else None))
+        return engine, requests

@@ -61,11 +61,8 @@ def case_picture(result: Result) -> Any:
     if not has_matplotlib():
         return None
     figure = new_figure(13, 2.4 + 0.5 * len(result.rows))
-    axes = figure.subplots(2, 2).flatten()
-    _speeds(axes[0], result)
-    _by_set(axes[1], result)
-    _stages(axes[2], result)
-    _depths(axes[3], result)
+    for axis, draw in zip(figure.subplots(2, 2).flatten(), (_speeds, _by_set, _stages, _depths), strict=True):
+        draw(axis, result)
     return figure
 
 
@@ -92,7 +89,7 @@ def _speeds(axis: Any, result: Result) -> None:
 
 
 def _drafting(result: Result) -> list[str]:
-    """Measured drafters, fastest first; the worst case, which accepts nothing, is none."""
+    """Measured drafters, fastest first, without the worst case, which accepts nothing."""
     names = [n for n, row in result.rows.items() if row.stats is not None and row.stats.accepted]
     return sorted(names, key=lambda name: -result.rows[name].speed.value)
 
@@ -107,16 +104,15 @@ def _by_set(axis: Any, result: Result) -> None:
 
 
 def _stages(axis: Any, result: Result) -> None:
-    names = [name for name, row in result.rows.items() if row.stats is not None and row.tokens]
-    left = [0.0] * len(names)
+    rows = {label_of(name): row for name, row in result.rows.items() if row.stats is not None and row.tokens}
+    left = [0.0] * len(rows)
     for stage in (*STAGES, "between"):
         parts = []
-        for name in names:
-            row = result.rows[name]
-            spent = {} if row.stats is None else row.stats.seconds
+        for row in rows.values():
+            spent = row.stats.seconds if row.stats is not None else {}
             seconds = row.seconds - sum(spent.values()) if stage == "between" else spent[stage]
             parts.append(1000 * max(seconds, 0.0) / row.tokens)
-        axis.barh([label_of(name) for name in names], parts, left=left, height=0.66, label=stage)
+        axis.barh(list(rows), parts, left=left, height=0.66, label=stage)
         left = [at + part for at, part in zip(left, parts, strict=True)]
     axis.invert_yaxis()
     plain_axis(axis, "Time by stage", "milliseconds a token; prompts are read in verify", "")

@@ -1,8 +1,8 @@
 """`draftree bench quick`: the first question about a machine, answered in a few minutes.
 
 How fast are Hugging Face's ways of decoding and ours, on the same model, prompts, dtype and threads, and are all
-outputs equal? It is one case of `bench compare`, with the peak memory of drafting beside it. Lookahead is measured with
-an empty trie, with one that has answered other prompts of the same sets, and with all its draft tokens refused.
+outputs equal? It is one case of `bench compare`, and the peak memory of drafting. Lookahead is measured with an empty
+trie, with one that has answered other prompts of the same sets, and with all its draft tokens refused.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from draftree.bench.case import Result, Settings, encode_all, run_case, teach
+from draftree.bench.case import Result, Settings, encode_all, make_kit, run_case
 from draftree.bench.inflate import inflate
-from draftree.bench.kit import COLD, COMPILED, HOOKED, PLAIN, PROMPT_LOOKUP, REFERENCE, REFUSED, SELF, SMALL, WARM, Kit
+from draftree.bench.kit import COLD, COMPILED, HOOKED, PLAIN, PROMPT_LOOKUP, REFERENCE, REFUSED, SELF, SMALL, WARM
 from draftree.bench.memory import compare_memory
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
@@ -48,13 +48,9 @@ def run_quick(
     """
     watcher = watcher or Watcher()
     texts = encode_all(model, tokenizer, prompts, settings)
-    warm = teach(model, tokenizer, texts, settings, watcher)
-    kit = Kit(model, settings.max_new_tokens, warm=warm, compiled=settings.compiled)
-    if params is not None:
-        kit = replace(kit, model=inflate(model, params), small=model)
+    large = None if params is None else inflate(model, params)
+    kit = make_kit(model, tokenizer, texts, settings, watcher, large=large, size=params or "")
     result = run_case(kit, tokenizer, texts, settings, METHODS, name=name, watcher=watcher)
-    if params is not None:
-        result.about["model"] += f" inflated to {params}"
     watcher.stage("memory", None)
     ids, threads = [task.ids for task in texts.tasks], result.about["threads"]
     return replace(result, memory=compare_memory(ids, settings.max_new_tokens, threads, name, params=params))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Group
@@ -30,8 +31,10 @@ def title(result: Result) -> str:
     about = result.about
     rounds = about["settings"]["rounds"]
     where = f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}"
-    asked = f"{about['prompts']} prompts of {len(about['sets'])} sets, {rounds} {'round' if rounds == 1 else 'rounds'}"
-    return f"{where}: {asked}; {about['case']}"
+    measured = (
+        f"{about['prompts']} prompts of {len(about['sets'])} sets, {rounds} {'round' if rounds == 1 else 'rounds'}"
+    )
+    return f"{where}: {measured}; {about['case']}"
 
 
 def cells(result: Result, name: str) -> list[str]:
@@ -41,15 +44,21 @@ def cells(result: Result, name: str) -> list[str]:
     if row is None:
         return [label, "not measured", *[""] * (len(HEADINGS) - 2)]
     efficiency, drafts = row.efficiency(result.plain), row.stats is not None and row.stats.drafted > 0
+    over = [shown(row.over.get(name), "{:.2f}") for name in (REFERENCE, result.plain)]
     return [
         label,
         shown(row.speed, "{:.0f}"),
-        shown(row.over.get(REFERENCE), "{:.2f}"),
-        shown(row.over.get(result.plain), "{:.2f}"),
+        *over,
         f"{row.stats.acceptance_length:.2f}" if drafts and row.stats else "",
         f"{efficiency:.2f}" if drafts and efficiency is not None else "",
         "" if name in result.uncompared else str(len(row.parted)),
     ]
+
+
+def is_disturbed(result: Result) -> bool:
+    """Whether more answers were slow in one round alone than a quiet machine explains."""
+    slow, compared = result.disturbed
+    return slow > compared * MOST_DISTURBED
 
 
 def remarks(result: Result) -> list[str]:
@@ -64,16 +73,15 @@ def remarks(result: Result) -> list[str]:
             f"{100 * memory['overhead']:+.1f} %."
         )
     slow, compared = result.disturbed
-    if slow > compared * MOST_DISTURBED:
+    if is_disturbed(result):
         lines.append(
             f"The machine was not quiet: {slow} of {compared} answers took over twice the time of the same answer in "
             "another round. Measure again before you trust these figures."
         )
-    for name in result.names:
-        if name in result.unmeasured:
-            why = result.unmeasured[name]
-            why = why if len(why) <= LONGEST_REASON else f"{why[: LONGEST_REASON - 1]}…"
-            lines.append(f"{label_of(name)}: not measured: {why}")
+    for name in filter(result.unmeasured.__contains__, result.names):
+        why = result.unmeasured[name]
+        why = why if len(why) <= LONGEST_REASON else f"{why[: LONGEST_REASON - 1]}…"
+        lines.append(f"{label_of(name)}: not measured: {why}")
     lines += [f"{label_of(name)}: {note}." for name, note in result.notes.items()]
     for name, row in result.rows.items():
         lines += [
@@ -89,19 +97,13 @@ def render(result: Result) -> Group:
     caption = f"{CAPTION}{label_of(result.reference)}."
     tables = [rich_table(title(result), HEADINGS, [cells(result, name) for name in result.names], caption)]
     if WARM in result.rows and result.rows[WARM].by_set:
-        theirs = result.rows[result.reference].by_set
-        head = (
-            "set",
-            "tokens",
-            f"{label_of(result.reference)} tokens/s",
-            "warm tokens/s",
-            "over it",
-            "acceptance length",
-        )
+        reference = label_of(result.reference)
+        head = ("set", "tokens", f"{reference} tokens/s", "warm tokens/s", "over it", "acceptance length")
         lines = []
         for name, row in result.rows[WARM].by_set.items():
             length = f"{row.stats.acceptance_length:.2f}" if row.stats else ""
-            speeds = [f"{theirs[name].speed.value:.0f}", f"{row.speed.value:.0f}"]
+            plain = result.rows[result.reference].by_set[name].speed
+            speeds = [f"{plain.value:.0f}", f"{row.speed.value:.0f}"]
             lines.append([name, str(row.tokens), *speeds, shown(row.over.get(result.reference), "{:.2f}"), length])
         tables.append(rich_table(f"{label_of(WARM)}, by set", head, lines))
     return Group(*tables, *map(escape, remarks(result)))
@@ -109,15 +111,8 @@ def render(result: Result) -> Group:
 
 def rich_table(name: str, headings: Sequence[str], lines: Sequence[Sequence[str]], caption: str = "") -> Table:
     """A table of texts, its first column on the left."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        title=escape(name),
-        title_justify="left",
-        title_style="bold",
-        caption=escape(caption) or None,
-        caption_justify="left",
-    )
+    options: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "caption_justify": "left"}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=escape(name), caption=escape(caption) or None, **options)
     for place, heading in enumerate(headings):
         table.add_column(heading.replace(" ", "\n", 1) if place else heading, justify="right" if place else "left")
     for line in lines:

@@ -1,4 +1,4 @@
-"""Steps of some rows, ours and Hugging Face's, timed in turns beside the speed of the memory.
+"""Steps of some rows, draftree's and Hugging Face's, timed in turns, and the speed of the memory.
 
 A step reads every weight once, however few its rows, so no step is faster than the weights' bytes at the memory's
 bandwidth. Steps are timed as they follow each other in decoding: some of the same kind go before each timed one, so
@@ -24,12 +24,8 @@ from draftree.runner import Runner
 from draftree.runner.plan import Plan
 
 HF, LOOP = "hf_forward", "draftree_loop"
-FORM_LABELS = {
-    "draftree_tensors": "draftree, tensors",
-    "draftree_captured": "draftree, captured",
-    "draftree_compile": "draftree, compile",
-}
-LABELS = {HF: "HF forward", LOOP: "draftree", **FORM_LABELS}
+FORMS = {"draftree_tensors": "draftree, tensors", "draftree_captured": "draftree, captured"}
+LABELS = {HF: "HF forward", LOOP: "draftree", **FORMS}
 BUFFER = 256 * 2**20  # bytes, far beyond any cache
 SETTLING, LONG = 10, 0.02  # most steps before a timed one, and seconds of them that are enough
 
@@ -66,7 +62,7 @@ def time_rows(
         context: tokens before the rows.
         rounds: how often each is timed.
         watcher: shows progress.
-        forms: the same in other forms by their names in `FORM_LABELS`, and rows to time them with, 1 among them.
+        forms: further runners of the model by their names in `LABELS`, and rows to time them with, 1 among them.
     """
     device = model.device
     size = (1, max(context, *counts))
@@ -85,21 +81,19 @@ def time_rows(
             for name in list(steps) if number % 2 else list(steps)[::-1]:
                 if n not in rows[name]:
                     continue
-                settle(partial(steps[name], n), clock)
-                _wait(device)
-                start = clock()
-                steps[name](n)
-                _wait(device)
-                times[name, n].append(clock() - start)
+                step = partial(steps[name], n)
+                settle(step, clock)
+                times[name, n].append(timed(step, device))
                 watcher.step()
     read = weight_bytes(model)
     floor = {"weight_bytes": float(read), "bandwidth": memory.best, "seconds": read / memory.best}
+    medians = {key: statistics.median(seconds) for key, seconds in times.items()}
     found = []
-    for (name, count), seconds in times.items():
-        median = statistics.median(seconds)
-        facts = {"method": name, "label": LABELS[name], "rows": count, "seconds": median, "fastest": min(seconds)}
-        facts |= {"over_one_row": median / statistics.median(times[name, 1]), "floor_share": floor["seconds"] / median}
-        found.append(facts | {"samples": seconds})
+    for (name, count), median in medians.items():
+        samples = times[name, count]
+        facts = {"method": name, "label": LABELS[name], "rows": count, "seconds": median, "fastest": min(samples)}
+        facts |= {"over_one_row": median / medians[name, 1], "floor_share": floor["seconds"] / median}
+        found.append(facts | {"samples": samples})
     return Steps(found, floor)
 
 
@@ -113,35 +107,25 @@ def settle(step: Callable[[], Any], clock: Callable[[], float]) -> None:
 
 
 class Bandwidth:
-    """Bytes a second that torch's threads move to or from memory, sampled beside what is to be held against it.
-
-    Args:
-        device: whose memory.
-    """
+    """Bytes a second that torch's threads move to or from the memory of `device`, sampled between timed steps."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._clock = device, clock_of(device)
+        self._device = device
         self._source = torch.empty(BUFFER // 4, device=device).fill_(1.0)
         self._copied = torch.empty_like(self._source).zero_()
-        self._samples: dict[str, list[float]] = {"copying": [], "summing": []}
+        self._copying: list[float] = []
+        self._summing: list[float] = []
 
     def sample(self) -> None:
         """Copy a large buffer, and sum it."""
-        ways: dict[str, tuple[int, Callable[[], Any]]] = {
-            "copying": (2, lambda: self._copied.copy_(self._source)),
-            "summing": (1, lambda: self._source.sum()),
-        }
-        for name, (times, way) in ways.items():
-            _wait(self._device)
-            start = self._clock()
-            way()
-            _wait(self._device)
-            self._samples[name].append(times * self._source.nbytes / (self._clock() - start))
+        size = self._source.nbytes
+        self._copying.append(2 * size / timed(lambda: self._copied.copy_(self._source), self._device))
+        self._summing.append(size / timed(self._source.sum, self._device))
 
     @property
     def best(self) -> float:
-        """The median of the faster way."""
-        return max(statistics.median(samples) for samples in self._samples.values())
+        """The median of the faster of both."""
+        return max(statistics.median(self._copying), statistics.median(self._summing))
 
 
 def weight_bytes(model: Any) -> int:
@@ -151,11 +135,7 @@ def weight_bytes(model: Any) -> int:
 
 
 def check_context(context: int, most: int, limit: int | None) -> None:
-    """Refuse a context that leaves no room for the rows.
-
-    Raises:
-        ValueError: such a one.
-    """
+    """Raise a ValueError for a context that leaves no room for `most` rows in the model's `limit` positions."""
     if limit is not None and context + most > limit:
         raise ValueError(
             f"A context of {context} and {most} rows do not fit the model's {limit} positions: give a shorter one."
@@ -167,9 +147,14 @@ def clock_of(device: torch.device) -> Callable[[], float]:
     return time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def timed(step: Callable[[], Any], device: torch.device) -> float:
+    """Seconds that `step` takes on `device`, whose queue is empty before and after."""
+    clock, wait = clock_of(device), torch.cuda.synchronize if device.type == "cuda" else lambda _: None
+    wait(device)
+    start = clock()
+    step()
+    wait(device)
+    return clock() - start
 
 
 def _hf_steps(model: Any, tokens: Tensor, context: int) -> Callable[[int], None]:

@@ -7,7 +7,7 @@ prompts do neither. Ratios resample both methods by the same prompts, since both
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,21 @@ class Estimate:
     """A value with its 95 % bootstrap interval; None where a single prompt gives nothing to resample."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
     def as_dict(self) -> dict[str, float | None]:
         """Plain numbers, for JSON."""
-        return {"value": self.value, "low": self.low, "high": self.high}
+        return asdict(self)
+
+    def times(self, factor: float) -> Estimate:
+        """This one times a positive number."""
+        low, high = self.low, self.high
+        return Estimate(self.value * factor, *(None if end is None else end * factor for end in (low, high)))
+
+    def inverse(self) -> Estimate:
+        """1 over this one."""
+        return Estimate(1 / self.value, *(None if end is None else 1 / end for end in (self.high, self.low)))
 
 
 def shown(estimate: Estimate | None, number: str) -> str:
@@ -60,7 +69,7 @@ class Row:
         tokens, seconds: of all its answers.
         speed: tokens a second.
         over: by name of a reference method, this one's speed over that one's.
-        stats: its counts over all answers; None where it is not ours.
+        stats: its counts over all answers; None for Hugging Face's methods.
         parted: (task, difference) of each prompt whose answer in any round is not the reference's.
         by_set: by set, the row of that set's prompts alone.
     """
@@ -75,7 +84,7 @@ class Row:
     by_set: dict[str, Row] = field(default_factory=dict)
 
     def efficiency(self, plain: str) -> float | None:
-        """Overhead efficiency, (speed-up over `plain`) / (acceptance length); None for methods not ours."""
+        """Overhead efficiency, (speed-up over `plain`) / (acceptance length); None for Hugging Face's methods."""
         if self.stats is None or plain not in self.over:
             return None
         return self.over[plain].value / self.stats.acceptance_length
@@ -100,7 +109,7 @@ class Row:
 
 
 def summarise(
-    samples: Sequence[Sample], tasks: Sequence[Task], references: Sequence[str], seed: int = 0, batch: int = 1
+    samples: Sequence[Sample], tasks: Sequence[Task], references: Sequence[str], batch: int = 1
 ) -> dict[str, Row]:
     """A row for every method in `samples`, by name, with those of every set inside.
 
@@ -108,58 +117,48 @@ def summarise(
         samples: every method's answers to every task.
         tasks: what they answered.
         references: names of the methods to give ratios against.
-        seed: of the bootstrap.
         batch: prompts that were answered together; they are drawn together, and as their sets are mixed there are no
             rows by set.
     """
-    rows = _rows(samples, groups_of(tasks, batch), references, seed)
+    rows = _rows(samples, groups_of(tasks, batch), references)
     for name in dict.fromkeys(task.prompt.set for task in tasks) if batch == 1 else ():
         chosen = [[i] for i, task in enumerate(tasks) if task.prompt.set == name]
-        for method, row in _rows(samples, chosen, references, seed).items():
+        for method, row in _rows(samples, chosen, references).items():
             rows[method].by_set[name] = row
     return rows
 
 
-def _rows(
-    samples: Sequence[Sample], chosen: Sequence[Sequence[int]], references: Sequence[str], seed: int
-) -> dict[str, Row]:
-    methods = list(dict.fromkeys(sample.method for sample in samples))
+def _rows(samples: Sequence[Sample], chosen: Sequence[Sequence[int]], references: Sequence[str]) -> dict[str, Row]:
+    methods = {name: m for m, name in enumerate(dict.fromkeys(sample.method for sample in samples))}
     place = {task: column for column, group in enumerate(chosen) for task in group}
-    tokens = np.zeros((len(methods), len(chosen)))
-    seconds = np.zeros_like(tokens)
+    tokens, seconds = np.zeros((2, len(methods), len(chosen)))
     counts: dict[str, RequestStats] = {}
     for sample in samples:
         if sample.task not in place:
             continue
-        at = methods.index(sample.method), place[sample.task]
+        at = methods[sample.method], place[sample.task]
         tokens[at] += len(sample.answer.ids)
         seconds[at] += sample.answer.seconds
         if sample.answer.stats is not None:
             counts.setdefault(sample.method, RequestStats()).add(sample.answer.stats)
-    drawn = np.random.default_rng(seed).integers(0, len(chosen), (RESAMPLES, len(chosen)))
+    drawn = np.random.default_rng(0).integers(0, len(chosen), (RESAMPLES, len(chosen)))
     speed = tokens.sum(1) / seconds.sum(1)
     resampled = tokens[:, drawn].sum(2) / seconds[:, drawn].sum(2)
     rows = {}
-    for m, name in enumerate(methods):
-        over = {}
-        for reference in references:
-            if reference in methods:
-                r = methods.index(reference)
-                over[reference] = _estimate(speed[m] / speed[r], resampled[m] / resampled[r], len(chosen))
-        rows[name] = Row(
-            name,
-            tokens=int(tokens[m].sum()),
-            seconds=float(seconds[m].sum()),
-            speed=_estimate(speed[m], resampled[m], len(chosen)),
-            over=over,
-            stats=counts.get(name),
-        )
+    for name, m in methods.items():
+        over = {
+            reference: _estimate(speed[m] / speed[r], resampled[m] / resampled[r], len(chosen))
+            for reference in references
+            if (r := methods.get(reference)) is not None
+        }
+        own = _estimate(speed[m], resampled[m], len(chosen))
+        rows[name] = Row(name, int(tokens[m].sum()), float(seconds[m].sum()), own, over, counts.get(name))
     return rows
 
 
 def _estimate(value: float, resampled: NDArray[Any], prompts: int) -> Estimate:
     if prompts < 2:
-        return Estimate(float(value), None, None)
+        return Estimate(float(value))
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return Estimate(float(value), float(low), float(high))
@@ -186,7 +185,7 @@ def find_differences(
 def count_disturbed(samples: Sequence[Sample]) -> tuple[int, int]:
     """(answers over twice as slow as the same method's fastest on the same prompt, answers compared).
 
-    The same work at half the speed is the machine's doing, so this tells whether it was quiet; (0, 0) for one round.
+    The same work at half the speed is the machine's doing, so this shows whether it was quiet; (0, 0) for one round.
     """
     by_work: dict[tuple[str, int, int], list[float]] = {}
     for sample in samples:

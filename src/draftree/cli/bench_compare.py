@@ -56,7 +56,7 @@ def compare(
     """Methods x models x batch sizes x sampling, interleaved by prompt; a stopped run goes on when called again."""
     from draftree.bench.agree import agreement, read_result
     from draftree.bench.case import Settings
-    from draftree.bench.compare import METHODS, Plan, forget, run_compare
+    from draftree.bench.compare import METHODS, Plan, discard_unfinished, run_compare
     from draftree.bench.files import write_all
     from draftree.bench.kit import checked_name
     from draftree.bench.methods import samplings_of
@@ -69,7 +69,7 @@ def compare(
     other = None if against is None else read_result(against)
     found, out = measuring.begin(), measuring.out
     if restart:
-        forget(out)
+        discard_unfinished(out)
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
     plan = Plan(settings, names, tuple(dict.fromkeys(batch or (1, 4))), samplings, params, assistant)
     console = wide_console()

@@ -1,4 +1,4 @@
-"""`draftree bench gpu`: every experiment on a GPU, in one run."""
+"""`draftree bench gpu`: steps, answers and batches on a GPU, in one run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def gpu(
     measuring: Measuring,
 ) -> None:
     """A CUDA device against its memory's speed and Hugging Face's ways: steps, answers, batches, in one file."""
-    from draftree.bench.gpu import GpuSettings, check_device, run_gpu
+    from draftree.bench.gpu import check_device, run_gpu
     from draftree.bench.inflate.sizes import dtype_named, size_named
+    from draftree.bench.speed import SpeedSettings
     from draftree.cli.screen import StageBar, show_findings, wide_console
     from draftree.models import load_model
 
@@ -37,7 +38,7 @@ def gpu(
     assert kind is not None
     check_device(device)
     found = measuring.begin()
-    settings = GpuSettings(
+    settings = SpeedSettings(
         per_set, max_new_tokens, rounds, context, drafter_warm, compiled=compiled, seconds=60 * minutes
     )
     console = wide_console()

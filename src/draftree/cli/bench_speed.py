@@ -1,4 +1,4 @@
-"""`draftree bench speed`: figures of speed and the ones aimed at."""
+"""`draftree bench speed`: figures of speed next to their targets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def speed(
 
     parameters_named(params)
     found = measuring.begin()
-    settings = SpeedSettings(per_set, answers, max_new_tokens, rounds, context, drafter_warm, compiled)
+    settings = SpeedSettings(per_set, max_new_tokens, rounds, context, drafter_warm, compiled, answers)
     console = wide_console()
     loaded, tokenizer = load_model(model)
     with StageBar(console) as bar:

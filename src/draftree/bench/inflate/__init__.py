@@ -1,6 +1,6 @@
 """Inflation: a model made larger in memory without a change in what it says, and drafters that fit it.
 
-`model` tells how and why it works.
+`model` describes how and why it works.
 """
 
 from draftree.bench.inflate.drafter import inflate_drafter

@@ -1,8 +1,8 @@
 """What was trained for a small model, made to fit a large one that it was inflated to.
 
 The large model's hidden states begin with the small one's, so matrices on them are set into larger ones, prompt keys go
-to the heads and entries where the small model's went, and layers are counted as `Places.layer` counts them. Guesses are
-the small drafter's, and their cost is that of a drafter of the large model.
+to the heads and entries where the small model's went, and layers are counted as `Places.layer` counts them. Draft
+tokens are the small drafter's, and their cost is that of a drafter of the large model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rule = Callable[[Places, float, Tensor], Tensor]
 
 
 def inflate_drafter(drafter: Trained, model: Any) -> Any:
-    """The drafter (or early head) of the large `model` that guesses what `drafter` guesses for the small one.
+    """The drafter (or early head) of the large `model` with the draft tokens that `drafter` has for the small one.
 
     Args:
         drafter: BiTA, Hidden Transfer, Medusa, SelfSpeculative or an early head of the small model.
@@ -43,11 +43,12 @@ def inflate_drafter(drafter: Trained, model: Any) -> Any:
             f"This {drafter.method} drafter was trained for {drafter.base.name!r}, and the model was inflated from "
             "another one: inflate the model that it was trained for."
         )
-    for name, wanted in {"hidden_size": places.small.hidden_size, "layers": places.small.layers}.items():
-        if drafter.shapes()[name] != wanted:
+    for name in ("hidden_size", "layers"):
+        own, needed = drafter.shapes()[name], getattr(places.small, name)
+        if own != needed:
             raise ValueError(
-                f"This {drafter.method} drafter is made for a model with {name} {drafter.shapes()[name]}, and the "
-                f"model was inflated from one with {wanted}: inflate the model that it was made for."
+                f"This {drafter.method} drafter is made for a model with {name} {own}, and the "
+                f"model was inflated from one with {needed}: inflate the model that it was made for."
             )
     settings = dict(drafter.settings)
     for name in ("layer", "transfer_layers", "exit_layer"):
@@ -75,7 +76,7 @@ def inflate_drafter(drafter: Trained, model: Any) -> Any:
     return large
 
 
-def _within(shape: tuple[int, ...], tensor: Tensor) -> Tensor:
+def _padded(tensor: Tensor, *shape: int) -> Tensor:
     """`tensor` at the beginning of zeros of `shape`."""
     made = torch.zeros(shape)
     made[tuple(slice(n) for n in tensor.shape)] = tensor
@@ -84,7 +85,7 @@ def _within(shape: tuple[int, ...], tensor: Tensor) -> Tensor:
 
 def _square(places: Places, constant: float, tensor: Tensor) -> Tensor:
     """A matrix from states to states, which hands the constant on."""
-    made = _within((places.large.hidden_size, places.large.hidden_size), tensor)
+    made = _change(places, constant, tensor)
     if places.constant is not None:
         made[places.constant, places.constant] = 1
     return made
@@ -92,22 +93,22 @@ def _square(places: Places, constant: float, tensor: Tensor) -> Tensor:
 
 def _change(places: Places, constant: float, tensor: Tensor) -> Tensor:
     """A matrix or bias of what is added to states, which leaves the constant alone."""
-    return _within((places.large.hidden_size,) * tensor.dim(), tensor)
+    return _padded(tensor, *[places.large.hidden_size] * tensor.dim())
 
 
 def _columns(places: Places, constant: float, tensor: Tensor) -> Tensor:
     """A matrix that reads states."""
-    return _within((tensor.shape[0], places.large.hidden_size), tensor)
+    return _padded(tensor, tensor.shape[0], places.large.hidden_size)
 
 
 def _rows(places: Places, constant: float, tensor: Tensor) -> Tensor:
     """A matrix whose result is added to states."""
-    return _within((places.large.hidden_size, tensor.shape[1]), tensor)
+    return _padded(tensor, places.large.hidden_size, tensor.shape[1])
 
 
 def _head(places: Places, constant: float, tensor: Tensor) -> Tensor:
     """A head of its own over the vocabulary; tokens that the small model lacks never win."""
-    made = _within((places.large.vocab_size, places.large.hidden_size), tensor)
+    made = _padded(tensor, places.large.vocab_size, places.large.hidden_size)
     if places.constant is not None:
         made[places.small.vocab_size :, places.constant] = NEVER
     return made
@@ -115,7 +116,7 @@ def _head(places: Places, constant: float, tensor: Tensor) -> Tensor:
 
 def _states(places: Places, constant: float, tensor: Tensor) -> Tensor:
     """States that enter in place of embeddings."""
-    made = _within((tensor.shape[0], places.large.hidden_size), tensor)
+    made = _columns(places, constant, tensor)
     if places.constant is not None:
         made[:, places.constant] = constant
     return made
@@ -123,7 +124,7 @@ def _states(places: Places, constant: float, tensor: Tensor) -> Tensor:
 
 def _gains(places: Places, constant: float, tensor: Tensor) -> Tensor:
     """A norm before the model's head."""
-    made = _within((places.large.hidden_size,), tensor * math.sqrt(places.small.hidden_size / places.large.hidden_size))
+    made = _change(places, constant, tensor * math.sqrt(places.small.hidden_size / places.large.hidden_size))
     if places.constant is not None:
         made[places.constant] = GAIN
     return made

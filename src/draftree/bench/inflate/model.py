@@ -1,9 +1,10 @@
 """Inflation: a model made larger without a change in what it says, so that a size's cost meets real text.
 
-What a step costs depends on the sizes of a model, what its guesses are worth on its text. A small trained model inside
-a large one gives both without a download. Its hidden states are the first entries of the large one's, the others stay
-0: every matrix that writes to them, and every one that reads heads, MLP units or layers which the small model does not
-have, holds zeros there. The zeros are stored, read and multiplied as any weights are. What keeps the two equal:
+What a step costs depends on the sizes of a model, and what draft tokens are worth depends on its text. A small trained
+model inside a large one gives both without a download. Its hidden states are the first entries of the large one's, the
+others stay 0: every matrix that writes to them, and every one that reads heads, MLP units or layers which the small
+model does not have, holds zeros there. The zeros are stored, read and multiplied as any weights are. What keeps the two
+equal:
 
 - Norms. A mean over D entries of which d are not 0 is d/D of the small one's: weights shrink by sqrt(d/D), epsilon by
   d/D.
@@ -55,7 +56,7 @@ def inflate(
         device: where it is made; the model's own by default.
 
     Returns:
-        A model of the same class in evaluation mode. `config.inflated_from` tells the small model's size and hash.
+        A model of the same class in evaluation mode. `config.inflated_from` holds the small model's size and hash.
 
     Raises:
         TypeError, ValueError: a model of another family, with windows or stretched rotary angles; a size that cannot
@@ -100,10 +101,10 @@ def places_of(model: Any) -> Places:
         ValueError: a model that `inflate` did not make.
     """
     config = getattr(model, "config", None)
-    held = getattr(config, "inflated_from", None)
-    if held is None:
+    small = getattr(config, "inflated_from", None)
+    if small is None:
         raise ValueError("This model was not inflated: give the one that draftree.bench.inflate.inflate returned.")
-    return Places(Size(**{name: held[name] for name in Size.__slots__}), Size.of(config))
+    return Places(Size(**{name: small[name] for name in Size.__slots__}), Size.of(config))
 
 
 def _check_family(target: Target) -> None:
@@ -137,10 +138,8 @@ def _config(model: Any, places: Places, constant: float) -> Any:
     config.head_dim, config.intermediate_size = large.head_dim, large.intermediate_size
     config.vocab_size, config.tie_word_embeddings = large.vocab_size, False
     config.rms_norm_eps = (small.hidden_size * config.rms_norm_eps - constant**2) / large.hidden_size
-    config.rope_parameters = {
-        **config.rope_parameters,
-        "rope_theta": places.theta(config.rope_parameters["rope_theta"]),
-    }
+    theta = places.theta(config.rope_parameters["rope_theta"])
+    config.rope_parameters = {**config.rope_parameters, "rope_theta": theta}
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = ["full_attention"] * large.layers
     config.inflated_from = {**asdict(small), "hash": model_hash(model)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -24,17 +24,10 @@ class Places:
 
     def __post_init__(self) -> None:
         small, large = self.small, self.large
-        grows = large.vocab_size > small.vocab_size
-        least = {
-            "hidden_size": small.hidden_size + grows,
-            "layers": small.layers,
-            "heads": small.heads,
-            "kv_heads": small.kv_heads * self.copies,
-            "head_dim": small.head_dim,
-            "intermediate_size": small.intermediate_size,
-            "vocab_size": small.vocab_size,
-        }
-        for name, value in least.items():
+        # All numbers of the small model, but room for the constant and for copies of key/value heads.
+        needed = asdict(small) | {"kv_heads": small.kv_heads * self.copies}
+        needed["hidden_size"] += large.vocab_size > small.vocab_size
+        for name, value in needed.items():
             if getattr(large, name) < value:
                 raise ValueError(
                     f"{name} is {getattr(large, name)}, and to hold this model it takes {value}: inflate to a larger "
@@ -42,7 +35,7 @@ class Places:
                 )
         if large.heads % large.kv_heads or large.hidden_size % large.heads or large.head_dim % 2:
             raise ValueError(
-                f"{large.heads} heads of {large.head_dim} entries with {large.kv_heads} key/value heads beside a "
+                f"{large.heads} heads of {large.head_dim} entries with {large.kv_heads} key/value heads and a "
                 f"hidden_size of {large.hidden_size} are no model to Hugging Face: heads come in equal groups, their "
                 "width is even, and hidden_size is a multiple of their number."
             )

@@ -16,7 +16,7 @@ import torch
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 DTYPES = ("float32", "bfloat16", "float16")
 ROUND = 32  # widths of MLPs are multiples of it
-OVER = 1.05  # most parameters of a size over those asked for
+OVER = 1.05  # how far the parameters of a size may exceed the given number
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,10 @@ class Size:
     @classmethod
     def of(cls, config: Any) -> Size:
         """The size in a Hugging Face config."""
-        heads = int(config.num_attention_heads)
-        return cls(
-            int(config.hidden_size),
-            int(config.num_hidden_layers),
-            heads,
-            int(config.num_key_value_heads),
-            int(getattr(config, "head_dim", None) or config.hidden_size // heads),
-            int(config.intermediate_size),
-            int(config.vocab_size),
-        )
+        c = config
+        head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        numbers = (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads, head_dim)
+        return cls(*map(int, (*numbers, c.intermediate_size, c.vocab_size)))
 
     @property
     def groups(self) -> int:
@@ -113,21 +107,6 @@ def dtype_named(name: str | None) -> torch.dtype | None:
     if name not in (None, *DTYPES):
         raise ValueError(f"There is no dtype {name!r} here: choose {', '.join(DTYPES)}.")
     return None if name is None else getattr(torch, name)
-
-
-def device_named(name: str | None) -> str | None:
-    """`name`, if it is a device of this machine; None for None.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if name is None:
-        return None
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError):
-        raise ValueError(f"This machine has no device {name!r}: choose cpu, or cuda where there is a GPU.") from None
-    return name
 
 
 def size_for(parameters: int, small: Size) -> Size:

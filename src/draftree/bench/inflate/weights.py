@@ -1,4 +1,4 @@
-"""The tensors of an inflated model: the small one's in their places, zeros behind them, noise wherever it is not heard.
+"""The tensors of an inflated model: the small one's in their places, zeros behind them, noise where it has no effect.
 
 See `draftree.bench.inflate` for why the result says the same.
 """
@@ -75,7 +75,7 @@ class _Tensors:
         return tensor.uniform_(-reach, reach, generator=self._generator)
 
     def zeros(self, *shape: int) -> Tensor:
-        # Written, not asked for: fresh zeros of the system are all one page of memory, which is read from a cache.
+        # Zeros are written, because fresh zeros of the system are all one page of memory, which is read from a cache.
         return torch.empty(shape, dtype=self._dtype, device=self._device).zero_()
 
     def norm(self, weight: Tensor) -> Tensor:
