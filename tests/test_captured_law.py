@@ -96,11 +96,10 @@ def test_strict_mode_in_sixteen_bits() -> None:
     """
     model = flat("llama")
     runner = open_runner(model, "cuda_graphs")
-    some = STRICT_PROMPTS[:8]
-    plain, _ = run_strict(model, runner, prompts=some)
-    references = {tuple(p): r.tokens for p, r in zip(some, plain, strict=True)}
+    plain, _ = run_strict(model, runner)
+    references = {tuple(p): r.tokens for p, r in zip(STRICT_PROMPTS, plain, strict=True)}
     for kind in (RandomTree(references, 3), RandomTree(references, 4)):
-        drafted, engine = run_strict(model, runner, prompts=some, drafter=kind, strict=True)
+        drafted, engine = run_strict(model, runner, drafter=kind, strict=True)
         assert engine.loop.tolerance == 0.0
         assert [r.tokens for r in drafted] == [r.tokens for r in plain]
         assert sum(r.stats.accepted for r in drafted) > 100

@@ -53,16 +53,10 @@ def rules(b: int, sample: bool, gaps: list[Gaps] | None) -> Rules:
 
 
 def run(
-    model: Any,
-    runner: str | Runner,
-    *,
-    prompts: list[list[int]] = PROMPTS,
-    sample: bool = False,
-    gaps: list[Gaps] | None = None,
-    **options: Any,
+    model: Any, runner: str | Runner, *, sample: bool = False, gaps: list[Gaps] | None = None, **options: Any
 ) -> tuple[list[Request], Engine]:
     engine = Engine(model, slots=1, shape=Fixed(12), runner=runner, **options)
-    made = [engine.add(prompt, rules(b, sample, gaps)) for b, prompt in enumerate(prompts)]
+    made = [engine.add(prompt, rules(b, sample, gaps)) for b, prompt in enumerate(PROMPTS)]
     engine.run()
     assert all(r.error is None for r in made)
     return made, engine
