@@ -40,6 +40,7 @@ FLOORS = {
     "__main__": 5,
 }
 
+
 # Circles between files outside the runner: each a set of files that reach each other.
 def modules() -> dict[str, Path]:
     found = {}

@@ -1,8 +1,4 @@
-<<<<<<< HEAD:tests/test_off_path.py
-"""Best-first trees against a slow search of the whole product, and the factor that is learned for what lies below second choices."""
-=======
-"""Best-first trees against a slow search of the whole product, and the factor learned for stray draft tokens."""
->>>>>>> words:tests/test_best_first.py
+"""Best-first trees against a slow search of the whole product, and the factor learned for what lies below second choices."""
 
 from __future__ import annotations
 
@@ -71,11 +67,7 @@ def test_the_best_nodes_of_the_whole_product(case: tuple[np.ndarray, np.ndarray,
 
 
 def test_the_factor_is_learned() -> None:
-<<<<<<< HEAD:tests/test_off_path.py
     """Below the best candidate draft tokens hold as often as they say, below others a quarter as often."""
-=======
-    """Below the best candidate draft tokens are accepted as often as they claim, below others a quarter as often."""
->>>>>>> words:tests/test_best_first.py
     generator = np.random.default_rng(0)
     learner = OffPath()
     assert learner.factor == pytest.approx(FIRST)
