@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import draftree
 from draftree.drafting.folder import base_of, model_hash
 from draftree.engine import generate
+from draftree.engine.strict import measure_tolerance
 from draftree.runner import inspect_model, open_runner
 
 NEW = 12
@@ -168,12 +169,22 @@ def test_one_engine_in_and_out_of_inference_mode(drafter: str, choice: str) -> N
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("family", ["demo", "gpt2", "t5-gated"])
 def test_autocast_around_it(family: str, drafter: str, choice: str) -> None:
-    """The hooked one runs in 16 bits then, where near-ties flip unless decided again; others in the model's type."""
+    """The hooked one runs in 16 bits then, where near-ties may fall the other way; others in the model's type."""
     model = fresh(family)
-    strict = choice == "hooked" and family == "demo"  # the other texts have no near-ties
+    near_ties = choice == "hooked" and family == "demo"  # the other texts have none
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        wanted = ask(model, runner=choice)
-        assert ask(model, drafter, runner=choice, strict=strict) == wanted
+        plain = ask(model, runner=choice)
+        drafted = ask(model, drafter, runner=choice, strict=near_ties)
+        if not near_ties:
+            assert drafted == plain
+            return
+        tolerance = measure_tolerance(open_runner(model, "hooked"))
+        for ours, theirs, mask in zip(drafted, plain, MASK, strict=True):
+            at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
+            if at is not None:
+                text = torch.tensor([theirs[int((mask == 0).sum()) : at]])
+                best = model(text).logits[0, -1].float().topk(2).values
+                assert float(best[0] - best[1]) < 2 * tolerance
 
 
 @pytest.mark.parametrize("way", ["eager", "cuda_graphs"])

@@ -1,4 +1,4 @@
-"""Best-first trees against a slow search of the whole product, and the factor learned for what lies below second choices."""
+"""Best-first trees against a slow search of the whole product, and the factor that is learned."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class OffPath:
     """
 
     def __init__(self) -> None:
-        # Of draft tokens below best candidates, and below others: the probability they claimed, and how often they held.
+        # Of draft tokens below best candidates, and below others: the probability they claimed, how often they held.
         self._hoped = [WEIGHT, WEIGHT]
         self._came = [WEIGHT, WEIGHT * FIRST]
 

@@ -1,4 +1,4 @@
-"""What a batch of token trees is: flat arrays, and what follows from them. `TokenTree` adds how they are made and changed.
+"""What a batch of token trees is: flat arrays, and what follows from them; `TokenTree` adds how they are made.
 
 Node 0 of each tree is the root, the newest certain token, which is not yet in the KV cache; every other node is a
 draft token that may follow its parent. Parents come before their children, so one array of parents is the whole shape,
