@@ -91,11 +91,12 @@ class ByRank:
         shares = np.reshape(self._shares, (2, DEPTHS, RANKS))
         return (shares if self.conditional else shares[[0, 0]]).cumsum(2)
 
-    def worth(self, trees: TokenTree) -> np.ndarray:
+    def worth(self, trees: TokenTree, requests: Sequence[Context] | None = None) -> np.ndarray:
         """[B, N], probability that each node is accepted: the product of its path's shares; roots and padding get 0.
 
         Args:
             trees: B trees; their log-probabilities rank siblings and say nothing else.
+            requests: theirs, as `Calibration.worth` takes them; all texts share these shares.
         """
         worth = np.zeros((trees.batch, trees.width))
         for b, drafted in enumerate(self._places(trees)):

@@ -89,7 +89,7 @@ class RecordedHeads(Drafter):
         if request.room <= self._inner.depth:
             logp = logp.copy()
             logp[max(request.room - 1, 0) :] = -np.inf
-        at = torch.tensor(request.tokens[-1:])
+        at = torch.tensor(request.tokens[-1:], dtype=torch.long, device="cpu")
         return TokenTree.from_candidates(at, tokens[None], logp[None], budgets, self.source, self._off_path.factor)
 
     def observe(self, step: Step) -> None:
