@@ -218,7 +218,7 @@ def test_rows_that_prepare_are_attached_where_they_pay() -> None:
 
 
 def test_rows_are_not_attached_on_hope() -> None:
-    """Row counts that were never met are tried for draft tokens, which show at once whether they pay, and for no more."""
+    """Row counts that were never met are tried for draft tokens alone, which show at once whether they pay."""
     drafter = Chain(lambda request: 0.7, most=3, attaches=4)
     sizer = DynamicTree().bind(StepCost((1, 2, 40), (1.0, 1.02, 40.0)), drafter)
     request = Context(0, [1, 5], 2, 100)
