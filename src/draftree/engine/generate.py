@@ -82,7 +82,7 @@ def generate(
         streamer: Hugging Face streamer (batch 1).
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
-        runner: "auto", "auto", "hooked", or a runner opened for the model.
+        runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or a runner opened for the model.
         tokenizer: needed for `stop_strings`.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.

@@ -52,7 +52,7 @@ def custom_generate(
             (batch 1) or seeds drawn from it.
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
-        runner: "auto", "auto", "hooked", or a runner opened for the model.
+        runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or a runner opened for the model.
         streamer: Hugging Face drops `generate(streamer=)` on the way to custom loops, so give it here.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
