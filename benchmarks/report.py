@@ -1,17 +1,18 @@
 """Makes docs/results.md and the tables of the README from benchmarks/results/*.json: `make results`.
 
-A result file holds a table (`columns`, `rows`; X_low and X_high are the interval of X), a `title` and `text` for the
-page, its place there (`order`; null keeps it off the page), and under `about` the commit, command, device, threads,
-dtype and model that it was made with. In the README a table stands between `<!-- results:NAME -->` and
-`<!-- /results:NAME -->`, NAME being one of `BLOCKS`. `python -m benchmarks.report FILE` makes such a file of one that
-`draftree bench run` wrote.
+A result file is what `draftree bench run NAME` has written, as it is. `python -m benchmarks.report FILE` checks it and
+copies it to benchmarks/results/NAME.json; `NAME=FILE` gives it another name. What the page shows, in which order, and
+what the README shows stand in benchmarks/results/shown.toml. In the README a table stands between
+`<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being one of the `readme` tables there.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,105 +21,105 @@ import pandas as pd
 from benchmarks.harness.tables import markdown
 
 RESULTS = Path(__file__).parent / "results"
+SHOWN = tomllib.loads((RESULTS / "shown.toml").read_text(encoding="utf-8"))
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 README = Path(__file__).parents[1] / "README.md"
-BLOCKS: dict[str, tuple[str, list[str]]] = {  # of the README, by name: the file, and its columns if not all
-    "400m": ("inflate-400m.json", []),
-    "400m-answers": ("gate-400m.json", ["drafter", "over plain", "over best static", "acceptance length"]),
-    "embedded": ("quick.json", ["method", "tokens/s", "over HF generate", "acceptance length"]),
-}
-RENAMED = {"loop host": "cpu runner", "hooked host": "hooked runner"}  # what older files call the runners
 ABOUT = ("commit", "command", "device", "threads", "dtype", "model")
 HEAD = """# Results
 
 This page is made by `make results` from the files in `benchmarks/results/`, which hold every row with its interval.
 Each table names the commit that it was made at and the command as it was then;
-[Experiments](developer/experiments.md) tells the present names. Acceptance length is 1 + accepted / steps; in
+[Experiments](developer/experiments.md) has the present names. Acceptance length is 1 + accepted / steps; in
 brackets are 95 % bootstrap intervals over prompts. All is measured on one 2-core AMD EPYC machine in float32, unless
 a table says otherwise on the embedded 4M model, or on one inflated from it: an inflated model has the cost of its
 size and the small one's text ([how](developer/experiments.md#inflated-models)).
 """
 
 
-def read(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """The results that the page shows, in its order.
+def read(path: Path) -> dict[str, Any]:
+    """A result file's facts.
 
     Raises:
-        ValueError: a file that does not say where it was made.
+        ValueError: it is no result file, it is not complete, or it does not say where and how it was made.
     """
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        missing = [name for name in ABOUT if not facts.get("about", {}).get(name)]
-        if missing:
-            raise ValueError(f"{path.name} does not tell its {', '.join(missing)}: a result without them is no result.")
-        found.append(facts)
-    return sorted((facts for facts in found if facts["order"] is not None), key=lambda facts: facts["order"])
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        about, rows, complete = facts["about"], facts["rows"], facts["complete"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is no result file: name one that draftree bench run has written.") from None
+    if not complete or not rows:
+        raise ValueError(f"{path} is not complete: a run that was stopped is no result.")
+    missing = [name for name in ABOUT if about.get(name) is None]
+    if missing:
+        raise ValueError(f"{path.name} does not say its {', '.join(missing)}: a result without them is no result.")
+    return facts
 
 
-def page(results: list[dict[str, Any]]) -> str:
+def page(folder: Path = RESULTS) -> str:
     """The page's text."""
     lines = [HEAD]
-    for facts in results:
-        lines += [f"## {facts['title']}", "", *block_of(facts, facts["columns"]), ""]
+    for entry in SHOWN["page"]:
+        facts = read(folder / entry["file"])
+        lines += [f"## {entry.get('title', facts['says'])}", "", *block_of(facts, entry), ""]
     return "\n".join(lines)
 
 
-def block_of(facts: dict[str, Any], columns: list[str]) -> list[str]:
-    """Lines of a result: what it shows and how it was made, and its table."""
+def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
+    """Lines of a result: what it shows and how it was made, and its table; as an entry of shown.toml has it."""
     table = pd.DataFrame(facts["rows"])
-    for name, value in facts.get("only", {}).items():
+    for name, value in entry.get("only", {}).items():
         table = table[table[name] == value]
     about = facts["about"]
-    made = f"`{about['command']}` at {about['commit']}; {about['model']}, {about['threads']} threads."
-    made = made.replace("1 threads", "1 thread")
-    return [f"{facts['text']} {made}", "", *markdown(table, columns)]
+    threads = f"{about['threads']} thread{'' if about['threads'] == 1 else 's'}"
+    text = entry.get("text", " ".join(facts["remarks"]))
+    made = f"`{about['command']}` at {about['commit']}; {about['model']}, {threads}."
+    return [f"{text} {made}", "", *markdown(table, entry.get("columns", facts["columns"]))]
 
 
 def readme(text: str, folder: Path = RESULTS) -> str:
     """The README with every table between result markers made anew.
 
     Raises:
-        ValueError: a block without its end, or one that `BLOCKS` does not know.
+        ValueError: a block without its end, or one that shown.toml does not have.
     """
     for name in re.findall(r"<!-- results:([\w-]+) -->", text):
         begin, end = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
-        if name not in BLOCKS or text.count(begin) != 1 or text.count(end) != 1:
-            raise ValueError(f"README.md: {begin} needs a name of BLOCKS in benchmarks/report.py, and one {end}.")
-        file, columns = BLOCKS[name]
-        facts = json.loads((folder / file).read_text(encoding="utf-8"))
-        head, *table = block_of(facts, columns or facts["columns"])
+        if name not in SHOWN["readme"] or text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(
+                f"README.md: {begin} needs a readme table in benchmarks/results/shown.toml, and one {end}."
+            )
+        entry = SHOWN["readme"][name]
+        facts = read(folder / entry["file"])
+        head, *table = block_of(facts, entry)
         block = "\n".join([f"{head} {facts['about']['device']}, {facts['about']['dtype']}.", *table])
-        for old, new in RENAMED.items():
-            block = block.replace(old, new)
         before, rest = text.split(begin)
         text = f"{before}{begin}\n\n{block}\n\n{end}{rest.split(end)[1]}"
     return text
 
 
-def kept(path: Path) -> dict[str, Any]:
-    """What of a file that `draftree bench run` wrote is kept as a result; off the page until it is given a place."""
-    facts = json.loads(path.read_text(encoding="utf-8"))
-    rows = [{name: value for name, value in row.items() if name not in ABOUT} for row in facts["rows"]]
-    about = {name: facts["about"][name] for name in ABOUT}
-    return {
-        "order": None,
-        "title": facts["experiment"],
-        "text": "",
-        "about": about,
-        "columns": facts["columns"],
-        "rows": rows,
-    }
+def keep(argument: str, folder: Path = RESULTS) -> Path:
+    """Copy the result FILE or NAME=FILE, as it is, into the folder of results; returns where it is.
+
+    Raises:
+        ValueError: see `read`.
+    """
+    name, sign, file = argument.partition("=")
+    path = Path(file if sign else argument)
+    read(path)
+    kept = folder / f"{name if sign else path.stem.removeprefix('bench-run-')}.json"
+    shutil.copyfile(path, kept)
+    return kept
 
 
 def main(arguments: list[str]) -> None:
     """Keep the results named, and write the page and the README's tables."""
-    for name in arguments:
-        facts = kept(Path(name))
-        target = RESULTS / f"{facts['title']}.json"
-        target.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    PAGE.write_text(page(read()), encoding="utf-8")
-    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    try:
+        for argument in arguments:
+            print(f"Kept: {keep(argument)}")
+        PAGE.write_text(page(), encoding="utf-8")
+        README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    except ValueError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

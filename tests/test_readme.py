@@ -104,9 +104,9 @@ def test_relative_links_resolve(page: str) -> None:
 
 def test_tables_are_those_of_the_result_files() -> None:
     text = read("README.md")
-    assert {match[1] for match in RESULT.finditer(text)} == set(report.BLOCKS)
+    assert {match[1] for match in RESULT.finditer(text)} == set(report.SHOWN["readme"])
     assert report.readme(text) == text, "make results"
-    with pytest.raises(ValueError, match="needs a name of BLOCKS"):
+    with pytest.raises(ValueError, match="needs a readme table"):
         report.readme("<!-- results:nothing --><!-- /results:nothing -->")
 
 

@@ -6,19 +6,21 @@ that were decoded with that tree, one request at a time, all of them compared wi
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
 from benchmarks.drafters.subjects import IN_MODEL, OPTIONS, subjects
-from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, lines, measure, table_of
-from benchmarks.harness.measure import all_differing, differing, length, of
+from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, lines, table_of
+from benchmarks.harness.measure import all_differing, differing, length, measure_parts, of
 from benchmarks.harness.trees import (
     EFFICIENT,
     EFFICIENT_CODE,
     FULL,
     SEARCHED,
     STRAIGHTFORWARD,
+    Case,
     cases_of,
     checked_kinds,
     with_tree,
@@ -28,27 +30,27 @@ from draftree.drafting.folder import Trained
 from draftree.drafting.in_model import InModelDrafter
 from draftree.shaping import Fixed
 
+Lengths = dict[tuple[str, str], Share]  # by drafter and tree
 
-def run(setup: Setup) -> pd.DataFrame:
+
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Tokens a step of every drafter with every kind of tree, at its largest within each budget."""
     found = subjects(setup, *IN_MODEL)
-    table, lengths = measured(setup, found, setup["trees"])
-    relations = relate(table, lengths, setup["nodes"], found)
-    return table_of(
-        table.to_dict("records"),
-        differing=table.attrs["differing"],
-        tables={"Ratios of acceptance lengths within the same budget": relations} if len(relations) else None,
-    )
+    for table, lengths in measured(setup, found, setup["trees"]):
+        relations = relate(table, lengths, setup["nodes"], found)
+        if len(relations):
+            table.attrs["tables"] = {"Ratios of acceptance lengths within the same budget": relations}
+        yield table
 
 
-def measured(setup: Setup, found: dict[str, Trained], kinds: Any) -> tuple[pd.DataFrame, dict[tuple[str, str], Share]]:
-    """A row for each drafter and tree; and the acceptance lengths by both, for ratios.
+def measured(setup: Setup, found: dict[str, Trained], kinds: Any) -> Iterator[tuple[pd.DataFrame, Lengths]]:
+    """A row for each drafter and tree so far; and the acceptance lengths by both, for ratios.
 
     Raises:
         ValueError: an unknown kind, or no prompts to search choice lists on.
     """
     kinds = checked_kinds(kinds)
-    chosen = []
+    chosen: list[tuple[str, InModelDrafter, Case]] = []
     for name, drafter in found.items():
         assert isinstance(drafter, InModelDrafter)
         shares = None
@@ -68,9 +70,13 @@ def measured(setup: Setup, found: dict[str, Trained], kinds: Any) -> tuple[pd.Da
         chosen += [(name, drafter, case) for case in cases]
     ways = [Way(PLAIN)]
     ways += [Way(f"{name}: {c.label}", with_tree(drafter, c), Fixed(c.nodes)) for name, drafter, c in chosen]
-    runs = measure(setup.model, ways, setup.tasks, setup["max_new_tokens"], setup.watcher)
-    plain = of(runs, PLAIN)
-    rows, lengths = [], {}
+    for runs in measure_parts(setup, ways):
+        yield _summed_up(runs, chosen)
+
+
+def _summed_up(runs: pd.DataFrame, chosen: Sequence[tuple[str, InModelDrafter, Case]]) -> tuple[pd.DataFrame, Lengths]:
+    plain, rows = of(runs, PLAIN), []
+    lengths: Lengths = {}
     for name, drafter, case in chosen:
         way = f"{name}: {case.label}"
         own = of(runs, way)

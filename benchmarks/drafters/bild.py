@@ -8,6 +8,7 @@ way's own, not tokens a second: lossy texts have other lengths.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,8 @@ import pandas as pd
 from benchmarks.drafters.bild_ways import BILD, PLAIN, SMALL, THEIRS, BildWay, read_thresholds, ways_of
 from benchmarks.drafters.kept_texts import Texts
 from benchmarks.drafters.operations import operations_of
-from benchmarks.harness import Experiment, Setup, Share, Task, Way, measure, table_of
-from benchmarks.harness.measure import of
+from benchmarks.harness import Experiment, Setup, Share, Task, Way, table_of
+from benchmarks.harness.measure import measure_parts, of
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter, model_hash
 from draftree.drafting.second_model import check_pair
@@ -42,13 +43,13 @@ class Pair(NamedTuple):
     smalls: dict[str, Any]
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """BLEU or ROUGE-L against latency: BiLD's grid of thresholds, its baselines and ablations (LOSSY by choice)."""
     rows = open_rows(setup)
     metric = setup["metric"] or ("bleu" if setup["reference"] else "rouge-l")
     check_references(rows, metric)
     read_thresholds(setup["thresholds"])
-    return compared(setup, open_pair(setup), rows, metric)
+    yield from compared(setup, open_pair(setup), rows, metric)
 
 
 def open_pair(setup: Setup) -> Pair:
@@ -73,7 +74,7 @@ def open_rows(setup: Setup) -> list[Question]:
     """Rows to answer: of the file `data`, or the prompts to measure on, of every set in turn.
 
     Raises:
-        ValueError: nothing there, rows without what was named, or references asked of the package's prompts.
+        ValueError: nothing there, rows without what was named, or references where the prompts are the package's.
     """
     field, reference = setup["field"] or None, setup["reference"] or None
     if setup["data"]:
@@ -99,7 +100,7 @@ def check_references(rows: list[Question], metric: str) -> None:
         )
 
 
-def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> pd.DataFrame:
+def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Iterator[pd.DataFrame]:
     """Measure all ways of decoding on one pair of models."""
     template = template_of(setup.tokenizer, setup["template"] or None)
     prompts, new = [template.encode(row.turns[:1]) for row in rows], setup["max_new_tokens"]
@@ -109,61 +110,68 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> pd.
     hashes = {name: model_hash(model) for name, model in {"large": pair.large, **pair.smalls}.items()}
     kept = Texts(setup.out, [hashes, fingerprint(prompts), new])
     methods = {way: way.method(pair.large, pair.smalls, new) for way in ways}
-    asked = [way for way in ways if not way.exact or way.group == PLAIN]
-    setup.watcher.stage("texts of all rows", len(asked) * len(rows))
-    ids = {way: kept.of(methods[way], prompts, setup["batch"], setup.watcher) for way in asked}
-    said = {way: setup.tokenizer.batch_decode(of_way, skip_special_tokens=True) for way, of_way in ids.items()}
-    plain = ways[0]
-    own = any(row.reference is None for row in rows)
-    known = said[plain] if own else [str(row.reference) for row in rows]
+    written = [way for way in ways if not way.exact or way.group == PLAIN]
+    setup.watcher.stage("texts of all rows", len(written) * len(rows))
+    ids = {way: kept.of(methods[way], prompts, setup["batch"], setup.watcher) for way in written}
+    texts = {way: setup.tokenizer.batch_decode(own, skip_special_tokens=True) for way, own in ids.items()}
+    own_references = any(row.reference is None for row in rows)
+    references = texts[ways[0]] if own_references else [str(row.reference) for row in rows]
+    qualities = {way: quality(metric, own, references) for way, own in texts.items()}
     tasks = [Task(Prompt(r.id, r.set, r.turns[0]), p) for r, p in zip(rows, prompts, strict=True)][: setup["timed"]]
     usable, refused = _ready(methods, tasks)
+    against = "the plain large model's texts" if own_references else "references"
+    facts: dict[str, Any] = {
+        "remarks": [
+            f"{METRICS[metric][0]} over {len(rows)} rows against {against}, time over {len(tasks)} of them. The best "
+            "points are measured points of the grid, chosen on the rows that they are reported on.",
+            *(f"{name}: not measured, {why}" for name, why in refused.items()),
+        ],
+        "about": {"prompts": len(tasks), "sets": list(dict.fromkeys(task.prompt.set for task in tasks))},
+        "more": {"hashes": hashes, "refused": refused},
+    }
     asks = [Way(way.name, ask=methods[way].answers) for way in usable]
-    runs = measure(pair.large, asks, tasks, new, setup.watcher, rounds=setup["rounds"])
-    base, theirs = of(runs, PLAIN), of(runs, THEIRS)
+    for runs in measure_parts(setup, asks, tasks, rounds=setup["rounds"]):
+        table = _summed_up(runs, usable, ids, qualities)
+        best = best_points(table, list(pair.smalls))
+        facts["tables"] = {"Best points of the grid, after table 1": pd.DataFrame(best)}
+        yield table_of(table.to_dict("records"), **facts)
+    _count(table, best, {way.name: way for way in usable}, methods, pair, prompts, setup)
+    shown = next((row["way"] for row in reversed(best) if row["way"]), None) or _fullest(table, list(pair.smalls)[-1])
+    chosen = next(way for way in usable if way.name == shown)
+    alone = {way: own for way, own in texts.items() if way.group in (PLAIN, SMALL)}
+    facts["remarks"][0] += f" Examples: {shown}."
+    facts["examples"] = [
+        _example(setup, rows[i], {way: own[i] for way, own in alone.items()}, methods[chosen], prompts[i])
+        for i in range(min(setup["examples"], len(rows)))
+    ]
+    yield table_of(table.to_dict("records"), **facts)
+
+
+def _summed_up(
+    runs: pd.DataFrame, ways: list[BildWay], ids: Mapping[BildWay, Any], qualities: Mapping[BildWay, float]
+) -> pd.DataFrame:
+    """A row for each way: its quality, time, and how often the large model was called."""
+    base, hf = of(runs, PLAIN), of(runs, THEIRS)
     found: list[dict[str, Any]] = []
-    for way in usable:
-        mine, said_before = of(runs, way.name), ids.get(way, ids[plain])
-        parted = sum(row.ids[0] != said_before[row.group] for row in runs[runs["way"] == way.name].itertuples())
+    for way in ways:
+        mine, expected = of(runs, way.name), ids.get(way, ids[ways[0]])
+        timed = runs[runs["way"] == way.name]
+        differing = sum(row.ids[0] != expected[row.group] for row in timed.itertuples())
         row = {"way": way.name, "group": way.group, "pair": way.pair, "fallback": way.fallback}
         row |= {"rollback": way.rollback, "window": way.window}
-        if way in said:
-            row["quality"] = quality(metric, said[way], known)
-        elif not parted:
+        if way in qualities:
+            row["quality"] = qualities[way]
+        elif not differing:
             row["quality"] = found[0]["quality"]
-        row |= {"ms": 1000 * mine["seconds"].mean() / setup["rounds"]}
+        row |= {"ms": 1000 * timed["seconds"].mean()}
         row |= Share(base["seconds"], mine["seconds"]).columns("times_plain")
-        row |= Share(theirs["seconds"], mine["seconds"]).columns("times_hf")
+        row |= Share(hf["seconds"], mine["seconds"]).columns("times_hf")
         if mine["drafted"].sum():
             row |= {"large_calls_a_token": mine["steps"].sum() / mine["tokens"].sum()}
             row |= {"engaged": 1 - mine["accepted"].sum() / mine["tokens"].sum()}
             row |= {"cut": mine["rollbacks"].sum() / mine["steps"].sum()}
-        found.append(row | {"parted": parted})
-    table = pd.DataFrame(found)
-    best = best_points(table, list(pair.smalls))
-    _count(table, best, {way.name: way for way in usable}, methods, pair, prompts, setup)
-    shown = next((row["way"] for row in reversed(best) if row["way"]), None) or _fullest(table, list(pair.smalls)[-1])
-    chosen = next(way for way in usable if way.name == shown)
-    examples = [
-        _example(
-            setup, rows[i], {w: said[w][i] for w in said if w.group in (PLAIN, SMALL)}, methods[chosen], prompts[i]
-        )
-        for i in range(min(setup["examples"], len(rows)))
-    ]
-    against = "the plain large model's texts" if own else "references"
-    remarks = [
-        f"{METRICS[metric][0]} over {len(rows)} rows against {against}, time over {len(tasks)} of them. The best "
-        f"points are measured points of the grid, chosen on the rows that they are reported on. Examples: {shown}.",
-        *(f"{name}: not measured, {why}" for name, why in refused.items()),
-    ]
-    return table_of(
-        table.to_dict("records"),
-        remarks=remarks,
-        examples=examples,
-        tables={"Best points of the grid, after table 1": pd.DataFrame(best)},
-        about={"prompts": len(tasks), "sets": list(dict.fromkeys(task.prompt.set for task in tasks))},
-        more={"hashes": hashes, "refused": refused},
-    )
+        found.append(row | {"differing": differing})
+    return pd.DataFrame(found)
 
 
 def _ready(methods: dict[BildWay, Any], tasks: list[Task]) -> tuple[list[BildWay], dict[str, str]]:
@@ -218,8 +226,8 @@ def _count(table: pd.DataFrame, best: Any, ways: Any, methods: Any, pair: Pair, 
         setup.watcher.step()
 
 
-def _example(setup: Setup, row: Question, said: Any, method: Any, ids: Any) -> list[Any]:
-    """A row as the page shows it: what each model says alone, and BiLD's text with the large model's tokens marked."""
+def _example(setup: Setup, row: Question, alone: Any, method: Any, ids: Any) -> list[Any]:
+    """A row as the page shows it: what each model writes alone, and BiLD's text, the large model's tokens marked."""
     emitted: list[tuple[int, bool]] = []
 
     def note(request: Any) -> None:
@@ -228,7 +236,7 @@ def _example(setup: Setup, row: Question, said: Any, method: Any, ids: Any) -> l
     method.answer(ids, after_step=note)
     lines = [("input", [(row.turns[0], False)])]
     lines += [("reference", [(row.reference, False)])] if row.reference is not None else []
-    lines += [(way.name, [(text, False)]) for way, text in said.items()]
+    lines += [(way.name, [(text, False)]) for way, text in alone.items()]
     marked = zip(pieces(setup.tokenizer, [token for token, _ in emitted]), (large for _, large in emitted), strict=True)
     return [*lines, (BILD, list(marked))]
 
@@ -249,7 +257,7 @@ def plot(figure: Any, table: pd.DataFrame) -> None:
 
 
 COLUMNS = (
-    *("way", "quality", "ms", "times_plain", "times_hf", "large_calls_a_token", "engaged", "cut", "parted"),
+    *("way", "quality", "ms", "times_plain", "times_hf", "large_calls_a_token", "engaged", "cut", "differing"),
     *("operations", "moved", "intensity"),
 )
 OPTIONS: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -14,13 +15,13 @@ SHOWN_RANKS = (1, 2, 3, 5, 10)
 METHODS = (*IN_MODEL, "early-head")
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Share of cases with the truth among the best k draft tokens; N places after the newest token."""
     found = subjects(setup, *METHODS)
     rows: list[dict[str, Any]] = []
     wide: list[dict[str, Any]] = []
     sets = [task.prompt.set for task in setup.tasks]
-    for name, hits in measured_hits(setup, found).items():
+    for name, hits in measured_hits(setup, found):
         for d, place in enumerate(hits.places):
             cases = int(hits.cases[:, d].sum())
             if not cases:
@@ -32,9 +33,9 @@ def run(setup: Setup) -> pd.DataFrame:
                 by_set = (own["right"] / own["cases"]).dropna().to_dict()
                 rows.append(facts | {"top": k} | share.columns("accuracy") | {"by_set": by_set})
             wide.append(facts | tops[1].columns("top_1") | {f"top_{k}": tops[k].value for k in SHOWN_RANKS[1:]})
-    remark = "N = 1 is what the model itself says next, which an early head drafts too."
-    remarks = [remark] if any(row["place"] == 1 for row in rows) else []
-    return table_of(rows, remarks=remarks, tables={"By depth": pd.DataFrame(wide)})
+        remark = "N = 1 is what the model itself says next, which an early head drafts too."
+        remarks = [remark] if any(row["place"] == 1 for row in rows) else []
+        yield table_of(rows, remarks=remarks, tables={"By depth": pd.DataFrame(wide)})
 
 
 EXPERIMENT = Experiment(

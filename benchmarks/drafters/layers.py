@@ -8,13 +8,14 @@ leave there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import Any
 
 import pandas as pd
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Way, measure, points, table_of
-from benchmarks.harness.measure import length, of, size, whole
+from benchmarks.harness.measure import length, measure_parts, of, size, whole
 from draftree.bench.inflate import inflate_drafter
 from draftree.drafting import SelfSpeculative
 from draftree.drafting.folder import demo_drafter
@@ -23,18 +24,23 @@ from draftree.runner import inspect_model
 from draftree.shaping import Fixed
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Layers left out, as drafts and as early exits; whole answers, plain decoding = 1."""
     target = inspect_model(setup.small)
     for exit_layer in map(int, setup["exits"]):
         SelfSpeculative(exit_layer=exit_layer).skip_of(target)
     ways, rules = _ways(setup)
-    new, rounds = setup["max_new_tokens"], setup["rounds"]
-    kinds = {way.name: kind for way, kind in ways}
-    measure(setup.model, [way for way, _ in ways], setup.tasks[:1], new)  # first calls do not count
+    measure(setup, [way for way, _ in ways], setup.tasks[:1])  # first calls do not count
     for rule in rules.values():
         rule.layers_run.clear()
-    runs = measure(setup.model, [way for way, _ in ways], setup.tasks, new, setup.watcher, rounds=rounds)
+    for runs in measure_parts(setup, [way for way, _ in ways], rounds=setup["rounds"]):
+        table = _summed_up(runs, {way.name: kind for way, kind in ways}, rules)
+        table.attrs["more"]["layers"] = len(setup.target.layers)
+        yield table
+
+
+def _summed_up(runs: pd.DataFrame, kinds: Mapping[str, str], rules: Mapping[str, LossyCALM]) -> pd.DataFrame:
+    """A row for each way, of these kinds."""
     plain = of(runs, PLAIN)
     truth = {(row.round, row.group): row.ids[0] for row in runs[runs["way"] == PLAIN].itertuples()}
     rows: list[dict[str, Any]] = []
@@ -50,7 +56,7 @@ def run(setup: Setup) -> pd.DataFrame:
         )
     wrong = [row["way"] for row in rows if row["kind"] != "CALM" and row["left_of_the_text"] < 1]
     remark = f"Lossless ways whose answers differ from plain decoding's: {', '.join(wrong) or 'none'}."
-    return table_of(rows, remarks=[remark], more={"differing_ways": wrong, "layers": len(setup.target.layers)})
+    return table_of(rows, remarks=[remark], more={"differing_ways": wrong})
 
 
 def _ways(setup: Setup) -> tuple[list[tuple[Way, str]], dict[str, LossyCALM]]:
@@ -78,9 +84,10 @@ def _drafter(setup: Setup, options: dict[str, Any]) -> SelfSpeculative:
     return SelfSpeculative(**inflated.settings)
 
 
-def kept_of(ids: Any, wanted: Any) -> tuple[int, int]:
-    """How many tokens of `wanted` come before the first difference, and how many it has."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, wanted, strict=False))), len(wanted)
+def kept_of(ids: Any, expected: Any) -> tuple[int, int]:
+    """How many tokens of `expected` come before the first difference, and how many it has."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(ids, expected, strict=False))
+    return sum(1 for _ in same), len(expected)
 
 
 EXPERIMENT = Experiment(

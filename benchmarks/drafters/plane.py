@@ -7,13 +7,14 @@ the difference to the speed that was measured.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, measure, table_of
-from benchmarks.harness.measure import all_differing, length, of, per_token
+from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, table_of
+from benchmarks.harness.measure import all_differing, length, measure_parts, of, per_token
 from draftree.drafting import Drafter, DraftModel, Merge
 from draftree.drafting.folder import demo_drafter
 from draftree.shaping import Fixed
@@ -21,7 +22,7 @@ from draftree.shaping import Fixed
 SMALL = "draft-model"
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Acceptance length and time of a pass with as many draft tokens from each drafter, each pair, and all."""
     names = list(setup.named)
     groups = [(name,) for name in names] + list(combinations(names, 2)) + ([tuple(names)] if len(names) > 2 else [])
@@ -30,15 +31,15 @@ def run(setup: Setup) -> pd.DataFrame:
         drafters = [_drafter(setup, name) for name in group]
         drafter = drafters[0] if len(group) == 1 else Merge(drafters)
         ways.append(Way(" + ".join(group), drafter, Fixed(setup["nodes"])))
-    runs = measure(setup.model, ways, setup.tasks, setup["max_new_tokens"], setup.watcher, ready=True)
-    plain, rows = of(runs, PLAIN), []
-    for way, group in zip(ways[1:], groups, strict=True):
-        own = of(runs, way.name)
-        verify = Share(own["verify"], own["steps"]) / Share(plain["verify"], plain["steps"])
-        row = {"drafters": way.name, "sources": len(group)} | length(own).columns("tokens_a_step")
-        row |= {"time": verify.value, "by_pass_alone": length(own).value / verify.value}
-        rows.append(row | (per_token(plain) / per_token(own)).columns("over_plain"))
-    return table_of(rows, differing=all_differing(runs))
+    for runs in measure_parts(setup, ways, ready=True):
+        plain, rows = of(runs, PLAIN), []
+        for way, group in zip(ways[1:], groups, strict=True):
+            own = of(runs, way.name)
+            verify = Share(own["verify"], own["steps"]) / Share(plain["verify"], plain["steps"])
+            row = {"drafters": way.name, "sources": len(group)} | length(own).columns("tokens_a_step")
+            row |= {"time": verify.value, "by_pass_alone": length(own).value / verify.value}
+            rows.append(row | (per_token(plain) / per_token(own)).columns("over_plain"))
+        yield table_of(rows, differing=all_differing(runs))
 
 
 def _drafter(setup: Setup, name: str) -> Drafter:

@@ -8,6 +8,7 @@ what a pseudo state would have if it were a plain copy in every layer.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from draftree.tuning.onlooker import Onlooker
 Pseudo = dict[tuple[int, int], Tensor]  # by step i and layer
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Similarity of every step's pseudo states, and of the node's own, with the real ones, by layer."""
     rows: list[dict[str, Any]] = []
     for name, drafter in subjects(setup, "hidden-transfer").items():
@@ -34,7 +35,7 @@ def run(setup: Setup) -> pd.DataFrame:
         for (i, layer), sums in _similarities(setup, drafter).items():
             facts = {"drafter": name, "step": i, "layer": layer, "cases": int(sums[2].sum())}
             rows.append(facts | Share(sums[0], sums[2]).columns("pseudo") | Share(sums[1], sums[2]).columns("own"))
-    return table_of(rows)
+        yield table_of(rows)
 
 
 def _similarities(setup: Setup, drafter: Any) -> dict[tuple[int, int], np.ndarray]:

@@ -8,7 +8,7 @@ them by `--drafter`. Accuracy against the transfer layer (Hidden Transfer, Figur
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -22,14 +22,16 @@ from draftree.drafting.in_model import BEST_FIRST
 COLUMNS = ("drafter", "swept", "prompting", "place", "top_1", "top_5")
 
 
-def sweep(setting: str, method: str, says: str) -> Callable[[Setup], pd.DataFrame]:
+def sweep(setting: str, method: str, says: str) -> Callable[[Setup], Iterator[pd.DataFrame]]:
     """What runs over drafters of `method`, ordered by a setting of theirs."""
 
-    def run(setup: Setup) -> pd.DataFrame:
+    def run(setup: Setup) -> Iterator[pd.DataFrame]:
         found = subjects(setup, method)
-        lengths, _ = measured(setup, found, (BEST_FIRST,))
+        *_, (lengths, _) = measured(setup, found, (BEST_FIRST,))
+        keep = ["drafter", "nodes", "acceptance_length", "acceptance_length_low", "acceptance_length_high"]
+        tables = {"Acceptance length, best-first trees": lengths[keep]}
         rows: list[dict[str, Any]] = []
-        for name, hits in measured_hits(setup, found).items():
+        for name, hits in measured_hits(setup, found):
             settings = found[name].settings
             for d, place in enumerate(hits.places):
                 held = settings[setting]
@@ -38,10 +40,8 @@ def sweep(setting: str, method: str, says: str) -> Callable[[Setup], pd.DataFram
                     facts["prompting"] = "deep" if settings["deep"] else "shallow"
                 tops = {k: v for n in (1, 5) for k, v in hits.top(d, n).columns(f"top_{n}").items()}
                 rows.append(facts | {"place": place} | tops)
-        rows.sort(key=lambda row: (row["place"], row["swept"]))
-        keep = ["drafter", "nodes", "acceptance_length", "acceptance_length_low", "acceptance_length_high"]
-        tables = {"Acceptance length, best-first trees": lengths[keep]}
-        return table_of(rows, differing=lengths.attrs["differing"], tables=tables)
+            rows.sort(key=lambda row: (row["place"], row["swept"]))
+            yield table_of(rows, differing=lengths.attrs["differing"], tables=tables)
 
     run.__doc__ = says
     return run

@@ -26,7 +26,7 @@ CALLS = {
 }
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Microseconds of every call of the Lookahead trie on made text, and what its nodes weigh."""
     found = measure_trie(**setup.options)
     rows = [
@@ -36,7 +36,7 @@ def run(setup: Setup) -> pd.DataFrame:
         f"{found['drafted']:.1f} nodes a draft; {found['nodes']:,} nodes of {found['bytes_per_node']:.1f} bytes; "
         f"{found['bytes_grown']:,} bytes taken on in the second half; twin: {found['backend']}."
     )
-    return table_of(rows, remarks=[remark], more=found)
+    yield table_of(rows, remarks=[remark], more=found)
 
 
 def made_text(

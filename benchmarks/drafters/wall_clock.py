@@ -1,19 +1,20 @@
-"""What drafters inside the model bring in time: rows, step time and acceptance length beside tokens a second.
+"""What drafters inside the model bring in time: rows, step time, acceptance length and tokens a second.
 
 Where a step with a tree takes r times a plain one and its acceptance length is l, decoding is l / r times as fast. So
-small trees are looked at, with as many rows of the drafter's own as it wants and with those of the root alone, and the
-trees that the engine sizes by itself.
+small trees are looked at, with rows that the drafter attaches to all nodes and to the root alone, and the trees that
+the engine sizes by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
 from benchmarks.drafters.subjects import IN_MODEL, OPTIONS, subjects
-from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, measure, table_of
-from benchmarks.harness.measure import all_differing, differing, length, of, whole
+from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, table_of
+from benchmarks.harness.measure import all_differing, differing, length, measure_parts, of, whole
 from benchmarks.harness.plots import points
 from benchmarks.harness.trees import Case, cases_of, with_tree
 from draftree.bench.methods import HuggingFace
@@ -23,7 +24,7 @@ from draftree.shaping import DynamicTree, Fixed
 HF, SIZED = "HF generate", "sized by cost"  # the last is the engine's own choice
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Tokens a second with small trees, and the rows, step time and acceptance length that make them."""
     chosen = [
         (name, drafter, case) for name, drafter in subjects(setup, *IN_MODEL).items() for case in cases(setup, drafter)
@@ -32,12 +33,15 @@ def run(setup: Setup) -> pd.DataFrame:
     for name, drafter, case in chosen:
         shape = DynamicTree() if case.label == SIZED else Fixed(case.nodes)
         ways.append(Way(_label(name, case), with_tree(drafter, case), shape))
-    new, rounds = setup["max_new_tokens"], setup["rounds"]
-    runs = measure(setup.model, ways, setup.tasks, new, setup.watcher, rounds=rounds, ready=True)
+    decoded: list[tuple[str, Case | None]] = [(PLAIN, None), *((name, case) for name, _, case in chosen)]
+    for runs in measure_parts(setup, ways, rounds=setup["rounds"], ready=True):
+        yield _summed_up(runs, decoded)
+
+
+def _summed_up(runs: pd.DataFrame, decoded: Sequence[tuple[str, Case | None]]) -> pd.DataFrame:
     plain, hf = of(runs, PLAIN), of(runs, HF)
     rows: list[dict[str, Any]] = []
     by_set: list[dict[str, Any]] = []
-    decoded: list[tuple[str, Case | None]] = [(PLAIN, None), *((name, case) for name, _, case in chosen)]
     for name, one in decoded:
         way = PLAIN if one is None else _label(name, one)
         own = of(runs, way)
@@ -51,7 +55,7 @@ def run(setup: Setup) -> pd.DataFrame:
             | (whole(hf) / whole(own)).columns("over_hf")
             | {"differing": differing(runs, way, reference=HF)}
         )
-        for chosen_set in setup.sets:
+        for chosen_set in runs["set"].unique():
             mine, base, theirs = (of(runs, w, chosen_set) for w in (way, PLAIN, HF))
             ratios = [(whole(other) / whole(mine)).value for other in (base, theirs)]
             by_set.append({"drafter": name, "tree": rows[-1]["tree"], "set": chosen_set})

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.harness.experiment import Experiment, experiments, find
-from benchmarks.harness.report import Report
+from benchmarks.harness.report import Report, partial_file
 from benchmarks.harness.setup import Setup
 from draftree.bench.machine import describe, now
 from draftree.progress import Watcher
@@ -17,7 +17,7 @@ from draftree.prompts import Prompt, embedded_prompts
 
 
 def listed(name: str | None = None) -> pd.DataFrame:
-    """All experiments; or the options of one and their defaults."""
+    """All experiments; or the options of one and their defaults, as `draftree bench list` shows them."""
     if name is None:
         rows = [(one.name, one.source, one.says) for one in experiments().values()]
         return pd.DataFrame(rows, columns=["name", "source", "what it shows"])
@@ -64,27 +64,34 @@ def run(
         params: inflate it to about so many parameters; None for the model itself.
         prompts: to measure on; the package's where there are none.
         watcher: shows progress.
-        out: folder for what an experiment keeps.
+        out: folder for what an experiment keeps. The table so far is written there whenever a part of it is complete,
+            into `partial_file(experiment, out)`; the file of a run before is removed first.
 
     Raises:
         ValueError: an option, model or drafter that does not fit, before any work.
     """
     options = experiment.configured(given)
     setup = Setup(options, model, params, embedded_prompts() if prompts is None else prompts, watcher or Watcher(), out)
-    started = now()
-    table = experiment.run(setup)
-    about = {"experiment": experiment.name} | describe(setup.model if measured(setup) else None, model)
-    if params is not None:
-        about["model"] += f" inflated to {params}"
-    about |= {"started": started, "finished": now(), "options": _plain(options)}
+    started, table = now(), pd.DataFrame()
+    kept = None if out is None else partial_file(experiment, out)
+    if kept is not None:
+        kept.unlink(missing_ok=True)
+    for table in experiment.run(setup):
+        if kept is not None:
+            about = _about(experiment, setup, table) | {"started": started, "finished": now()}
+            Report(experiment, table, about, complete=False).write_json(kept)
+    return Report(experiment, table, _about(experiment, setup, table) | {"started": started, "finished": now()})
+
+
+def _about(experiment: Experiment, setup: Setup, table: pd.DataFrame) -> dict[str, Any]:
+    """Where and how a table was made."""
+    model = setup.model if "loaded" in vars(setup) else None  # some experiments need none
+    about = describe(model, setup.name) | {"options": _plain(setup.options)}
+    if setup.params is not None:
+        about["model"] += f" inflated to {setup.params}"
     if "_split" in vars(setup):
         about |= {"prompts": len(setup.tasks), "sets": setup.sets}
-    return Report(experiment, table, about | table.attrs.get("about", {}))
-
-
-def measured(setup: Setup) -> bool:
-    """Whether the experiment asked for a model."""
-    return "loaded" in vars(setup)
+    return about | table.attrs.get("about", {})
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from benchmarks.harness.setup import Setup
 
 ROOMS = ("papers", "drafters", "shapes", "machine")
+Run = Callable[["Setup"], Iterator[pd.DataFrame]]
+SHORT = {"per_set": 1, "max_new_tokens": 64}  # of the papers' tables and figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,10 @@ class Experiment:
     Attributes:
         name: by which `draftree bench run` knows it.
         source: where the papers have it; "" for nowhere.
-        run: measures; its docstring's first line says what the table shows. The table's `attrs` may hold `remarks`
-            (lines), `differing` (answers that are not plain decoding's) and `tables` (further ones by their titles).
+        run: measures, and yields the table so far whenever a part of it is complete; the last one is the whole. Its
+            docstring's first line says what the table shows. The table's `attrs` may hold `remarks` (lines),
+            `differing` (number of answers that are not plain decoding's), `tables` (further ones by their titles),
+            `more` (further facts for the result file) and `examples` (texts for the page).
         columns: what a terminal and a page show, in order; where a table has X_low and X_high, X shows its interval.
         plot: draws a table into a matplotlib figure.
         options: all that it can be facts, with its defaults; see `Setup` for those that every experiment shares.
@@ -71,7 +75,7 @@ class Experiment:
 
     name: str
     source: str
-    run: Callable[[Setup], pd.DataFrame]
+    run: Run
     columns: tuple[str, ...]
     plot: Callable[[Any, pd.DataFrame], None]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -90,12 +94,25 @@ class Experiment:
         """
         for name in given:
             if name not in self.options:
-                near = difflib.get_close_matches(name, self.options, 1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ValueError(
-                    f"{self.name} has no option {name!r}: it has {', '.join(self.options) or 'none'}.{hint}"
-                )
+                held = ", ".join(self.options) or "none"
+                raise ValueError(f"{self.name} has no option {name!r}: it has {held}.{nearest(name, self.options)}")
         return {**self.options, **{name: read(name, value, self.options[name]) for name, value in given.items()}}
+
+    def of_paper(self, paper: str, item: str, claim: Claim, **options: Any) -> Experiment:
+        """The same under the name of a paper's table or figure, such as "BiTA" and "Table 4": `bita-table4`.
+
+        It answers few prompts shortly (`SHORT`), if `options` do not say otherwise.
+        """
+        name = f"{paper} {item.replace(' ', '')}".lower().replace(" ", "-")
+        short = {option: value for option, value in SHORT.items() if option in self.options}
+        facts = {**self.options, **short, **options}
+        return replace(self, name=name, source=f"{paper}, {item}", claim=claim, options=facts)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: which known one it resembles, if any."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def read(name: str, value: Any, default: Any) -> Any:
@@ -146,7 +163,5 @@ def find(name: str | None) -> Experiment:
     if name in known:
         return known[name]
     if not name:
-        raise ValueError("Name an experiment: draftree bench list tells them all.")
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"There is no experiment {name!r}: draftree bench list tells them all.{hint}")
+        raise ValueError("Name an experiment: draftree bench list shows all of them.")
+    raise ValueError(f"There is no experiment {name!r}: draftree bench list shows all of them.{nearest(name, known)}")

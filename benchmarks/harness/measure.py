@@ -8,25 +8,25 @@ one row a batch, and figures are made of those rows afterwards (`Share`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
 from benchmarks.harness.passes import Rows, rows_of_passes
-from benchmarks.harness.setup import Task
+from benchmarks.harness.setup import Setup, Task
 from benchmarks.harness.stats import Share
 from draftree.drafting import Drafter
 from draftree.engine import Engine, RequestStats, Rules
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.stats import STAGES
-from draftree.progress import Watcher
 from draftree.shaping import Shape
 
 PLAIN = "plain"
 COUNTS = ("steps", "accepted", "drafted", "pruned", "rollbacks")
 CAPACITY = 768  # cache columns to begin with, so that no clocked step allocates
+PART = 60.0  # seconds of measuring after which the runs so far are given out
 Ask = Callable[[Sequence[Sequence[int]]], Sequence[Any]]  # prompts to `draftree.bench.methods.Answer`s
 
 
@@ -50,66 +50,78 @@ class Way:
     engine: Engine | None = None
 
 
-def measure(
-    model: Any,
+def measure(setup: Setup, ways: Sequence[Way], tasks: Sequence[Task] | None = None, **options: Any) -> pd.DataFrame:
+    """All the runs that `measure_parts` gives out part by part."""
+    return list(measure_parts(setup, ways, tasks, **options))[-1]
+
+
+def measure_parts(
+    setup: Setup,
     ways: Sequence[Way],
-    tasks: Sequence[Task],
-    new: int,
-    watcher: Watcher | None = None,
+    tasks: Sequence[Task] | None = None,
     *,
     batch: int = 1,
     rounds: int = 1,
     stop: bool = True,
     ready: bool = False,
-) -> pd.DataFrame:
+) -> Iterator[pd.DataFrame]:
     """Answer all tasks with every way, `batch` prompts together; a row for each way, round and batch.
 
+    The runs so far are given out about every `PART` seconds, when all ways have answered the same batches; the last
+    ones are all.
+
     Args:
-        model: a decoder-only model.
+        setup: model, most tokens of an answer (`max_new_tokens`), and a watcher, which shows every batch of every way.
         ways: of decoding.
-        tasks: prompts; those that do not fill a batch are left out.
-        new: most tokens of an answer.
-        watcher: shows every batch of every way.
+        tasks: prompts, those of the setup where none are given; those that do not fill a batch are left out.
         batch: prompts together.
         rounds: how often they are answered.
-        stop: end at EOS; else every answer has `new` tokens, and the clock stops when the first of a batch is complete.
+        stop: end at EOS; else every answer has its most tokens, and the clock stops when the first of a batch is
+            complete.
         ready: let every way answer the longest batch first, uncounted, for what only first calls pay.
 
-    Returns:
+    Yields:
         Columns `way`, `round`, `group`, `set`, `prompt_seconds`, `prompt_tokens`, `seconds`, `tokens`, `COUNTS`, the
         stages, `passes`, `rows` (of passes; those that join half-way count in part), `left_seconds` and `left_tokens`
         (after the clock stopped), `ids` (of every answer), `sizes` (draft tokens a request of each step).
     """
-    watcher = watcher or Watcher()
+    tasks = setup.tasks if tasks is None else tasks
     groups = [list(tasks[i : i + batch]) for i in range(0, len(tasks) - batch + 1, batch)]
     if not groups:
         raise ValueError(f"{len(tasks)} prompts do not fill a batch of {batch}: give more prompts, or a smaller batch.")
-    rules = Rules(new, eos_token_ids(model) if stop else ())
+    rules = Rules(setup["max_new_tokens"], eos_token_ids(setup.model) if stop else ())
     for way in ways:
         if way.ask is None and way.engine is None:
-            way.engine = Engine(
-                model, slots=batch, drafter=way.drafter, shape=way.shape, capacity=CAPACITY, **way.options
-            )
+            given = {"drafter": way.drafter, "shape": way.shape, "capacity": CAPACITY, **way.options}
+            way.engine = Engine(setup.model, slots=batch, **given)
         if ready:
             _answer(way, max(groups, key=lambda group: max(len(task.ids) for task in group)), rules)
-    watcher.stage("measuring", len(groups) * len(ways) * rounds)
-    rows = []
+    setup.watcher.stage("measuring", len(groups) * len(ways) * rounds)
+    rows: list[dict[str, Any]] = []
+    given_out = time.monotonic()
     for turn in range(rounds):
         for number, group in enumerate(groups):
             first = (turn * len(groups) + number) % len(ways)
             for way in [*ways[first:], *ways[:first]]:
                 facts = {"way": way.name, "round": turn, "group": number, "set": group[0].prompt.set}
                 rows.append(facts | _answer(way, group, rules))
-                watcher.step()
+                setup.watcher.step()
+            if time.monotonic() - given_out > PART:
+                yield _sorted(rows, ways)
+                given_out = time.monotonic()
+    yield _sorted(rows, ways)
+
+
+def _sorted(rows: Sequence[dict[str, Any]], ways: Sequence[Way]) -> pd.DataFrame:
+    """The rows in the order of the ways."""
     order = {way.name: place for place, way in enumerate(ways)}
-    return pd.DataFrame(rows).sort_values(
-        ["way", "round", "group"], key=lambda c: c.map(order) if c.name == "way" else c
-    )
+    by = ["way", "round", "group"]
+    return pd.DataFrame(rows).sort_values(by, key=lambda c: c.map(order) if c.name == "way" else c)
 
 
 def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
     if way.ask is not None:
-        return _asked(way.ask, group)
+        return _answer_without_engine(way.ask, group)
     engine = way.engine
     assert engine is not None
     begin = time.perf_counter()
@@ -139,9 +151,9 @@ def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
     return row | {"ids": [request.tokens for request in requests], "sizes": sizes}
 
 
-def _asked(ask: Ask, group: Sequence[Task]) -> dict[str, Any]:
+def _answer_without_engine(ask: Ask, group: Sequence[Task]) -> dict[str, Any]:
     answers = ask([task.ids for task in group])
-    stats = RequestStats()  # of ways that tell none, zeros
+    stats = RequestStats()  # zeros where a way reports none
     for answer in answers:
         if answer.stats is not None:
             stats.add(answer.stats)

@@ -1,6 +1,7 @@
 """What a run of an experiment leaves behind: a table on the terminal, a JSON file, a picture and a page.
 
-Every row of the JSON says where it was made, so that it can be quoted alone.
+The JSON file holds everything; `benchmarks.report` makes the tables of the documentation from such files. Every row
+says where it was made, so that it can be quoted alone.
 """
 
 from __future__ import annotations
@@ -23,19 +24,26 @@ from benchmarks.harness.tables import records, rich_table, shown
 MADE = ("commit", "device", "dtype", "threads", "command")
 
 
+def partial_file(experiment: Experiment, folder: Path) -> Path:
+    """Where the table so far of a run under way is kept."""
+    return folder / f"bench-run-{experiment.name}.partial.json"
+
+
 @dataclass(frozen=True)
 class Report:
-    """A finished run.
+    """A run, finished or under way.
 
     Attributes:
         experiment: which.
         table: what it found; see `Experiment.run` for its `attrs`.
         about: commit, device, dtype, threads, command, versions, times, options.
+        complete: whether the run is finished.
     """
 
     experiment: Experiment
     table: pd.DataFrame
     about: dict[str, Any]
+    complete: bool = True
 
     @property
     def title(self) -> str:
@@ -47,8 +55,8 @@ class Report:
         """Where and how it was made, in a line."""
         about = self.about
         where = f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}"
-        asked = f"; {about['prompts']} prompts of {len(about['sets'])} sets" if about.get("prompts") else ""
-        return f"{where}{asked}; commit {about['commit'] or 'unknown'}"
+        prompts = f"; {about['prompts']} prompts of {len(about['sets'])} sets" if about.get("prompts") else ""
+        return f"{where}{prompts}; commit {about['commit'] or 'unknown'}"
 
     @property
     def tables(self) -> dict[str, tuple[pd.DataFrame, tuple[str, ...]]]:
@@ -88,23 +96,33 @@ class Report:
         facts: dict[str, Any] = {
             "experiment": self.experiment.name,
             "source": self.experiment.source,
+            "says": self.experiment.says,
+            "complete": self.complete,
             "about": self.about,
             "columns": list(self.experiment.columns),
             "rows": [row | made for row in records(self.table)],
         }
-        facts |= {name: attrs[name] for name in ("remarks", "differing", "more") if name in attrs}
+        facts |= {"remarks": self.remarks} | {name: attrs[name] for name in ("differing", "more") if name in attrs}
         facts |= {"tables": {name: records(one) for name, one in attrs.get("tables", {}).items()}}
         return facts | ({"paper": self.experiment.claim.as_dict()} if self.experiment.claim else {})
 
     def write(self, folder: Path) -> list[Path]:
-        """Write bench-run-NAME.json, .png and .html into `folder`; returns the paths."""
+        """Write bench-run-NAME.json, .png and .html into `folder`, and remove the partial file; returns the paths."""
         folder.mkdir(parents=True, exist_ok=True)
         stem = folder / f"bench-run-{self.experiment.name}"
         data, picture, page = (stem.with_suffix(ending) for ending in (".json", ".png", ".html"))
-        data.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        self.write_json(data)
+        partial_file(self.experiment, folder).unlink(missing_ok=True)
         self.draw(picture)
         page.write_text(self.page(base64.b64encode(picture.read_bytes()).decode()), encoding="utf-8")
         return [data, picture, page]
+
+    def write_json(self, path: Path) -> None:
+        """Write `as_dict` to `path`; a reader, and whoever comes after a kill, finds the old file or the new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.new")
+        unfinished.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        unfinished.replace(path)
 
     def draw(self, path: Path) -> None:
         """The picture, as PNG."""

@@ -7,7 +7,7 @@ would have drafted from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ class Hits:
 
     @property
     def by_rank(self) -> list[list[float]]:
-        """[D][RANKS], share of all cases in which each rank was the truth, as `best_choices` wants it."""
+        """[D][RANKS], share of all cases in which each rank was the truth, as `best_choices` takes it."""
         shares: list[list[float]] = (self.right.sum(0) / np.maximum(self.cases.sum(0), 1)[:, None]).tolist()
         return shares
 
@@ -103,13 +103,11 @@ def hits_of(setup: Setup, trained: Trained, prompts: Sequence[Sequence[int]]) ->
     return Hits(places, right, cases)
 
 
-def measured_hits(setup: Setup, drafters: dict[str, Any]) -> dict[str, Hits]:
-    """The same of several drafters, along the answers to the measured prompts."""
-    found = {}
+def measured_hits(setup: Setup, drafters: dict[str, Any]) -> Iterator[tuple[str, Hits]]:
+    """The same of several drafters by name, one after the other, along the answers to the measured prompts."""
     for name, drafter in drafters.items():
         setup.watcher.stage(f"draft tokens of {name}", len(setup.tasks))
-        found[name] = hits_of(setup, drafter, [task.ids for task in setup.tasks])
-    return found
+        yield name, hits_of(setup, drafter, [task.ids for task in setup.tasks])
 
 
 def _reader(setup: Setup, trained: Trained) -> tuple[Callable[[Step], Tensor | None], tuple[int, ...], tuple[int, ...]]:

@@ -1,12 +1,13 @@
 """What a step costs at any size, by its rows, against the memory's speed.
 
-A small model is inflated in memory, the large one's answers are compared with its own, and steps of 1 to 64 rows behind
+A small model is inflated in memory, the large one's answers are compared with its own, and steps of 1 to 64 rows after
 a context are timed, Hugging Face's `forward` and draftree's runner in turns. A step reads every weight once, however
 few its rows: no step is faster than the weights' bytes at the memory's bandwidth, which is measured here too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -24,7 +25,7 @@ from draftree.runner import open_runner
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Milliseconds of a step by its rows, draftree's and Hugging Face's, on a model inflated to a size."""
     shape, params = setup["shape"] or None, setup.params
     if shape is not None and params is not None:
@@ -46,20 +47,20 @@ def run(setup: Setup) -> pd.DataFrame:
     wide = pd.DataFrame(rows).pivot(index="rows", columns="method", values="ms").reset_index()
     wide["hf_over_draftree"] = wide[LABELS["hf_forward"]] / wide[LABELS["draftree_loop"]]
     floor = steps.floor
+    answers = (
+        f"answers differ: {equal['where']}" if equal["where"] else f"all {equal['tokens']} greedy tokens are equal"
+    )
     remarks = [
         f"Floor: {floor['weight_bytes'] / 1e9:.2f} GB of weights at {floor['bandwidth'] / 1e9:.1f} GB/s take "
         f"{1000 * floor['seconds']:.1f} ms. Form of the runner: {runner.form}.",
         f"Against the small model, {equal['prompts']} prompts: logits differ by {equal['logits']:.2g} at most (their "
-        f"deviation is {equal['spread']:.2g}); "
-        + (
-            f"answers differ: {equal['where']}" if equal["where"] else f"all {equal['tokens']} greedy tokens are equal."
-        ),
+        f"deviation is {equal['spread']:.2g}); {answers}.",
     ]
     about = {
         "model": f"{setup.name or 'embedded chat-4m'} inflated to {params or shape}",
         "dtype": str(large.dtype)[6:],
     }
-    return table_of(
+    yield table_of(
         rows,
         remarks=remarks,
         tables={"Side by side": wide},
@@ -97,15 +98,11 @@ def compare_models(setup: Setup, large: Any) -> dict[str, Any]:
         worst = max(worst, float((found[..., : expected.shape[-1]] - expected).abs().max()))
         spread = max(spread, float(expected.std()))
         answer = small.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
-        wanted = answer[0, ids.shape[1] :].tolist()
-        got = (
-            generate(large, ids.to(large.device), max_new_tokens=new, runner="auto")
-            .sequences[0, ids.shape[1] :]
-            .tolist()
-        )
-        tokens += len(wanted)
-        parted = difference(small, ids[0].tolist(), wanted, got)
-        where += [] if parted is None else [f"prompt {prompt.id}: {parted}"]
+        greedy = answer[0, ids.shape[1] :].tolist()
+        out = generate(large, ids.to(large.device), max_new_tokens=new, runner="auto")
+        tokens += len(greedy)
+        unequal = difference(small, ids[0].tolist(), greedy, out.sequences[0, ids.shape[1] :].tolist())
+        where += [] if unequal is None else [f"prompt {prompt.id}: {unequal}"]
         setup.watcher.step()
     return {"prompts": len(chosen), "tokens": tokens, "logits": worst, "spread": spread, "where": where}
 

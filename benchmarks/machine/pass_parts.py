@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ NARROW, TALL = 512, 4096  # of the product that reads a matrix of 1 MiB again an
 PARTS = ("embed", "linear", "attention", "between", "head")
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Microseconds of a pass by part; and what bytes or operations of a part take at least."""
     found = pass_parts(open_runner(setup.model), setup["context"], setup["rounds"], setup.watcher)
     if found is None:
@@ -51,7 +51,7 @@ def run(setup: Setup) -> pd.DataFrame:
         f"{found['bandwidth'] / 1e9:.1f} GB/s, {found['peak'] / 1e9:.0f} billion operations a second, behind "
         f"{setup['context']} tokens."
     )
-    return table_of(rows, remarks=[remark])
+    yield table_of(rows, remarks=[remark])
 
 
 class Peak:

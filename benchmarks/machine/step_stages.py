@@ -7,6 +7,7 @@ the recorded times are read. The quicker nine tenths count: some steps are stall
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -19,20 +20,20 @@ PARTS = ("draft", "shape", "verify", "accept", "commit", "rest")
 KEPT = 0.9
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Microseconds of a step by stage, for steps of several numbers of rows."""
     rows: list[dict[str, Any]] = []
     for count in setup["rows"]:
         recorder = Recorder()
         drafter, shape = (setup.trie(), Fixed(count - 1)) if count > 1 else (None, None)
         way = Way(str(count), drafter, shape, {"recorder": recorder})
-        measure(setup.model, [way], setup.tasks, setup["max_new_tokens"], setup.watcher)
+        measure(setup, [way])
         steps = [step for step in timed(recorder) if step["rows"] == count]
         quick = sorted(steps, key=lambda step: step["whole"])[: math.ceil(KEPT * len(steps))]
         if quick:
             means = pd.DataFrame(quick)[[*PARTS, "whole"]].mean() * 1e6
             rows.append({"rows": count, "steps": len(steps)} | means.to_dict())
-    return table_of(rows)
+            yield table_of(rows)
 
 
 def timed(recorder: Recorder) -> list[dict[str, float]]:

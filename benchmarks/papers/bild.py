@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.drafters import bild
-from benchmarks.harness import Claim, Experiment, Setup
+from benchmarks.harness import Claim, Setup
 from draftree.drafting.early_exit import early_exit_model
 from draftree.models import load_model
 from draftree.runner import inspect_model
@@ -78,10 +79,10 @@ QUICK: dict[str, Any] = {
 }
 
 
-def early_exit(setup: Setup) -> pd.DataFrame:
+def early_exit(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiLD on a model and its own first layers, read by its own head: early exit (LOSSY)."""
     pair = exit_pair(setup)
-    return bild.compared(setup, pair, bild.open_rows(setup), setup["metric"])
+    yield from bild.compared(setup, pair, bild.open_rows(setup), setup["metric"])
 
 
 def exit_pair(setup: Setup) -> bild.Pair:
@@ -110,16 +111,11 @@ def exit_pair(setup: Setup) -> bild.Pair:
     return bild.Pair(large, {f"first {layer} layers": early_exit_model(large, layer)})
 
 
-def _of(name: str, item: str, claim: Claim, run: Any = bild.run, **options: Any) -> Experiment:
-    facts = {**bild.OPTIONS, **QUICK, **options}
-    return replace(bild.EXPERIMENT, name=f"bild-{name}", source=f"BiLD, {item}", run=run, claim=claim, options=facts)
-
-
 EXPERIMENTS = (
-    _of("table1", "Table 1", BEST),
-    _of("figure4", "Figure 4", CURVES),
-    _of("figure5", "Figure 5", ABLATIONS, ablations=True),
-    _of("figure6", "Figure 6", EARLY_EXIT, early_exit, drafters=()),
-    _of("figure8", "Figure 8", OPERATIONS),
-    _of("figure9", "Figure 9", LEVELS),
+    bild.EXPERIMENT.of_paper("BiLD", "Table 1", BEST, **QUICK),
+    bild.EXPERIMENT.of_paper("BiLD", "Figure 4", CURVES, **QUICK),
+    bild.EXPERIMENT.of_paper("BiLD", "Figure 5", ABLATIONS, **QUICK | {"ablations": True}),
+    replace(bild.EXPERIMENT, run=early_exit).of_paper("BiLD", "Figure 6", EARLY_EXIT, **QUICK, drafters=()),
+    bild.EXPERIMENT.of_paper("BiLD", "Figure 8", OPERATIONS, **QUICK),
+    bild.EXPERIMENT.of_paper("BiLD", "Figure 9", LEVELS, **QUICK),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -85,8 +85,8 @@ CHAT = ("e2e", "sgd_chat", "tm4_coffee", "squad", "fairytaleqa", "tldr_shell", "
 KINDS = ("straightforward", "full", "efficient", "efficient-code", "best-first")
 
 
-def methods(setup: Setup) -> pd.DataFrame:
-    """BiTA beside a small model, half the model and n-grams of its own: trees of one size, and sized by cost."""
+def methods(setup: Setup) -> Iterator[pd.DataFrame]:
+    """BiTA against a small model, half the model and n-grams of its own: trees of one size, and sized by cost."""
     half, says = setup.model.config.num_hidden_layers // 2, METHODS.cell
     known: list[tuple[str, Any, str]] = [
         ("DraftModel (SpecDec)", partial(setup.trained, "draft-model"), says("SpecDec", "70B")),
@@ -97,29 +97,19 @@ def methods(setup: Setup) -> pd.DataFrame:
     cells = [Cell(name, make, setup["nodes"], printed) for name, make, printed in known]
     cells += [Cell(f"{name}, by cost", make, None) for name, make, _ in known]
     remark = "Of these only BiTA and the small model were trained for this model's answers. Paper: MT-Bench, A800."
-    return compared(setup, cells, remarks=[remark])
+    yield from compared(setup, cells, remarks=[remark])
 
 
-def _of(base: Experiment, name: str, item: str, claim: Claim, **options: Any) -> Experiment:
-    facts = {**base.options, "per_set": 1, "max_new_tokens": 64, **options}
-    return replace(base, name=f"bita-{name}", source=f"BiTA, {item}", claim=claim, options=facts)
-
-
-_trees = partial(_of, acceptance.EXPERIMENT, drafters=("bita",), trees=KINDS, nodes=(4, 16))
+OPTIONS = {name: value for name, value in QUICK.items() if name != "warm_per_set"}
+SWEEP: dict[str, Any] = {"drafters": (), "nodes": (8,)}
+_methods = Experiment("", "", methods, COLUMNS, bars("over_plain", "acceptance_length", label="way"), OPTIONS)
+_trees = partial(acceptance.EXPERIMENT.of_paper, "BiTA", drafters=("bita",), trees=KINDS, nodes=(4, 16))
 EXPERIMENTS = (
-    _of(wall_clock.EXPERIMENT, "table1", "Table 1", MODELS, drafters=("bita",), sets=CHAT),
-    Experiment(
-        "bita-table2",
-        "BiTA, Table 2",
-        methods,
-        COLUMNS,
-        bars("over_plain", "acceptance_length", label="way"),
-        {name: value for name, value in QUICK.items() if name != "warm_per_set"},
-        METHODS,
-    ),
-    _of(sweeps.PROMPT_TOKENS, "table3", "Table 3", PROMPTS, drafters=(), nodes=(8,)),
-    _trees("table4", "Table 4", XSUM_TREES, sets=(*SUMMARIES, *CHAT)),
-    _trees("table9", "Table 9", CODE_TREES, sets=(*TALKS, *CODE)),
-    _of(sweeps.PROMPT_TOKENS, "figure8", "Figure 8", PROMPT_TOKENS, drafters=(), nodes=(8,)),
-    _of(sweeps.MASK_TOKENS, "figure9", "Figure 9", MASK_TOKENS, drafters=(), nodes=(8,)),
+    wall_clock.EXPERIMENT.of_paper("BiTA", "Table 1", MODELS, drafters=("bita",), sets=CHAT),
+    _methods.of_paper("BiTA", "Table 2", METHODS),
+    sweeps.PROMPT_TOKENS.of_paper("BiTA", "Table 3", PROMPTS, **SWEEP),
+    _trees("Table 4", XSUM_TREES, sets=(*SUMMARIES, *CHAT)),
+    _trees("Table 9", CODE_TREES, sets=(*TALKS, *CODE)),
+    sweeps.PROMPT_TOKENS.of_paper("BiTA", "Figure 8", PROMPT_TOKENS, **SWEEP),
+    sweeps.MASK_TOKENS.of_paper("BiTA", "Figure 9", MASK_TOKENS, **SWEEP),
 )

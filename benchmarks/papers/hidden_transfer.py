@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from benchmarks.drafters import acceptance, draft_accuracy, pseudo_cosine, sweeps, wall_clock
-from benchmarks.harness import Claim, Experiment
+from benchmarks.harness import Claim
 
 A100 = "one A100-80G"
 
@@ -41,10 +40,10 @@ def _lengths(model: str, medusa: tuple[str, str], ours: tuple[str, str]) -> Clai
 
 
 LENGTHS = {
-    "table2": _lengths("Vicuna-13B", ("1.756", "2.086"), ("2.040", "2.425")),
-    "table3": _lengths("LLaMA-2-Chat-13B", ("1.870", "2.228"), ("2.200", "2.585")),
-    "table4": _lengths("Vicuna-7B", ("1.676", "2.022"), ("2.255", "2.577")),
-    "table5": _lengths("LLaMA-2-Chat-7B", ("1.760", "2.047"), ("2.260", "2.473")),
+    "Table 2": _lengths("Vicuna-13B", ("1.756", "2.086"), ("2.040", "2.425")),
+    "Table 3": _lengths("LLaMA-2-Chat-13B", ("1.870", "2.228"), ("2.200", "2.585")),
+    "Table 4": _lengths("Vicuna-7B", ("1.676", "2.022"), ("2.255", "2.577")),
+    "Table 5": _lengths("LLaMA-2-Chat-7B", ("1.760", "2.047"), ("2.260", "2.473")),
 }
 ACCURACY = Claim(
     "LLaMA-2-Chat-13B, data sets XSum and GSM8K",
@@ -79,23 +78,17 @@ MASKED = Claim(
 HEADS = ("hidden-transfer", "medusa")
 
 
-def _of(base: Experiment, name: str, item: str, claim: Claim, **options: Any) -> Experiment:
-    facts = {**base.options, "per_set": 1, "max_new_tokens": 64, **options}
-    return replace(base, name=f"hidden-transfer-{name}", source=f"Hidden Transfer, {item}", claim=claim, options=facts)
-
-
-def _lengths_table(place: int) -> Experiment:
-    """The papers' four tables differ by their model, so the four runs are the same."""
-    options = {"drafters": HEADS, "nodes": (8, 16), "trees": ("straightforward", "best-first")}
-    return _of(acceptance.EXPERIMENT, f"table{place}", f"Table {place}", LENGTHS[f"table{place}"], **options)
-
+PAPER = "Hidden Transfer"
+SWEEP: dict[str, Any] = {"drafters": (), "nodes": (8,)}
+# The paper's four tables of lengths differ by their model, so the four runs are the same.
+TREES: dict[str, Any] = {"drafters": HEADS, "nodes": (8, 16), "trees": ("straightforward", "best-first")}
 
 EXPERIMENTS = (
-    _of(wall_clock.EXPERIMENT, "table1", "Table 1", TIMES, drafters=HEADS),
-    *(_lengths_table(place) for place in (2, 3, 4, 5)),
-    _of(draft_accuracy.EXPERIMENT, "figure3", "Figure 3", ACCURACY, drafters=(*HEADS, "early-head")),
-    _of(pseudo_cosine.EXPERIMENT, "figure4", "Figure 4", COSINE),
-    _of(sweeps.TRANSFER_LAYER, "figure5", "Figure 5", FIRST_LAYER, drafters=(), nodes=(8,)),
-    _of(sweeps.TRANSFER_LAYER, "figure6", "Figure 6", SECOND_LAYER, drafters=(), nodes=(8,)),
-    _of(draft_accuracy.EXPERIMENT, "figure7", "Figure 7", MASKED, drafters=()),
+    wall_clock.EXPERIMENT.of_paper(PAPER, "Table 1", TIMES, drafters=HEADS),
+    *(acceptance.EXPERIMENT.of_paper(PAPER, table, claim, **TREES) for table, claim in LENGTHS.items()),
+    draft_accuracy.EXPERIMENT.of_paper(PAPER, "Figure 3", ACCURACY, drafters=(*HEADS, "early-head")),
+    pseudo_cosine.EXPERIMENT.of_paper(PAPER, "Figure 4", COSINE),
+    sweeps.TRANSFER_LAYER.of_paper(PAPER, "Figure 5", FIRST_LAYER, **SWEEP),
+    sweeps.TRANSFER_LAYER.of_paper(PAPER, "Figure 6", SECOND_LAYER, **SWEEP),
+    draft_accuracy.EXPERIMENT.of_paper(PAPER, "Figure 7", MASKED, drafters=()),
 )

@@ -5,14 +5,17 @@ Acceptance lengths do not depend on the machine; speeds are this machine's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
 
-from benchmarks.harness import Experiment, Setup, bars, lines, table_of
+from benchmarks.harness import Claim, Experiment, Setup, bars, lines, table_of
+from benchmarks.harness.experiment import Run
+from benchmarks.harness.plots import Plot
 from benchmarks.papers import lookahead_figures as paper
 from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared
 from draftree.bench.memory import compare_memory
@@ -36,7 +39,7 @@ def nodes_held(setup: Setup) -> int:
     return setup.trie(branch_length=BRANCH).trie.nodes
 
 
-def methods(setup: Setup) -> pd.DataFrame:
+def methods(setup: Setup) -> Iterator[pd.DataFrame]:
     """Methods without training side by side, at equal draft tokens."""
     n, claim = setup["nodes"], paper.METHODS
 
@@ -52,10 +55,12 @@ def methods(setup: Setup) -> pd.DataFrame:
         Cell("hierarchical trie", partial(trie, setup), n, printed("Lookahead")),
         Cell("hierarchical, sized by cost", partial(trie, setup), None),
     ]
-    return compared(setup, cells, remarks=["Paper: Llama-7B, A100, Dolly / GSM8k / HumanEval-x, times HF generate."])
+    yield from compared(
+        setup, cells, remarks=["Paper: Llama-7B, A100, Dolly / GSM8k / HumanEval-x, times HF generate."]
+    )
 
 
-def procedures(setup: Setup) -> pd.DataFrame:
+def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
     """What goes into the trie and what leaves it, in a forest too small for all, so that pruning has work."""
     most = max(nodes_held(setup) // 2, 64)
     claim = paper.PROCEDURES
@@ -73,10 +78,10 @@ def procedures(setup: Setup) -> pd.DataFrame:
         cell("Lookahead"),
     ]
     remark = f"The forest is bounded to {most} nodes, half of what the warm-up alone would fill."
-    return compared(setup, cells, over="Lookahead", remarks=[remark], more={"max_nodes": most})
+    yield from compared(setup, cells, over="Lookahead", remarks=[remark], more={"max_nodes": most})
 
 
-def capacity(setup: Setup) -> pd.DataFrame:
+def capacity(setup: Setup) -> Iterator[pd.DataFrame]:
     """Acceptance, speed and the time of drafting by the trie's capacity, in decoding lengths."""
     claim, cells = paper.CAPACITY, []
     for times in CAPACITIES:
@@ -87,10 +92,10 @@ def capacity(setup: Setup) -> pd.DataFrame:
         f"Here n*DL bounds the whole forest, to n times {DECODING_LENGTH} nodes; the warm-up alone would fill "
         f"{nodes_held(setup)}. The paper bounds the tree of each first token."
     )
-    return compared(setup, cells, remarks=[remark])
+    yield from compared(setup, cells, remarks=[remark])
 
 
-def memory(setup: Setup) -> pd.DataFrame:
+def memory(setup: Setup) -> Iterator[pd.DataFrame]:
     """Peak memory of whole processes that answer the same prompts, drafted over plain."""
     prompts, without = [task.ids for task in setup.tasks], float(paper.MEMORY.cell("1", "GiB"))
     setup.watcher.stage("processes", len(MEMORY_LENGTHS))
@@ -105,12 +110,13 @@ def memory(setup: Setup) -> pd.DataFrame:
         row |= {"drafted_mib": found["drafted_bytes"] / 2**20, "more_percent": 100 * found["overhead"]}
         rows.append(row | {"paper": f"{with_it} GiB, {with_it / without - 1:+.1%}"})
         setup.watcher.step()
-    return table_of(rows, remarks=["Two processes a row, of the same prompts; libraries are counted."])
+        yield table_of(rows, remarks=["Two processes a row, of the same prompts; libraries are counted."])
 
 
-def batch(setup: Setup) -> pd.DataFrame:
+def batch(setup: Setup) -> Iterator[pd.DataFrame]:
     """Batches of 2 and 4, each against plain decoding of the same batch."""
-    claim, parts = paper.BATCH, []
+    claim, wrong = paper.BATCH, 0
+    rows: list[dict[str, Any]] = []
     for size in setup["batch"]:
         column = f"batch {size}"
         said = {way: claim.cell(way, column) if column in claim.columns else "" for way in ("LLMA", "Lookahead")}
@@ -119,30 +125,31 @@ def batch(setup: Setup) -> pd.DataFrame:
             Cell("hierarchical trie", partial(trie, setup), setup["nodes"], said["Lookahead"]),
             Cell("hierarchical, sized by cost", partial(trie, setup), None),
         ]
-        parts.append(compared(setup, cells, batch=size))
-    rows = [row for part in parts for row in part.to_dict("records")]
-    return table_of(rows, differing=sum(part.attrs["differing"] for part in parts))
+        *_, table = compared(setup, cells, batch=size)
+        rows += table.to_dict("records")
+        wrong += table.attrs["differing"]
+        yield table_of(rows, differing=wrong)
 
 
-def worst(setup: Setup) -> pd.DataFrame:
+def worst(setup: Setup) -> Iterator[pd.DataFrame]:
     """Every draft token verified, none accepted."""
     said = " / ".join(row[1] for row in paper.WORST.rows)
     cells = [
         Cell("hierarchical trie", partial(trie, setup), setup["nodes"], said, reject=True),
         Cell("sized by cost", partial(trie, setup), None, reject=True),
     ]
-    return compared(setup, cells)
+    yield from compared(setup, cells)
 
 
-def warm_up(setup: Setup) -> pd.DataFrame:
+def warm_up(setup: Setup) -> Iterator[pd.DataFrame]:
     """By the answers of every set that the trie has seen beforehand."""
     counts = [count for count in setup["seen"] if count <= len(setup.texts) // len(setup.sets)]
     cells = [Cell(f"{count} a set", partial(trie, setup, warm=count), setup["nodes"]) for count in counts]
-    table = compared(setup, cells)
-    return table_of(table.assign(seen=[None, *counts]).to_dict("records"), **table.attrs)
+    for table in compared(setup, cells):
+        yield table_of(table.assign(seen=[None, *counts]).to_dict("records"), **table.attrs)
 
 
-def lengths(setup: Setup) -> pd.DataFrame:
+def lengths(setup: Setup) -> Iterator[pd.DataFrame]:
     """Speed and acceptance length by decoding and branch length, for every kind of draft."""
     cells, facts = [], {}
     for mode in ("hierarchical", "parallel"):
@@ -156,45 +163,34 @@ def lengths(setup: Setup) -> pd.DataFrame:
         name = f"single branch (LLMA), branch {n}"
         facts[name] = ("single branch (LLMA)", n)
         cells.append(Cell(name, partial(trie, setup, mode="single", decoding_length=n, branch_length=n), n))
-    table = compared(setup, cells)
-    kinds = [facts.get(way, (None, None)) for way in table["way"]]
-    made = table.assign(kind=[kind for kind, _ in kinds], draft_tokens=[n for _, n in kinds])
-    return table_of(made.to_dict("records"), **table.attrs)
-
-
-def _experiment(
-    place: str, item: str, run: Callable[[Setup], pd.DataFrame], claim: Any, plot: Any = BARS, **options: Any
-) -> Experiment:
-    columns = COLUMNS if run is not memory else ("decoding_length", "plain_mib", "drafted_mib", "more_percent", "paper")
-    without = [name for name, value in options.items() if value is None]
-    facts = {name: value for name, value in (QUICK | options).items() if name not in without}
-    return Experiment(f"lookahead-{place}", f"Lookahead, {item}", run, columns, plot, facts, claim)
+    for table in compared(setup, cells):
+        kinds = [facts.get(way, (None, None)) for way in table["way"]]
+        made = table.assign(kind=[kind for kind, _ in kinds], draft_tokens=[n for _, n in kinds])
+        yield table_of(made.to_dict("records"), **table.attrs)
 
 
 CURVES = lines("draft_tokens", "over_plain", "acceptance_length", by="kind")
+SEEN = lines("seen", "over_plain", "acceptance_length")
+MEMORY = lines("decoding_length", "more_percent")
+MEMORY_COLUMNS = ("decoding_length", "plain_mib", "drafted_mib", "more_percent", "paper")
+PROMPTS: dict[str, Any] = {name: QUICK[name] for name in ("per_set", "max_new_tokens", "sets")}
+WARM = PROMPTS | {"warm_per_set": QUICK["warm_per_set"]}
+
+
+def _of(
+    item: str, run: Run, claim: Claim, plot: Plot = BARS, columns: tuple[str, ...] = COLUMNS, **options: Any
+) -> Experiment:
+    return Experiment("", "", run, columns, plot, options).of_paper("Lookahead", item, claim)
+
+
 EXPERIMENTS = (
-    _experiment("table2", "Table 2", methods, paper.METHODS),
-    _experiment("table3", "Table 3", procedures, paper.PROCEDURES),
-    _experiment("table4", "Table 4", capacity, paper.CAPACITY),
-    _experiment(
-        "table5",
-        "Table 5",
-        memory,
-        paper.MEMORY,
-        lines("decoding_length", "more_percent"),
-        nodes=None,
-        warm_per_set=None,
-    ),
-    _experiment("table12", "Table 12", batch, paper.BATCH, batch=(2, 4)),
-    _experiment("figure4", "Figure 4", lengths, paper.LENGTHS, CURVES, nodes=None),
-    _experiment("figure5", "Figure 5", lengths, paper.LENGTHS, CURVES, nodes=None),
-    _experiment(
-        "figure7",
-        "Figure 7",
-        warm_up,
-        paper.WARM_UP,
-        lines("seen", "over_plain", "acceptance_length"),
-        seen=(0, 1, 2, 4, 8, 16),
-    ),
-    _experiment("worst-case", "section 5.2", worst, paper.WORST),
+    _of("Table 2", methods, paper.METHODS, **QUICK),
+    _of("Table 3", procedures, paper.PROCEDURES, **QUICK),
+    _of("Table 4", capacity, paper.CAPACITY, **QUICK),
+    _of("Table 5", memory, paper.MEMORY, MEMORY, MEMORY_COLUMNS, **PROMPTS),
+    _of("Table 12", batch, paper.BATCH, **QUICK, batch=(2, 4)),
+    _of("Figure 4", lengths, paper.LENGTHS, CURVES, **WARM),
+    _of("Figure 5", lengths, paper.LENGTHS, CURVES, **WARM),
+    _of("Figure 7", warm_up, paper.WARM_UP, SEEN, **QUICK, seen=(0, 1, 2, 4, 8, 16)),
+    replace(_of("section 5.2", worst, paper.WORST, **QUICK), name="lookahead-worst-case"),
 )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from benchmarks.harness import Claim, Experiment
+from benchmarks.harness import Claim
 from benchmarks.shapes import batch, pruning, step_cost
 
 BATCHES = Claim(
@@ -66,14 +65,11 @@ COSTS = Claim(
 )
 
 
-def _of(base: Experiment, name: str, item: str, claim: Claim, **options: Any) -> Experiment:
-    facts = {**base.options, "per_set": 1, "max_new_tokens": 64, "drafters": ("medusa",), **options}
-    return replace(base, name=f"propd-{name}", source=f"ProPD, {item}", claim=claim, options=facts)
-
-
+MEDUSA: dict[str, Any] = {"drafters": ("medusa",)}
+SIZES: dict[str, Any] = MEDUSA | {"batch": (1, 2, 4, 8), "sizes": (2, 4, 8)}
 EXPERIMENTS = (
-    _of(batch.EXPERIMENT, "table1", "Table 1", BATCHES, batch=(1, 2, 4, 8), sizes=(2, 4, 8)),
-    _of(pruning.EXPERIMENT, "table2", "Table 2", PRUNING),
-    _of(batch.EXPERIMENT, "table3", "Table 3", ABLATION, batch=(1, 2, 4, 8), sizes=(2, 4, 8)),
-    _of(step_cost.EXPERIMENT, "figure3", "Figure 3", COSTS),
+    batch.EXPERIMENT.of_paper("ProPD", "Table 1", BATCHES, **SIZES),
+    pruning.EXPERIMENT.of_paper("ProPD", "Table 2", PRUNING, **MEDUSA),
+    batch.EXPERIMENT.of_paper("ProPD", "Table 3", ABLATION, **SIZES),
+    step_cost.EXPERIMENT.of_paper("ProPD", "Figure 3", COSTS, **MEDUSA),
 )

@@ -6,14 +6,14 @@ and goes on learning. Speeds are over plain decoding by the same engine in the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness import PLAIN, Setup, Way, measure, table_of
-from benchmarks.harness.measure import all_differing, length, of, per_token, size
+from benchmarks.harness import PLAIN, Setup, Way, table_of
+from benchmarks.harness.measure import all_differing, length, measure_parts, of, per_token, size
 from draftree.drafting import Drafter
 from draftree.shaping import DynamicTree, Fixed
 
@@ -21,7 +21,7 @@ COLUMNS = (
     *("way", "batch", "over_plain", "over_the_whole", "acceptance_length", "draft_tokens_a_step", "draft_ms"),
     "paper",
 )
-QUICK = {"per_set": 1, "max_new_tokens": 64, "sets": (), "nodes": 16, "warm_per_set": 8}
+QUICK: dict[str, Any] = {"per_set": 1, "max_new_tokens": 64, "sets": (), "nodes": 16, "warm_per_set": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,19 @@ class Cell:
         return Way(self.name, self.make(), shape, {"reject_drafts": self.reject})
 
 
-def compared(setup: Setup, cells: Sequence[Cell], *, batch: int = 1, over: str = "", **attrs: Any) -> pd.DataFrame:
-    """Run the cells beside plain decoding, `batch` prompts together; a row for each, also over the way `over`."""
+def compared(
+    setup: Setup, cells: Sequence[Cell], *, batch: int = 1, over: str = "", **attrs: Any
+) -> Iterator[pd.DataFrame]:
+    """Compare the cells with plain decoding, `batch` prompts together; a row for each, also over the way `over`."""
     ways = [Way(PLAIN), *(cell.way() for cell in cells)]
-    runs = measure(setup.model, ways, setup.tasks, setup["max_new_tokens"], setup.watcher, batch=batch)
     printed = {cell.name: cell.paper for cell in cells}
-    plain, rows = of(runs, PLAIN), []
-    for way in ways:
-        own = of(runs, way.name)
-        row = {"way": way.name, "batch": batch} | (per_token(plain) / per_token(own)).columns("over_plain")
-        row |= (per_token(of(runs, over)) / per_token(own)).columns("over_the_whole") if over else {}
-        row |= length(own).columns("acceptance_length") | {"draft_tokens_a_step": size(own)}
-        row |= {"draft_ms": 1000 * own["draft"].sum() * batch / max(own["steps"].sum(), 1)}
-        rows.append(row | {"tokens_a_second": 1 / per_token(own).value, "paper": printed.get(way.name) or None})
-    return table_of(rows, differing=all_differing(runs), **attrs)
+    for runs in measure_parts(setup, ways, batch=batch):
+        plain, rows = of(runs, PLAIN), []
+        for way in ways:
+            own = of(runs, way.name)
+            row = {"way": way.name, "batch": batch} | (per_token(plain) / per_token(own)).columns("over_plain")
+            row |= (per_token(of(runs, over)) / per_token(own)).columns("over_the_whole") if over else {}
+            row |= length(own).columns("acceptance_length") | {"draft_tokens_a_step": size(own)}
+            row |= {"draft_ms": 1000 * own["draft"].sum() * batch / max(own["steps"].sum(), 1)}
+            rows.append(row | {"tokens_a_second": 1 / per_token(own).value, "paper": printed.get(way.name) or None})
+        yield table_of(rows, differing=all_differing(runs), **attrs)

@@ -3,27 +3,30 @@ machine."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Way, lines, measure, table_of
 from benchmarks.harness.measure import all_differing, length, of, per_token, size, whole
-from benchmarks.harness.trees import Case, with_tree
-from benchmarks.shapes.subjects import OPTIONS, SIZES, batches, fresh, heads
-from draftree.drafting.in_model import BEST_FIRST, InModelDrafter
+from benchmarks.shapes.subjects import OPTIONS, SIZES, batches, fresh, heads, static_ways
 from draftree.pruning import EarlyPruning
 from draftree.shaping import DynamicTree, Fixed
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Tokens a second over plain decoding of the same batch, while it is full."""
     rows: list[dict[str, Any]] = []
     best_rows: list[dict[str, Any]] = []
-    wrong, new = 0, setup["max_new_tokens"]
+    wrong = 0
+    remark = (
+        f"Every answer has {setup['max_new_tokens']} tokens; the clock runs while batches are full, until the first "
+        "answer is complete. Prompts' passes are not in it (over_plain_to_the_last: whole answers)."
+    )
     for name in setup.named:
         for batch in batches(setup):
-            runs = measure(setup.model, _ways(setup, name), setup.tasks, new, setup.watcher, batch=batch, stop=False)
+            runs = measure(setup, _ways(setup, name), batch=batch, stop=False)
             wrong += all_differing(runs)
             plain = of(runs, PLAIN)
             ways = {str(way): of(runs, str(way)) for way in runs["way"].unique()}
@@ -41,23 +44,13 @@ def run(setup: Setup) -> pd.DataFrame:
             against = per_token(ways[best]) / per_token(ways["dynamic"])
             best_rows.append({"drafter": name, "batch": batch, "best_static": best})
             best_rows[-1] |= {"over_plain": speeds[best].value} | against.columns("dynamic_over_best")
-    remark = (
-        f"Every answer has {new} tokens; the clock runs while batches are full, until the first answer is complete. "
-        "Prompts' passes are not in it (over_plain_to_the_last: whole answers)."
-    )
-    tables = {"The best static size": pd.DataFrame(best_rows)}
-    return table_of(rows, differing=wrong, remarks=[remark], tables=tables)
+            tables = {"The best static size": pd.DataFrame(best_rows)}
+            yield table_of(rows, differing=wrong, remarks=[remark], tables=tables)
 
 
 def _ways(setup: Setup, name: str) -> list[Way]:
     nodes = setup["nodes"]
-    ways = [Way(PLAIN)]
-    for n in setup["sizes"]:
-        drafter = fresh(setup, name)
-        ways.append(Way(f"n={n}", drafter, Fixed(n)))
-        if isinstance(drafter, InModelDrafter) and "groups" in drafter.settings:
-            alone = with_tree(drafter, Case(BEST_FIRST, BEST_FIRST, None, n, groups=1))
-            ways.append(Way(f"n={n}, root's rows", alone, Fixed(n)))
+    ways = [Way(PLAIN), *static_ways(setup, name)]
     ways.append(Way("static", fresh(setup, name), Fixed(nodes)))
     ways.append(Way("dynamic", fresh(setup, name), DynamicTree()))
     for head in heads(setup)[:1]:

@@ -7,7 +7,7 @@ steps takes is added to the time of the sized trees; prompts' passes, which are 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +16,10 @@ import pandas as pd
 from benchmarks.harness import PLAIN, Experiment, Setup, Way, measure, points, table_of
 from benchmarks.harness.measure import all_differing, length, of, per_token, size
 from benchmarks.harness.stats import Share
-from benchmarks.shapes.subjects import batches, fresh
+from benchmarks.shapes.subjects import batches, fresh, static_ways
 from draftree.engine import Engine
 from draftree.runner.step_cost import measure_cost
-from draftree.shaping import DynamicTree, Fixed
+from draftree.shaping import DynamicTree
 
 SIZED = "sized by cost"
 DRAFTERS = (
@@ -28,19 +28,20 @@ DRAFTERS = (
 )
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Tokens a second of trees sized by cost over those of the best static size, and over plain decoding."""
     engine = Engine(setup.model, slots=1)
     began = time.perf_counter()
     measure_cost(engine.runner)
     cost = time.perf_counter() - began
+    remarks = [f"Measuring the cost of steps took {cost:.2f} s."]
     rows: list[dict[str, Any]] = []
     speeds: list[dict[str, Any]] = []
-    wrong, new = 0, setup["max_new_tokens"]
+    wrong = 0
     for batch in batches(setup):
         for name in setup.named:
-            ways = [Way(PLAIN), *_static(setup, name), Way(SIZED, fresh(setup, name), DynamicTree())]
-            runs = measure(setup.model, ways, setup.tasks, new, setup.watcher, batch=batch, stop=batch == 1)
+            ways = [Way(PLAIN), *static_ways(setup, name), Way(SIZED, fresh(setup, name), DynamicTree())]
+            runs = measure(setup, ways, batch=batch, stop=batch == 1)
             wrong += all_differing(runs)
             owns = {way.name: of(runs, way.name) for way in ways}
             times = {way: per_token(own) for way, own in owns.items()}
@@ -58,19 +59,7 @@ def run(setup: Setup) -> pd.DataFrame:
                 | {"acceptance_length": length(own).value, "draft_tokens_a_step": size(own)}
                 for way, own in owns.items()
             ]
-    remarks = [f"Measuring the cost of steps took {cost:.2f} s."]
-    return table_of(rows, differing=wrong, remarks=remarks, tables={"All sizes": pd.DataFrame(speeds)})
-
-
-def _static(setup: Setup, name: str) -> Sequence[Way]:
-    """The drafter with trees of every size; one that attaches rows, also with rows for the root alone."""
-    ways = []
-    for n in setup["sizes"]:
-        drafter = fresh(setup, name)
-        ways.append(Way(f"n={n}", drafter, Fixed(n)))
-        if drafter.capabilities.prepares and drafter.rows(2) > 2:
-            ways.append(Way(f"n={n}, root's rows", fresh(setup, name), Fixed(n, attach_to=1)))
-    return ways
+            yield table_of(rows, differing=wrong, remarks=remarks, tables={"All sizes": pd.DataFrame(speeds)})
 
 
 def _later(share: Share, seconds: float) -> Share:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -13,21 +14,21 @@ from draftree.drafting import Merge
 from draftree.shaping import Fixed
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Acceptance lengths of the first drafter merged with each other one, in all and set by set."""
     names = list(setup.named)
     if len(names) < 2:
         raise ValueError("merge needs two drafters or more: add --drafter once for each.")
     rows: list[dict[str, Any]] = []
     by_set: list[dict[str, Any]] = []
-    wrong, new = 0, setup["max_new_tokens"]
+    wrong = 0
     pairs = {f"{names[0]} + {name}": (names[0], name) for name in names[1:]}
-    truth = measure(setup.model, [Way(PLAIN)], setup.tasks, new, setup.watcher)
+    truth = measure(setup, [Way(PLAIN)])
     for budget in setup["nodes"]:
         ways = [Way(name, fresh(setup, name), Fixed(budget)) for name in names]
         for label, pair in pairs.items():
             ways.append(Way(label, Merge([fresh(setup, name) for name in pair]), Fixed(budget)))
-        runs = measure(setup.model, ways, setup.tasks, new, setup.watcher)
+        runs = measure(setup, ways)
         wrong += all_differing(runs, truth)
         for label, pair in pairs.items():
             own = {name: length(of(runs, name)) for name in (label, *pair)}
@@ -47,7 +48,7 @@ def run(setup: Setup) -> pd.DataFrame:
                 | (own[label] / own[best]).columns("over_the_better_alone")
                 | {"sets_below_by_more_than_the_interval": ", ".join(below) or "none"}
             )
-    return table_of(rows, differing=wrong, tables={"Set by set": pd.DataFrame(by_set)})
+        yield table_of(rows, differing=wrong, tables={"Set by set": pd.DataFrame(by_set)})
 
 
 EXPERIMENT = Experiment(

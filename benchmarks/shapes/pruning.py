@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -16,20 +17,20 @@ from draftree.shaping import Fixed
 WHOLE = "whole"
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Trees of a fixed size pruned inside the pass, against the same trees whole."""
     rows: list[dict[str, Any]] = []
-    nodes, new, wrong = setup["nodes"], setup["max_new_tokens"], 0
+    nodes, wrong = setup["nodes"], 0
     early = heads(setup)
     names = list(setup.named)
-    plain = measure(setup.model, [Way(PLAIN)], setup.tasks, new, setup.watcher)
+    plain = measure(setup, [Way(PLAIN)])
     for name in names:
         ways = [Way(WHOLE, fresh(setup, name), Fixed(nodes))]
         for head in early:
             for k in setup["top_k"]:
                 pruner = EarlyPruning(head, top_k=k, always=True)
                 ways.append(Way(f"{head.layer}/{k}", fresh(setup, name), Fixed(nodes), {"pruner": pruner}))
-        runs = measure(setup.model, ways, setup.tasks, new, setup.watcher)
+        runs = measure(setup, ways)
         wrong += all_differing(runs, plain)
         whole = of(runs, WHOLE)
         for way in ways:
@@ -43,7 +44,7 @@ def run(setup: Setup) -> pd.DataFrame:
                 | (length(own) / length(whole)).columns("over_whole")
                 | (per_token(own) / per_token(whole)).columns("seconds_a_token_over_whole")
             )
-    return table_of(rows, differing=wrong)
+        yield table_of(rows, differing=wrong)
 
 
 EXPERIMENT = Experiment(

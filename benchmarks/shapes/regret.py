@@ -6,6 +6,7 @@ learned. The best static size is chosen with hindsight, for every phase by itsel
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -29,8 +30,8 @@ class _Phase(NamedTuple):
     tasks: list[Task]
 
 
-def run(setup: Setup) -> pd.DataFrame:
-    """Time a token over that of the best static size, phase by phase, behind a phase's first steps."""
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Time a token over that of the best static size, phase by phase, after a phase's first steps."""
     phases = _phases(setup)
     slots = max(phase.batch for phase in phases)
     rows: list[dict[str, Any]] = []
@@ -40,8 +41,7 @@ def run(setup: Setup) -> pd.DataFrame:
         for way in ways:
             way.engine = Engine(setup.model, slots=slots, drafter=way.drafter, shape=way.shape)
         for phase in phases:
-            new = setup["max_new_tokens"]
-            runs = measure(setup.model, ways, phase.tasks, new, setup.watcher, batch=phase.batch, stop=False)
+            runs = measure(setup, ways, phase.tasks, batch=phase.batch, stop=False)
             runs = runs[runs["group"] >= _settled(runs, setup["settled"])]
             statics = [way.name for way in ways if way.name == PLAIN or way.name.startswith("n=")]
             best = min(statics, key=lambda way: per_token(of(runs, way)).value)
@@ -50,11 +50,11 @@ def run(setup: Setup) -> pd.DataFrame:
                 facts = {"drafter": name, "phase": phase.name, "batch": phase.batch, "best_static": best, "way": sized}
                 ratio = per_token(own) / per_token(of(runs, best))
                 rows.append(facts | ratio.columns("time_over_best_static") | {"draft_tokens_a_step": size(own)})
-    return table_of(rows)
+            yield table_of(rows)
 
 
 def _settled(runs: pd.DataFrame, steps: int) -> int:
-    """The first batch that counts: behind so many steps of the dynamic way, or the last one."""
+    """The first batch that counts: after so many steps of the dynamic way, or the last one."""
     taken = runs[runs["way"] == next(iter(WAYS))].set_index("group")["passes"].cumsum().shift(fill_value=0)
     late = taken[taken >= steps]
     return int(late.index[0] if len(late) else taken.index[-1])

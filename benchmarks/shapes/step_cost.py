@@ -6,7 +6,7 @@ the products of its rows, whichever is longer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,15 +36,17 @@ def gpu_curve(rows: Sequence[int] = (*ROWS, 256, 512, 1024, 2048, 4096)) -> Step
     return StepCost(rows, [max(read, 2 * WEIGHTS * n / GPU_FLOPS) for n in rows])
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Draft tokens a request that pay by each curve, and the gain over plain steps, by drafter and batch."""
     curves = {"here": measure_cost(open_runner(setup.model), ROWS), "GPU": gpu_curve()}
+    over = [{"curve": name} | {f"rows_{n}": float(c.of(n) / c.of(1)) for n in ROWS} for name, c in curves.items()]
+    tables = {"A step against one of one row": pd.DataFrame(over)}
     generator = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
     for name in setup.named:
         recorder, drafter = Recorder(), fresh(setup, name)
         ways = [Way(name, drafter, Fixed(setup["nodes"]), {"recorder": recorder})]
-        measure(setup.model, ways, setup.tasks, setup["max_new_tokens"], setup.watcher)
+        measure(setup, ways)
         kept = worths(recorder, setup["nodes"], setup["burn_in"])
         if not len(kept):
             raise ValueError(
@@ -57,13 +59,11 @@ def run(setup: Setup) -> pd.DataFrame:
                 rows.append(
                     {"drafter": name, "curve": curve, "batch": batch, "draft_tokens": size, "expected_gain": gain}
                 )
-    over = [{"curve": name} | {f"rows_{n}": float(c.of(n) / c.of(1)) for n in ROWS} for name, c in curves.items()]
-    tables = {"A step against one of one row": pd.DataFrame(over)}
-    return table_of(rows, remarks=[f"GPU curve: {GPU_NAME}."], tables=tables)
+        yield table_of(rows, remarks=[f"GPU curve: {GPU_NAME}."], tables=tables)
 
 
 def worths(recorder: Recorder, nodes: int, burn_in: int) -> np.ndarray:
-    """[trees, 1 + nodes], calibrated probabilities of recorded trees' nodes, behind the first steps."""
+    """[trees, 1 + nodes], calibrated probabilities of recorded trees' nodes, after the first steps."""
     kept: list[np.ndarray] = []
     for number, step in enumerate(judge(recorder)):
         if number >= burn_in and len(kept) < KEPT:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.harness import Setup
+from benchmarks.harness import Setup, Way
 from draftree.drafting import Drafter
 from draftree.pruning import EarlyHead
+from draftree.shaping import Fixed
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DRAFTERS = ("lookahead", "hidden-transfer", "medusa")
@@ -24,5 +25,23 @@ def heads(setup: Setup) -> list[EarlyHead]:
 
 
 def batches(setup: Setup) -> list[int]:
-    """Sizes of batches that the prompts fill."""
-    return [size for size in setup["batch"] if size <= len(setup.tasks)]
+    """Sizes of batches that the prompts fill.
+
+    Raises:
+        ValueError: they fill none.
+    """
+    sizes = [size for size in setup["batch"] if size <= len(setup.tasks)]
+    if not sizes:
+        raise ValueError(f"{len(setup.tasks)} prompts fill no batch of {min(setup['batch'])}: give more prompts.")
+    return sizes
+
+
+def static_ways(setup: Setup, name: str) -> list[Way]:
+    """A drafter with trees of every size of the option `sizes`; one that attaches rows also with the root's alone."""
+    ways = []
+    for n in setup["sizes"]:
+        drafter = fresh(setup, name)
+        ways.append(Way(f"n={n}", drafter, Fixed(n)))
+        if drafter.capabilities.prepares and drafter.rows(2) > 2:
+            ways.append(Way(f"n={n}, root's rows", fresh(setup, name), Fixed(n, attach_to=1)))
+    return ways

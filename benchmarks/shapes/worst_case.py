@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from draftree.shaping import DynamicTree
 STRANGE = 60  # texts of random tokens that a foreign trie has seen
 
 
-def run(setup: Setup) -> pd.DataFrame:
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """What is left of plain speed where nothing can be drafted."""
     vocabulary = int(setup.small.config.vocab_size)
     strange = np.random.default_rng(0).integers(0, vocabulary, (STRANGE, setup["max_new_tokens"])).tolist()
@@ -28,7 +29,7 @@ def run(setup: Setup) -> pd.DataFrame:
     wrong = 0
     for batch in batches(setup):
         ways = [Way(PLAIN), *(Way(name, make(), DynamicTree()) for name, make in foreign.items())]
-        runs = measure(setup.model, ways, setup.tasks, setup["max_new_tokens"], setup.watcher, batch=batch, stop=False)
+        runs = measure(setup, ways, batch=batch, stop=False)
         wrong += all_differing(runs)
         for name in foreign:
             own = of(runs, name)
@@ -36,7 +37,7 @@ def run(setup: Setup) -> pd.DataFrame:
                 "over_plain"
             )
             rows.append(facts | {"draft_tokens_a_step": size(own), "acceptance_length": length(own).value})
-    return table_of(rows, differing=wrong)
+        yield table_of(rows, differing=wrong)
 
 
 EXPERIMENT = Experiment(

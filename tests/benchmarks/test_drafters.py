@@ -63,7 +63,7 @@ def test_hits_of_heads_are_those_of_stock_passes(demo):
     assert (found.cases == cases).all()
     assert (found.right == right).all()
     assert 0 < found.right.sum() < found.cases.sum() * RANKS
-    table = draft_accuracy.run(setup)
+    *_, table = draft_accuracy.run(setup)
     third = table[(table["place"] == 4) & (table["top"] == 2)].iloc[0]
     assert third["accuracy"] == pytest.approx(right[:, 2, :2].sum() / cases[:, 2].sum())
     sets = [task.prompt.set for task in setup.tasks]
@@ -90,7 +90,8 @@ def test_hits_of_an_early_head_begin_with_the_next_token(demo):
 def test_pseudo_states_are_compared_with_the_states_that_came(demo):
     drafter = HiddenTransfer.fresh(demo.model, transfer_layers=[3, 6])  # the identity: a pseudo state begins as a copy
     setup = setup_of(demo, pseudo_cosine.EXPERIMENT, {"ht": drafter})
-    rows = pseudo_cosine.run(setup).to_dict("records")
+    *_, table = pseudo_cosine.run(setup)
+    rows = table.to_dict("records")
     assert [(r["step"], r["layer"]) for r in rows] == [(1, n) for n in range(3, 9)] + [(2, n) for n in range(6, 9)]
     layers = []
     handle = demo.model.model.layers[-1].register_forward_hook(lambda _, __, out: layers.append(out))
@@ -123,7 +124,7 @@ def decoded(demo, setup, drafter, **options):
 def test_acceptance_is_that_of_decoding_runs(demo):
     made = {"medusa": draftree.demo_drafter("medusa", demo.model), "bita": randomised(BiTA.fresh(demo.model), 0.02)}
     setup = setup_of(demo, acceptance.EXPERIMENT, made, nodes=(4, 8))
-    table = acceptance.run(setup)
+    *_, table = acceptance.run(setup)
     assert set(table["kind"]) == set(KINDS)
     assert table.attrs["differing"] == 0
     rows = {(row["drafter"], row["tree"]): row for row in table.to_dict("records")}
@@ -155,7 +156,8 @@ def test_prompts_are_set_against_masks_alone(demo):
         "none of 3": BiTA.fresh(demo.model, masks=3, prompts=0),
     }
     setup = setup_of(demo, acceptance.EXPERIMENT, made, nodes=(4,), trees=("chain",))
-    (relations,) = acceptance.run(setup).attrs["tables"].values()
+    *_, table = acceptance.run(setup)
+    (relations,) = table.attrs["tables"].values()
     assert [(r["ratio"], r["above"], r["below"]) for r in relations.to_dict("records")] == [
         ("deep prompts over masks only", "deep, chain", "none, chain"),
         ("shallow prompts over masks only", "shallow, chain", "none, chain"),
@@ -165,7 +167,7 @@ def test_prompts_are_set_against_masks_alone(demo):
 def test_wall_clock_has_every_small_tree_with_and_without_rows_below_the_root(demo):
     made = {name: draftree.demo_drafter(name, demo.model) for name in ("hidden-transfer", "medusa")}
     setup = setup_of(demo, wall_clock.EXPERIMENT, made, nodes=(1, 2), rounds=1)
-    table = wall_clock.run(setup)
+    *_, table = wall_clock.run(setup)
     rows = {(row["drafter"], row["nodes"], row["ahead"]): row for row in table.to_dict("records")}
     assert rows["plain", None, None]["rows"] == 1 if ("plain", None, None) in rows else table.iloc[0]["rows"] == 1
     for n in (1, 2):

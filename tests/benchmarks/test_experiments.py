@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.harness.command import listed, run
+from benchmarks import report as results
+from benchmarks.harness.command import listed, partial_file, run
 from benchmarks.harness.experiment import Experiment, experiments
+from benchmarks.shapes import gate
 from draftree.bench import checkout
 from draftree.cli import app
 from draftree.prompts import embedded_prompts
@@ -86,6 +88,9 @@ def test_an_experiment_runs_and_leaves_its_files(name, prompts, tmp_path):
     written = json.loads(data.read_text(), parse_constant=pytest.fail)
     assert {"commit", "device", "dtype", "threads", "command"} <= written["rows"][0].keys()
     assert written["about"]["options"].keys() == experiment.options.keys()
+    assert written["complete"] is True
+    assert written["columns"] == list(experiment.columns)
+    assert written["says"] == experiment.says
     assert str(FOLDERS) not in json.dumps(written), "no machine paths in a result file"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "://" not in page.read_text(), "nothing is fetched; base64 has no colon"
@@ -146,6 +151,51 @@ def test_the_command_finds_the_checkout_and_writes(prompts, tmp_path):
     said = " ".join(facts.output.split())
     assert "THE PAPER'S FIGURES (ProPD, Table 2)" in said
     assert said.index("28.43") < said.index("OUR FIGURES")
+
+
+@pytest.fixture
+def stopped_gate(prompts, tmp_path, monkeypatch):
+    """The arguments of a gate of two drafters that Ctrl-C stops while the second one is measured."""
+    calls = []
+
+    def measure(*given, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*given, **options)
+
+    real = gate.measure
+    monkeypatch.setattr(gate, "measure", measure)
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": p.text, "set": p.set}) + "\n" for p in prompts))
+    few = ["--max-new-tokens", "8", "--per-set", "1", "--set", "sizes=2", "--set", "batch=1"]
+    drafters = ["--drafter", "lookahead-cold", "--drafter", "prompt-lookup"]
+    return ["bench", "run", "gate", *few, *drafters, "--prompts", str(file), "--out", str(tmp_path)]
+
+
+def test_a_stopped_run_leaves_what_was_complete(stopped_gate, tmp_path):
+    done = CliRunner().invoke(app, stopped_gate)
+    assert done.exit_code != 0
+    left = partial_file(EXPERIMENTS["gate"], tmp_path)
+    assert f"stopped; parts that were complete, if there were any, are in {left}" in done.output.replace("\n", "")
+    facts = json.loads(left.read_text(), parse_constant=pytest.fail)
+    assert facts["complete"] is False
+    assert [row["drafter"] for row in facts["rows"]] == ["lookahead-cold"]
+    assert {"over_best_static_low", "over_best_static_high", "commit"} <= facts["rows"][0].keys()
+    assert [row["way"] for row in facts["tables"]["All sizes"]] == ["plain", "n=2", "sized by cost"]
+    assert facts["about"]["options"]["drafters"] == ["lookahead-cold", "prompt-lookup"]
+    with pytest.raises(ValueError, match="is not complete"):
+        results.read(left)
+    assert not (tmp_path / "bench-run-gate.json").exists()
+    done = CliRunner().invoke(app, stopped_gate)  # nothing stops it now
+    assert done.exit_code == 0, done.output
+    assert not left.exists()
+    assert len(results.read(tmp_path / "bench-run-gate.json")["rows"]) == 2
+
+
+def test_prompts_that_fill_no_batch_are_refused(prompts):
+    with pytest.raises(ValueError, match="2 prompts fill no batch of 8: give more prompts"):
+        run(EXPERIMENTS["gate"], {"batch": 8, "per_set": 1, "drafters": ["prompt-lookup"]}, prompts=prompts)
 
 
 def test_the_list_tells_experiments_and_options():

@@ -3,12 +3,14 @@ models."""
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import bootstrap
 
-from benchmarks.harness import PLAIN, Share, Task, Way, measure, table_of
+from benchmarks.harness import PLAIN, Setup, Share, Task, Way, measure, table_of
 from benchmarks.harness.acceptance_models import MODELS, judge, tree_of
 from benchmarks.harness.experiment import read
 from benchmarks.harness.measure import differing, length, of, per_token, size, whole
@@ -83,6 +85,13 @@ def tasks(demo):
     ]
 
 
+def setup_of(demo, new, tasks):
+    """A setup on the demo model that answers `tasks` with `new` tokens at most."""
+    setup = Setup({"max_new_tokens": new})
+    vars(setup).update(loaded=tuple(demo), _split=(tasks, []))
+    return setup
+
+
 def test_ways_answer_in_turns_and_give_what_the_model_gives(demo, tasks):
     asked = []
 
@@ -91,7 +100,7 @@ def test_ways_answer_in_turns_and_give_what_the_model_gives(demo, tasks):
         return [Answer([1, 2], 0.5) for _ in prompts]
 
     ways = [Way(PLAIN), Way("lookup", PromptLookup(), Fixed(3)), Way("theirs", ask=ask)]
-    runs = measure(demo.model, ways, tasks, 12, rounds=2)
+    runs = measure(setup_of(demo, 12, tasks), ways, rounds=2)
     assert asked == [1] * 6
     assert list(runs["way"].unique()) == [PLAIN, "lookup", "theirs"]
     assert len(runs) == 3 * 3 * 2
@@ -111,12 +120,23 @@ def test_ways_answer_in_turns_and_give_what_the_model_gives(demo, tasks):
 
 
 def test_batches_are_clocked_while_they_are_full(demo, tasks):
-    runs = measure(demo.model, [Way(PLAIN), Way("lookup", PromptLookup(), Fixed(3))], tasks, 10, batch=2, stop=False)
+    ways = [Way(PLAIN), Way("lookup", PromptLookup(), Fixed(3))]
+    runs = measure(setup_of(demo, 10, tasks), ways, batch=2, stop=False)
     assert len(runs) == 2, "a third prompt does not fill a batch"
     for row in runs.itertuples():
         assert row.prompt_tokens + row.tokens + row.left_tokens == 20
     with pytest.raises(ValueError, match="do not fill a batch of 4"):
-        measure(demo.model, [Way(PLAIN)], tasks, 4, batch=4)
+        measure(setup_of(demo, 4, tasks), [Way(PLAIN)], batch=4)
+
+
+def test_runs_are_given_out_part_by_part(demo, tasks, monkeypatch):
+    ways = [Way(PLAIN), Way("lookup", PromptLookup(), Fixed(3))]
+    measure_module = importlib.import_module("benchmarks.harness.measure")  # the package has a function of that name
+    assert len(list(measure_module.measure_parts(setup_of(demo, 6, tasks), ways))) == 1, "a part takes a minute"
+    monkeypatch.setattr(measure_module, "PART", 0.0)
+    parts = list(measure_module.measure_parts(setup_of(demo, 6, tasks), ways))
+    assert [len(runs) for runs in parts] == [2, 4, 6, 6], "all ways have answered as many prompts"
+    assert all(list(runs["way"].unique()) == [PLAIN, "lookup"] for runs in parts)
 
 
 def recorded():

@@ -1,5 +1,5 @@
-"""The results page is what the result files say, every one of them names where it was made, and a run's file becomes
-one."""
+"""The results page is what the result files say, every one of them names where it was made, and a run's file is kept
+as it is."""
 
 from __future__ import annotations
 
@@ -14,30 +14,58 @@ from benchmarks.harness.experiment import find
 
 def test_the_page_is_made_of_the_files_and_short():
     text = report.PAGE.read_text(encoding="utf-8")
-    assert text == report.page(report.read()), "make results"
+    assert text == report.page(), "make results"
     assert text.count("\n") <= 200
-    for facts in report.read():
-        assert facts["about"]["commit"] in text
+    for entry in report.SHOWN["page"]:
+        assert report.read(report.RESULTS / entry["file"])["about"]["commit"] in text
 
 
-def test_every_result_says_where_it_was_made():
-    for path in report.RESULTS.glob("*.json"):
-        about = json.loads(path.read_text(encoding="utf-8"))["about"]
-        assert all(about[name] for name in report.ABOUT), path.name
+def test_every_result_is_a_runs_file_and_says_where_it_was_made():
+    paths = list(report.RESULTS.glob("*.json"))
+    assert paths
+    for path in paths:
+        facts = report.read(path)
+        assert {"experiment", "source", "says", "complete", "about", "columns", "rows", "remarks", "tables"} <= set(
+            facts
+        )
+        assert all(row["commit"] == facts["about"]["commit"] for row in facts["rows"]), path.name
 
 
-def test_a_result_without_a_commit_is_refused(tmp_path):
-    (tmp_path / "x.json").write_text(json.dumps({"order": 1, "about": {"command": "make"}}))
-    with pytest.raises(ValueError, match=r"x\.json does not tell its commit, device"):
-        report.read(tmp_path)
+def test_every_shown_column_is_there():
+    for entry in [*report.SHOWN["page"], *report.SHOWN["readme"].values()]:
+        facts = report.read(report.RESULTS / entry["file"])
+        assert set(entry.get("columns", facts["columns"])) <= {name for row in facts["rows"] for name in row}
 
 
-def test_what_a_run_wrote_is_kept_off_the_page_at_first(tmp_path):
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ("no json", "is no result file: name one that draftree bench run has written"),
+        ({"rows": []}, "is no result file"),
+        ({"about": {}, "rows": [{}], "complete": False}, "is not complete: a run that was stopped is no result"),
+        ({"about": {"command": "make"}, "rows": [{}], "complete": True}, r"x\.json does not say its commit, device"),
+    ],
+)
+def test_what_is_no_result_is_refused(facts, words, tmp_path):
+    file = tmp_path / "x.json"
+    file.write_text(facts if isinstance(facts, str) else json.dumps(facts))
+    for refusing in (report.read, lambda path: report.keep(str(path), tmp_path)):
+        with pytest.raises(ValueError, match=words):
+            refusing(file)
+
+
+def test_a_runs_file_is_kept_as_it_is_and_shown(tmp_path):
     experiment = find("trie")
     tiny = {"prompts": 2, "prompt_tokens": 9, "answer_tokens": 4, "vocabulary": 50}
     data = run(experiment, tiny).write(tmp_path)[0]
-    kept = report.kept(data)
-    assert kept["order"] is None
-    assert kept["columns"] == list(experiment.columns)
-    assert kept["about"]["command"].startswith("draftree")
-    assert "commit" not in kept["rows"][0]
+    facts = json.loads(data.read_text())
+    facts["about"]["commit"] = facts["about"]["commit"] or "a clone has one"
+    data.write_text(json.dumps(facts))
+    for argument, name in ((str(data), "trie"), (f"trie-small={data}", "trie-small")):
+        kept = report.keep(argument, tmp_path)
+        assert kept == tmp_path / f"{name}.json"
+        assert kept.read_bytes() == data.read_bytes()
+    lines = report.block_of(report.read(kept), {"columns": ["call", "median"], "only": {"call": "retrieve a draft"}})
+    assert lines[0].startswith(f"{facts['remarks'][0]} `draftree")
+    assert lines[2] == "| call | median |"
+    assert len(lines) == 5

@@ -11,9 +11,9 @@ from draftree.cli.options import Inflate, Model, grouped
 
 
 def list_experiments(
-    name: Annotated[str | None, typer.Argument(help="Tell the options of this one.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the options of this one.", show_default=False)] = None,
 ) -> None:
-    """Tell the experiments that this checkout has; or the options of one."""
+    """List the experiments that this checkout has; or the options of one."""
     from draftree.bench.checkout import experiments
     from draftree.cli.screen import plain_table, wide_console
 
@@ -23,7 +23,7 @@ def list_experiments(
 @grouped
 def run(
     *,
-    name: Annotated[str | None, typer.Argument(help="Which one; draftree bench list tells them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Which one; draftree bench list shows them.")] = None,
     model: Model = None,
     params: Inflate = None,
     drafter: Annotated[
@@ -64,7 +64,8 @@ def run(
     given = command.given_options(settings or [], named | {"warm_per_set": warm_per_set})
     experiment.configured(given)
     prompts, console = measuring.begin(), wide_console()
-    with StageBar(console) as bar:
+    kept = f"parts that were complete, if there were any, are in {command.partial_file(experiment, measuring.out)}"
+    with StageBar(console, kept) as bar:
         report = command.run(
             experiment, given, model=model, params=params, prompts=prompts, watcher=bar, out=measuring.out
         )
