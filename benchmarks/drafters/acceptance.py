@@ -57,7 +57,7 @@ def measured(setup: Setup, found: dict[str, Trained], kinds: Any) -> Iterator[tu
         if SEARCHED in kinds:
             if not setup.lessons:
                 raise ValueError(
-                    "There are no prompts besides the measured ones to search choice lists on: give more prompts, or "
+                    "There are no prompts but the measured ones to search choice lists on: give more prompts, or "
                     f"name the other kinds by --set trees=, {SEARCHED!r} not among them."
                 )
             setup.watcher.stage(f"search for trees of {name}", len(setup.lessons))

@@ -1,7 +1,7 @@
 """The ways of decoding that `bild` compares: plain, BiLD at every pair of thresholds, its baselines and ablations.
 
 A pair is the large model with a small one; there is one that was trained on its own, and perhaps one that was aligned
-with the large model. Ways that give the plain large model's own text say so, and are held to it.
+with the large model. Ways that give the plain large model's own text say so, and their text is compared with it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What leaving out layers is worth, lossless as drafts (SelfSpeculative) and lossy as early exits (CALM).
 
-SelfSpeculative runs with a skip set and with early exits, as bare chains of fixed length and as it comes; CALM over its
-thresholds. CALM changes texts, so what is left of them is shown: the share of plain decoding's answer before the first
-difference. Of an inflated model CALM is left out: the layers that inflation adds change no state, so every token would
-leave there.
+SelfSpeculative runs with a skip set and with early exits, as bare chains of fixed length and with its defaults; CALM
+with several thresholds. CALM changes texts, so what is left of them is shown: the share of plain decoding's answer
+before the first difference. Of an inflated model CALM is left out: the layers that inflation adds change no state, so
+every token would leave there.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _ways(setup: Setup) -> tuple[list[tuple[Way, str]], dict[str, LossyCALM]]:
             bare = {"num_draft_tokens": chain, "branching": 1, "confidence": 0.0}
             drafter = _drafter(setup, options | bare)
             ways.append((Way(f"{source}, chain of {chain}", drafter, Fixed(chain)), "chain"))
-        ways.append((Way(source, _drafter(setup, options)), "as it comes"))
+        ways.append((Way(source, _drafter(setup, options)), "default"))
     rules = {f"CALM {t:g} (lossy)": LossyCALM(t) for t in setup["thresholds"]} if setup.params is None else {}
     return ways + [(Way(name, options={"early_exit": rule}), "CALM") for name, rule in rules.items()], rules
 

@@ -2,7 +2,7 @@
 
 From the shapes of the model's matrices follow the operations of a pass. With W values in the decoder's matrices and its
 head, A their inputs and outputs together, L layers, q values of a query and k of a key or value row, s tokens of the
-source (0 for decoder-only models), a pass of r rows which together see p columns, behind c committed ones, takes
+source (0 for decoder-only models), a pass of r rows which together see p columns, after c committed ones, takes
 
     operations        2 r W  +  4 L q p  +  4 L q r s
     values moved      W  +  r A  +  2 L k (c + r + s)
@@ -92,7 +92,7 @@ class Shapes:
         )
 
     def decoder(self, rows: int, seen: int, context: int, source: int) -> tuple[float, float]:
-        """The same of a pass of `rows` rows that see `seen` columns together, behind `context` committed ones."""
+        """The same of a pass of `rows` rows that see `seen` columns together, after `context` committed ones."""
         return (
             2.0 * rows * self.weights + 4.0 * self.layers * self.query * (seen + rows * source),
             self.weights + rows * self.widths + 2.0 * self.layers * self.key * (context + rows + source),

@@ -1,4 +1,4 @@
-"""What a drafter's trees bring and what they cost, apart: acceptance length against the time to verify.
+"""What a drafter's trees bring against what they cost: acceptance length and the time to verify.
 
 Every drafter, each pair of drafters and all of them together verify equally many draft tokens in every step. A row's
 speed over plain decoding would be its length over its time if nothing but the pass took time; what drafting costs is

@@ -1,6 +1,6 @@
 """What all experiments share: how they are declared, set up, measured, summed up, drawn and written."""
 
-from benchmarks.harness.experiment import Claim, Experiment
+from benchmarks.harness.experiment import Experiment
 from benchmarks.harness.measure import PLAIN, Way, differing, measure
 from benchmarks.harness.plots import bars, lines, points
 from benchmarks.harness.setup import Setup, Task
@@ -9,7 +9,6 @@ from benchmarks.harness.tables import table_of
 
 __all__ = [
     "PLAIN",
-    "Claim",
     "Experiment",
     "Setup",
     "Share",

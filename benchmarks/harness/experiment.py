@@ -10,10 +10,12 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+
+from benchmarks.harness.claims import Claim, claims_of
 
 if TYPE_CHECKING:
     from benchmarks.harness.setup import Setup
@@ -21,39 +23,6 @@ if TYPE_CHECKING:
 ROOMS = ("papers", "drafters", "shapes", "machine")
 Run = Callable[["Setup"], Iterator[pd.DataFrame]]
 SHORT = {"per_set": 1, "max_new_tokens": 64}  # of the papers' tables and figures
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Figures as a paper prints them, with the model and the device that they were measured on.
-
-    Attributes:
-        model, device: of the paper; where they differ by row, the rows say it.
-        of: what the figures are, with their unit.
-        columns: headings; the first one names the rows.
-        rows: cells as printed.
-        words: what the paper says in its text, where a figure prints no numbers.
-    """
-
-    model: str
-    device: str
-    of: str
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    words: str = ""
-
-    def cell(self, row: str, column: str) -> str:
-        """One figure; empty where the paper has none."""
-        place = self.columns.index(column)
-        return next((cells[place] for cells in self.rows if cells[0] == row), "")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
-    def table(self) -> pd.DataFrame:
-        """The rows under their headings."""
-        return pd.DataFrame(list(self.rows), columns=list(self.columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +67,7 @@ class Experiment:
                 raise ValueError(f"{self.name} has no option {name!r}: it has {held}.{nearest(name, self.options)}")
         return {**self.options, **{name: read(name, value, self.options[name]) for name, value in given.items()}}
 
-    def of_paper(self, paper: str, item: str, claim: Claim, **options: Any) -> Experiment:
+    def of_paper(self, paper: str, item: str, **options: Any) -> Experiment:
         """The same under the name of a paper's table or figure, such as "BiTA" and "Table 4": `bita-table4`.
 
         It answers few prompts shortly (`SHORT`), if `options` do not say otherwise.
@@ -106,7 +75,7 @@ class Experiment:
         name = f"{paper} {item.replace(' ', '')}".lower().replace(" ", "-")
         short = {option: value for option, value in SHORT.items() if option in self.options}
         facts = {**self.options, **short, **options}
-        return replace(self, name=name, source=f"{paper}, {item}", claim=claim, options=facts)
+        return replace(self, name=name, source=f"{paper}, {item}", claim=claims_of(paper)[item], options=facts)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -157,7 +126,7 @@ def find(name: str | None) -> Experiment:
     """The experiment of that name.
 
     Raises:
-        ValueError: no such experiment, or no name.
+        ValueError: an unknown name, or none.
     """
     known = experiments()
     if name in known:

@@ -1,8 +1,8 @@
 """Measurement in turns: every way of decoding answers a batch of prompts before the next batch comes.
 
-A slow minute of the machine then hits all ways alike, and the order turns from batch to batch. Reading the prompt is
-clocked apart from decoding. Each way keeps its engine, drafter and shape throughout, as a server would; what it did is
-one row a batch, and figures are made of those rows afterwards (`Share`).
+A slow minute of the machine then hits all ways alike, and the order turns from batch to batch. The time
+of reading the prompt is taken separately. Each way keeps its engine, drafter and shape throughout, as a server would;
+what it did is one row a batch, and figures are made of those rows afterwards (`Share`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Rows:
 
 @contextmanager
 def watching(runner: Any, see: Callable[[int, int, int, Any], None]) -> Iterator[None]:
-    """Call `see` behind every pass while the context is open, with its rows, the columns that the rows see all
+    """Call `see` after every pass while the context is open, with its rows, the columns that the rows see all
     together, the committed columns before it, and its result.
     """
     run: Any = runner.run

@@ -76,7 +76,7 @@ def labels(table: pd.DataFrame, names: str | Sequence[str]) -> list[str]:
 
 
 def _reach(table: pd.DataFrame, value: str) -> np.ndarray | None:
-    """Both sides of the interval, as matplotlib wants them."""
+    """Both sides of the interval, as matplotlib takes them."""
     if f"{value}_low" not in table:
         return None
     reach = np.array([table[value] - table[f"{value}_low"], table[f"{value}_high"] - table[value]], float)

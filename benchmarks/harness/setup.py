@@ -1,6 +1,6 @@
 """What an experiment is given: a model, drafters that fit it, prompts, and its options.
 
-Everything is made when it is first asked for, so that an experiment which needs no model loads none. Options that
+Everything is made when it is first needed, so that an experiment which needs no model loads none. Options that
 experiments share, where they have them: `per_set` (prompts of every set), `max_new_tokens`, `nodes` (draft tokens of a
 step), `warm_per_set` (other prompts of every set whose answers the trie has seen), `drafters`, `sets` (prompts of these
 alone, where there are any).
@@ -19,20 +19,18 @@ import torch
 import draftree
 from draftree.bench.inflate import inflate, inflate_drafter
 from draftree.drafting import Drafter
-from draftree.drafting.folder import CONFIG, Trained, demo_drafter
+from draftree.drafting.folder import Trained, demo_drafter
 from draftree.engine.limits import check_prompt
 from draftree.models import encode_prompt, load_model
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts, split_prompts
 from draftree.runner import inspect_model
 
-TRIE, PROMPT_LOOKUP = "lookahead", "prompt-lookup"
-OUTSIDE = {
-    **{"lookahead-cold": draftree.Lookahead, PROMPT_LOOKUP: draftree.PromptLookup},
-    "jacobi": draftree.Jacobi,
-}
+TRIE = "lookahead"
+OUTSIDE = {"lookahead-cold": draftree.Lookahead, "prompt-lookup": draftree.PromptLookup, "jacobi": draftree.Jacobi}
 MERGED = "+"  # between drafters that draft together
 TRAINED = ("bita", "hidden-transfer", "medusa", "self-speculative", "draft-model", "early-head")
+KNOWN = (TRIE, *OUTSIDE, *TRAINED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class Setup:
         options: of the experiment, by name.
         name: of the model, a folder or hub name; None for the embedded one.
         params: inflate it to about so many parameters, such as "60M"; None for the model itself.
-        prompts: to measure on, and others beside them.
+        prompts: to measure on, and others for tries and searches.
         watcher: shows progress.
         out: folder for what an experiment keeps; None for none.
     """
@@ -158,12 +156,10 @@ class Setup:
         Raises:
             ValueError: none there, or one of another model.
         """
-        if (Path(name) / CONFIG).is_file():
+        if Path(name).is_dir():
             held = Trained.from_pretrained(name, self.small)
-        elif name == "early-head" and not Path(name).is_dir():
-            held = draftree.demo_early_head(self.small)
         else:
-            held = Trained.from_pretrained(name, self.small) if Path(name).is_dir() else demo_drafter(name, self.small)
+            held = draftree.demo_early_head(self.small) if name == "early-head" else demo_drafter(name, self.small)
         return held if self.params is None or name == "draft-model" else inflate_drafter(held, self.model)
 
     def drafter(self, name: str) -> Drafter:
@@ -177,7 +173,7 @@ class Setup:
 
     @cached_property
     def named(self) -> dict[str, str]:
-        """The drafters asked for: what tables call each, and its word or folder, given as NAME or NAME=FOLDER.
+        """The option `drafters`: what tables call each, and its word or folder; given as NAME, FOLDER or NAME=FOLDER.
 
         Raises:
             ValueError: none, an empty name, or two of one name.
@@ -191,8 +187,8 @@ class Setup:
             if name in found:
                 raise ValueError(f"Two drafters are called {name!r}: give each a name of its own, as NAME=FOLDER.")
             for part in [folder] if Path(folder).is_dir() else folder.split(MERGED):
-                if part not in (TRIE, *OUTSIDE, *TRAINED) and not Path(part).is_dir():
-                    known = ", ".join((TRIE, *OUTSIDE, *TRAINED))
+                if part not in KNOWN and not Path(part).is_dir():
+                    known = ", ".join(KNOWN)
                     raise ValueError(f"There is no drafter {part!r}: choose {known}, or the folder of a trained one.")
             found[name] = folder
         if not found:

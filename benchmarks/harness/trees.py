@@ -6,11 +6,11 @@ rows it attaches to look further ahead. A tree that is the largest of its kind a
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.harness.experiment import nearest
 from draftree.drafting.in_model import BEST_FIRST, InModelDrafter
 from draftree.shaping.static import Choices, best_choices, chain, efficient, full
 
@@ -39,16 +39,14 @@ class Case:
 
 
 def checked_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
-    """The kinds asked for; all of them for none.
+    """The kinds that are named; all of them if none is.
 
     Raises:
-        ValueError: no such kind.
+        ValueError: an unknown kind.
     """
     for kind in kinds:
         if kind not in KINDS:
-            near = difflib.get_close_matches(kind, KINDS, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"There is no kind of tree {kind!r}: choose {', '.join(KINDS)}.{hint}")
+            raise ValueError(f"There is no kind of tree {kind!r}: choose {', '.join(KINDS)}.{nearest(kind, KINDS)}")
     return tuple(kind for kind in KINDS if kind in kinds) or KINDS
 
 

@@ -1,7 +1,7 @@
-"""The inside of a pass of the compiled layers, by timing its parts apart.
+"""The inside of a pass of the compiled layers, by timing its parts one by one.
 
-The layers are one call, which no clock can look into. So the same C functions are called apart, behind the same
-context, round by round beside the whole pass: all layers without embedding and head; each layer's two halves around its
+The layers are one call, which no clock can look into. So the same C functions are called one by one, after the same
+context, in turns with the whole pass: all layers without embedding and head; each layer's two halves around its
 attention; each matrix product alone; the head. Attention is what the layers take beyond their halves, and what lies
 between products (norms, rotary angles, gating, sums) what the halves take beyond their products. Reaching C from here
 costs some microseconds a call, which is measured by calls that do nothing and taken off.
@@ -33,7 +33,7 @@ from draftree.runner.layout.kinds import limits
 from draftree.runner.plan import Plan, Segment
 
 ROWS = (1, 8, 16)
-SIDE = 1024  # of the large matrices whose product tells the peak
+SIDE = 1024  # of the large matrices whose product gives the peak
 NARROW, TALL = 512, 4096  # of the product that reads a matrix of 1 MiB again and again
 PARTS = ("embed", "linear", "attention", "between", "head")
 
@@ -48,14 +48,14 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
         rows.append({name: 1e6 * one[name] if name != "rows" else one[name] for name in ("rows", *PARTS, "whole")})
         rows[-1] |= {f"{name}_least": 1e6 * seconds for name, seconds in one["floors"].items()}
     remark = (
-        f"{found['bandwidth'] / 1e9:.1f} GB/s, {found['peak'] / 1e9:.0f} billion operations a second, behind "
+        f"{found['bandwidth'] / 1e9:.1f} GB/s, {found['peak'] / 1e9:.0f} billion operations a second, after "
         f"{setup['context']} tokens."
     )
     yield table_of(rows, remarks=[remark])
 
 
 class Peak:
-    """Floating-point operations a second in float32, sampled beside what is held against it.
+    """Floating-point operations a second in float32, sampled in turns with what is compared with it.
 
     The better of torch's product of two large matrices, and the compiled one of `TALL` rows with a matrix that stays in
     the caches: a library may not know the processor, and then a step is faster than its peak.
@@ -96,7 +96,7 @@ class _Work:
 
 
 class _Inside:
-    """The parts of a pass of `rows` rows behind `context` tokens, each as a call without arguments."""
+    """The parts of a pass of `rows` rows after `context` tokens, each as a call without arguments."""
 
     def __init__(self, runner: CpuRunner, stack: CompiledStack, rows: int, context: int, tokens: Tensor) -> None:
         self._runner, self._library, self._stack, self._rows = runner, runner._library, stack, rows
@@ -178,7 +178,7 @@ def pass_parts(runner: Runner, context: int, rounds: int, watcher: Watcher) -> d
         runner: of the model.
         context: tokens before the rows.
         rounds: how often each part is timed; medians are returned.
-        watcher: hears how far it is.
+        watcher: shows how far it is.
 
     Returns
     -------

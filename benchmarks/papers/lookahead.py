@@ -13,14 +13,15 @@ from typing import Any
 import pandas as pd
 import torch
 
-from benchmarks.harness import Claim, Experiment, Setup, bars, lines, table_of
+from benchmarks.harness import Experiment, Setup, bars, lines, table_of
+from benchmarks.harness.claims import claims_of
 from benchmarks.harness.experiment import Run
 from benchmarks.harness.plots import Plot
-from benchmarks.papers import lookahead_figures as paper
 from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared
 from draftree.bench.memory import compare_memory
 from draftree.drafting import Drafter, Jacobi, PromptLookup
 
+CLAIMS = claims_of("Lookahead")
 BRANCH, DECODING_LENGTH = 12, 64  # tokens of a branch and nodes of a draft in the paper
 LENGTHS, BRANCHES = (4, 8, 16, 32, 64), (4, 12, 24)
 CAPACITIES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -41,7 +42,7 @@ def nodes_held(setup: Setup) -> int:
 
 def methods(setup: Setup) -> Iterator[pd.DataFrame]:
     """Methods without training side by side, at equal draft tokens."""
-    n, claim = setup["nodes"], paper.METHODS
+    n, claim = setup["nodes"], CLAIMS["Table 2"]
 
     def printed(column: str) -> str:
         rows = [f"Llama-7B, {name}, A100" for name in ("Dolly", "GSM8k", "HumanEval-x")]
@@ -63,7 +64,7 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
 def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
     """What goes into the trie and what leaves it, in a forest too small for all, so that pruning has work."""
     most = max(nodes_held(setup) // 2, 64)
-    claim = paper.PROCEDURES
+    claim = CLAIMS["Table 3"]
 
     def cell(name: str, **options: Any) -> Cell:
         ratio = float(claim.cell(name, "tokens/s")) / float(claim.cell("Lookahead", "tokens/s"))
@@ -83,7 +84,7 @@ def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
 
 def capacity(setup: Setup) -> Iterator[pd.DataFrame]:
     """Acceptance, speed and the time of drafting by the trie's capacity, in decoding lengths."""
-    claim, cells = paper.CAPACITY, []
+    claim, cells = CLAIMS["Table 4"], []
     for times in CAPACITIES:
         name = f"{times}*DL"
         said = f"{claim.cell(name, 'tokens/s')}; {claim.cell(name, 'retrieve, ms')} + {claim.cell(name, 'update, ms')}"
@@ -97,7 +98,7 @@ def capacity(setup: Setup) -> Iterator[pd.DataFrame]:
 
 def memory(setup: Setup) -> Iterator[pd.DataFrame]:
     """Peak memory of whole processes that answer the same prompts, drafted over plain."""
-    prompts, without = [task.ids for task in setup.tasks], float(paper.MEMORY.cell("1", "GiB"))
+    prompts, without = [task.ids for task in setup.tasks], float(CLAIMS["Table 5"].cell("1", "GiB"))
     setup.watcher.stage("processes", len(MEMORY_LENGTHS))
     rows = []
     for length in MEMORY_LENGTHS:
@@ -105,7 +106,7 @@ def memory(setup: Setup) -> Iterator[pd.DataFrame]:
         found = compare_memory(prompts, new, threads, setup.name, length, params=setup.params)
         if "why" in found:
             raise ValueError(f"Memory could not be measured: {found['why']}")
-        with_it = float(paper.MEMORY.cell(str(length), "GiB"))
+        with_it = float(CLAIMS["Table 5"].cell(str(length), "GiB"))
         row = {"decoding_length": length, "plain_mib": found["plain_bytes"] / 2**20}
         row |= {"drafted_mib": found["drafted_bytes"] / 2**20, "more_percent": 100 * found["overhead"]}
         rows.append(row | {"paper": f"{with_it} GiB, {with_it / without - 1:+.1%}"})
@@ -115,7 +116,7 @@ def memory(setup: Setup) -> Iterator[pd.DataFrame]:
 
 def batch(setup: Setup) -> Iterator[pd.DataFrame]:
     """Batches of 2 and 4, each against plain decoding of the same batch."""
-    claim, wrong = paper.BATCH, 0
+    claim, wrong = CLAIMS["Table 12"], 0
     rows: list[dict[str, Any]] = []
     for size in setup["batch"]:
         column = f"batch {size}"
@@ -133,7 +134,7 @@ def batch(setup: Setup) -> Iterator[pd.DataFrame]:
 
 def worst(setup: Setup) -> Iterator[pd.DataFrame]:
     """Every draft token verified, none accepted."""
-    said = " / ".join(row[1] for row in paper.WORST.rows)
+    said = " / ".join(row[1] for row in CLAIMS["section 5.2"].rows)
     cells = [
         Cell("hierarchical trie", partial(trie, setup), setup["nodes"], said, reject=True),
         Cell("sized by cost", partial(trie, setup), None, reject=True),
@@ -177,20 +178,18 @@ PROMPTS: dict[str, Any] = {name: QUICK[name] for name in ("per_set", "max_new_to
 WARM = PROMPTS | {"warm_per_set": QUICK["warm_per_set"]}
 
 
-def _of(
-    item: str, run: Run, claim: Claim, plot: Plot = BARS, columns: tuple[str, ...] = COLUMNS, **options: Any
-) -> Experiment:
-    return Experiment("", "", run, columns, plot, options).of_paper("Lookahead", item, claim)
+def _of(item: str, run: Run, plot: Plot = BARS, columns: tuple[str, ...] = COLUMNS, **options: Any) -> Experiment:
+    return Experiment("", "", run, columns, plot, options).of_paper("Lookahead", item)
 
 
 EXPERIMENTS = (
-    _of("Table 2", methods, paper.METHODS, **QUICK),
-    _of("Table 3", procedures, paper.PROCEDURES, **QUICK),
-    _of("Table 4", capacity, paper.CAPACITY, **QUICK),
-    _of("Table 5", memory, paper.MEMORY, MEMORY, MEMORY_COLUMNS, **PROMPTS),
-    _of("Table 12", batch, paper.BATCH, **QUICK, batch=(2, 4)),
-    _of("Figure 4", lengths, paper.LENGTHS, CURVES, **WARM),
-    _of("Figure 5", lengths, paper.LENGTHS, CURVES, **WARM),
-    _of("Figure 7", warm_up, paper.WARM_UP, SEEN, **QUICK, seen=(0, 1, 2, 4, 8, 16)),
-    replace(_of("section 5.2", worst, paper.WORST, **QUICK), name="lookahead-worst-case"),
+    _of("Table 2", methods, **QUICK),
+    _of("Table 3", procedures, **QUICK),
+    _of("Table 4", capacity, **QUICK),
+    _of("Table 5", memory, MEMORY, MEMORY_COLUMNS, **PROMPTS),
+    _of("Table 12", batch, **QUICK, batch=(2, 4)),
+    _of("Figure 4", lengths, CURVES, **WARM),
+    _of("Figure 5", lengths, CURVES, **WARM),
+    _of("Figure 7", warm_up, SEEN, **QUICK, seen=(0, 1, 2, 4, 8, 16)),
+    replace(_of("section 5.2", worst, **QUICK), name="lookahead-worst-case"),
 )

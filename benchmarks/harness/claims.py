@@ -1,0 +1,55 @@
+"""Figures as the papers print them, from the files `papers/*.toml`, for the tables that are set against them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+PAPERS = Path(__file__).parents[1] / "papers"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Figures as a paper prints them, with the model and the device that they were measured on.
+
+    Attributes:
+        model, device: of the paper; where they differ by row, the rows say it.
+        of: what the figures are, with their unit.
+        columns: headings; the first one names the rows.
+        rows: cells as printed.
+        words: what the paper says in its text, where a figure prints no numbers.
+    """
+
+    model: str
+    device: str
+    of: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    words: str = ""
+
+    def cell(self, row: str, column: str) -> str:
+        """One figure; empty where the paper has none."""
+        place = self.columns.index(column)
+        return next((cells[place] for cells in self.rows if cells[0] == row), "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def table(self) -> pd.DataFrame:
+        """The rows under their headings."""
+        return pd.DataFrame(list(self.rows), columns=list(self.columns))
+
+
+@cache
+def claims_of(paper: str) -> dict[str, Claim]:
+    """What a paper such as "Hidden Transfer" prints, by table or figure, such as "Table 4"."""
+    held = tomllib.loads((PAPERS / f"{paper.lower().replace(' ', '_')}.toml").read_text(encoding="utf-8"))
+    shared = {name: held.pop(name) for name in ("model", "device")}
+    return {item: Claim(**shared | facts) for item, facts in held.items()}
