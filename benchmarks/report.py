@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness.tables import markdown
+from benchmarks.harness.tables import counted, markdown
 
 RESULTS = Path(__file__).parent / "results"
 SHOWN = tomllib.loads((RESULTS / "shown.toml").read_text(encoding="utf-8"))
@@ -70,9 +70,8 @@ def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
     for name, value in entry.get("only", {}).items():
         table = table[table[name] == value]
     about = facts["about"]
-    threads = f"{about['threads']} thread{'' if about['threads'] == 1 else 's'}"
     text = entry.get("text", " ".join(facts["remarks"]))
-    made = f"`{about['command']}` at {about['commit']}; {about['model']}, {threads}."
+    made = f"`{about['command']}` at {about['commit']}; {about['model']}, {counted(about['threads'], 'thread')}."
     return [f"{text} {made}", "", *markdown(table, entry.get("columns", facts["columns"]))]
 
 

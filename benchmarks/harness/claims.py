@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -37,10 +36,6 @@ class Claim:
         """One figure; empty where the paper has none."""
         place = self.columns.index(column)
         return next((cells[place] for cells in self.rows if cells[0] == row), "")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
     def table(self) -> pd.DataFrame:
         """The rows under their headings."""

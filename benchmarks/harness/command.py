@@ -55,7 +55,7 @@ def run(
     watcher: Watcher | None = None,
     out: Path | None = None,
 ) -> Report:
-    """Make an experiment.
+    """Run an experiment.
 
     Args:
         experiment: which.

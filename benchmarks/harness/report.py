@@ -10,7 +10,7 @@ import base64
 import json
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader
 from rich.text import Text
 
 from benchmarks.harness.experiment import Experiment
-from benchmarks.harness.tables import records, rich_table, shown
+from benchmarks.harness.tables import counted, records, rich_table, shown
 
 MADE = ("commit", "device", "dtype", "threads", "command")
 
@@ -54,7 +54,8 @@ class Report:
     def heading(self) -> str:
         """Where and how it was made, in a line."""
         about = self.about
-        where = f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}"
+        threads = f"{counted(about['threads'], 'thread')} of {about['device']}"
+        where = ", ".join(filter(None, [about["model"], about["dtype"], threads]))
         prompts = f"; {about['prompts']} prompts of {len(about['sets'])} sets" if about.get("prompts") else ""
         return f"{where}{prompts}; commit {about['commit'] or 'unknown'}"
 
@@ -104,7 +105,7 @@ class Report:
         }
         facts |= {"remarks": self.remarks} | {name: attrs[name] for name in ("differing", "more") if name in attrs}
         facts |= {"tables": {name: records(one) for name, one in attrs.get("tables", {}).items()}}
-        return facts | ({"paper": self.experiment.claim.as_dict()} if self.experiment.claim else {})
+        return facts | ({"paper": asdict(self.experiment.claim)} if self.experiment.claim else {})
 
     def write(self, folder: Path) -> list[Path]:
         """Write bench-run-NAME.json, .png and .html into `folder`, and remove the partial file; returns the paths."""

@@ -59,6 +59,11 @@ def number(value: Any) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Such as "1 thread" and "2 threads"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def rich_table(table: pd.DataFrame, title: str, columns: Sequence[str] = ()) -> Table:
     """For a terminal."""
     cells = shown(table, columns)

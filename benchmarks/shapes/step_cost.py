@@ -49,16 +49,14 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
         measure(setup, ways)
         kept = worths(recorder, setup["nodes"], setup["burn_in"])
         if not len(kept):
-            raise ValueError(
-                f"{name!r} took fewer than {setup['burn_in']} steps: measure more prompts or longer answers."
-            )
+            steps = f"{setup['burn_in']} steps"
+            raise ValueError(f"{name!r} took fewer than {steps}: measure more prompts or longer answers.")
         for curve, cost in curves.items():
             for batch in BATCHES:
                 drawn = [kept[generator.integers(0, len(kept), batch)] for _ in range(DRAWN)]
                 size, gain = chosen(cost, drawn, drafter)
-                rows.append(
-                    {"drafter": name, "curve": curve, "batch": batch, "draft_tokens": size, "expected_gain": gain}
-                )
+                facts = {"drafter": name, "curve": curve, "batch": batch}
+                rows.append(facts | {"draft_tokens": size, "expected_gain": gain})
         yield table_of(rows, remarks=[f"GPU curve: {GPU_NAME}."], tables=tables)
 
 
