@@ -72,3 +72,17 @@ def test_of_two_ways_the_better_one_is_kept(better: int, worse: int) -> None:
     run(changed, {better: 0.6, worse: 0.2}, 300)
     ways = run(changed, {better: -0.5, worse: 0.2}, 300)
     assert ways[100:].count(worse) > 180
+
+
+def test_one_unlucky_step_does_not_rule_out_a_way() -> None:
+    """The better way lost its first step by chance; nothing but more steps can show that."""
+    modes = Modes((UNPREPARED, PREPARED))
+    ways, lost = [], False
+    for _ in range(100):
+        way = modes.next()
+        ways.append(way)
+        advantage = {PLAIN: 0.0, UNPREPARED: 0.5, PREPARED: 1.0 if lost else -0.9}[way]
+        lost = lost or way == PREPARED
+        if way != PLAIN:
+            modes.book(way, advantage)
+    assert ways[50:].count(PREPARED) == 50

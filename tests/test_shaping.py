@@ -232,6 +232,19 @@ def test_rows_are_not_attached_on_hope() -> None:
     assert second.attach_to == 1
 
 
+@pytest.mark.parametrize(("last", "attach_to"), [(1.02, None), (1.5, 1)])
+def test_rows_are_attached_to_all_nodes_where_they_are_nearly_free(last: float, attach_to: int | None) -> None:
+    drafter = Chain(lambda request: 0.7, most=3, attaches=4)
+    sizer = DynamicTree().bind(StepCost((1, 8, 40), (1.0, 1.0, last)), drafter)
+    request = Context(0, [1, 5], 2, 100)
+    for _ in range(2):
+        plan = sizer.plan([request], 64)
+        plan = sizer.trim(plan, drafter.draft([request], plan.budgets))
+    assert plan.trees is not None
+    assert plan.trees.sizes == (4,)
+    assert plan.attach_to == attach_to
+
+
 # ------------------------------------------------------------------------------- who shares what
 
 

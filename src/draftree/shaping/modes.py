@@ -15,6 +15,7 @@ RATE = 0.05  # weight of a step in a settled mean
 CREDIT, ALLOWANCE = 1.0, 1.0  # tokens that a way may be ahead, and that it may lose before it pauses
 RETRIAL = 0.4  # tokens that it may lose when it is tried again
 PAUSE_FIRST, PAUSE_LAST = 8, 64  # steps
+TRIAL = 8  # steps of a way that was never tried, before it is compared with another
 
 
 class Account:
@@ -37,13 +38,13 @@ class Account:
 
     @property
     def on_trial(self) -> bool:
-        """Whether it is to be tried: it never was, or it has lost and may do better by now."""
-        return not self.steps or self.length > PAUSE_FIRST
+        """Whether it is to be tried: it hardly was, or it has lost and may do better by now."""
+        return self.steps < TRIAL or self.length > PAUSE_FIRST
 
     def heir(self) -> Account:
         """What a new request begins with: the same mean; where pauses have grown, a short trial."""
         account = Account()
-        account.advantage, account.steps, account.length = self.advantage, min(self.steps, 1), self.length
+        account.advantage, account.steps, account.length = self.advantage, min(self.steps, TRIAL), self.length
         if self.length > PAUSE_FIRST:
             account.balance = RETRIAL - ALLOWANCE
         return account

@@ -34,7 +34,7 @@ FIRST_TREE = 4.0  # draft tokens of it, before any
 RECENT = 0.9  # how fast the largest of the recent trees fades, by step
 GAIN_FIRST, GAIN_RATE = 0.5, 0.1  # accepted draft tokens a step, before any was seen; weight of a step in their mean
 LEARN_EVERY = 4  # steps that are learned from together: out of cold caches, one takes as long as four in a row
-OVERLAP = 0.5  # of what a prepared draft brings, the part that one prepared at the node above brings as well
+HARDLY = 0.05  # part of a pass's time that rows at all nodes may take more than rows at the root
 
 
 class Learned:
@@ -170,7 +170,7 @@ class DynamicSizer(Sizer):
             if any(size < whole - 1 for size, whole in zip(sizes, trees.sizes, strict=True)):
                 trees = trees.first(sizes) if falling else trees.best(sizes)
             gains = [sum(own[:size]) for own, size in zip(chances, sizes, strict=True)]
-            attach_to = self._attach_to(plan, trees) if attached else None
+            attach_to = self._attach_to(trees) if attached else None
             return replace(plan, trees=trees, gains=gains, attach_to=attach_to)
 
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:
@@ -240,32 +240,19 @@ class DynamicSizer(Sizer):
         ways = {self._states[r.id].way for r, budget in zip(plan.requests, plan.budgets, strict=True) if budget}
         return max((self._times.drafting(len(plan.requests), way) for way in ways), default=0.0)
 
-    def _attach_to(self, plan: StepPlan, trees: TokenTree) -> int:
-        """How many nodes of each tree are worth rows of the drafter's: the likeliest to be accepted last have them.
+    def _attach_to(self, trees: TokenTree) -> int | None:
+        """1, the root alone, or None, all nodes, where rows are so cheap that those at all nodes take hardly longer.
 
-        A draft that was prepared at the node accepted last brings what drafts bring of late; one that was prepared
-        above it still brings a part of that.
+        A draft that was prepared at the root still reaches beyond the draft tokens accepted last; one prepared at the
+        last of them reaches further, which made steps a sixth longer at most where it was measured. Rows at all nodes
+        cost more than that wherever a pass is not far below its compute bound. What they bring comes a step later, so
+        no step shows whether they paid, and their time is read from the curve without hope.
         """
-        batch, width = trees.batch, trees.width
-        covered = [1.0] + [0.0] * (width - 1)  # by number of nodes, the share of the trees' ends that these are
-        for own, parents in zip(self._chances(plan, _draft_tokens(trees)), trees.parents.tolist(), strict=True):
-            ends = [1.0, *own]
-            for chance, parent in zip(own, parents[1:], strict=False):
-                ends[parent] -= chance
-            covered[0] += (ends[0] - 1.0) / batch
-            for i, chance in enumerate(sorted(ends[1:], reverse=True), 1):
-                covered[i] += max(chance, 0.0) / batch
-        worth = (1 - OVERLAP) * self._learned.gain * self._times.plain(batch)
-        # What these rows bring comes a step later, so no step shows whether they paid: their time is not hoped for.
-        table = self._times.curve(batch, Kind.ATTACHED).table
-        best, most, brought = 1, -math.inf, 0.0
-        for count, share in enumerate(covered, 1):
-            brought += share
-            rows = int(self._rows(Kind.ATTACHED, batch, np.array(batch * width), count))
-            value = brought * worth - float(table[min(rows, len(table) - 1)])
-            if value > most:
-                best, most = count, value
-        return best
+        table = self._times.curve(trees.batch, Kind.ATTACHED).table
+        nodes = np.array(trees.batch * trees.width)
+        rows = [int(self._rows(Kind.ATTACHED, trees.batch, nodes, attach_to)) for attach_to in (1, None)]
+        root, every = (table[min(count, len(table) - 1)] for count in rows)
+        return None if every <= (1 + HARDLY) * root else 1
 
     # ---------------------------------------------------------------- what is learned
 
@@ -323,8 +310,8 @@ class DynamicSizer(Sizer):
             self._learned.gain += GAIN_RATE / drafted * (came - self._learned.gain)
         own = self._together if batch > 1 else self._states[plan.requests[0].id].modes
         for way, advantage in booked.items():
-            own.book(way, advantage)
-            modes.book(way, advantage)
+            own.book(way, advantage / batch)  # a request, so that luck counts alike in batches of every size
+            modes.book(way, advantage / batch)
 
     def _count(self, plan: StepPlan, outcome: Outcome) -> None:
         """Tell the ledgers which draft tokens were verified, and which of them accepted."""
