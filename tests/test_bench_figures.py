@@ -20,7 +20,7 @@ class Scripted(Method):
     """Answers with a given number of tokens, in a given time."""
 
     def __init__(self, name, tokens=10, seconds=1.0, fails=None, optional=False):
-        super().__init__(name, name)
+        super().__init__(name)
         self.tokens, self.seconds, self.fails, self.optional = tokens, seconds, fails, optional
         self.log = []
 

@@ -53,14 +53,14 @@ class BildWay:
 
     def method(self, large: Any, smalls: Mapping[str, Any], new: int) -> Method:
         """What runs it, with the small models by name; `new` tokens at most."""
-        given = (self.name, self.name, large, new)
+        given = (self.name, large, new)
         small = smalls.get(self.pair)
         if self.group == THEIRS:
             return HuggingFace(*given)
         if self.group == ASSISTED:
             return DraftingHuggingFace(*given, assistant_model=small)
         if self.group == SMALL:
-            return Draftree(self.name, self.name, small, new)
+            return Draftree(self.name, small, new)
         if self.group == PLAIN:
             return Draftree(*given)
         if self.group == TREES:

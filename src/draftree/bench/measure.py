@@ -1,6 +1,6 @@
 """Interleaved measurement: every prompt is answered by every method before the next prompt comes.
 
-A slow minute of the machine then hits all methods alike. The order rotates from prompt to prompt, so that no method
+A slow minute of the machine then affects all methods alike. The order rotates from prompt to prompt, so that no method
 always follows the same work at the same place. Samples are kept one by one; figures are made of them afterwards.
 A prompt may be a batch of them answered together, or a conversation of several turns, in which each method's own
 answers stand in the prompts of its later turns.
@@ -46,13 +46,13 @@ class Sample:
 
 
 class Log(Protocol):
-    """Keeps samples as they come, so that a stopped run can go on."""
+    """Keeps the answers to one group of prompts after the other, so that a stopped run can go on."""
 
-    def held(self, number: int, group: int) -> list[Sample] | None:
-        """Samples of round `number` and group `group` from before a stop; None where there are none."""
+    def held(self) -> list[Sample] | None:
+        """What all methods answered to the next group before a stop; None behind the last group that was kept."""
 
-    def keep(self, number: int, group: int, samples: list[Sample]) -> None:
-        """Keep what all methods answered to that group in that round."""
+    def keep(self, samples: list[Sample]) -> None:
+        """Keep what all methods answered to the group that has just been measured."""
 
 
 Talk = Callable[[Prompt, Sequence[Sequence[int]]], list[int]]  # token ids of a next turn, after these answers
@@ -116,19 +116,20 @@ def measure(
         for method in methods:
             method.start()
         for i, group in enumerate(groups):
-            new = None if log is None else log.held(number, i)
-            if new is not None:
-                _recall(methods, tasks, new)
-                for _ in methods:
-                    watcher.step()
-            else:
+            new = None if log is None else log.held()
+            if new is None:
                 new = []
                 first = (number * len(groups) + i) % len(methods)
                 for method in [*methods[first:], *methods[:first]]:
                     new += _converse(method, tasks, group, number, talk)
                     watcher.step()
                 if log is not None:
-                    log.keep(number, i, new)
+                    log.keep(new)
+            else:
+                for method in methods:
+                    for sample in (one for one in new if one.method == method.name):
+                        method.recall(sample.ids or tasks[sample.task].ids, sample.answer.ids)
+                    watcher.step()
             samples += new
     return samples
 
@@ -150,11 +151,3 @@ def _converse(
             given[task].append(answer.ids)
             samples.append(Sample(method.name, task, number, answer, turn, ids if turn else None))
     return samples
-
-
-def _recall(methods: Sequence[Method], tasks: Sequence[Task], held: Sequence[Sample]) -> None:
-    by_name = {method.name: method for method in methods}
-    for sample in held:
-        if sample.method in by_name:
-            ids = tasks[sample.task].ids if sample.ids is None else sample.ids
-            by_name[sample.method].recall(ids, sample.answer.ids)

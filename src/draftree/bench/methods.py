@@ -83,7 +83,6 @@ class Method(ABC):
 
     Attributes:
         name: key in result files.
-        label: what tables print.
         optional: whether a benchmark goes on without this method where its first calls fail.
         note: what a report says about it besides its figures.
         same_draws: whether it samples the tokens that plain decoding samples at the same seed.
@@ -93,9 +92,8 @@ class Method(ABC):
     note = ""
     same_draws = True
 
-    def __init__(self, name: str, label: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.label = label
 
     def ready(self, groups: Sequence[Sequence[Sequence[int]]]) -> None:
         """Answer these batches for what only first calls pay; `start` drops what a drafter learns here."""
@@ -125,9 +123,9 @@ class HuggingFace(Method):
     """Hugging Face's own `generate`, at its defaults but for `options`; prompts of a batch are padded on the left."""
 
     def __init__(
-        self, name: str, label: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
+        self, name: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
     ) -> None:
-        super().__init__(name, label)
+        super().__init__(name)
         self._model = model
         self._seed = None if sampling is None else sampling.seed
         drawn = {"do_sample": False} if sampling is None else sampling.options()
@@ -155,6 +153,7 @@ class HuggingFace(Method):
         return ids[: end + 1]
 
     def _lengths(self, ids: list[int], before: int) -> tuple[int, ...]:
+        """New tokens of every step that made `ids`, behind `before` tokens of the prompt."""
         return (1,) * len(ids)
 
 
@@ -164,16 +163,16 @@ class DraftingHuggingFace(HuggingFace):
     optional = True  # not every model can drop draft tokens from its cache
 
     def __init__(
-        self, name: str, label: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
+        self, name: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
     ) -> None:
         self._counter = _TextLengths()
         options["stopping_criteria"] = StoppingCriteriaList([self._counter])
-        super().__init__(name, label, model, max_new_tokens, sampling, **options)
+        super().__init__(name, model, max_new_tokens, sampling, **options)
         self.same_draws = sampling is None
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
         if len(prompts) > 1:
-            raise ValueError(f"{self.label} takes one prompt at a time")
+            raise ValueError("Hugging Face's assisted generation takes one prompt at a time")
         self._counter.lengths = []
         return super().answers(prompts)
 
@@ -202,14 +201,12 @@ class CompiledHuggingFace(HuggingFace):
 
     optional = True
 
-    def __init__(
-        self, name: str, label: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None
-    ) -> None:
+    def __init__(self, name: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None) -> None:
         config = CompileConfig()
         # Hugging Face compiles on a CPU only where this is set.
         config._compile_all_devices = True  # type: ignore[assignment]
         options: dict[str, Any] = {"cache_implementation": "static", "compile_config": config}
-        super().__init__(name, label, model, max_new_tokens, sampling, **options)
+        super().__init__(name, model, max_new_tokens, sampling, **options)
 
     def ready(self, groups: Sequence[Sequence[Sequence[int]]]) -> None:
         # The longest prompts come first: the cache keeps their length, and another length would compile again.
@@ -235,7 +232,6 @@ class Draftree(Method):
     def __init__(
         self,
         name: str,
-        label: str,
         model: Any,
         max_new_tokens: int,
         make_drafter: Callable[[], Drafter | None] = lambda: None,
@@ -244,7 +240,7 @@ class Draftree(Method):
         sampling: Sampling | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(name, label)
+        super().__init__(name)
         self._model, self._new, self._sampling, self._options = model, max_new_tokens, sampling, options
         self._make_drafter, self._make_shape = make_drafter, make_shape
         self._encodes = bool(model.config.is_encoder_decoder)
@@ -252,17 +248,14 @@ class Draftree(Method):
 
     def start(self) -> None:
         self.drafter = self._make_drafter()
-        self._shape = self._make_shape()
+        self.shape = self._make_shape()
 
     def recall(self, ids: Sequence[int], answer: Sequence[int]) -> None:
         """Teach the drafter (a trie keeps answers); the calibration of the shape is not restored."""
         if self.drafter is None:
             return
-        Engine(self._model, drafter=self.drafter, shape=self._shape, slots=1, **self._options)  # binds
-        request = Context(-1, list(ids), len(ids), self._new)
-        self.drafter.begin(request)
-        request.tokens += answer
-        self.drafter.end(request)
+        Engine(self._model, drafter=self.drafter, shape=self.shape, slots=1, **self._options)  # binds
+        teach(self.drafter, ids, answer)
 
     def answer(self, ids: Sequence[int], after_step: AfterStep | None = None) -> Answer:
         """Answer one prompt; `after_step` gets the request after every step, outside of the measured time."""
@@ -301,7 +294,7 @@ class Draftree(Method):
         sources = [torch.tensor(ids, device=self._model.device) for ids in prompts] if self._encodes else []
         starts = [[options.decoder_start]] * len(prompts) if self._encodes else prompts
         capacity = max(map(len, starts)) + self._new + 64
-        made = {"drafter": self.drafter, "shape": self._shape, **self._options}
+        made = {"drafter": self.drafter, "shape": self.shape, **self._options}
         engine = Engine(self._model, None, slots=len(prompts), capacity=capacity, **made)
         requests = []
         for b, ids in enumerate(starts):
@@ -315,3 +308,11 @@ class Draftree(Method):
             )
             requests.append(engine.add(ids, rules, encoder_input=sources[b] if sources else None))
         return engine, requests
+
+
+def teach(drafter: Drafter, ids: Sequence[int], answer: Sequence[int]) -> None:
+    """Show a bound drafter the answer to a prompt (both token ids), as if it had drafted for it: a trie keeps it."""
+    request = Context(-1, list(ids), len(ids), len(answer))
+    drafter.begin(request)
+    request.tokens += answer
+    drafter.end(request)

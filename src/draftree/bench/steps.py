@@ -19,13 +19,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from draftree.bench.inflate.sizes import Size
+from draftree.bench.kit import CAPTURED, TENSORS
+from draftree.bench.kit import PLAIN as LOOP
 from draftree.progress import Watcher
 from draftree.runner import Runner
 from draftree.runner.plan import Plan
 
-HF, LOOP = "hf_forward", "draftree_loop"
-FORMS = {"draftree_tensors": "draftree, tensors", "draftree_captured": "draftree, captured"}
-LABELS = {HF: "HF forward", LOOP: "draftree", **FORMS}
+HF = "hf_forward"
+LABELS = {HF: "HF forward", LOOP: "draftree", TENSORS: "draftree, tensors", CAPTURED: "draftree, captured"}
 BUFFER = 256 * 2**20  # bytes, far beyond any cache
 SETTLING, LONG = 10, 0.02  # most steps before a timed one, and seconds of them that are enough
 
@@ -134,8 +135,9 @@ def weight_bytes(model: Any) -> int:
     return (size.parameters - size.vocab_size * size.hidden_size) * int(model.dtype.itemsize)
 
 
-def check_context(context: int, most: int, limit: int | None) -> None:
-    """Raise a ValueError for a context that leaves no room for `most` rows in the model's `limit` positions."""
+def check_context(context: int, most: int, model: Any) -> None:
+    """Raise a ValueError for a context that leaves no room for `most` rows in the model's positions."""
+    limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and context + most > limit:
         raise ValueError(
             f"A context of {context} and {most} rows do not fit the model's {limit} positions: give a shorter one."

@@ -33,6 +33,13 @@ class Estimate:
         """Plain numbers, for JSON."""
         return asdict(self)
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Both ends of the interval; the value itself twice where there is none."""
+        if self.low is None or self.high is None:
+            return self.value, self.value
+        return self.low, self.high
+
     def times(self, factor: float) -> Estimate:
         """This one times a positive number."""
         low, high = self.low, self.high
@@ -51,13 +58,6 @@ def shown(estimate: Estimate | None, number: str) -> str:
     if estimate.low is None or estimate.high is None:
         return text
     return f"{text} [{number.format(estimate.low)}, {number.format(estimate.high)}]"
-
-
-def bounds(estimate: Estimate) -> tuple[float, float]:
-    """Both ends of the interval as pictures show it; the value itself where there is none."""
-    if estimate.low is None or estimate.high is None:
-        return estimate.value, estimate.value
-    return estimate.low, estimate.high
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,17 +29,14 @@ def speed(
 ) -> None:
     """How far the engine is from the machine's limits and from Hugging Face's ways, on a small and a large model."""
     from draftree.bench.inflate.sizes import parameters_named
+    from draftree.bench.inputs import Subject
     from draftree.bench.speed import SpeedSettings, run_speed
-    from draftree.cli.screen import StageBar, show_findings, wide_console
-    from draftree.models import load_model
+    from draftree.cli.screen import StageBar, show_report, wide_console
 
     parameters_named(params)
-    found = measuring.begin()
+    prompts, console = measuring.begin(), wide_console()
     settings = SpeedSettings(per_set, max_new_tokens, rounds, context, drafter_warm, compiled, answers)
-    console = wide_console()
-    loaded, tokenizer = load_model(model)
+    subject = Subject.load(model)
     with StageBar(console) as bar:
-        findings = run_speed(
-            loaded, tokenizer, found, settings, params=params if inflated else None, name=model, watcher=bar
-        )
-    show_findings(console, findings, measuring.out)
+        report = run_speed(subject, prompts, settings, params=params if inflated else None, watcher=bar)
+    show_report(console, report, measuring.out)

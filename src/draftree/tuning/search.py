@@ -365,7 +365,6 @@ def run_live(
     methods = [
         Draftree(
             one.name,
-            one.label,
             space.model,
             new,
             lambda one=one: space.drafter(one),  # type: ignore[misc]
