@@ -15,8 +15,9 @@ from draftree.bench.compare import JOURNAL, Plan, run_compare
 from draftree.bench.inputs import Settings, Subject, encode_all
 from draftree.bench.kit import Kit, checked_name
 from draftree.bench.log import as_dict, from_dict
-from draftree.bench.measure import Task, measure
-from draftree.bench.methods import Answer, DraftingHuggingFace, Draftree, HuggingFace, Method, Sampling
+from draftree.bench.measure import measure
+from draftree.bench.methods import Draftree, HuggingFace, Method
+from draftree.bench.samples import Answer, Sample, Sampling, Task
 from draftree.cli import app, main
 from draftree.drafting import Lookahead
 from draftree.models import encode_prompt
@@ -98,13 +99,13 @@ def test_sampled_answers_equal_hugging_faces_and_its_drafting_says_that_it_draws
     greedy = HuggingFace("g", demo.model, 16)
     assert ours.answer(ids).ids == theirs.answer(ids).ids != greedy.answer(ids).ids
     assert theirs.same_draws
-    lookup = DraftingHuggingFace("l", demo.model, 16, sampling=sampling, prompt_lookup_num_tokens=3)
+    lookup = HuggingFace("l", demo.model, 16, sampling=sampling, prompt_lookup_num_tokens=3)
     assert not lookup.same_draws
 
 
 def test_hugging_faces_steps_are_counted_from_outside(demo):
     ids = encode_prompt(demo.tokenizer, embedded_prompts()[0].text)
-    lookup = DraftingHuggingFace("l", demo.model, 24, prompt_lookup_num_tokens=5)
+    lookup = HuggingFace("l", demo.model, 24, prompt_lookup_num_tokens=5)
     answer = lookup.answer(ids)
     assert sum(answer.lengths) == len(answer.ids)
     assert answer.ids == HuggingFace("hf", demo.model, 24).answer(ids).ids
@@ -199,8 +200,6 @@ def test_what_was_answered_is_not_asked_again():
 
 
 def as_sample(method, answer):
-    from draftree.bench.measure import Sample
-
     return Sample(method, 0, 0, answer)
 
 

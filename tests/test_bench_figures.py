@@ -8,8 +8,9 @@ import torch
 
 from draftree.bench.equality import difference
 from draftree.bench.machine import describe
-from draftree.bench.measure import Sample, Task, measure, ready
-from draftree.bench.methods import Answer, Method
+from draftree.bench.measure import measure, ready
+from draftree.bench.methods import Method
+from draftree.bench.samples import Answer, Sample, Task
 from draftree.bench.summary import count_disturbed, find_differences, summarise
 from draftree.engine import RequestStats
 from draftree.progress import Watcher

@@ -115,4 +115,4 @@ def test_every_form_that_is_not_the_runners_own_is_measured_as_well(demo):
     steps = time_rows(small, runners["cuda_graphs"], (1, 2), 8, 1, watcher, timed)
     assert [(row["method"], row["rows"]) for row in steps.rows][-1:] == [("draftree_tensors", 1)]
     headings = step_table("small", steps).headings
-    assert headings[-2] == "draftree, tensors"
+    assert headings[-2] == "draftree, eager"

@@ -12,7 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from draftree import showcase
-from draftree.bench.methods import Answer, Draftree, HuggingFace
+from draftree.bench.methods import Draftree, HuggingFace
+from draftree.bench.samples import Answer
 from draftree.cli import app, main
 from draftree.cli.colours import ColouredText
 from draftree.models import encode_prompt

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.bench.methods import DraftingHuggingFace, Draftree, HuggingFace, Method
+from draftree.bench.methods import Draftree, HuggingFace, Method
 from draftree.drafting import BiLD, DraftModel
 from draftree.shaping import Fixed
 
@@ -58,7 +58,7 @@ class BildWay:
         if self.group == THEIRS:
             return HuggingFace(*given)
         if self.group == ASSISTED:
-            return DraftingHuggingFace(*given, assistant_model=small)
+            return HuggingFace(*given, assistant_model=small)
         if self.group == SMALL:
             return Draftree(self.name, small, new)
         if self.group == PLAIN:

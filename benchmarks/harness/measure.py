@@ -27,7 +27,7 @@ from draftree.shaping import Shape
 PLAIN = "plain"
 COUNTS = ("steps", "accepted", "drafted", "pruned", "rollbacks")
 CAPACITY = 768  # cache columns to begin with, so that no clocked step allocates
-Ask = Callable[[Sequence[Sequence[int]]], Sequence[Any]]  # prompts to `draftree.bench.methods.Answer`s
+Ask = Callable[[Sequence[Sequence[int]]], Sequence[Any]]  # prompts to `draftree.bench.samples.Answer`s
 
 
 @dataclass(slots=True)

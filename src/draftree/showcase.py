@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.bench.equality import Difference, difference
-from draftree.bench.methods import Answer, Draftree, HuggingFace
+from draftree.bench.methods import Draftree, HuggingFace
+from draftree.bench.samples import Answer
 from draftree.drafting import Drafter, PromptLookup
 from draftree.engine import Request
 from draftree.prompts import Prompt, embedded_prompts, take_per_set

@@ -16,10 +16,9 @@ from typing import Any
 from draftree.bench.case import Result, run_case
 from draftree.bench.inputs import Settings, Subject, encode_all
 from draftree.bench.kit import METHODS, Kit, make_kit
-from draftree.bench.log import JournalLog
+from draftree.bench.log import Log
 from draftree.bench.machine import now
-from draftree.bench.measure import Log
-from draftree.bench.methods import Sampling
+from draftree.bench.samples import Sampling
 from draftree.models import load_model
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
@@ -102,7 +101,7 @@ def run_compare(
     begun = subject.about() | {"started": now()}
     found = {}
     with Journal(out / JOURNAL, _identity(models, prompts, plan, begun)) as journal:
-        log = JournalLog(journal)
+        log = Log(journal)
         for name in models:
             if len(models) > 1:
                 subject = Subject.load(name)

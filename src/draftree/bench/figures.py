@@ -23,10 +23,10 @@ from draftree.bench.kit import (
     WARM,
     label_of,
 )  # fmt: skip
-from draftree.bench.measure import Sample
 from draftree.bench.pictures import BEST as GREEN
 from draftree.bench.pictures import THEIRS, plain_axis
 from draftree.bench.report import Table
+from draftree.bench.samples import Sample
 from draftree.bench.steps import HF, LABELS, LOOP, Steps
 from draftree.bench.summary import Estimate, shown
 

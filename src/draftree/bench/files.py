@@ -14,9 +14,9 @@ from draftree.bench.case import Result
 from draftree.bench.compare import Comparison
 from draftree.bench.kit import REFERENCE, label_of
 from draftree.bench.machine import MADE
-from draftree.bench.measure import Sample
 from draftree.bench.pictures import case_data
 from draftree.bench.report import CAPTION, HEADINGS, cells, remarks, title, write_json
+from draftree.bench.samples import Sample
 from draftree.bench.summary import Row
 from draftree.engine.stats import STAGES
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from draftree.bench.inflate import inflate
 from draftree.bench.machine import describe
-from draftree.bench.measure import Talk, Task
-from draftree.bench.methods import Sampling
+from draftree.bench.measure import Talk
+from draftree.bench.samples import Sampling, Task
 from draftree.engine.limits import check_prompt
 from draftree.models import encode_prompt, load_model
 from draftree.prompts import Prompt, split_prompts

@@ -15,7 +15,7 @@ from typing import Any
 
 from draftree.bench.inflate import inflate_drafter
 from draftree.bench.inputs import Settings, Subject
-from draftree.bench.methods import CompiledHuggingFace, DraftingHuggingFace, Draftree, HuggingFace, Method, teach
+from draftree.bench.methods import CompiledHuggingFace, Draftree, HuggingFace, Method, teach
 from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup
 from draftree.drafting.folder import demo_drafter, load_drafter
 from draftree.engine.limits import eos_token_ids
@@ -36,7 +36,7 @@ LABELS = {
     PROMPT_LOOKUP: "HF prompt lookup, 10",
     ASSISTED: "HF assisted",
     HOOKED: "plain, hooked runner",
-    PLAIN: "plain, eager runner",
+    PLAIN: "plain, fastest runner",
     "prompt_lookup": "PromptLookup",
     "jacobi": "Jacobi",
     SMALL: "DraftModel",
@@ -48,8 +48,8 @@ LABELS = {
     WARM: "Lookahead, warm trie",
     REFUSED: "Lookahead, all refused",
     LIMITED: f"Lookahead, warm trie, up to {NODES - 1} draft tokens",
-    TENSORS: "plain, tensors",
-    CAPTURED: "plain, captured",
+    TENSORS: "plain, eager runner",
+    CAPTURED: "plain, CUDA graphs",
 }
 HUGGING_FACE = tuple(name for name in LABELS if name.startswith("hf_"))
 MERGED = f"{WARM}+hidden_transfer"
@@ -75,7 +75,7 @@ class WarmTrie:
         ends: the model's EOS tokens.
     """
 
-    answers: list[tuple[Sequence[int], Sequence[int]]] = field(repr=False)
+    answers: Sequence[tuple[Sequence[int], Sequence[int]]] = field(repr=False)
     calibrated: Shape
     ends: tuple[int, ...] = ()
 
@@ -206,9 +206,9 @@ class Kit:
                 raise LeftOutError("--no-compile")
             return CompiledHuggingFace(*given)
         if name == PROMPT_LOOKUP:
-            return DraftingHuggingFace(*given, prompt_lookup_num_tokens=10)
+            return HuggingFace(*given, prompt_lookup_num_tokens=10)
         if name == ASSISTED:
-            return DraftingHuggingFace(*given, assistant_model=self.draft_model())
+            return HuggingFace(*given, assistant_model=self.draft_model())
         return HuggingFace(*given)
 
     def _draftree(self, name: str, *making: Callable[[], Any], **options: Any) -> Draftree:

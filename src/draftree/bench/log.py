@@ -11,14 +11,13 @@ from collections import Counter
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from draftree.bench.measure import Sample
-from draftree.bench.methods import Answer
+from draftree.bench.samples import Answer, Sample
 from draftree.engine import RequestStats
 from draftree.training.journal import Journal
 
 
-class JournalLog:
-    """A `Log` in an open journal.
+class Log:
+    """Keeps the answers to one group of prompts after the other in an open journal.
 
     Attributes:
         resumed: how many groups it held when it was opened.
@@ -31,7 +30,7 @@ class JournalLog:
         self.resumed = len(self._entries)
 
     def held(self) -> list[Sample] | None:
-        """See `Log.held`."""
+        """What all methods answered to the next group before a stop; None behind the last group that was kept."""
         rows = self._entries.get(self._next)
         if rows is None:
             return None
@@ -39,7 +38,7 @@ class JournalLog:
         return [from_dict(row) for row in rows]
 
     def keep(self, samples: list[Sample]) -> None:
-        """See `Log.keep`."""
+        """Keep what all methods answered to the group that has just been measured."""
         self._journal.add(self._next, [as_dict(sample) for sample in samples])
         self._next += 1
 

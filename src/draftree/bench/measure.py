@@ -9,51 +9,12 @@ answers stand in the prompts of its later turns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
-from draftree.bench.methods import Answer, Method
+from draftree.bench.log import Log
+from draftree.bench.methods import Method
+from draftree.bench.samples import Sample, Task
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A prompt and its token ids, made once for all methods."""
-
-    prompt: Prompt
-    ids: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One answer.
-
-    Attributes:
-        method: name of the method that answered.
-        task, turn: numbers of the prompt and of its turn, from 0.
-        round: number of the round.
-        answer: the answer.
-        ids: the prompt of a later turn, with the method's own answers in it; None for the task's.
-    """
-
-    method: str
-    task: int
-    round: int
-    answer: Answer
-    turn: int = 0
-    ids: list[int] | None = None
-
-
-class Log(Protocol):
-    """Keeps the answers to one group of prompts after the other, so that a stopped run can go on."""
-
-    def held(self) -> list[Sample] | None:
-        """What all methods answered to the next group before a stop; None behind the last group that was kept."""
-
-    def keep(self, samples: list[Sample]) -> None:
-        """Keep what all methods answered to the group that has just been measured."""
-
 
 Talk = Callable[[Prompt, Sequence[Sequence[int]]], list[int]]  # token ids of a next turn, after these answers
 

@@ -8,74 +8,21 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from transformers import CompileConfig, StoppingCriteria, StoppingCriteriaList
 
+from draftree.bench.samples import Answer, Sampling
 from draftree.drafting import Drafter
 from draftree.drafting.base import Context
-from draftree.engine import Engine, Request, RequestStats
+from draftree.engine import Engine, Request
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.options import read_options, rules_for
 from draftree.shaping import Shape
 
 AfterStep = Callable[[Request], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are sampled; methods that have no such value decode greedily.
-
-    Attributes:
-        temperature, top_k, top_p: as in Hugging Face.
-        seed: of the noise; prompt b of a batch has seed + b in draftree, while Hugging Face draws all from one stream.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-
-    def options(self) -> dict[str, Any]:
-        """The options of Hugging Face's `generate`, without the seed."""
-        return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-
-
-def samplings_of(
-    temperatures: Sequence[float], top_k: int | None, top_p: float | None, seed: int
-) -> tuple[Sampling | None, ...]:
-    """One for each temperature, None for 0.
-
-    Raises:
-        ValueError: top-k or top-p without a temperature over 0, where they would have no effect.
-    """
-    if not any(temperatures) and (top_k is not None or top_p is not None):
-        raise ValueError(
-            "--top-k and --top-p shape draws, and every --temperature is 0: give one over 0, or leave them."
-        )
-    return tuple(Sampling(heat, top_k, top_p, seed) if heat else None for heat in dict.fromkeys(temperatures))
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One prompt answered.
-
-    Attributes:
-        ids: new token ids, an EOS included.
-        seconds: wall time of the call, the prompt's pass included; each prompt of a batch counts an equal part.
-        stats: the engine's counts; None for Hugging Face's methods.
-        lengths: new tokens of every step.
-        prompt_verify: seconds of the pass that read the prompt; 0 for Hugging Face's methods.
-    """
-
-    ids: list[int]
-    seconds: float
-    stats: RequestStats | None = None
-    lengths: tuple[int, ...] = ()
-    prompt_verify: float = 0.0
 
 
 class Method(ABC):
@@ -84,7 +31,7 @@ class Method(ABC):
     Attributes:
         name: key in result files.
         optional: whether a benchmark goes on without this method where its first calls fail.
-        note: what a report says about it besides its figures.
+        note: what a report says about it, next to its figures.
         same_draws: whether it samples the tokens that plain decoding samples at the same seed.
     """
 
@@ -120,7 +67,11 @@ class Method(ABC):
 
 
 class HuggingFace(Method):
-    """Hugging Face's own `generate`, at its defaults but for `options`; prompts of a batch are padded on the left."""
+    """Hugging Face's own `generate`, at its defaults but for `options`; prompts of a batch are padded on the left.
+
+    With `prompt_lookup_num_tokens` or `assistant_model` among the options Hugging Face drafts; a stopping criterion
+    then counts the tokens of each step.
+    """
 
     def __init__(
         self, name: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
@@ -128,11 +79,21 @@ class HuggingFace(Method):
         super().__init__(name)
         self._model = model
         self._seed = None if sampling is None else sampling.seed
+        self._texts: _TextLengths | None = None
+        if "prompt_lookup_num_tokens" in options or "assistant_model" in options:
+            self._texts = _TextLengths()
+            options["stopping_criteria"] = StoppingCriteriaList([self._texts])
+            self.optional = True  # not every model can drop draft tokens from its cache
+            self.same_draws = sampling is None
         drawn = {"do_sample": False} if sampling is None else sampling.options()
         self._options = {"max_new_tokens": max_new_tokens, **drawn, **options}
         self._ends = set(eos_token_ids(model))
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        if self._texts is not None:
+            if len(prompts) > 1:
+                raise ValueError("Hugging Face's assisted generation takes one prompt at a time")
+            self._texts.lengths = []
         width = max(len(ids) for ids in prompts)
         rows = [[0] * (width - len(ids)) + list(ids) for ids in prompts]
         prompt = torch.tensor(rows, device=self._model.device)
@@ -144,8 +105,7 @@ class HuggingFace(Method):
         before = 1 if self._model.config.is_encoder_decoder else width
         new: list[list[int]] = sequences[:, before:].tolist()  # waits for the device
         seconds = (time.perf_counter() - begin) / len(prompts)
-        cut = [self._cut(ids) for ids in new]
-        return [Answer(ids, seconds, lengths=self._lengths(ids, before)) for ids in cut]
+        return [Answer(ids, seconds, lengths=self._lengths(ids, before)) for ids in map(self._cut, new)]
 
     def _cut(self, ids: list[int]) -> list[int]:
         """The answer up to its EOS; the rest of a batch's row is padding."""
@@ -154,31 +114,10 @@ class HuggingFace(Method):
 
     def _lengths(self, ids: list[int], before: int) -> tuple[int, ...]:
         """New tokens of every step that made `ids`, behind `before` tokens of the prompt."""
-        return (1,) * len(ids)
-
-
-class DraftingHuggingFace(HuggingFace):
-    """Hugging Face's prompt lookup or assisted generation; a stopping criterion counts the tokens of each step."""
-
-    optional = True  # not every model can drop draft tokens from its cache
-
-    def __init__(
-        self, name: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
-    ) -> None:
-        self._counter = _TextLengths()
-        options["stopping_criteria"] = StoppingCriteriaList([self._counter])
-        super().__init__(name, model, max_new_tokens, sampling, **options)
-        self.same_draws = sampling is None
-
-    def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-        if len(prompts) > 1:
-            raise ValueError("Hugging Face's assisted generation takes one prompt at a time")
-        self._counter.lengths = []
-        return super().answers(prompts)
-
-    def _lengths(self, ids: list[int], before: int) -> tuple[int, ...]:
+        if self._texts is None:
+            return (1,) * len(ids)
         # The last step may have accepted draft tokens after an EOS, which are cut off.
-        ends = [min(length - before, len(ids)) for length in self._counter.lengths]
+        ends = [min(length - before, len(ids)) for length in self._texts.lengths]
         return tuple(b - a for a, b in pairwise([0, *ends]) if b > a)
 
 

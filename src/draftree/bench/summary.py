@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftree.bench.equality import Difference, difference
-from draftree.bench.measure import Sample, Task, groups_of
+from draftree.bench.measure import groups_of
+from draftree.bench.samples import Sample, Task
 from draftree.engine import RequestStats
 
 RESAMPLES = 2000

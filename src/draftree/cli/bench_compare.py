@@ -49,7 +49,7 @@ def compare(
         bool, typer.Option("--restart", help="Begin anew where an unfinished run lies in --out.")
     ] = False,
     against: Annotated[
-        Path | None, typer.Option(help="bench-compare.json of another run, to tell whether both agree.")
+        Path | None, typer.Option(help="bench-compare.json of another run: say whether both agree.")
     ] = None,
     measuring: Measuring,
 ) -> None:
@@ -59,8 +59,8 @@ def compare(
     from draftree.bench.files import write_all
     from draftree.bench.inputs import Settings
     from draftree.bench.kit import METHODS, checked_name
-    from draftree.bench.methods import samplings_of
     from draftree.bench.report import case_report
+    from draftree.bench.samples import samplings_of
     from draftree.cli.screen import StageBar, tell_written, wide_console
     from draftree.models import load_tokenizer
 

@@ -11,9 +11,9 @@ from draftree.cli.options import Inflate, Model, grouped
 
 
 def list_experiments(
-    name: Annotated[str | None, typer.Argument(help="Tell the options of this one.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the options of this experiment.", show_default=False)] = None,
 ) -> None:
-    """Tell the experiments that this checkout has; or the options of one."""
+    """Show the experiments of this checkout; or the options of one."""
     from draftree.bench.checkout import experiments
     from draftree.cli.screen import plain_table, wide_console
 
@@ -23,7 +23,7 @@ def list_experiments(
 @grouped
 def run(
     *,
-    name: Annotated[str | None, typer.Argument(help="Which one; draftree bench list tells them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Which one; draftree bench list shows all.")] = None,
     model: Model = None,
     params: Inflate = None,
     drafter: Annotated[

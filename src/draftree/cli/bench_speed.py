@@ -14,9 +14,7 @@ from draftree.cli.options import Compiled, Context, DrafterWarm, Model, StepRoun
 def speed(
     *,
     params: Annotated[str, typer.Option(help="Size of the inflated model, about, such as 400M.")] = "400M",
-    inflated: Annotated[
-        bool, typer.Option("--inflated/--no-inflated", help="Measure an inflated model besides.")
-    ] = True,
+    inflated: Annotated[bool, typer.Option("--inflated/--no-inflated", help="Also measure an inflated model.")] = True,
     model: Model = None,
     per_set: Annotated[int, typer.Option(min=1, help="Prompts of every set for the small model.")] = 1,
     answers: Annotated[int, typer.Option(min=1, help="How many of them the inflated model answers.")] = 4,
