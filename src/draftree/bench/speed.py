@@ -149,7 +149,8 @@ def report_of(
         rows, tables: further ones behind those of `found`.
     """
     figures = [figure for one in found for figure in one.figures]
-    own, shown, said = [figure.as_dict() for figure in figures], [figure_table(figures)], []
+    own, shown = [figure.as_dict() for figure in figures], [figure_table(figures)]
+    said = [f"Commit {about['commit'] or 'unknown'}."]
     for one in found:
         own += [{"kind": "step", "model": one.label} | row for row in one.steps.rows]
         shown += [step_table(one.label, one.steps), case_table(one.case), stage_table(one.label, one.case)]
