@@ -150,7 +150,8 @@ def report_of(
     """
     figures = [figure for one in found for figure in one.figures]
     own, shown = [figure.as_dict() for figure in figures], [figure_table(figures)]
-    said = [f"Commit {about['commit'] or 'unknown'}."]
+    commit = f"commit {about['commit'] or 'unknown'}"
+    said = [f"{heading(about)}; {commit}."]
     for one in found:
         own += [{"kind": "step", "model": one.label} | row for row in one.steps.rows]
         shown += [step_table(one.label, one.steps), case_table(one.case), stage_table(one.label, one.case)]
@@ -164,4 +165,4 @@ def report_of(
 
     made = {fact: about[fact] for fact in MADE}
     facts = {"about": about, "rows": [row | made for row in (*own, *rows)]} | more
-    return Report(name, heading(about), facts, [*shown, *tables], said, draw)
+    return Report(name, f"{heading(about)}; {commit}", facts, [*shown, *tables], said, draw)
