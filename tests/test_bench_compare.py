@@ -10,12 +10,14 @@ from browser import look_at, needs_chromium
 from typer.testing import CliRunner
 
 from draftree.bench.agree import agreement
-from draftree.bench.case import Settings, encode_all, run_case
+from draftree.bench.case import run_case
 from draftree.bench.compare import JOURNAL, Plan, run_compare
+from draftree.bench.inputs import Settings, Subject, encode_all
 from draftree.bench.kit import Kit, checked_name
 from draftree.bench.log import as_dict, from_dict
-from draftree.bench.measure import Task, measure
-from draftree.bench.methods import Answer, DraftingHuggingFace, Draftree, HuggingFace, Method, Sampling
+from draftree.bench.measure import measure
+from draftree.bench.methods import Draftree, HuggingFace, Method
+from draftree.bench.samples import Answer, Sample, Sampling, Task
 from draftree.cli import app, main
 from draftree.drafting import Lookahead
 from draftree.models import encode_prompt
@@ -67,8 +69,8 @@ def test_turns_that_are_no_texts_are_named_with_their_line(tmp_path, turns):
 
 
 def test_a_later_turn_has_the_methods_own_answer_in_its_prompt(demo, questions):
-    texts = encode_all(demo.model, demo.tokenizer, read_prompts(questions), Settings(per_set=2, max_new_tokens=8))
-    method = HuggingFace("hf", "hf", demo.model, 8)
+    texts = encode_all(Subject(*demo), read_prompts(questions), Settings(per_set=2, max_new_tokens=8))
+    method = HuggingFace("hf", demo.model, 8)
     samples = measure([method], texts.tasks, 1, Watcher(), talk=texts.talk)
     first, second = (s for s in samples if s.task == 0)
     assert (first.turn, second.turn) == (0, 1)
@@ -81,7 +83,7 @@ def test_a_later_turn_has_the_methods_own_answer_in_its_prompt(demo, questions):
 
 def test_batches_give_what_single_prompts_give_and_share_their_time(demo):
     prompts = [encode_prompt(demo.tokenizer, p.text) for p in embedded_prompts()[:3]]
-    for method in (HuggingFace("hf", "hf", demo.model, 12), Draftree("d", "d", demo.model, 12, Lookahead)):
+    for method in (HuggingFace("hf", demo.model, 12), Draftree("d", demo.model, 12, Lookahead)):
         together = method.answers(prompts)
         alone = [method.answer(ids) for ids in prompts]
         assert [a.ids for a in together] == [a.ids for a in alone]
@@ -92,28 +94,28 @@ def test_batches_give_what_single_prompts_give_and_share_their_time(demo):
 def test_sampled_answers_equal_hugging_faces_and_its_drafting_says_that_it_draws_otherwise(demo):
     sampling = Sampling(0.9, top_p=0.95, seed=3)
     ids = encode_prompt(demo.tokenizer, "Write a shell command using ls: List all files.")
-    theirs = HuggingFace("hf", "hf", demo.model, 16, sampling=sampling)
-    ours = Draftree("d", "d", demo.model, 16, Lookahead, sampling=sampling)
-    greedy = HuggingFace("g", "g", demo.model, 16)
+    theirs = HuggingFace("hf", demo.model, 16, sampling=sampling)
+    ours = Draftree("d", demo.model, 16, Lookahead, sampling=sampling)
+    greedy = HuggingFace("g", demo.model, 16)
     assert ours.answer(ids).ids == theirs.answer(ids).ids != greedy.answer(ids).ids
     assert theirs.same_draws
-    lookup = DraftingHuggingFace("l", "l", demo.model, 16, sampling=sampling, prompt_lookup_num_tokens=3)
+    lookup = HuggingFace("l", demo.model, 16, sampling=sampling, prompt_lookup_num_tokens=3)
     assert not lookup.same_draws
 
 
 def test_hugging_faces_steps_are_counted_from_outside(demo):
     ids = encode_prompt(demo.tokenizer, embedded_prompts()[0].text)
-    lookup = DraftingHuggingFace("l", "l", demo.model, 24, prompt_lookup_num_tokens=5)
+    lookup = HuggingFace("l", demo.model, 24, prompt_lookup_num_tokens=5)
     answer = lookup.answer(ids)
     assert sum(answer.lengths) == len(answer.ids)
-    assert answer.ids == HuggingFace("hf", "hf", demo.model, 24).answer(ids).ids
+    assert answer.ids == HuggingFace("hf", demo.model, 24).answer(ids).ids
     with pytest.raises(ValueError, match="one prompt at a time"):
         lookup.answers([ids, ids])
 
 
 def test_samples_come_back_from_the_journal_as_they_were(demo):
     task = Task(Prompt("p", "s", "x"), encode_prompt(demo.tokenizer, "List all files."))
-    (sample,) = measure([Draftree("d", "d", demo.model, 6, Lookahead)], [task], 1, Watcher())
+    (sample,) = measure([Draftree("d", demo.model, 6, Lookahead)], [task], 1, Watcher())
     assert from_dict(json.loads(json.dumps(as_dict(sample)))) == sample
 
 
@@ -153,7 +155,9 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_trie_learns_again_what_it_had_answered_before_the_stop(demo, merged):
     ids = encode_prompt(demo.tokenizer, "List all files.")
-    method = Kit(demo.model, 8).method("lookahead_cold+hidden_transfer" if merged else "lookahead_cold")
+    method = Kit(Subject(*demo), Settings(max_new_tokens=8)).method(
+        "lookahead_cold+hidden_transfer" if merged else "lookahead_cold"
+    )
 
     def nodes():
         return (method.drafter.drafters[0] if merged else method.drafter).trie.nodes
@@ -168,7 +172,7 @@ def test_a_trie_learns_again_what_it_had_answered_before_the_stop(demo, merged):
 @pytest.mark.parametrize("name", ["draftree_loop", "jacobi", "draft_model", "prompt_lookup", "medusa", "bita"])
 def test_drafters_without_a_trie_go_on_after_a_stop(demo, name):
     ids = encode_prompt(demo.tokenizer, "List all files.")
-    method = Kit(demo.model, 8).method(name)
+    method = Kit(Subject(*demo), Settings(max_new_tokens=8)).method(name)
     answer = method.answer(ids)
     method.start()
     method.recall(ids, answer.ids)
@@ -181,7 +185,7 @@ class Held:
     def __init__(self, samples):
         self.samples = samples
 
-    def held(self, number, group):
+    def held(self):
         return self.samples
 
 
@@ -192,12 +196,10 @@ def test_what_was_answered_is_not_asked_again():
 
     task = Task(Prompt("p", "s", "x"), [1])
     held = [as_sample("m", Answer([5], 1.0))]
-    assert measure([Silent("m", "m")], [task], 1, Watcher(), log=Held(held)) == held
+    assert measure([Silent("m")], [task], 1, Watcher(), log=Held(held)) == held
 
 
 def as_sample(method, answer):
-    from draftree.bench.measure import Sample
-
     return Sample(method, 0, 0, answer)
 
 
@@ -299,7 +301,7 @@ def test_names_may_be_written_with_dashes_and_merged():
 
 def test_a_method_that_needs_what_is_not_there_says_so(demo):
     other = torch.nn.Linear(1, 1)
-    made, left_out = Kit(other, 8, compiled=False).methods(["hf_compiled", "lookahead_warm"])
+    made, left_out = Kit(Subject(other, None), Settings(compiled=False)).methods(["hf_compiled", "lookahead_warm"])
     assert made == []
     assert left_out == {"hf_compiled": "--no-compile", "lookahead_warm": "no prompts to warm the trie with"}
 
@@ -307,10 +309,10 @@ def test_a_method_that_needs_what_is_not_there_says_so(demo):
 def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
     prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:2]
     settings = Settings(2, 6, 1, 0, compiled=False, batch=2, sampling=Sampling(0.8, seed=1))
-    texts = encode_all(demo.model, demo.tokenizer, prompts, settings)
-    kit = Kit(demo.model, 6, settings.sampling, compiled=False)
+    texts = encode_all(Subject(*demo), prompts, settings)
+    kit = Kit(Subject(*demo), settings)
     names = ("hf_generate", "draftree_loop", "lookahead_cold")
-    result = run_case(kit, demo.tokenizer, texts, settings, names, name=None, watcher=Watcher())
+    result = run_case(kit, texts, names, Watcher())
     assert result.reference == "draftree_loop"
     assert result.uncompared == {"hf_generate"}
     assert result.rows["lookahead_cold"].parted == []

@@ -8,8 +8,9 @@ import torch
 
 from draftree.bench.equality import difference
 from draftree.bench.machine import describe
-from draftree.bench.measure import Sample, Task, measure, ready
-from draftree.bench.methods import Answer, Method
+from draftree.bench.measure import measure, ready
+from draftree.bench.methods import Method
+from draftree.bench.samples import Answer, Sample, Task
 from draftree.bench.summary import count_disturbed, find_differences, summarise
 from draftree.engine import RequestStats
 from draftree.progress import Watcher
@@ -20,7 +21,7 @@ class Scripted(Method):
     """Answers with a given number of tokens, in a given time."""
 
     def __init__(self, name, tokens=10, seconds=1.0, fails=None, optional=False):
-        super().__init__(name, name)
+        super().__init__(name)
         self.tokens, self.seconds, self.fails, self.optional = tokens, seconds, fails, optional
         self.log = []
 

@@ -8,9 +8,11 @@ from typer.testing import CliRunner
 
 from draftree.bench import gpu
 from draftree.bench import steps as timing
-from draftree.bench.figures import EFFICIENCY, STEP_FLOOR, TARGETS, step_lines
-from draftree.bench.gpu import BATCHES, FORM_ROWS, ROWS, check_room, choices, other_forms, run_gpu
-from draftree.bench.inflate.sizes import SIZES, Size
+from draftree.bench.figures import EFFICIENCY, STEP_FLOOR, TARGETS, step_table
+from draftree.bench.gpu import BATCHES, FORM_ROWS, ROOM, ROWS, choices, other_forms, run_gpu
+from draftree.bench.inflate import sizes
+from draftree.bench.inflate.sizes import SIZES, Size, check_memory
+from draftree.bench.inputs import Subject
 from draftree.bench.speed import SpeedSettings
 from draftree.bench.steps import HF, LOOP, time_rows
 from draftree.cli import app
@@ -47,12 +49,12 @@ def test_refused_in_one_sentence(arguments, message, tmp_path):
 
 
 def test_memory_is_looked_at_first(demo, monkeypatch):
-    monkeypatch.setattr(gpu, "free_bytes", lambda device: 12 * 2**30)
+    monkeypatch.setattr(sizes, "free_bytes", lambda device: 12 * 2**30)
     with pytest.raises(ValueError, match="GiB are free"):
-        check_room(SIZES["llama-7b"], torch.bfloat16, torch.device("cpu"))
-    check_room(SIZES["llama-3.2-1b"], torch.bfloat16, torch.device("cpu"))
+        check_memory(SIZES["llama-7b"], torch.bfloat16, torch.device("cpu"), ROOM)
+    check_memory(SIZES["llama-3.2-1b"], torch.bfloat16, torch.device("cpu"), ROOM)
     with pytest.raises(ValueError, match="GiB are free"):
-        run_gpu(demo.model, demo.tokenizer, embedded_prompts(), SpeedSettings(context=256), device="cpu")
+        run_gpu(Subject(*demo), embedded_prompts(), SpeedSettings(context=256), device="cpu")
 
 
 def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch):
@@ -62,9 +64,11 @@ def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch)
     prompts = [p for p in embedded_prompts() if p.set == "wikisql"]
     chosen = [p for p in prompts if not p.warm][:3] + [p for p in prompts if p.warm][:3]
     settings = SpeedSettings(3, 8, 1, 16, 3, compiled=False, seconds=0.0)
-    findings = run_gpu(demo.model, demo.tokenizer, chosen, settings, shape=shape, dtype=torch.float32, device="cpu")
-    assert findings.about["prompts"] == gpu.FEWEST, "a slow device answers few prompts"
-    by_kind = {kind: [row for row in findings.rows if row["kind"] == kind] for kind in ("figure", "step", "choice")}
+    report = run_gpu(Subject(*demo), chosen, settings, shape=shape, dtype=torch.float32, device="cpu")
+    assert report.facts["about"]["prompts"] == gpu.FEWEST, "a slow device answers few prompts"
+    by_kind = {
+        kind: [row for row in report.facts["rows"] if row["kind"] == kind] for kind in ("figure", "step", "choice")
+    }
     figures = {row["name"]: row for row in by_kind["figure"]}
     assert {name for name, row in figures.items() if row["target"] is not None} == set(TARGETS["gpu"])
     assert figures[EFFICIENCY]["estimate"]["value"] > 0
@@ -73,15 +77,15 @@ def test_all_of_it_runs_on_a_cpu_and_fills_one_file(demo, tmp_path, monkeypatch)
     timed |= {(m, n) for m in ("draftree_tensors", "draftree_captured") for n in FORM_ROWS}
     assert {(row["method"], row["rows"]) for row in by_kind["step"]} == timed
     assert [row["batch"] for row in by_kind["choice"]] == list(BATCHES)
-    answers = {row["method"]: row for row in findings.more["answers"]["rows"]}
+    answers = {row["method"]: row for row in report.facts["answers"]["rows"]}
     assert all(row["differing_prompts"] == [] for row in answers.values())
     drafted = {"lookahead_warm", "lookahead_16"}
     plain = {"draftree_loop", "draftree_tensors", "draftree_captured"}
     assert {"hf_generate", "hf_prompt_lookup", *plain, *drafted} == set(answers)
     pytest.importorskip("matplotlib")
-    data, picture = findings.write(tmp_path)
+    data, picture = report.write(tmp_path)
     assert (data.name, picture.name) == ("bench-gpu.json", "bench-gpu.png")
-    assert list(findings.printed())
+    assert list(report.printed())
 
 
 def test_what_would_pay_goes_by_what_rows_are_worth():
@@ -110,5 +114,5 @@ def test_every_form_that_is_not_the_runners_own_is_measured_as_well(demo):
     timed = {name: (other, (1,)) for name, other in others.items()}
     steps = time_rows(small, runners["cuda_graphs"], (1, 2), 8, 1, watcher, timed)
     assert [(row["method"], row["rows"]) for row in steps.rows][-1:] == [("draftree_tensors", 1)]
-    _, headings, _ = step_lines("small", steps)
-    assert headings[-2] == "draftree, tensors"
+    headings = step_table("small", steps).headings
+    assert headings[-2] == "draftree, eager"

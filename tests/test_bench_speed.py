@@ -18,12 +18,14 @@ from draftree.bench.figures import (
 )  # fmt: skip
 from draftree.bench.inflate.model import inflate
 from draftree.bench.inflate.sizes import Size
+from draftree.bench.inputs import Settings, Subject, Texts
 from draftree.bench.kit import LIMITED, NODES, PLAIN, REFERENCE, Kit, LeftOutError, WarmTrie
-from draftree.bench.speed import ROWS, spread
+from draftree.bench.speed import ROWS
 from draftree.bench.steps import HF, LOOP, weight_bytes
 from draftree.bench.summary import Estimate
 from draftree.cli import app
 from draftree.models import encode_prompt
+from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts
 
 TINY = ["bench", "speed", "--params", "20M", "--answers", "1", "--max-new-tokens", "10", "--rounds", "1"]
@@ -131,24 +133,23 @@ def test_weight_bytes_are_those_of_all_but_the_embedding(demo):
 
 @pytest.fixture
 def warm(demo):
-    trie = WarmTrie(demo.model, demo.tokenizer, 24)
-    for prompt in [p for p in embedded_prompts() if p.set == "wikisql" and p.warm][:6]:
-        trie.learn(encode_prompt(demo.tokenizer, prompt.text))
-    trie.keep()
-    return trie
+    prompts = [p for p in embedded_prompts() if p.set == "wikisql" and p.warm][:6]
+    lessons = [encode_prompt(demo.tokenizer, prompt.text) for prompt in prompts]
+    return WarmTrie.learn(demo.model, lessons, 24, Watcher())
 
 
 def test_the_limited_trie_never_offers_more(demo, warm):
-    method = Kit(demo.model, 24, warm=warm).method(LIMITED)
+    method = Kit(Subject(*demo), Settings(max_new_tokens=24), warm).method(LIMITED)
     prompt = next(p for p in embedded_prompts() if p.set == "wikisql" and not p.warm)
     drafted = [0]
     method.answer(encode_prompt(demo.tokenizer, prompt.text), lambda request: drafted.append(request.stats.drafted))
     steps = [after - before for before, after in pairwise(drafted)]
     assert 0 < max(steps) < NODES
     with pytest.raises(LeftOutError, match="no prompts"):
-        Kit(demo.model, 24).method(LIMITED)
+        Kit(Subject(*demo), Settings(max_new_tokens=24)).method(LIMITED)
 
 
 def test_a_few_of_many_are_spread():
-    assert spread(list("abcdefghij"), 3) == ["a", "d", "g"]
-    assert spread(list("ab"), 5) == ["a", "b"]
+    many = Texts(list("abcdefghij"), [], list(range(10)), None)
+    assert (many.spread(3).tasks, many.spread(3).longest) == (["a", "d", "g"], [0, 3, 6])
+    assert Texts(list("ab"), [], [0, 1], None).spread(5).tasks == ["a", "b"]

@@ -12,7 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from draftree import showcase
-from draftree.bench.methods import Answer, Draftree, HuggingFace
+from draftree.bench.methods import Draftree, HuggingFace
+from draftree.bench.samples import Answer
 from draftree.cli import app, main
 from draftree.cli.colours import ColouredText
 from draftree.models import encode_prompt
@@ -75,7 +76,7 @@ def test_demo_fails_and_names_the_place_where_answers_part(short_demo, monkeypat
 
 
 def test_demo_counts_only_the_engine_and_not_the_display(demo):
-    method = Draftree("plain", "plain", demo.model, 6)
+    method = Draftree("plain", demo.model, 6)
     ids = encode_prompt(demo.tokenizer, "Write a shell command using ls: List all files.")
     method.answer(ids)
     seen = []
@@ -90,8 +91,8 @@ def test_demo_counts_only_the_engine_and_not_the_display(demo):
 
 def test_methods_give_what_hugging_face_gives(demo):
     ids = encode_prompt(demo.tokenizer, "Describe the restaurant: name[Aromi], food[French], area[riverside]")
-    reference = HuggingFace("hf", "hf", demo.model, 12).answer(ids)
-    ours = Draftree("plain", "plain", demo.model, 12, runner="hooked").answer(ids)
+    reference = HuggingFace("hf", demo.model, 12).answer(ids)
+    ours = Draftree("plain", demo.model, 12, runner="hooked").answer(ids)
     assert ours.ids == reference.ids
     assert reference.stats is None
     assert ours.stats.emitted == len(ours.ids)

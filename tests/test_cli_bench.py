@@ -6,12 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 from draftree.bench import pictures, quick
-from draftree.bench.case import Settings
+from draftree.bench.inputs import Settings, Subject
 from draftree.bench.kit import WarmTrie
 from draftree.bench.memory import compare_memory
 from draftree.bench.quick import METHODS, run_quick
 from draftree.cli import app
 from draftree.models import encode_prompt
+from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts
 
 TINY = ["bench", "quick", "--no-compile", "--rounds", "2", "--max-new-tokens", "6", "--per-set", "2"]
@@ -77,15 +78,12 @@ def test_quick_without_matplotlib_names_the_extra_and_still_writes_figures(
     assert (tmp_path / "out" / "bench-quick.json").exists()
     assert not (tmp_path / "out" / "bench-quick.png").exists()
     with pytest.raises(ValueError, match=r"draftree\[bench\]"):
-        pictures.new_figure(1, 1)
+        pictures.new_figure()
 
 
 def test_a_warm_trie_starts_every_round_from_the_same_state(demo):
     prompts = [encode_prompt(demo.tokenizer, p.text) for p in embedded_prompts() if p.set == "e2e"][:3]
-    warm = WarmTrie(demo.model, demo.tokenizer, 8)
-    for ids in prompts:
-        warm.learn(ids)
-    warm.keep()
+    warm = WarmTrie.learn(demo.model, prompts, 8, Watcher())
     first, second = warm.drafter(), warm.drafter()
     one, other = warm.shape(), warm.shape()
     assert first.trie.nodes == second.trie.nodes > 0
@@ -99,7 +97,7 @@ def test_a_warm_trie_starts_every_round_from_the_same_state(demo):
 
 def test_quick_without_prompts_to_warm_with_says_so(demo, no_memory):
     prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:1]
-    result = run_quick(demo.model, demo.tokenizer, prompts, Settings(1, 4, 1, 5, compiled=False))
+    result = run_quick(Subject(*demo), prompts, Settings(1, 4, 1, 5, compiled=False))
     assert result.unmeasured["lookahead_warm"] == "no prompts to warm the trie with"
     assert "lookahead_cold" in result.rows
 
@@ -107,7 +105,7 @@ def test_quick_without_prompts_to_warm_with_says_so(demo, no_memory):
 def test_a_prompt_beyond_the_context_is_named_before_any_work(demo):
     prompts = [p for p in embedded_prompts() if p.set == "squad" and not p.warm][:1]
     with pytest.raises(ValueError, match=f"Prompt '{prompts[0].id}': .*context"):
-        run_quick(demo.model, demo.tokenizer, prompts, Settings(max_new_tokens=2000, compiled=False))
+        run_quick(Subject(*demo), prompts, Settings(max_new_tokens=2000, compiled=False))
 
 
 def test_memory_that_cannot_be_measured_says_why():

@@ -9,7 +9,7 @@ import torch
 from zoo import MEMBERS, VOCABULARY, build, construct
 
 import draftree
-from draftree.bench.inflate import model as inflation
+from draftree.bench.inflate import sizes as inflation
 from draftree.bench.inflate.model import inflate, places_of
 from draftree.bench.inflate.sizes import SIZES, Size, parameters_named, size_for
 from draftree.models import encode_prompt

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from zoo import build
 
 import draftree
-from draftree.bench.measure import Task
+from draftree.bench.samples import Task
 from draftree.bench.summary import Estimate, Row
 from draftree.cli import app, main
 from draftree.drafting import Lookahead, Merge, PromptLookup

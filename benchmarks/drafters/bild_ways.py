@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.bench.methods import DraftingHuggingFace, Draftree, HuggingFace, Method
+from draftree.bench.methods import Draftree, HuggingFace, Method
 from draftree.drafting import BiLD, DraftModel
 from draftree.shaping import Fixed
 
@@ -53,14 +53,14 @@ class BildWay:
 
     def method(self, large: Any, smalls: Mapping[str, Any], new: int) -> Method:
         """What runs it, with the small models by name; `new` tokens at most."""
-        given = (self.name, self.name, large, new)
+        given = (self.name, large, new)
         small = smalls.get(self.pair)
         if self.group == THEIRS:
             return HuggingFace(*given)
         if self.group == ASSISTED:
-            return DraftingHuggingFace(*given, assistant_model=small)
+            return HuggingFace(*given, assistant_model=small)
         if self.group == SMALL:
-            return Draftree(self.name, self.name, small, new)
+            return Draftree(self.name, small, new)
         if self.group == PLAIN:
             return Draftree(*given)
         if self.group == TREES:

@@ -29,7 +29,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     chosen = [
         (name, drafter, case) for name, drafter in subjects(setup, *IN_MODEL).items() for case in cases(setup, drafter)
     ]
-    ways = [Way(HF, ask=HuggingFace(HF, HF, setup.model, setup["max_new_tokens"]).answers), Way(PLAIN)]
+    ways = [Way(HF, ask=HuggingFace(HF, setup.model, setup["max_new_tokens"]).answers), Way(PLAIN)]
     for name, drafter, case in chosen:
         shape = DynamicTree() if case.label == SIZED else Fixed(case.nodes)
         ways.append(Way(_label(name, case), with_tree(drafter, case), shape))

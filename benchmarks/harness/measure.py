@@ -27,7 +27,7 @@ PLAIN = "plain"
 COUNTS = ("steps", "accepted", "drafted", "pruned", "rollbacks")
 CAPACITY = 768  # cache columns to begin with, so that no clocked step allocates
 PART = 60.0  # seconds of measuring after which the runs so far are given out
-Ask = Callable[[Sequence[Sequence[int]]], Sequence[Any]]  # prompts to `draftree.bench.methods.Answer`s
+Ask = Callable[[Sequence[Sequence[int]]], Sequence[Any]]  # prompts to `draftree.bench.samples.Answer`s
 
 
 @dataclass(slots=True)

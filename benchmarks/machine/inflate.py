@@ -30,10 +30,11 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     shape, params = setup["shape"] or None, setup.params
     if shape is not None and params is not None:
         raise ValueError("Inflate to a number of parameters or to a shape: give --params or shape.")
-    kind, device = dtype_named(setup["dtype"] or None), device_named(setup["device"] or None)
+    kind = dtype_named(setup["dtype"]) if setup["dtype"] else None
+    device = device_named(setup["device"] or None)
     params = params or ("400M" if shape is None else None)
     size_named(shape) if shape else parameters_named(str(params))
-    check_context(setup["context"], ROWS[-1], getattr(setup.small.config, "max_position_embeddings", None))
+    check_context(setup["context"], ROWS[-1], setup.small)
     setup.watcher.stage("inflating", None)
     large = inflate(setup.small, params, shape=shape, dtype=kind, device=device)
     runner, size = open_runner(large, "auto"), Size.of(large.config)

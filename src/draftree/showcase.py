@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.bench.equality import Difference, difference
-from draftree.bench.methods import Answer, Draftree, HuggingFace
+from draftree.bench.methods import Draftree, HuggingFace
+from draftree.bench.samples import Answer
 from draftree.drafting import Drafter, PromptLookup
 from draftree.engine import Request
 from draftree.prompts import Prompt, embedded_prompts, take_per_set
@@ -130,9 +131,9 @@ class Showcase:
     def __init__(self, model: Any, encode: Encode, drafter: Drafter | None, max_new_tokens: int) -> None:
         self._model = model
         self._encode = encode
-        self._plain = Draftree("plain", "plain", model, max_new_tokens)
-        self._drafted = Draftree("drafted", "drafted", model, max_new_tokens, lambda: drafter)
-        self._reference = HuggingFace("hf", "HF generate", model, max_new_tokens)
+        self._plain = Draftree("plain", model, max_new_tokens)
+        self._drafted = Draftree("drafted", model, max_new_tokens, lambda: drafter)
+        self._reference = HuggingFace("hf", model, max_new_tokens)
 
     def warm(self, per_set: int) -> Iterator[int]:
         """Let the drafter answer `per_set` warm prompts of every shown set; yields how many are done."""
@@ -147,7 +148,7 @@ class Showcase:
         # First calls pay for what later ones find ready; that is neither method's speed. Another drafter stands
         # in for the shown one, which must not learn here.
         ready = self._encode(next(p.text for p in prompts if p.warm))
-        stand_in = Draftree("stand-in", "stand-in", self._model, READY_TOKENS, PromptLookup)
+        stand_in = Draftree("stand-in", self._model, READY_TOKENS, PromptLookup)
         for method in (self._plain, stand_in, self._reference):
             method.answer(ready)
         for name, kind in KINDS.items():

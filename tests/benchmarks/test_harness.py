@@ -19,7 +19,7 @@ from benchmarks.machine import pass_parts
 from benchmarks.machine.step_stages import timed
 from benchmarks.shapes.calibration import summed
 from benchmarks.shapes.step_cost import gpu_curve
-from draftree.bench.methods import Answer
+from draftree.bench.samples import Answer
 from draftree.bench.summary import LEVEL, RESAMPLES, summarise
 from draftree.drafting import PromptLookup
 from draftree.engine import Recorder
@@ -59,7 +59,7 @@ def test_one_prompt_has_no_interval_and_a_resample_without_a_case_counts_for_not
 
 def test_the_packages_own_intervals_are_scipys():
     """`draftree bench quick` needs no scipy; what it computes is the same within the bootstrap's own noise."""
-    from draftree.bench.measure import Sample
+    from draftree.bench.samples import Sample
 
     tokens, seconds = np.array([10, 40, 20, 30, 25]), np.array([1.0, 2.0, 3.0, 1.5, 2.5])
     samples = [Sample("m", i, 0, Answer([1] * n, s)) for i, (n, s) in enumerate(zip(tokens, seconds, strict=True))]

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.bench.kit import HOOKED
-
-Figure = tuple[float, float, float]  # a speed over a reference, low, high
+from draftree.bench.summary import Estimate, shown
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -44,22 +43,20 @@ def agreement(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
         {(m["model"], case["about"]["case"]): case for m in result["models"] for case in m["cases"]}
         for result in (first, second)
     )
-    shared = [key for key in after if key in before]
-    lines = [line for key in shared for line in _compared(key[1], before[key], after[key])]
+    lines = [line for key in after if key in before for line in _compared(key[1], before[key], after[key])]
     return lines or ["The two results have no case in common."]
 
 
 def _compared(title: str, first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     reference, plain = first["reference"], first["plain"]
-    a, b = (_figures(case, reference, reference) for case in (first, second))
-    names = [name for name in a if name in b]
-    pairs = list(combinations(names, 2))
+    a, b = (_speeds(case, reference, reference) for case in (first, second))
+    pairs = list(combinations([name for name in a if name in b], 2))
     swapped = [
         f"  {one} and {other} have changed places"
         for one, other in pairs
         if _order(a[one], a[other]) * _order(b[one], b[other]) < 0
     ]
-    before, after = (_figures(case, reference, plain) for case in (first, second))
+    before, after = (_speeds(case, reference, plain) for case in (first, second))
     kinds = {name: _reference_of(name, reference, plain) for name in before}
     held = [name for name in before if name in after and name != kinds[name]]
     outside = [
@@ -71,7 +68,7 @@ def _compared(title: str, first: dict[str, Any], second: dict[str, Any]) -> list
         f"{title}: {len(swapped)} of {len(pairs)} pairs in another order, {len(outside)} of {len(held)} speeds further "
         "apart than their intervals explain"
     )
-    if plain != reference and plain in names:
+    if plain != reference and plain in a and plain in b:
         facts += f"; {plain} over {reference} {_text(a[plain])} and {_text(b[plain])}"
     return [facts, *swapped, *outside]
 
@@ -81,27 +78,26 @@ def _reference_of(name: str, reference: str, plain: str) -> str:
     return reference if name.startswith("hf_") or name == HOOKED else plain
 
 
-def _figures(case: dict[str, Any], reference: str, plain: str) -> dict[str, Figure]:
+def _speeds(case: dict[str, Any], reference: str, plain: str) -> dict[str, Estimate]:
     """Each method's speed over the reference of its kind, by name."""
     found = {}
     for row in case["rows"]:
         speed = row.get("speed_over", {}).get(_reference_of(row["method"], reference, plain))
         if speed is not None:
-            value = speed["value"]
-            found[row["method"]] = (value, speed["low"] or value, speed["high"] or value)
+            found[row["method"]] = Estimate(**speed)
     return found
 
 
-def _text(figure: Figure) -> str:
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*figure)
+def _text(speed: Estimate) -> str:
+    return shown(speed, "{:.2f}")
 
 
-def _agree(a: Figure, b: Figure) -> bool:
+def _agree(a: Estimate, b: Estimate) -> bool:
     """Whether the difference of two speeds is within its interval."""
-    low, high = sorted((a, b))
-    return high[0] - low[0] <= math.hypot(low[2] - low[0], high[0] - high[1])
+    low, high = sorted((a, b), key=lambda speed: speed.value)
+    return high.value - low.value <= math.hypot(low.ends[1] - low.value, high.value - high.ends[0])
 
 
-def _order(a: Figure, b: Figure) -> int:
+def _order(a: Estimate, b: Estimate) -> int:
     """1 if a is faster than b, -1 if slower, 0 where their intervals overlap."""
-    return (a[1] > b[2]) - (a[2] < b[1])
+    return (a.ends[0] > b.ends[1]) - (a.ends[1] < b.ends[0])

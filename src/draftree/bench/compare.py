@@ -13,19 +13,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.case import Result, Settings, encode_all, make_kit, run_case
-from draftree.bench.inflate import inflate
-from draftree.bench.kit import LABELS, WARM, Kit
-from draftree.bench.log import CaseLog
-from draftree.bench.machine import describe, now
-from draftree.bench.methods import Sampling
+from draftree.bench.case import Result, run_case
+from draftree.bench.inputs import Settings, Subject, encode_all
+from draftree.bench.kit import METHODS, Kit, make_kit
+from draftree.bench.log import Log
+from draftree.bench.machine import now
+from draftree.bench.samples import Sampling
 from draftree.models import load_model
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.training.journal import Journal, fingerprint
 
-MERGED = f"{WARM}+hidden_transfer"
-METHODS = (*LABELS, MERGED)
 JOURNAL = ".bench-compare"  # folder of an unfinished run, among the results
 
 
@@ -96,22 +94,21 @@ def run_compare(
     """
     assistant = None if plan.assistant is None else load_model(plan.assistant)[0]
     for name in models:
-        loaded = model, tokenizer = load_model(name)
+        subject = Subject.load(name)
         for settings in plan.cases():
-            encode_all(model, tokenizer, prompts, settings)
-        Kit(model, plan.settings.max_new_tokens, assistant=assistant, compiled=False).methods(plan.methods)
-    begun = describe(model, models[0]) | {"started": now()}
-    folder, found = out / JOURNAL, {}
-    with Journal(folder, _identity(models, prompts, plan, begun)) as journal:
-        entries = journal.entries()
-        for number, name in enumerate(models):
+            encode_all(subject, prompts, settings)
+        Kit(subject, replace(plan.settings, compiled=False), assistant=assistant).methods(plan.methods)
+    begun = subject.about() | {"started": now()}
+    found = {}
+    with Journal(out / JOURNAL, _identity(models, prompts, plan, begun)) as journal:
+        log = Log(journal)
+        for name in models:
             if len(models) > 1:
-                loaded = model, tokenizer = load_model(name)
-            logs = [CaseLog(journal, entries, number * len(plan.cases()) + i) for i in range(len(plan.cases()))]
-            cases = _measure(loaded, name, prompts, plan, watcher, assistant, logs)
+                subject = Subject.load(name)
+            cases = _measure(subject, prompts, plan, watcher, assistant, log)
             found[cases[0].about["model"]] = cases
-    shutil.rmtree(folder)
-    return Comparison(begun | {"finished": now()}, found, len(entries))
+    discard_unfinished(out)
+    return Comparison(begun | {"finished": now()}, found, log.resumed)
 
 
 def _identity(
@@ -130,24 +127,20 @@ def _identity(
 
 
 def _measure(
-    loaded: tuple[Any, Any],
-    name: str | None,
-    prompts: Sequence[Prompt],
-    plan: Plan,
-    watcher: Watcher,
-    assistant: Any,
-    logs: Sequence[CaseLog],
+    subject: Subject, prompts: Sequence[Prompt], plan: Plan, watcher: Watcher, assistant: Any, log: Log
 ) -> list[Result]:
-    """All cases of one model, (model, tokenizer)."""
-    small, tokenizer = loaded
-    texts = encode_all(small, tokenizer, prompts, plan.settings)
-    large = None if plan.params is None else inflate(small, plan.params)
-    size = plan.params or ""
-    kit = make_kit(small, tokenizer, texts, plan.settings, watcher, large=large, size=size, assistant=assistant)
-    results = []
-    for i, (settings, log) in enumerate(zip(plan.cases(), logs, strict=True)):
-        part = f"{i + 1} of {len(logs)} ({settings.title}): "
-        case = replace(kit, sampling=settings.sampling)
-        given = tokenizer, texts, settings, plan.methods
-        results.append(run_case(case, *given, name=name, watcher=watcher, log=log, part=part))
-    return results
+    """All cases of one model."""
+    texts = encode_all(subject, prompts, plan.settings)
+    kit = make_kit(subject.inflated(plan.params), texts.lessons, plan.settings, watcher, assistant)
+    cases = plan.cases()
+    return [
+        run_case(
+            replace(kit, settings=settings),
+            texts,
+            plan.methods,
+            watcher,
+            log=log,
+            part=f"{i} of {len(cases)} ({settings.title}): ",
+        )
+        for i, settings in enumerate(cases, 1)
+    ]

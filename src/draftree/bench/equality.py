@@ -1,6 +1,6 @@
 """Where two answers part, and how near the two best tokens were there.
 
-"Not equal" alone cannot tell a bug from a near-tie; the position and the gap can.
+"Not equal" alone does not distinguish a bug from a near-tie; the position and the gap can.
 """
 
 from __future__ import annotations

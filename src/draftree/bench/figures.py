@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from draftree.bench.case import Result
-from draftree.bench.findings import Lines
 from draftree.bench.kit import (
     ASSISTED,
     COMPILED,
@@ -23,13 +22,13 @@ from draftree.bench.kit import (
     SMALL,
     WARM,
     label_of,
-)
-from draftree.bench.measure import Sample
+)  # fmt: skip
 from draftree.bench.pictures import BEST as GREEN
 from draftree.bench.pictures import THEIRS, plain_axis
+from draftree.bench.report import Table
+from draftree.bench.samples import Sample
 from draftree.bench.steps import HF, LABELS, LOOP, Steps
 from draftree.bench.summary import Estimate, shown
-from draftree.engine.stats import STAGES
 
 DRAFTING = (SMALL, WARM, f"{WARM}+{SMALL}", LIMITED)
 OUTSIDE = ("draft", "accept", "commit")  # stages of a step outside the pass; the shape's work is part of the first
@@ -138,19 +137,26 @@ def figures_of(kind: str, model: str, steps: Steps, case: Result) -> list[Figure
     return found
 
 
-def figure_lines(figures: Sequence[Figure]) -> Lines:
-    """A table of figures and their targets."""
+def _decoding_speed(samples: Sequence[Sample], method: str) -> float:
+    """Tokens a second of a method of draftree, without the prompt's pass and the token that it gives."""
+    answers = [sample.answer for sample in samples if sample.method == method]
+    tokens = sum(len(answer.ids) - 1 for answer in answers)
+    return tokens / sum(answer.seconds - answer.prompt_verify for answer in answers)
+
+
+def figure_table(figures: Sequence[Figure]) -> Table:
+    """Figures and their targets."""
     lines = []
     for figure in figures:
         target = "" if figure.target is None else f"{figure.sense} {figure.target:.3g}"
         reached = {None: "", True: "reached", False: "short"}[figure.reached]
         name = f"{figure.name} ({figure.of})" if figure.of else figure.name
         lines.append((figure.model, name, shown(figure.estimate, "{:.2f}"), target, reached))
-    return "Figures and their targets", ("model", "figure", "value", "target", ""), lines
+    return Table("Figures and their targets", ("model", "figure", "value", "target", ""), lines)
 
 
-def step_lines(model: str, steps: Steps) -> Lines:
-    """A table of timed steps, in milliseconds and over one row."""
+def step_table(model: str, steps: Steps) -> Table:
+    """Timed steps, in milliseconds and over one row."""
     held = {(row["method"], row["rows"]): row for row in steps.rows}
     methods = list(dict.fromkeys(row["method"] for row in steps.rows))
     lines = []
@@ -163,33 +169,7 @@ def step_lines(model: str, steps: Steps) -> Lines:
         f"Milliseconds of a step, {model} (over one row); floor: {floor['weight_bytes'] / 1e9:.3f} GB of weights at "
         f"{floor['bandwidth'] / 1e9:.1f} GB/s, {1000 * floor['seconds']:.2f} ms"
     )
-    return title, ("rows", *(LABELS[name] for name in methods), "floor / draftree"), lines
-
-
-def case_lines(model: str, case: Result) -> Lines:
-    """A table of the answers' speeds, and of the time by stage of draftree's methods."""
-    lines = []
-    for name in case.names:
-        row = case.rows.get(name)
-        if row is None:
-            lines.append((label_of(name), f"not measured: {case.unmeasured.get(name, '')}", *[""] * (2 + len(STAGES))))
-            continue
-        length = "" if row.stats is None else f"{row.stats.acceptance_length:.2f}"
-        stages = ["" if row.stats is None else f"{1e6 * row.stats.seconds[s] / row.tokens:.0f}" for s in STAGES]
-        lines.append(
-            (label_of(name), shown(row.speed, "{:.1f}"), shown(row.over[REFERENCE], "{:.2f}"), length, *stages)
-        )
-    headings = ("method", "tokens/s", "over HF generate", "acceptance length", *(f"{stage}, us" for stage in STAGES))
-    return f"Answers, {model}; microseconds a token by stage", headings, lines
-
-
-def differing(model: str, case: Result) -> str:
-    """A line on whether all answers were Hugging Face's."""
-    parted = {name: len(row.parted) for name, row in case.rows.items() if row.parted}
-    if not parted:
-        return f"{model}: all answers equal HF generate's."
-    facts = ", ".join(f"{label_of(name)} {count} of {case.about['prompts']}" for name, count in parted.items())
-    return f"{model}: answers that part from HF generate's: {facts}."
+    return Table(title, ("rows", *(LABELS[name] for name in methods), "floor / draftree"), lines)
 
 
 def draw_targets(axis: Any, figures: Sequence[Figure]) -> None:
@@ -218,10 +198,3 @@ def draw_steps(axis: Any, models: Sequence[tuple[str, Steps]]) -> None:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     plain_axis(axis, "A step", "rows of a step", "milliseconds")
-
-
-def _decoding_speed(samples: Sequence[Sample], method: str) -> float:
-    """Tokens a second of a method of draftree, without the prompt's pass and the token that it gives."""
-    answers = [sample.answer for sample in samples if sample.method == method]
-    tokens = sum(len(answer.ids) - 1 for answer in answers)
-    return tokens / sum(answer.seconds - answer.prompt_verify for answer in answers)

@@ -1,4 +1,4 @@
-"""Result files of cases: JSON, CSV, Markdown, one page, and answers in Spec-Bench's own format."""
+"""Result files of a comparison: JSON, CSV, Markdown, one page, and answers in Spec-Bench's own format."""
 
 from __future__ import annotations
 
@@ -13,19 +13,12 @@ from jinja2 import Environment, FileSystemLoader
 from draftree.bench.case import Result
 from draftree.bench.compare import Comparison
 from draftree.bench.kit import REFERENCE, label_of
-from draftree.bench.measure import Sample
-from draftree.bench.pictures import as_data, case_picture
-from draftree.bench.report import CAPTION, HEADINGS, cells, remarks, title
+from draftree.bench.machine import MADE
+from draftree.bench.pictures import case_data
+from draftree.bench.report import CAPTION, HEADINGS, cells, remarks, title, write_json
+from draftree.bench.samples import Sample
 from draftree.bench.summary import Row
 from draftree.engine.stats import STAGES
-
-MADE = ("commit", "device", "dtype", "threads", "command")
-
-
-def write_json(facts: dict[str, Any], path: Path) -> Path:
-    """Write plain values; returns the path."""
-    path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return path
 
 
 def write_all(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> list[Path]:
@@ -98,7 +91,7 @@ def page(found: Comparison) -> str:
 def _for_page(result: Result) -> dict[str, Any]:
     lines = [cells(result, method) for method in result.names]
     shown = {"title": title(result), "name": result.about["case"], "lines": lines, "remarks": remarks(result)}
-    return shown | {"picture": as_data(case_picture(result))}
+    return shown | {"picture": case_data(result)}
 
 
 def write_answers(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> Path:

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from draftree.bench.case import Result, encode_all, make_kit
-from draftree.bench.findings import Findings
-from draftree.bench.inflate import Size, inflate
-from draftree.bench.inflate.sizes import size_named
+from draftree.bench.case import Result, facts_of
+from draftree.bench.inflate import Size
+from draftree.bench.inflate.sizes import check_memory, size_named
+from draftree.bench.inputs import Subject, encode_all
 from draftree.bench.kit import (
     CAPTURED,
     COMPILED,
@@ -27,18 +26,19 @@ from draftree.bench.kit import (
     PLAIN,
     PROMPT_LOOKUP,
     REFERENCE,
+    RUNNERS,
     TENSORS,
     WARM,
-    WAYS,
-    runner_in,
-)
+    make_kit,
+)  # fmt: skip
 from draftree.bench.machine import now
-from draftree.bench.speed import SpeedSettings, findings_of, measure_answers, spread
+from draftree.bench.methods import HuggingFace
+from draftree.bench.report import Report, Table
+from draftree.bench.speed import SpeedSettings, measure_answers, report_of
 from draftree.bench.steps import LOOP, check_context, time_rows
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.runner import Runner, open_runner
-from draftree.runner.eager.product import free_bytes
 from draftree.runner.step_cost import StepCost
 from draftree.shaping.planner import choose
 
@@ -65,88 +65,68 @@ def check_device(name: str) -> None:
         raise ValueError(f"There is no CUDA device {name!r}: choose one of {', '.join(known)}.")
 
 
-def check_room(size: Size, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise a ValueError for a size that leaves no memory for caches and buffers on `device`."""
-    need, free = size.parameters * dtype.itemsize + ROOM, free_bytes(device)
-    if free is not None and need > free:
-        raise ValueError(
-            f"This takes about {need / 2**30:.1f} GiB on {device} and {free / 2**30:.1f} GiB are free: give a smaller "
-            "--shape, or free memory there."
-        )
-
-
 def run_gpu(
-    small: Any,
-    tokenizer: Any,
+    subject: Subject,
     prompts: Sequence[Prompt],
     settings: SpeedSettings,
     *,
     shape: str | Size = "llama-7b",
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cuda",
-    name: str | None = None,
     watcher: Watcher | None = None,
-) -> Findings:
+) -> Report:
     """Measure.
 
     Args:
-        small: the model to inflate, on the CPU; a llama, mistral or qwen2 model.
-        tokenizer: its tokenizer.
+        subject: the model to inflate, on the CPU; a llama, mistral or qwen2 model.
         prompts: to measure on and to warm the trie with.
         settings: how much.
         shape: of the large model, a name or a size.
         dtype: of its weights.
         device: where it is made.
-        name: of the small model, None for the embedded one.
         watcher: shows progress.
 
     Raises:
         ValueError: a shape that does not fit, a prompt or context beyond the model's, before any work.
     """
     watcher, started, began = watcher or Watcher(), now(), time.perf_counter()
-    check_context(settings.context, ROWS[-1], getattr(small.config, "max_position_embeddings", None))
+    check_context(settings.context, ROWS[-1], subject.model)
     size, label = (size_named(shape), shape) if isinstance(shape, str) else (shape, "a given shape")
-    check_room(size, dtype, torch.device(device))
-    texts = encode_all(small, tokenizer, prompts, settings.case)
+    check_memory(size, dtype, torch.device(device), ROOM)
+    texts = encode_all(subject, prompts, settings.case)
     watcher.stage("inflating", None)
-    large = inflate(small, shape=size, dtype=dtype, device=device)
-    runner = open_runner(large)
-    forms = other_forms(large, runner)
+    large = subject.inflated(label, shape=size, dtype=dtype, device=device)
+    runner = open_runner(large.model)
+    forms = other_forms(large.model, runner)
     timed = {form: (other, FORM_ROWS) for form, other in forms.items()}
-    steps = time_rows(large, runner, ROWS, settings.context, settings.rounds, watcher, timed)
-    kit = make_kit(small, tokenizer, texts, settings.case, watcher, large=large, size=label)
+    steps = time_rows(large.model, runner, ROWS, settings.context, settings.rounds, watcher, timed)
+    kit = make_kit(large, texts.lessons, settings.case, watcher)
     left = settings.seconds - (time.perf_counter() - began) - COMPILING * settings.compiled
-    count = _prompts_in(left, large, texts.tasks[0].ids, settings.max_new_tokens, len(texts.tasks))
-    texts = replace(texts, tasks=spread(texts.tasks, count))
-    names = (*METHODS, *forms)
-    one = measure_answers(label, "gpu", kit, runner, steps, tokenizer, texts, settings, names, name, watcher)
-    about = one.about | {"started": started, "settings": asdict(settings), "seconds": time.perf_counter() - began}
+    each = seconds_of_answer(large.model, texts.tasks[0].ids, settings.max_new_tokens)
+    # Every method answers two prompts before it is measured.
+    texts = texts.spread(max(FEWEST, int(left / (each * len((*METHODS, *FORMS)))) - 2))
+    one = measure_answers(label, "gpu", kit, steps, texts, (*METHODS, *forms), watcher)
+    spent = {"started": started, "seconds": time.perf_counter() - began}
+    about = one.about | facts_of(settings, texts) | spent
     seconds = {row["rows"]: row["seconds"] for row in steps.rows if row["method"] == LOOP}
     chosen = choices(StepCost(list(seconds), list(seconds.values())), by_depth(one.case), packed=runner.packs)
-    found = findings_of("gpu", about, [one], {"floor": steps.floor, "answers": one.case.as_dict()})
-    lines = [[f"{row[name]:.2f}" for name in ("batch", "draft_tokens", "tokens", "ms", "speed_up")] for row in chosen]
-    headings = ("batch", "draft tokens a request", "tokens a request and step", "ms of a step", "expected speed-up")
-    table = "What would pay, by the curve and the warm trie's acceptance by depth", headings, lines
     rows = [{"kind": "curve", "rows": n, "seconds": s} for n, s in seconds.items()]
     rows += [{"kind": "choice"} | row for row in chosen]
-    return replace(found, rows=found.rows + rows, tables=[*found.tables, table])
+    more = {"floor": steps.floor, "answers": one.case.as_dict()}
+    return report_of("gpu", about, [one], more, rows, [choice_table(chosen)])
 
 
 def other_forms(model: Any, runner: Runner) -> dict[str, Runner]:
     """Runners of the forms that `runner` does not have, by name."""
-    return {name: runner_in(model, name) for name in FORMS if WAYS[name] != runner.form}
+    return {name: open_runner(model, RUNNERS[name]) for name in FORMS if RUNNERS[name] != runner.form}
 
 
-def _prompts_in(seconds: float, model: Any, ids: Sequence[int], new: int, most: int) -> int:
-    """How many prompts can be answered in that time, by how long Hugging Face's `generate` takes for `ids`."""
-    prompt = torch.tensor([list(ids)], device=model.device)
-    few, taken = min(16, new), 0.0
-    for _ in range(2):  # the first call pays for what later ones find ready
-        begin = time.perf_counter()
-        model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=few, do_sample=False).tolist()
-        taken = time.perf_counter() - begin
-    each = taken * new / few * (len(METHODS) + len(FORMS))
-    return max(FEWEST, min(most, int(seconds / each) - 2))  # every method answers two prompts before it is measured
+def seconds_of_answer(model: Any, ids: Sequence[int], new: int) -> float:
+    """About how long Hugging Face's `generate` takes for an answer of `new` tokens to `ids`."""
+    few = min(16, new)
+    method = HuggingFace(REFERENCE, model, few)
+    method.answer(ids)  # the first call pays for what later ones find ready
+    return method.answer(ids).seconds * new / few
 
 
 def by_depth(case: Result) -> list[float]:
@@ -179,3 +159,10 @@ def choices(cost: StepCost, accepted: Sequence[float], *, packed: bool) -> list[
         entry = {"batch": batch, "draft_tokens": sum(sizes) / batch, "tokens": tokens}
         found.append(entry | {"ms": 1000 * seconds, "speed_up": tokens * float(table[0]) / seconds})
     return found
+
+
+def choice_table(chosen: Sequence[dict[str, Any]]) -> Table:
+    """`choices` as a table."""
+    headings = ("batch", "draft tokens a request", "tokens a request and step", "ms of a step", "expected speed-up")
+    title = "What would pay, by the curve and the warm trie's acceptance by depth"
+    return Table(title, headings, [[f"{value:.2f}" for value in row.values()] for row in chosen])

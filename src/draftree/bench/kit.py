@@ -8,54 +8,53 @@ from __future__ import annotations
 
 import copy
 import difflib
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from draftree.bench.inflate import inflate_drafter
-from draftree.bench.methods import CompiledHuggingFace, DraftingHuggingFace, Draftree, HuggingFace, Method, Sampling
+from draftree.bench.inputs import Settings, Subject
+from draftree.bench.methods import CompiledHuggingFace, Draftree, HuggingFace, Method, teach
 from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup
 from draftree.drafting.folder import demo_drafter, load_drafter
-from draftree.runner import open_runner
+from draftree.engine.limits import eos_token_ids
+from draftree.progress import Watcher
 from draftree.shaping import DynamicTree, Shape
 
 REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf_generate", "hf_compiled", "hf_prompt_lookup", "hf_assisted"
-HOOKED, PLAIN = "draftree_hooked", "draftree_loop"
-TENSORS, CAPTURED = "draftree_tensors", "draftree_captured"  # other ways of the latter
-WAYS = {TENSORS: "eager", CAPTURED: "cuda_graphs"}  # as `Runner.form` says
-COLD, WARM, REFUSED = "lookahead_cold", "lookahead_warm", "lookahead_rejected"
+HOOKED, PLAIN, TENSORS, CAPTURED = "draftree_hooked", "draftree_loop", "draftree_tensors", "draftree_captured"
+RUNNERS = {HOOKED: "hooked", PLAIN: "auto", TENSORS: "eager", CAPTURED: "cuda_graphs"}  # plain decoding on each
+COLD, WARM, REFUSED, LIMITED = "lookahead_cold", "lookahead_warm", "lookahead_rejected", "lookahead_16"
 NODES = 16  # most rows of the trees whose overhead is shown: the root, and draft tokens
-LIMITED = "lookahead_16"
-SMALL, SELF = "draft_model", "self_speculative"
+SMALL = "draft_model"
+TRAINED = ("self_speculative", "medusa", "hidden_transfer", "bita")
+OUTSIDE: dict[str, type[Drafter]] = {"prompt_lookup": PromptLookup, "jacobi": Jacobi, COLD: Lookahead}
 LABELS = {
     REFERENCE: "HF generate",
     COMPILED: "HF static + compile",
     PROMPT_LOOKUP: "HF prompt lookup, 10",
     ASSISTED: "HF assisted",
     HOOKED: "plain, hooked runner",
-    PLAIN: "plain, eager runner",
+    PLAIN: "plain, fastest runner",
     "prompt_lookup": "PromptLookup",
     "jacobi": "Jacobi",
     SMALL: "DraftModel",
-    SELF: "SelfSpeculative",
+    "self_speculative": "SelfSpeculative",
     "medusa": "Medusa",
     "hidden_transfer": "HiddenTransfer",
     "bita": "BiTA",
     COLD: "Lookahead, cold trie",
     WARM: "Lookahead, warm trie",
     REFUSED: "Lookahead, all refused",
+    LIMITED: f"Lookahead, warm trie, up to {NODES - 1} draft tokens",
+    TENSORS: "plain, eager runner",
+    CAPTURED: "plain, CUDA graphs",
 }
 HUGGING_FACE = tuple(name for name in LABELS if name.startswith("hf_"))
-NO_DRAFTS = (*HUGGING_FACE, HOOKED, PLAIN, REFUSED)  # names that cannot be merged
-MORE_LABELS = {
-    LIMITED: f"Lookahead, warm trie, up to {NODES - 1} draft tokens",
-    TENSORS: "plain, tensors",
-    CAPTURED: "plain, captured",
-}  # of `bench speed` and `bench gpu`
-TRAINED = ("medusa", "hidden_transfer", "bita")
-NO_LESSONS = "no prompts to warm the trie with"
+MERGED = f"{WARM}+hidden_transfer"
+METHODS = (*(name for name in LABELS if name not in (LIMITED, TENSORS, CAPTURED)), MERGED)  # those that all can run
+NO_DRAFTERS = (*HUGGING_FACE, *RUNNERS, REFUSED, LIMITED)  # names that cannot be merged
 EMBEDDED_ALONE = "the package has one for the embedded model alone"
 
 
@@ -63,37 +62,45 @@ class LeftOutError(ValueError):
     """A method that cannot be measured here; the message says why."""
 
 
+@dataclass(frozen=True, slots=True)
 class WarmTrie:
-    """A Lookahead that has answered other prompts, kept so that every round starts from the same state.
+    """Lookahead as it is after it has answered other prompts: every round starts from the same state.
 
     A round's copy goes on learning, as in production; without a copy the second round would draft from its own answers
     to the very same prompts.
+
+    Attributes:
+        answers: what the trie has seen: token ids of prompts, and of their answers.
+        calibrated: the shape, as these answers have calibrated it.
+        ends: the model's EOS tokens.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, max_new_tokens: int) -> None:
-        self._tokenizer = tokenizer
-        self._drafter, self._shape = Lookahead(), DynamicTree()
-        self._teacher = Draftree("", "", model, max_new_tokens, lambda: self._drafter, lambda: self._shape)
-        self._folder = tempfile.TemporaryDirectory(prefix="draftree-bench-")
-        self._file = Path(self._folder.name) / "warm.trie"
-        self.answered = 0
+    answers: Sequence[tuple[Sequence[int], Sequence[int]]] = field(repr=False)
+    calibrated: Shape
+    ends: tuple[int, ...] = ()
 
-    def learn(self, ids: Sequence[int]) -> None:
-        """Answer one more prompt."""
-        self._teacher.answer(ids)
-        self.answered += 1
-
-    def keep(self) -> None:
-        """Save the trie: `drafter` loads copies of it."""
-        self._drafter.save(self._file, self._tokenizer)
+    @classmethod
+    def learn(cls, model: Any, lessons: Sequence[Sequence[int]], new: int, watcher: Watcher) -> WarmTrie:
+        """Answer `lessons` (token ids of prompts) with up to `new` tokens each."""
+        watcher.stage("warming the trie", len(lessons))
+        teacher = Draftree("", model, new, Lookahead, DynamicTree)
+        answers = []
+        for ids in lessons:
+            answers.append((ids, teacher.answer(ids).ids))
+            watcher.step()
+        assert teacher.shape is not None
+        return cls(answers, teacher.shape, eos_token_ids(model))
 
     def drafter(self) -> Lookahead:
-        """A copy of the trie."""
-        return Lookahead.load(self._file, self._tokenizer)
+        """A drafter with a trie of its own that has seen the answers."""
+        made = Lookahead(eos_token_ids=self.ends)
+        for ids, answer in self.answers:
+            teach(made, ids, answer)
+        return made
 
     def shape(self) -> Shape:
-        """A copy of the shape as the prompts have calibrated it."""
-        return copy.deepcopy(self._shape)
+        """A copy of the calibrated shape."""
+        return copy.deepcopy(self.calibrated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +108,21 @@ class Kit:
     """What methods are made of.
 
     Attributes:
-        model: a decoder-only model.
-        max_new_tokens: most tokens of an answer.
-        sampling: how tokens are sampled; None decodes greedily.
+        subject: the model, decoder-only.
+        settings: the length of answers, how their tokens are chosen, and whether torch.compile is measured.
         warm: a warmed trie; None where there are no prompts to warm it with.
         assistant: a small Hugging Face model of the same vocabulary; None for the embedded model's own, if it is that.
-        compiled: whether to measure torch.compile.
-        small, size: what `model` was inflated from, for which the package's drafters were trained, and the name of the
-            size it was inflated to; None and "" where it was not.
     """
 
-    model: Any
-    max_new_tokens: int
-    sampling: Sampling | None = None
+    subject: Subject
+    settings: Settings
     warm: WarmTrie | None = None
     assistant: Any = None
-    compiled: bool = True
-    small: Any = None
-    size: str = ""
+
+    @property
+    def model(self) -> Any:
+        """The model that is measured."""
+        return self.subject.model
 
     def methods(self, names: Sequence[str]) -> tuple[list[Method], dict[str, str]]:
         """The methods that can be made, and by name why another cannot."""
@@ -138,21 +142,20 @@ class Kit:
         """
         if name in HUGGING_FACE:
             return self._hugging_face(name)
-        if name in (PLAIN, HOOKED):
-            plain = self._draftree(name, runner="auto" if name == PLAIN else "hooked")
+        if name in RUNNERS:
+            plain = self._draftree(name, runner=RUNNERS[name])
             plain.optional = name == PLAIN  # not every model qualifies
             return plain
-        if name in (TENSORS, CAPTURED):
-            return self._draftree(name, runner=runner_in(self.model, name))
         if name == LIMITED:
             return self._draftree(name, self.maker(WARM), lambda: DynamicTree(NODES - 1))
         if name in (WARM, REFUSED):
             make = self.maker(WARM)
             assert self.warm is not None
             return self._draftree(name, make, self.warm.shape, reject_drafts=name == REFUSED)
-        makers = [self.maker(part) for part in parts_of(name)]
+        parts = parts_of(name)
+        makers = [self.maker(part) for part in parts]
         drafted = self._draftree(name, makers[0] if len(makers) == 1 else lambda: Merge([make() for make in makers]))
-        drafted.optional = SMALL in parts_of(name)  # whose vocabulary may be another
+        drafted.optional = SMALL in parts  # whose vocabulary may be another
         return drafted
 
     def maker(self, name: str) -> Callable[[], Drafter]:
@@ -163,20 +166,15 @@ class Kit:
         """
         if name == WARM:
             if self.warm is None:
-                raise LeftOutError(NO_LESSONS)
+                raise LeftOutError("no prompts to warm the trie with")
             return self.warm.drafter
         if name == SMALL:
             small = self.draft_model()
             return lambda: DraftModel(small)
-        if name in (*TRAINED, SELF):
-            method = name.replace("_", "-")
-            try:
-                self._packaged(method)
-            except ValueError:
-                raise LeftOutError(EMBEDDED_ALONE) from None
-            return lambda: self._packaged(method)
-        outside: dict[str, Callable[[], Drafter]] = {"prompt_lookup": PromptLookup, "jacobi": Jacobi, COLD: Lookahead}
-        return outside[name] if name in outside else lambda: load_drafter(Path(name), self.model)
+        if name in TRAINED:
+            self._packaged(name)
+            return lambda: self._packaged(name)
+        return OUTSIDE[name] if name in OUTSIDE else lambda: load_drafter(Path(name), self.model)
 
     def draft_model(self) -> Any:
         """The small model that assists: the one given, or the embedded model's.
@@ -187,35 +185,44 @@ class Kit:
         if self.assistant is not None:
             return self.assistant
         try:
-            return demo_drafter("draft-model", self.small or self.model).model
+            return demo_drafter("draft-model", self.subject.small or self.model).model
         except ValueError:
             raise LeftOutError(f"{EMBEDDED_ALONE}: name one with --assistant") from None
 
-    def _packaged(self, method: str) -> Drafter:
-        held = demo_drafter(method, self.small or self.model)
-        drafter: Drafter = held if self.small is None else inflate_drafter(held, self.model)
+    def _packaged(self, name: str) -> Drafter:
+        """A trained drafter of the package, inflated where the model was."""
+        subject = self.subject
+        try:
+            held = demo_drafter(name.replace("_", "-"), subject.small or subject.model)
+        except ValueError:
+            raise LeftOutError(EMBEDDED_ALONE) from None
+        drafter: Drafter = held if subject.small is None else inflate_drafter(held, subject.model)
         return drafter
 
     def _hugging_face(self, name: str) -> Method:
-        given = (name, label_of(name), self.model, self.max_new_tokens, self.sampling)
+        given = (name, self.model, self.settings.max_new_tokens, self.settings.sampling)
         if name == COMPILED:
-            if not self.compiled:
+            if not self.settings.compiled:
                 raise LeftOutError("--no-compile")
             return CompiledHuggingFace(*given)
         if name == PROMPT_LOOKUP:
-            return DraftingHuggingFace(*given, prompt_lookup_num_tokens=10)
+            return HuggingFace(*given, prompt_lookup_num_tokens=10)
         if name == ASSISTED:
-            return DraftingHuggingFace(*given, assistant_model=self.draft_model())
+            return HuggingFace(*given, assistant_model=self.draft_model())
         return HuggingFace(*given)
 
     def _draftree(self, name: str, *making: Callable[[], Any], **options: Any) -> Draftree:
-        given = (name, label_of(name), self.model, self.max_new_tokens)
-        return Draftree(*given, *making, sampling=self.sampling, **options)
+        settings = self.settings
+        return Draftree(name, self.model, settings.max_new_tokens, *making, sampling=settings.sampling, **options)
 
 
-def runner_in(model: Any, name: str) -> Any:
-    """What runs the model's passes in the way that `name` stands for: TENSORS or CAPTURED."""
-    return open_runner(model, WAYS[name])
+def make_kit(
+    subject: Subject, lessons: Sequence[Sequence[int]], settings: Settings, watcher: Watcher, assistant: Any = None
+) -> Kit:
+    """A kit whose trie has answered `lessons`, with the small model where there is one: both give the same answers."""
+    small = subject.small or subject.model
+    warm = WarmTrie.learn(small, lessons, settings.max_new_tokens, watcher) if lessons else None
+    return Kit(subject, settings, warm, assistant)
 
 
 def parts_of(name: str) -> list[str]:
@@ -225,8 +232,7 @@ def parts_of(name: str) -> list[str]:
 
 def label_of(name: str) -> str:
     """What tables call the method `name`."""
-    known = LABELS | MORE_LABELS
-    return " + ".join(known.get(part, Path(part).name) for part in parts_of(name))
+    return " + ".join(LABELS.get(part, Path(part).name) for part in parts_of(name))
 
 
 def checked_name(name: str) -> str:
@@ -247,7 +253,7 @@ def checked_name(name: str) -> str:
                 f"There is no method {part!r}: choose {', '.join(LABELS)}, drafters joined by +, or the folder of a "
                 f"trained drafter.{hint}"
             )
-        if "+" in name and known in NO_DRAFTS:
+        if "+" in name and known in NO_DRAFTERS:
             raise ValueError(f"{part!r} is no drafter that can be merged: leave it out of {name!r}.")
         found.append(known)
     return "+".join(found)

@@ -1,52 +1,53 @@
 """Samples on disk while a comparison runs, so that a run that was killed goes on where it stopped.
 
-One line of a journal holds what all methods answered to one group of prompts. From these answers tries learn again
-what they had learned by then (`Method.recall`); the calibration of tree sizes comes back within some dozens of steps.
+One line of a journal holds what all methods answered to one group of prompts; groups come in the same order in every
+run of the same plan. From these answers tries learn again what they had learned by then (`Method.recall`); the
+calibration of tree sizes comes back within some dozens of steps.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from draftree.bench.measure import Sample
-from draftree.bench.methods import Answer
+from draftree.bench.samples import Answer, Sample
 from draftree.engine import RequestStats
 from draftree.training.journal import Journal
 
-PER_ROUND, PER_CASE = 10**6, 10**9  # numbers of a journal that a round and a case have to themselves
 
-
-@dataclass(frozen=True, slots=True)
-class CaseLog:
-    """The part of a journal that belongs to one case of a comparison: a `Log`.
+class Log:
+    """Keeps the answers to one group of prompts after the other in an open journal.
 
     Attributes:
-        journal: an open one.
-        entries: what it held when it was opened.
-        case: the number of the case.
+        resumed: how many groups it held when it was opened.
     """
 
-    journal: Journal
-    entries: dict[int, list[dict[str, Any]]]
-    case: int
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._entries = journal.entries()
+        self._next = 0
+        self.resumed = len(self._entries)
 
-    def held(self, number: int, group: int) -> list[Sample] | None:
-        """Samples of round `number` and group `group` from before a stop; None where there are none."""
-        rows = self.entries.get(self.case * PER_CASE + number * PER_ROUND + group)
-        return None if rows is None else [from_dict(row) for row in rows]
+    def held(self) -> list[Sample] | None:
+        """What all methods answered to the next group before a stop; None behind the last group that was kept."""
+        rows = self._entries.get(self._next)
+        if rows is None:
+            return None
+        self._next += 1
+        return [from_dict(row) for row in rows]
 
-    def keep(self, number: int, group: int, samples: list[Sample]) -> None:
-        """Write what all methods answered to that group in that round."""
-        self.journal.add(self.case * PER_CASE + number * PER_ROUND + group, [as_dict(sample) for sample in samples])
+    def keep(self, samples: list[Sample]) -> None:
+        """Keep what all methods answered to the group that has just been measured."""
+        self._journal.add(self._next, [as_dict(sample) for sample in samples])
+        self._next += 1
 
 
 def as_dict(sample: Sample) -> dict[str, Any]:
     """A sample as plain values."""
-    stats = sample.answer.stats
-    bare = replace(sample, answer=replace(sample.answer, stats=None))
-    return asdict(bare) | {"stats": None if stats is None else stats.as_dict()}
+    return asdict(replace(sample, answer=replace(sample.answer, stats=None))) | {
+        "stats": None if sample.answer.stats is None else sample.answer.stats.as_dict()
+    }
 
 
 def from_dict(row: dict[str, Any]) -> Sample:

@@ -16,6 +16,8 @@ import transformers
 from draftree.runner.step_cost import chip_name
 from draftree.version import __version__
 
+MADE = ("commit", "device", "dtype", "threads", "command")  # what every row of a result file says
+
 
 def now() -> str:
     """The time, UTC, to the second, in ISO 8601."""

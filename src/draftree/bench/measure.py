@@ -1,6 +1,6 @@
 """Interleaved measurement: every prompt is answered by every method before the next prompt comes.
 
-A slow minute of the machine then hits all methods alike. The order rotates from prompt to prompt, so that no method
+A slow minute of the machine then affects all methods alike. The order rotates from prompt to prompt, so that no method
 always follows the same work at the same place. Samples are kept one by one; figures are made of them afterwards.
 A prompt may be a batch of them answered together, or a conversation of several turns, in which each method's own
 answers stand in the prompts of its later turns.
@@ -9,51 +9,12 @@ answers stand in the prompts of its later turns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
-from draftree.bench.methods import Answer, Method
+from draftree.bench.log import Log
+from draftree.bench.methods import Method
+from draftree.bench.samples import Sample, Task
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A prompt and its token ids, made once for all methods."""
-
-    prompt: Prompt
-    ids: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One answer.
-
-    Attributes:
-        method: name of the method that answered.
-        task, turn: numbers of the prompt and of its turn, from 0.
-        round: number of the round.
-        answer: the answer.
-        ids: the prompt of a later turn, with the method's own answers in it; None for the task's.
-    """
-
-    method: str
-    task: int
-    round: int
-    answer: Answer
-    turn: int = 0
-    ids: list[int] | None = None
-
-
-class Log(Protocol):
-    """Keeps samples as they come, so that a stopped run can go on."""
-
-    def held(self, number: int, group: int) -> list[Sample] | None:
-        """Samples of round `number` and group `group` from before a stop; None where there are none."""
-
-    def keep(self, number: int, group: int, samples: list[Sample]) -> None:
-        """Keep what all methods answered to that group in that round."""
-
 
 Talk = Callable[[Prompt, Sequence[Sequence[int]]], list[int]]  # token ids of a next turn, after these answers
 
@@ -116,19 +77,20 @@ def measure(
         for method in methods:
             method.start()
         for i, group in enumerate(groups):
-            new = None if log is None else log.held(number, i)
-            if new is not None:
-                _recall(methods, tasks, new)
-                for _ in methods:
-                    watcher.step()
-            else:
+            new = None if log is None else log.held()
+            if new is None:
                 new = []
                 first = (number * len(groups) + i) % len(methods)
                 for method in [*methods[first:], *methods[:first]]:
                     new += _converse(method, tasks, group, number, talk)
                     watcher.step()
                 if log is not None:
-                    log.keep(number, i, new)
+                    log.keep(new)
+            else:
+                for method in methods:
+                    for sample in (one for one in new if one.method == method.name):
+                        method.recall(sample.ids or tasks[sample.task].ids, sample.answer.ids)
+                    watcher.step()
             samples += new
     return samples
 
@@ -150,11 +112,3 @@ def _converse(
             given[task].append(answer.ids)
             samples.append(Sample(method.name, task, number, answer, turn, ids if turn else None))
     return samples
-
-
-def _recall(methods: Sequence[Method], tasks: Sequence[Task], held: Sequence[Sample]) -> None:
-    by_name = {method.name: method for method in methods}
-    for sample in held:
-        if sample.method in by_name:
-            ids = tasks[sample.task].ids if sample.ids is None else sample.ids
-            by_name[sample.method].recall(ids, sample.answer.ids)

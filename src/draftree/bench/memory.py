@@ -85,10 +85,10 @@ def _run(job: dict[str, Any]) -> int:
     if job["params"] is not None:
         model = inflate(model, job["params"])
     length = job["decoding_length"]
-    method = Draftree("", "", model, job["max_new_tokens"])
+    method = Draftree("", model, job["max_new_tokens"])
     if length is not None:
         drafted = (lambda: Lookahead(length)), (lambda: Fixed(length))
-        method = Draftree("", "", model, job["max_new_tokens"], *drafted)
+        method = Draftree("", model, job["max_new_tokens"], *drafted)
     for ids in job["prompts"]:
         method.answer(ids)
     return peak_bytes()

@@ -8,16 +8,16 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from transformers import CompileConfig, StoppingCriteria, StoppingCriteriaList
 
+from draftree.bench.samples import Answer, Sampling
 from draftree.drafting import Drafter
 from draftree.drafting.base import Context
-from draftree.engine import Engine, Request, RequestStats
+from draftree.engine import Engine, Request
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.options import read_options, rules_for
 from draftree.shaping import Shape
@@ -25,67 +25,13 @@ from draftree.shaping import Shape
 AfterStep = Callable[[Request], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are sampled; methods that have no such value decode greedily.
-
-    Attributes:
-        temperature, top_k, top_p: as in Hugging Face.
-        seed: of the noise; prompt b of a batch has seed + b in draftree, while Hugging Face draws all from one stream.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-
-    def options(self) -> dict[str, Any]:
-        """The options of Hugging Face's `generate`, without the seed."""
-        return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-
-
-def samplings_of(
-    temperatures: Sequence[float], top_k: int | None, top_p: float | None, seed: int
-) -> tuple[Sampling | None, ...]:
-    """One for each temperature, None for 0.
-
-    Raises:
-        ValueError: top-k or top-p without a temperature over 0, where they would have no effect.
-    """
-    if not any(temperatures) and (top_k is not None or top_p is not None):
-        raise ValueError(
-            "--top-k and --top-p shape draws, and every --temperature is 0: give one over 0, or leave them."
-        )
-    return tuple(Sampling(heat, top_k, top_p, seed) if heat else None for heat in dict.fromkeys(temperatures))
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One prompt answered.
-
-    Attributes:
-        ids: new token ids, an EOS included.
-        seconds: wall time of the call, the prompt's pass included; each prompt of a batch counts an equal part.
-        stats: the engine's counts; None for Hugging Face's methods.
-        lengths: new tokens of every step.
-        prompt_verify: seconds of the pass that read the prompt; 0 for Hugging Face's methods.
-    """
-
-    ids: list[int]
-    seconds: float
-    stats: RequestStats | None = None
-    lengths: tuple[int, ...] = ()
-    prompt_verify: float = 0.0
-
-
 class Method(ABC):
     """Base of all methods.
 
     Attributes:
         name: key in result files.
-        label: what tables print.
         optional: whether a benchmark goes on without this method where its first calls fail.
-        note: what a report says about it besides its figures.
+        note: what a report says about it, next to its figures.
         same_draws: whether it samples the tokens that plain decoding samples at the same seed.
     """
 
@@ -93,9 +39,8 @@ class Method(ABC):
     note = ""
     same_draws = True
 
-    def __init__(self, name: str, label: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.label = label
 
     def ready(self, groups: Sequence[Sequence[Sequence[int]]]) -> None:
         """Answer these batches for what only first calls pay; `start` drops what a drafter learns here."""
@@ -122,19 +67,33 @@ class Method(ABC):
 
 
 class HuggingFace(Method):
-    """Hugging Face's own `generate`, at its defaults but for `options`; prompts of a batch are padded on the left."""
+    """Hugging Face's own `generate`, at its defaults but for `options`; prompts of a batch are padded on the left.
+
+    With `prompt_lookup_num_tokens` or `assistant_model` among the options Hugging Face drafts; a stopping criterion
+    then counts the tokens of each step.
+    """
 
     def __init__(
-        self, name: str, label: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
+        self, name: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
     ) -> None:
-        super().__init__(name, label)
+        super().__init__(name)
         self._model = model
         self._seed = None if sampling is None else sampling.seed
+        self._texts: _TextLengths | None = None
+        if "prompt_lookup_num_tokens" in options or "assistant_model" in options:
+            self._texts = _TextLengths()
+            options["stopping_criteria"] = StoppingCriteriaList([self._texts])
+            self.optional = True  # not every model can drop draft tokens from its cache
+            self.same_draws = sampling is None
         drawn = {"do_sample": False} if sampling is None else sampling.options()
         self._options = {"max_new_tokens": max_new_tokens, **drawn, **options}
         self._ends = set(eos_token_ids(model))
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        if self._texts is not None:
+            if len(prompts) > 1:
+                raise ValueError("Hugging Face's assisted generation takes one prompt at a time")
+            self._texts.lengths = []
         width = max(len(ids) for ids in prompts)
         rows = [[0] * (width - len(ids)) + list(ids) for ids in prompts]
         prompt = torch.tensor(rows, device=self._model.device)
@@ -146,8 +105,7 @@ class HuggingFace(Method):
         before = 1 if self._model.config.is_encoder_decoder else width
         new: list[list[int]] = sequences[:, before:].tolist()  # waits for the device
         seconds = (time.perf_counter() - begin) / len(prompts)
-        cut = [self._cut(ids) for ids in new]
-        return [Answer(ids, seconds, lengths=self._lengths(ids, before)) for ids in cut]
+        return [Answer(ids, seconds, lengths=self._lengths(ids, before)) for ids in map(self._cut, new)]
 
     def _cut(self, ids: list[int]) -> list[int]:
         """The answer up to its EOS; the rest of a batch's row is padding."""
@@ -155,31 +113,11 @@ class HuggingFace(Method):
         return ids[: end + 1]
 
     def _lengths(self, ids: list[int], before: int) -> tuple[int, ...]:
-        return (1,) * len(ids)
-
-
-class DraftingHuggingFace(HuggingFace):
-    """Hugging Face's prompt lookup or assisted generation; a stopping criterion counts the tokens of each step."""
-
-    optional = True  # not every model can drop draft tokens from its cache
-
-    def __init__(
-        self, name: str, label: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None, **options: Any
-    ) -> None:
-        self._counter = _TextLengths()
-        options["stopping_criteria"] = StoppingCriteriaList([self._counter])
-        super().__init__(name, label, model, max_new_tokens, sampling, **options)
-        self.same_draws = sampling is None
-
-    def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-        if len(prompts) > 1:
-            raise ValueError(f"{self.label} takes one prompt at a time")
-        self._counter.lengths = []
-        return super().answers(prompts)
-
-    def _lengths(self, ids: list[int], before: int) -> tuple[int, ...]:
+        """New tokens of every step that made `ids`, behind `before` tokens of the prompt."""
+        if self._texts is None:
+            return (1,) * len(ids)
         # The last step may have accepted draft tokens after an EOS, which are cut off.
-        ends = [min(length - before, len(ids)) for length in self._counter.lengths]
+        ends = [min(length - before, len(ids)) for length in self._texts.lengths]
         return tuple(b - a for a, b in pairwise([0, *ends]) if b > a)
 
 
@@ -202,14 +140,12 @@ class CompiledHuggingFace(HuggingFace):
 
     optional = True
 
-    def __init__(
-        self, name: str, label: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None
-    ) -> None:
+    def __init__(self, name: str, model: Any, max_new_tokens: int, sampling: Sampling | None = None) -> None:
         config = CompileConfig()
         # Hugging Face compiles on a CPU only where this is set.
         config._compile_all_devices = True  # type: ignore[assignment]
         options: dict[str, Any] = {"cache_implementation": "static", "compile_config": config}
-        super().__init__(name, label, model, max_new_tokens, sampling, **options)
+        super().__init__(name, model, max_new_tokens, sampling, **options)
 
     def ready(self, groups: Sequence[Sequence[Sequence[int]]]) -> None:
         # The longest prompts come first: the cache keeps their length, and another length would compile again.
@@ -235,7 +171,6 @@ class Draftree(Method):
     def __init__(
         self,
         name: str,
-        label: str,
         model: Any,
         max_new_tokens: int,
         make_drafter: Callable[[], Drafter | None] = lambda: None,
@@ -244,7 +179,7 @@ class Draftree(Method):
         sampling: Sampling | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(name, label)
+        super().__init__(name)
         self._model, self._new, self._sampling, self._options = model, max_new_tokens, sampling, options
         self._make_drafter, self._make_shape = make_drafter, make_shape
         self._encodes = bool(model.config.is_encoder_decoder)
@@ -252,17 +187,14 @@ class Draftree(Method):
 
     def start(self) -> None:
         self.drafter = self._make_drafter()
-        self._shape = self._make_shape()
+        self.shape = self._make_shape()
 
     def recall(self, ids: Sequence[int], answer: Sequence[int]) -> None:
         """Teach the drafter (a trie keeps answers); the calibration of the shape is not restored."""
         if self.drafter is None:
             return
-        Engine(self._model, drafter=self.drafter, shape=self._shape, slots=1, **self._options)  # binds
-        request = Context(-1, list(ids), len(ids), self._new)
-        self.drafter.begin(request)
-        request.tokens += answer
-        self.drafter.end(request)
+        Engine(self._model, drafter=self.drafter, shape=self.shape, slots=1, **self._options)  # binds
+        teach(self.drafter, ids, answer)
 
     def answer(self, ids: Sequence[int], after_step: AfterStep | None = None) -> Answer:
         """Answer one prompt; `after_step` gets the request after every step, outside of the measured time."""
@@ -301,7 +233,7 @@ class Draftree(Method):
         sources = [torch.tensor(ids, device=self._model.device) for ids in prompts] if self._encodes else []
         starts = [[options.decoder_start]] * len(prompts) if self._encodes else prompts
         capacity = max(map(len, starts)) + self._new + 64
-        made = {"drafter": self.drafter, "shape": self._shape, **self._options}
+        made = {"drafter": self.drafter, "shape": self.shape, **self._options}
         engine = Engine(self._model, None, slots=len(prompts), capacity=capacity, **made)
         requests = []
         for b, ids in enumerate(starts):
@@ -315,3 +247,11 @@ class Draftree(Method):
             )
             requests.append(engine.add(ids, rules, encoder_input=sources[b] if sources else None))
         return engine, requests
+
+
+def teach(drafter: Drafter, ids: Sequence[int], answer: Sequence[int]) -> None:
+    """Show a bound drafter the answer to a prompt (both token ids), as if it had drafted for it: a trie keeps it."""
+    request = Context(-1, list(ids), len(ids), len(answer))
+    drafter.begin(request)
+    request.tokens += answer
+    drafter.end(request)

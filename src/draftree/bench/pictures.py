@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from draftree.bench.case import Result
-from draftree.bench.kit import HUGGING_FACE, REFERENCE, WARM, label_of
-from draftree.bench.summary import Estimate, bounds
+from draftree.bench.kit import HUGGING_FACE, REFERENCE, label_of
 from draftree.engine.stats import STAGES
 
 OURS, THEIRS, BEST = "#7aa874", "#9aa5b1", "#2f7d32"
@@ -24,8 +21,8 @@ def has_matplotlib() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def new_figure(width: float, height: float) -> Any:
-    """An empty figure, in inches.
+def new_figure() -> Any:
+    """An empty figure.
 
     Raises:
         ValueError: matplotlib is missing.
@@ -35,56 +32,41 @@ def new_figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def as_data(figure: Any) -> str:
-    """A figure as base64 of a PNG; "" for None."""
-    if figure is None:
+def case_data(result: Result) -> str:
+    """The picture of a case as base64 of a PNG; "" without matplotlib."""
+    if not has_matplotlib():
         return ""
-    out = io.BytesIO()
+    figure, out = new_figure(), io.BytesIO()
+    case_picture(figure, result)
     figure.savefig(out, dpi=110)
     return base64.b64encode(out.getvalue()).decode()
 
 
-def write_png(figure: Any, path: Path, heading: str) -> Path:
-    """Write a figure under a small heading; returns the path."""
-    figure.suptitle(heading, fontsize=8, color="0.35", wrap=True)
-    figure.savefig(path, dpi=140)
-    return path
-
-
-def case_picture(result: Result) -> Any:
-    """Speeds, speed-up by set, time by stage and acceptance by depth of a case; None without matplotlib."""
-    if not has_matplotlib():
-        return None
-    figure = new_figure(13, 2.4 + 0.5 * len(result.rows))
+def case_picture(figure: Any, result: Result) -> None:
+    """Speeds, speed-up by set, time by stage and acceptance by depth of a case."""
+    figure.set_size_inches(13, 2.8 + 0.5 * len(result.rows))
     for axis, draw in zip(figure.subplots(2, 2).flatten(), (_speeds, _by_set, _stages, _depths), strict=True):
         draw(axis, result)
-    return figure
-
-
-def quick_picture(result: Result) -> Any:
-    """Speeds, and where the warm trie helps."""
-    sets = len(result.rows[WARM].by_set) if WARM in result.rows else 0
-    figure = new_figure(13 if sets else 8, 1.6 + 0.36 * max(len(result.rows), sets))
-    axes = figure.subplots(1, 2 if sets else 1, squeeze=False)[0]
-    _speeds(axes[0], result)
-    if sets:
-        held = result.rows[WARM].by_set
-        draw_bars(axes[1], list(held), [held[name].over[result.reference] for name in held], [BEST] * sets, "{:.1f}x")
-        axes[1].axvline(1, color=THEIRS, linewidth=1.5)
-        plain_axis(axes[1], f"Lookahead with a warm trie, over {label_of(result.reference)}", "", "")
-    return figure
 
 
 def _speeds(axis: Any, result: Result) -> None:
-    names = [name for name in result.names if name in result.rows]
-    best = max(names, key=lambda name: result.rows[name].speed.value)
-    colours = [THEIRS if name in HUGGING_FACE else BEST if name == best else OURS for name in names]
-    draw_bars(axis, [label_of(name) for name in names], [result.rows[name].speed for name in names], colours, "{:.0f}")
+    rows = {name: result.rows[name] for name in result.names if name in result.rows}
+    best = max(rows, key=lambda name: rows[name].speed.value)
+    colours = [THEIRS if name in HUGGING_FACE else BEST if name == best else OURS for name in rows]
+    values = [row.speed.value for row in rows.values()]
+    lows, highs = zip(*(row.speed.ends for row in rows.values()), strict=True)
+    axis.barh(range(len(rows)), values, color=colours, height=0.68)
+    axis.hlines(range(len(rows)), lows, highs, color="0.25", linewidth=1)
+    for y, (value, high) in enumerate(zip(values, highs, strict=True)):
+        axis.text(high + 0.012 * max(highs), y, f"{value:.0f}", va="center", fontsize=8)
+    axis.set_yticks(range(len(rows)), [label_of(name) for name in rows])
+    axis.set_xlim(0, max(highs) * 1.12)
+    axis.invert_yaxis()
     plain_axis(axis, "Tokens a second (grey: Hugging Face)", "", "")
 
 
@@ -109,8 +91,8 @@ def _stages(axis: Any, result: Result) -> None:
     for stage in (*STAGES, "between"):
         parts = []
         for row in rows.values():
-            spent = row.stats.seconds if row.stats is not None else {}
-            seconds = row.seconds - sum(spent.values()) if stage == "between" else spent[stage]
+            assert row.stats is not None
+            seconds = row.seconds - row.stats.total_seconds if stage == "between" else row.stats.seconds[stage]
             parts.append(1000 * max(seconds, 0.0) / row.tokens)
         axis.barh(list(rows), parts, left=left, height=0.66, label=stage)
         left = [at + part for at, part in zip(left, parts, strict=True)]
@@ -125,21 +107,6 @@ def _depths(axis: Any, result: Result) -> None:
         shares = [hits / stats.steps for hits in stats.accepted_by_depth]
         axis.plot(range(1, len(shares) + 1), shares, "o-", markersize=3, label=label_of(name))
     plain_axis(axis, "Acceptance by depth", "depth", "share of steps")
-
-
-def draw_bars(
-    axis: Any, labels: Sequence[str], estimates: Sequence[Estimate], colours: Sequence[str], number: str
-) -> None:
-    """Horizontal bars with intervals, each with its value."""
-    values, at = [e.value for e in estimates], range(len(labels))
-    lows, highs = zip(*map(bounds, estimates), strict=True)
-    axis.barh(at, values, color=colours, height=0.68)
-    axis.hlines(at, lows, highs, color="0.25", linewidth=1)
-    for y, (value, high) in enumerate(zip(values, highs, strict=True)):
-        axis.text(high + 0.012 * max(highs), y, number.format(value), va="center", fontsize=8)
-    axis.set_yticks(at, labels)
-    axis.invert_yaxis()
-    axis.set_xlim(0, max(highs) * 1.12)
 
 
 def plain_axis(axis: Any, title: str, x: str, y: str) -> None:

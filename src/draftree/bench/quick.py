@@ -9,37 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from draftree.bench.case import Result, Settings, encode_all, make_kit, run_case
-from draftree.bench.inflate import inflate
-from draftree.bench.kit import COLD, COMPILED, HOOKED, PLAIN, PROMPT_LOOKUP, REFERENCE, REFUSED, SELF, SMALL, WARM
+from draftree.bench.case import Result, run_case
+from draftree.bench.inputs import Settings, Subject, encode_all
+from draftree.bench.kit import COLD, COMPILED, HOOKED, PLAIN, PROMPT_LOOKUP, REFERENCE, REFUSED, SMALL, WARM, make_kit
 from draftree.bench.memory import compare_memory
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 
 METHODS = (
-    REFERENCE, COMPILED, PROMPT_LOOKUP, HOOKED, PLAIN, "prompt_lookup", "jacobi", SMALL, SELF, COLD, WARM, REFUSED,
+    REFERENCE, COMPILED, PROMPT_LOOKUP, HOOKED, PLAIN, "prompt_lookup", "jacobi", SMALL, "self_speculative", COLD, WARM,
+    REFUSED,
 )  # fmt: skip
 
 
 def run_quick(
-    model: Any,
-    tokenizer: Any,
+    subject: Subject,
     prompts: Sequence[Prompt],
     settings: Settings,
     *,
-    name: str | None = None,
     params: str | None = None,
     watcher: Watcher | None = None,
 ) -> Result:
     """Measure everything.
 
     Args:
-        model, tokenizer: a decoder-only model and its tokenizer.
+        subject: a decoder-only model.
         prompts: to measure on and to warm with.
         settings: how much.
-        name: the model's folder or hub name, None for the embedded one.
         params: inflate the model to about so many parameters; None for the model itself.
         watcher: shows progress.
 
@@ -47,10 +44,10 @@ def run_quick(
         ValueError: a model or prompt that cannot be measured, before any work.
     """
     watcher = watcher or Watcher()
-    texts = encode_all(model, tokenizer, prompts, settings)
-    large = None if params is None else inflate(model, params)
-    kit = make_kit(model, tokenizer, texts, settings, watcher, large=large, size=params or "")
-    result = run_case(kit, tokenizer, texts, settings, METHODS, name=name, watcher=watcher)
+    texts = encode_all(subject, prompts, settings)
+    kit = make_kit(subject.inflated(params), texts.lessons, settings, watcher)
+    result = run_case(kit, texts, METHODS, watcher)
     watcher.stage("memory", None)
     ids, threads = [task.ids for task in texts.tasks], result.about["threads"]
-    return replace(result, memory=compare_memory(ids, settings.max_new_tokens, threads, name, params=params))
+    memory = compare_memory(ids, settings.max_new_tokens, threads, subject.name, params=params)
+    return replace(result, memory=memory)

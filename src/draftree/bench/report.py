@@ -1,18 +1,25 @@
-"""A measured case as people read it: the cells of its table, and what else there is to say, for every kind of file."""
+"""What a measurement leaves behind for people: tables and remarks of cases, alike in every kind of file, and `Report`.
+
+A `Report` is what `bench quick`, `speed` and `gpu` print and write; `files` writes those of `bench compare`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich import box
-from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 
+from draftree.bench import pictures
 from draftree.bench.case import Result
 from draftree.bench.kit import REFERENCE, WARM, label_of
 from draftree.bench.summary import shown
+from draftree.engine.stats import STAGES
 
 SHOWN_DIFFERENCES = 5  # of a method; the JSON file has all
 LONGEST_REASON = 90  # characters; the JSON file has the rest
@@ -26,15 +33,95 @@ CAPTION = (
 )
 
 
+class Table(NamedTuple):
+    """A table of texts, for every kind of file."""
+
+    title: str
+    headings: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    caption: str = ""
+
+    def rich(self) -> RichTable:
+        """For a terminal, its first column on the left."""
+        options: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "caption_justify": "left"}
+        options |= {"title": escape(self.title), "caption": escape(self.caption) or None}
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, **options)
+        for place, heading in enumerate(self.headings):
+            text = heading.replace(" ", "\n", 1) if place else heading
+            table.add_column(text, justify="right" if place else "left")
+        for line in self.lines:
+            table.add_row(*map(escape, line))
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A finished measurement.
+
+    Attributes:
+        name: of its files, after "bench-".
+        heading: where and how it was made, in a line.
+        facts: plain values, for JSON.
+        tables: for a terminal.
+        remarks: lines below the tables.
+        draw: puts the picture into a matplotlib figure.
+    """
+
+    name: str
+    heading: str
+    facts: dict[str, Any]
+    tables: list[Table]
+    remarks: list[str]
+    draw: Callable[[Any], None]
+
+    def printed(self) -> Iterator[Any]:
+        """For a rich console."""
+        for table in self.tables:
+            yield table.rich()
+        yield from map(escape, self.remarks)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write bench-NAME.json, and with matplotlib bench-NAME.png, into `folder`; returns their paths."""
+        data, picture = (folder / f"bench-{self.name}.{ending}" for ending in ("json", "png"))
+        write_json(self.facts, data)
+        if not pictures.has_matplotlib():
+            return [data]
+        figure = pictures.new_figure()
+        self.draw(figure)
+        figure.suptitle(self.heading, fontsize=8, color="0.35", wrap=True)
+        figure.savefig(picture, dpi=140)
+        return [data, picture]
+
+
+def write_json(facts: dict[str, Any], path: Path) -> Path:
+    """Write plain values; returns the path."""
+    path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def case_report(name: str, result: Result) -> Report:
+    """What is said of a case: its table, of a warm trie its figures set by set, remarks, a picture."""
+    tables = [case_table(result), *set_table(result)]
+    draw = pictures.case_picture
+    return Report(name, title(result), result.as_dict(), tables, remarks(result), lambda figure: draw(figure, result))
+
+
 def title(result: Result) -> str:
     """What a case is of, in a line."""
-    about = result.about
-    rounds = about["settings"]["rounds"]
+    rounds = result.about["settings"].get("rounds", 1)
+    return f"{heading(result.about)}, {rounds} {'round' if rounds == 1 else 'rounds'}; {result.about['case']}"
+
+
+def heading(about: dict[str, Any]) -> str:
+    """Where and how something was measured, in a line."""
     where = f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}"
-    measured = (
-        f"{about['prompts']} prompts of {len(about['sets'])} sets, {rounds} {'round' if rounds == 1 else 'rounds'}"
-    )
-    return f"{where}: {measured}; {about['case']}"
+    return f"{where}: {about['prompts']} prompts of {len(about['sets'])} sets"
+
+
+def case_table(result: Result) -> Table:
+    """A line for each method."""
+    lines = [cells(result, name) for name in result.names]
+    return Table(title(result), HEADINGS, lines, f"{CAPTION}{label_of(result.reference)}.")
 
 
 def cells(result: Result, name: str) -> list[str]:
@@ -55,10 +142,29 @@ def cells(result: Result, name: str) -> list[str]:
     ]
 
 
-def is_disturbed(result: Result) -> bool:
-    """Whether more answers were slow in one round alone than a quiet machine explains."""
-    slow, compared = result.disturbed
-    return slow > compared * MOST_DISTURBED
+def set_table(result: Result) -> list[Table]:
+    """Figures of the warm trie by set; none where it was not measured, or prompts of all sets were mixed in batches."""
+    if WARM not in result.rows or not result.rows[WARM].by_set:
+        return []
+    reference = label_of(result.reference)
+    head = ("set", "tokens", f"{reference} tokens/s", "warm tokens/s", "over it", "acceptance length")
+    lines = []
+    for name, row in result.rows[WARM].by_set.items():
+        length = f"{row.stats.acceptance_length:.2f}" if row.stats else ""
+        plain = result.rows[result.reference].by_set[name].speed
+        speeds = [f"{plain.value:.0f}", f"{row.speed.value:.0f}"]
+        lines.append([name, str(row.tokens), *speeds, shown(row.over.get(result.reference), "{:.2f}"), length])
+    return [Table(f"{label_of(WARM)}, by set", head, lines)]
+
+
+def stage_table(label: str, result: Result) -> Table:
+    """Microseconds a token by stage, of draftree's methods; `label` names the model."""
+    lines = []
+    for name, row in result.rows.items():
+        if row.stats is not None:
+            stages = [f"{1e6 * row.stats.seconds[stage] / row.tokens:.0f}" for stage in STAGES]
+            lines.append([label_of(name), *stages])
+    return Table(f"Microseconds a token by stage, {label}", ("method", *STAGES), lines)
 
 
 def remarks(result: Result) -> list[str]:
@@ -73,7 +179,7 @@ def remarks(result: Result) -> list[str]:
             f"{100 * memory['overhead']:+.1f} %."
         )
     slow, compared = result.disturbed
-    if is_disturbed(result):
+    if slow > compared * MOST_DISTURBED:  # more than a quiet machine explains
         lines.append(
             f"The machine was not quiet: {slow} of {compared} answers took over twice the time of the same answer in "
             "another round. Measure again before you trust these figures."
@@ -90,31 +196,3 @@ def remarks(result: Result) -> list[str]:
         if len(row.parted) > SHOWN_DIFFERENCES:
             lines.append(f"{label_of(name)}: {len(row.parted) - SHOWN_DIFFERENCES} more differ, see the JSON file.")
     return lines
-
-
-def render(result: Result) -> Group:
-    """All of it for a rich console; of a warm trie its figures set by set as well."""
-    caption = f"{CAPTION}{label_of(result.reference)}."
-    tables = [rich_table(title(result), HEADINGS, [cells(result, name) for name in result.names], caption)]
-    if WARM in result.rows and result.rows[WARM].by_set:
-        reference = label_of(result.reference)
-        head = ("set", "tokens", f"{reference} tokens/s", "warm tokens/s", "over it", "acceptance length")
-        lines = []
-        for name, row in result.rows[WARM].by_set.items():
-            length = f"{row.stats.acceptance_length:.2f}" if row.stats else ""
-            plain = result.rows[result.reference].by_set[name].speed
-            speeds = [f"{plain.value:.0f}", f"{row.speed.value:.0f}"]
-            lines.append([name, str(row.tokens), *speeds, shown(row.over.get(result.reference), "{:.2f}"), length])
-        tables.append(rich_table(f"{label_of(WARM)}, by set", head, lines))
-    return Group(*tables, *map(escape, remarks(result)))
-
-
-def rich_table(name: str, headings: Sequence[str], lines: Sequence[Sequence[str]], caption: str = "") -> Table:
-    """A table of texts, its first column on the left."""
-    options: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "caption_justify": "left"}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=escape(name), caption=escape(caption) or None, **options)
-    for place, heading in enumerate(headings):
-        table.add_column(heading.replace(" ", "\n", 1) if place else heading, justify="right" if place else "left")
-    for line in lines:
-        table.add_row(*map(escape, line))
-    return table

@@ -12,28 +12,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from draftree.bench.case import Result, Settings, Texts, encode_all, make_kit, run_case
+from draftree.bench.case import Result, facts_of, run_case
 from draftree.bench.figures import (
     DRAFTING,
     Figure,
-    case_lines,
-    differing,
     draw_steps,
     draw_targets,
-    figure_lines,
+    figure_table,
     figures_of,
-    step_lines,
+    step_table,
 )
-from draftree.bench.findings import Findings
-from draftree.bench.inflate import Size, inflate
-from draftree.bench.kit import ASSISTED, COMPILED, PLAIN, PROMPT_LOOKUP, REFERENCE, Kit
-from draftree.bench.machine import describe, now
-from draftree.bench.measure import Task
-from draftree.bench.report import is_disturbed
+from draftree.bench.inflate import Size
+from draftree.bench.inputs import Settings, Subject, Texts, encode_all
+from draftree.bench.kit import ASSISTED, COMPILED, PLAIN, PROMPT_LOOKUP, REFERENCE, Kit, make_kit
+from draftree.bench.machine import MADE, now
+from draftree.bench.report import Report, case_table, heading, remarks, stage_table
 from draftree.bench.steps import Steps, check_context, time_rows
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
-from draftree.runner import Runner, open_runner
+from draftree.runner import open_runner
 
 ROWS = (1, 2, 4, 8, 16, 32)
 SMALL_ROUNDS = 5  # times as many rounds of the small model's steps, which are short
@@ -82,96 +79,90 @@ class Measured:
 
 
 def run_speed(
-    small: Any,
-    tokenizer: Any,
+    subject: Subject,
     prompts: Sequence[Prompt],
     settings: SpeedSettings,
     *,
     params: str | None = "400M",
-    name: str | None = None,
     watcher: Watcher | None = None,
-) -> Findings:
+) -> Report:
     """Measure.
 
     Args:
-        small: a llama, mistral or qwen2 model on the CPU.
-        tokenizer: its tokenizer.
+        subject: a llama, mistral or qwen2 model on the CPU.
         prompts: to measure on and to warm the trie with.
         settings: how much.
         params: inflate it to about so many parameters; None leaves the inflated model out.
-        name: of the small model, None for the embedded one.
         watcher: shows progress.
 
     Raises:
         ValueError: a size that cannot be made, a prompt or context that does not fit, before any work.
     """
     watcher = watcher or Watcher()
-    check_context(settings.context, ROWS[-1], getattr(small.config, "max_position_embeddings", None))
-    texts = encode_all(small, tokenizer, prompts, settings.case)
-    about = describe(small, name) | {"started": now()}
+    check_context(settings.context, ROWS[-1], subject.model)
+    texts = encode_all(subject, prompts, settings.case)
+    about = subject.about() | {"started": now()}
     watcher.stage("inflating", None)
-    large = None if params is None else inflate(small, params)
-    kit = make_kit(small, tokenizer, texts, settings.case, watcher)
+    large = subject.inflated(params)
+    kit = make_kit(subject, texts.lessons, settings.case, watcher)
 
     def measured(label: str, kind: str, kit: Kit, texts: Texts, rounds: int) -> Measured:
-        runner = open_runner(kit.model)
-        steps = time_rows(kit.model, runner, ROWS, settings.context, rounds, watcher)
-        return measure_answers(label, kind, kit, runner, steps, tokenizer, texts, settings, METHODS, name, watcher)
+        steps = time_rows(kit.model, open_runner(kit.model), ROWS, settings.context, rounds, watcher)
+        return measure_answers(label, kind, kit, steps, texts, METHODS, watcher)
 
-    found = [measured("embedded" if name is None else "small", "embedded", kit, texts, SMALL_ROUNDS * settings.rounds)]
+    label = "embedded" if subject.name is None else "small"
+    found = [measured(label, "embedded", kit, texts, SMALL_ROUNDS * settings.rounds)]
     if params is not None:
         about["model"] += f" and inflated to {params}"
-        few = replace(texts, tasks=spread(texts.tasks, settings.answers))
-        kit = replace(kit, model=large, small=small, size=params)
-        found.append(measured(params, "inflated", kit, few, settings.rounds))
-    about |= {"finished": now(), "settings": asdict(settings), "prompts": len(texts.tasks)}
-    about["sets"] = list(dict.fromkeys(task.prompt.set for task in texts.tasks))
+        few = texts.spread(settings.answers)
+        found.append(measured(params, "inflated", replace(kit, subject=large), few, settings.rounds))
     models = {o.label: {"about": o.about, "floor": o.steps.floor, "answers": o.case.as_dict()} for o in found}
-    return findings_of("speed", about, found, {"models": models})
+    return report_of("speed", about | facts_of(settings, texts), found, {"models": models})
 
 
 def measure_answers(
-    label: str,
-    kind: str,
-    kit: Kit,
-    runner: Runner,
-    steps: Steps,
-    tokenizer: Any,
-    texts: Texts,
-    settings: SpeedSettings,
-    names: Sequence[str],
-    name: str | None,
-    watcher: Watcher,
+    label: str, kind: str, kit: Kit, steps: Steps, texts: Texts, names: Sequence[str], watcher: Watcher
 ) -> Measured:
     """Answer `texts` with the methods `names` of a model whose `steps` were timed; `kind` chooses its targets."""
-    names = [method for method in names if settings.compiled or method != COMPILED]
-    part = f"{label}: "
-    case = run_case(kit, tokenizer, texts, settings.case, names, name=name, watcher=watcher, part=part)
-    size = Size.of(kit.model.config)
-    about = case.about | {"runner": runner.form, "size": asdict(size) | {"parameters": size.parameters}}
+    names = [method for method in names if kit.settings.compiled or method != COMPILED]
+    case = run_case(kit, texts, names, watcher, part=f"{label}: ")
+    size = asdict(Size.of(kit.model.config)) | {"parameters": Size.of(kit.model.config).parameters}
+    about = case.about | {"runner": open_runner(kit.model).form, "size": size}
     return Measured(label, about, steps, case, figures_of(kind, label, steps, case))
 
 
-def findings_of(name: str, about: dict[str, Any], found: Sequence[Measured], more: dict[str, Any]) -> Findings:
-    """Tables, rows, remarks and the picture of measured models; `name` and `more` as in `Findings`."""
+def report_of(
+    name: str,
+    about: dict[str, Any],
+    found: Sequence[Measured],
+    more: dict[str, Any],
+    rows: Sequence[dict[str, Any]] = (),
+    tables: Sequence[Any] = (),
+) -> Report:
+    """The report of measured models; every row of its JSON file says where it was made.
+
+    Args:
+        name: of its files.
+        about: where and how it was made.
+        found: what was measured.
+        more: further entries of the JSON file.
+        rows, tables: further ones behind those of `found`.
+    """
     figures = [figure for one in found for figure in one.figures]
-    rows, tables, remarks = [figure.as_dict() for figure in figures], [figure_lines(figures)], []
+    own, shown = [figure.as_dict() for figure in figures], [figure_table(figures)]
+    commit = f"commit {about['commit'] or 'unknown'}"
+    said = [f"{heading(about)}; {commit}."]
     for one in found:
-        tables += [step_lines(one.label, one.steps), case_lines(one.label, one.case)]
-        rows += [{"kind": "step", "model": one.label} | row for row in one.steps.rows]
-        remarks += [f"{one.label}: runner {one.about['runner']}.", differing(one.label, one.case)]
-        if is_disturbed(one.case):
-            remarks.append(f"{one.label}: the machine was not quiet.")
+        own += [{"kind": "step", "model": one.label} | row for row in one.steps.rows]
+        shown += [step_table(one.label, one.steps), case_table(one.case), stage_table(one.label, one.case)]
+        said += [f"{one.label}: runner {one.about['runner']}.", *(f"{one.label}: {r}" for r in remarks(one.case))]
 
     def draw(figure: Any) -> None:
+        figure.set_size_inches(13, 4.8)
         left, right = figure.subplots(1, 2)
         draw_targets(left, figures)
         draw_steps(right, [(one.label, one.steps) for one in found])
 
-    return Findings(name, about, rows, tables, draw, remarks, more)
-
-
-def spread(tasks: Sequence[Task], count: int) -> list[Task]:
-    """`count` tasks or all, evenly from the whole list, so that they are of as many sets as can be."""
-    count = min(count, len(tasks))
-    return [tasks[i * len(tasks) // count] for i in range(count)]
+    made = {fact: about[fact] for fact in MADE}
+    facts = {"about": about, "rows": [row | made for row in (*own, *rows)]} | more
+    return Report(name, f"{heading(about)}; {commit}", facts, [*shown, *tables], said, draw)

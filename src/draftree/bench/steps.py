@@ -19,13 +19,18 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from draftree.bench.inflate.sizes import Size
+from draftree.bench.kit import CAPTURED, TENSORS
+from draftree.bench.kit import PLAIN as LOOP
+from draftree.bench.measure import measure
+from draftree.bench.methods import Method
+from draftree.bench.samples import Answer, Task
 from draftree.progress import Watcher
+from draftree.prompts import Prompt
 from draftree.runner import Runner
 from draftree.runner.plan import Plan
 
-HF, LOOP = "hf_forward", "draftree_loop"
-FORMS = {"draftree_tensors": "draftree, tensors", "draftree_captured": "draftree, captured"}
-LABELS = {HF: "HF forward", LOOP: "draftree", **FORMS}
+HF = "hf_forward"
+LABELS = {HF: "HF forward", LOOP: "draftree", TENSORS: "draftree, eager", CAPTURED: "draftree, CUDA graphs"}
 BUFFER = 256 * 2**20  # bytes, far beyond any cache
 SETTLING, LONG = 10, 0.02  # most steps before a timed one, and seconds of them that are enough
 
@@ -64,37 +69,42 @@ def time_rows(
         watcher: shows progress.
         forms: further runners of the model by their names in `LABELS`, and rows to time them with, 1 among them.
     """
-    device = model.device
     size = (1, max(context, *counts))
     vocabulary = min(1000, int(model.config.vocab_size))
-    tokens = torch.randint(0, vocabulary, size, generator=torch.Generator().manual_seed(0)).to(device)
-    steps = {HF: _hf_steps(model, tokens, context), LOOP: _own_steps(runner, tokens, context, max(counts))}
-    rows: dict[str, Sequence[int]] = dict.fromkeys(steps, counts)
-    for name, (other, some) in (forms or {}).items():
-        steps[name], rows[name] = _own_steps(other, tokens, context, max(some)), some
-    clock, memory = clock_of(device), Bandwidth(device)
-    times: dict[tuple[str, int], list[float]] = {(name, n): [] for name in steps for n in rows[name]}
-    watcher.stage("steps", rounds * len(times))
-    for number in range(rounds):
-        memory.sample()
-        for n in counts:
-            for name in list(steps) if number % 2 else list(steps)[::-1]:
-                if n not in rows[name]:
-                    continue
-                step = partial(steps[name], n)
-                settle(step, clock)
-                times[name, n].append(timed(step, device))
-                watcher.step()
+    tokens = torch.randint(0, vocabulary, size, generator=torch.Generator().manual_seed(0)).to(model.device)
+    memory = Bandwidth(model.device)
+    kinds = {HF: (_hf_steps(model, tokens, context), counts)}
+    for name, (own, some) in ({LOOP: (runner, counts)} | dict(forms or {})).items():
+        kinds[name] = _own_steps(own, tokens, context, max(some)), some
+    methods = [_Rows(f"{name}, {n}", step, n, model.device) for name, (step, some) in kinds.items() for n in some]
+    watcher.stage("steps", rounds * (1 + len(methods)))
+    times: dict[str, list[float]] = {}
+    for sample in measure([memory, *methods], [Task(Prompt("", "", ""), [])], rounds, watcher):
+        times.setdefault(sample.method, []).append(sample.answer.seconds)
     read = weight_bytes(model)
     floor = {"weight_bytes": float(read), "bandwidth": memory.best, "seconds": read / memory.best}
-    medians = {key: statistics.median(seconds) for key, seconds in times.items()}
     found = []
-    for (name, count), median in medians.items():
-        samples = times[name, count]
-        facts = {"method": name, "label": LABELS[name], "rows": count, "seconds": median, "fastest": min(samples)}
-        facts |= {"over_one_row": median / medians[name, 1], "floor_share": floor["seconds"] / median}
-        found.append(facts | {"samples": samples})
+    for name, (_, some) in kinds.items():
+        one = statistics.median(times[f"{name}, 1"])
+        for n in some:
+            samples = times[f"{name}, {n}"]
+            median = statistics.median(samples)
+            facts = {"method": name, "label": LABELS[name], "rows": n, "seconds": median, "fastest": min(samples)}
+            facts |= {"over_one_row": median / one, "floor_share": floor["seconds"] / median}
+            found.append(facts | {"samples": samples})
     return Steps(found, floor)
+
+
+class _Rows(Method):
+    """Steps of one kind with so many rows, timed in place of answers."""
+
+    def __init__(self, name: str, step: Callable[[int], None], rows: int, device: torch.device) -> None:
+        super().__init__(name)
+        self._step, self._device = partial(step, rows), device
+
+    def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        settle(self._step, clock_of(self._device))
+        return [Answer([], timed(self._step, self._device))]
 
 
 def settle(step: Callable[[], Any], clock: Callable[[], float]) -> None:
@@ -106,21 +116,28 @@ def settle(step: Callable[[], Any], clock: Callable[[], float]) -> None:
             break
 
 
-class Bandwidth:
+class Bandwidth(Method):
     """Bytes a second that torch's threads move to or from the memory of `device`, sampled between timed steps."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__("memory")
         self._device = device
         self._source = torch.empty(BUFFER // 4, device=device).fill_(1.0)
         self._copied = torch.empty_like(self._source).zero_()
         self._copying: list[float] = []
         self._summing: list[float] = []
 
-    def sample(self) -> None:
-        """Copy a large buffer, and sum it."""
+    def answers(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        return [Answer([], self.sample())]
+
+    def sample(self) -> float:
+        """Copy a large buffer, and sum it; returns the seconds of both."""
         size = self._source.nbytes
-        self._copying.append(2 * size / timed(lambda: self._copied.copy_(self._source), self._device))
-        self._summing.append(size / timed(self._source.sum, self._device))
+        copying = timed(lambda: self._copied.copy_(self._source), self._device)
+        summing = timed(self._source.sum, self._device)
+        self._copying.append(2 * size / copying)
+        self._summing.append(size / summing)
+        return copying + summing
 
     @property
     def best(self) -> float:
@@ -134,8 +151,9 @@ def weight_bytes(model: Any) -> int:
     return (size.parameters - size.vocab_size * size.hidden_size) * int(model.dtype.itemsize)
 
 
-def check_context(context: int, most: int, limit: int | None) -> None:
-    """Raise a ValueError for a context that leaves no room for `most` rows in the model's `limit` positions."""
+def check_context(context: int, most: int, model: Any) -> None:
+    """Raise a ValueError for a context that leaves no room for `most` rows in the model's positions."""
+    limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and context + most > limit:
         raise ValueError(
             f"A context of {context} and {most} rows do not fit the model's {limit} positions: give a shorter one."

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftree.bench.equality import Difference, difference
-from draftree.bench.measure import Sample, Task, groups_of
+from draftree.bench.measure import groups_of
+from draftree.bench.samples import Sample, Task
 from draftree.engine import RequestStats
 
 RESAMPLES = 2000
@@ -32,6 +33,13 @@ class Estimate:
     def as_dict(self) -> dict[str, float | None]:
         """Plain numbers, for JSON."""
         return asdict(self)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Both ends of the interval; the value itself twice where there is none."""
+        if self.low is None or self.high is None:
+            return self.value, self.value
+        return self.low, self.high
 
     def times(self, factor: float) -> Estimate:
         """This one times a positive number."""
@@ -51,13 +59,6 @@ def shown(estimate: Estimate | None, number: str) -> str:
     if estimate.low is None or estimate.high is None:
         return text
     return f"{text} [{number.format(estimate.low)}, {number.format(estimate.high)}]"
-
-
-def bounds(estimate: Estimate) -> tuple[float, float]:
-    """Both ends of the interval as pictures show it; the value itself where there is none."""
-    if estimate.low is None or estimate.high is None:
-        return estimate.value, estimate.value
-    return estimate.low, estimate.high
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,36 +49,36 @@ def compare(
         bool, typer.Option("--restart", help="Begin anew where an unfinished run lies in --out.")
     ] = False,
     against: Annotated[
-        Path | None, typer.Option(help="bench-compare.json of another run, to tell whether both agree.")
+        Path | None, typer.Option(help="bench-compare.json of another run: say whether both agree.")
     ] = None,
     measuring: Measuring,
 ) -> None:
     """Methods x models x batch sizes x sampling, interleaved by prompt; a stopped run goes on when called again."""
     from draftree.bench.agree import agreement, read_result
-    from draftree.bench.case import Settings
-    from draftree.bench.compare import METHODS, Plan, discard_unfinished, run_compare
+    from draftree.bench.compare import Plan, discard_unfinished, run_compare
     from draftree.bench.files import write_all
-    from draftree.bench.kit import checked_name
-    from draftree.bench.methods import samplings_of
-    from draftree.bench.report import render
+    from draftree.bench.inputs import Settings
+    from draftree.bench.kit import METHODS, checked_name
+    from draftree.bench.report import case_report
+    from draftree.bench.samples import samplings_of
     from draftree.cli.screen import StageBar, tell_written, wide_console
     from draftree.models import load_tokenizer
 
     names = tuple(dict.fromkeys(checked_name(name) for name in method)) if method else METHODS
     samplings = samplings_of(temperature or [0.0, 0.8], top_k, top_p, seed)
     other = None if against is None else read_result(against)
-    found, out = measuring.begin(), measuring.out
+    prompts, console, out = measuring.begin(), wide_console(), measuring.out
     if restart:
         discard_unfinished(out)
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
     plan = Plan(settings, names, tuple(dict.fromkeys(batch or (1, 4))), samplings, params, assistant)
-    console = wide_console()
     models: list[str | None] = [*dict.fromkeys(model)] if model else [None]
     kept = f"what was measured is kept in {out}, and the same command goes on from there"
     with StageBar(console, kept) as bar:
-        comparison = run_compare(models, found, plan, out, bar)
+        comparison = run_compare(models, prompts, plan, out, bar)
     for result in (result for cases in comparison.models.values() for result in cases):
-        console.print(render(result))
+        for part in case_report("compare", result).printed():
+            console.print(part)
     tokenizers = dict(zip(comparison.models, map(load_tokenizer, models), strict=True))
     written = write_all(comparison, tokenizers, out)
     for line in [] if other is None else agreement(other, read_result(written[0])):

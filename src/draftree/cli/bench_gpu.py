@@ -29,22 +29,18 @@ def gpu(
     """A CUDA device against its memory's speed and Hugging Face's ways: steps, answers, batches, in one file."""
     from draftree.bench.gpu import check_device, run_gpu
     from draftree.bench.inflate.sizes import dtype_named, size_named
+    from draftree.bench.inputs import Subject
     from draftree.bench.speed import SpeedSettings
-    from draftree.cli.screen import StageBar, show_findings, wide_console
-    from draftree.models import load_model
+    from draftree.cli.screen import StageBar, show_report, wide_console
 
     size_named(shape)
     kind = dtype_named(dtype)
-    assert kind is not None
     check_device(device)
-    found = measuring.begin()
+    prompts, console = measuring.begin(), wide_console()
     settings = SpeedSettings(
         per_set, max_new_tokens, rounds, context, drafter_warm, compiled=compiled, seconds=60 * minutes
     )
-    console = wide_console()
-    loaded, tokenizer = load_model(model)
+    subject = Subject.load(model)
     with StageBar(console) as bar:
-        findings = run_gpu(
-            loaded, tokenizer, found, settings, shape=shape, dtype=kind, device=device, name=model, watcher=bar
-        )
-    show_findings(console, findings, measuring.out)
+        report = run_gpu(subject, prompts, settings, shape=shape, dtype=kind, device=device, watcher=bar)
+    show_report(console, report, measuring.out)

@@ -19,21 +19,14 @@ def quick(
     measuring: Measuring,
 ) -> None:
     """Hugging Face's ways of decoding and ours, interleaved in one process: speed, acceptance, equality, memory."""
-    from draftree.bench.case import Settings
-    from draftree.bench.files import write_json
-    from draftree.bench.pictures import quick_picture, write_png
+    from draftree.bench.inputs import Settings, Subject
     from draftree.bench.quick import run_quick
-    from draftree.bench.report import render, title
-    from draftree.cli.screen import StageBar, drawn, tell_written, wide_console
-    from draftree.models import load_model
+    from draftree.bench.report import case_report
+    from draftree.cli.screen import StageBar, show_report, wide_console
 
-    found, out = measuring.begin(), measuring.out
+    prompts, console = measuring.begin(), wide_console()
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
-    console = wide_console()
-    loaded, tokenizer = load_model(model)
+    subject = Subject.load(model)
     with StageBar(console) as bar:
-        result = run_quick(loaded, tokenizer, found, settings, name=model, params=params, watcher=bar)
-    console.print(render(result))
-    written = [write_json(result.as_dict(), out / "bench-quick.json")]
-    pictures = drawn(console, lambda: write_png(quick_picture(result), out / "bench-quick.png", title(result)))
-    tell_written(console, written + pictures)
+        result = run_quick(subject, prompts, settings, params=params, watcher=bar)
+    show_report(console, case_report("quick", result), measuring.out)

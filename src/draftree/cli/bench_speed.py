@@ -14,9 +14,7 @@ from draftree.cli.options import Compiled, Context, DrafterWarm, Model, StepRoun
 def speed(
     *,
     params: Annotated[str, typer.Option(help="Size of the inflated model, about, such as 400M.")] = "400M",
-    inflated: Annotated[
-        bool, typer.Option("--inflated/--no-inflated", help="Measure an inflated model besides.")
-    ] = True,
+    inflated: Annotated[bool, typer.Option("--inflated/--no-inflated", help="Also measure an inflated model.")] = True,
     model: Model = None,
     per_set: Annotated[int, typer.Option(min=1, help="Prompts of every set for the small model.")] = 1,
     answers: Annotated[int, typer.Option(min=1, help="How many of them the inflated model answers.")] = 4,
@@ -29,17 +27,14 @@ def speed(
 ) -> None:
     """How far the engine is from the machine's limits and from Hugging Face's ways, on a small and a large model."""
     from draftree.bench.inflate.sizes import parameters_named
+    from draftree.bench.inputs import Subject
     from draftree.bench.speed import SpeedSettings, run_speed
-    from draftree.cli.screen import StageBar, show_findings, wide_console
-    from draftree.models import load_model
+    from draftree.cli.screen import StageBar, show_report, wide_console
 
     parameters_named(params)
-    found = measuring.begin()
+    prompts, console = measuring.begin(), wide_console()
     settings = SpeedSettings(per_set, max_new_tokens, rounds, context, drafter_warm, compiled, answers)
-    console = wide_console()
-    loaded, tokenizer = load_model(model)
+    subject = Subject.load(model)
     with StageBar(console) as bar:
-        findings = run_speed(
-            loaded, tokenizer, found, settings, params=params if inflated else None, name=model, watcher=bar
-        )
-    show_findings(console, findings, measuring.out)
+        report = run_speed(subject, prompts, settings, params=params if inflated else None, watcher=bar)
+    show_report(console, report, measuring.out)

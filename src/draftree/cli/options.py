@@ -31,10 +31,7 @@ Results = Annotated[Path, typer.Option(help="Folder for the results.")]
 Runner = Annotated[str, typer.Option(help="auto, hooked, eager, cpu or cuda_graphs.")]
 
 # What to measure.
-Experiment = Annotated[str | None, typer.Argument(help="Which one; --list tells them.", show_default=False)]
-ShowList = Annotated[bool, typer.Option("--list", help="Tell the experiments, and do nothing else.")]
 PerSet = Annotated[int, typer.Option(min=1, help="Prompts of every set to measure on.")]
-WarmPerSet = Annotated[int, typer.Option(min=0, help="Other prompts of every set, whose answers the trie has seen.")]
 DrafterWarm = Annotated[int, typer.Option(min=0, help="Prompts of every set that warm the trie.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often every prompt is answered.")]

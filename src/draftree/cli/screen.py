@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from rich.table import Table
 from draftree.progress import Watcher
 
 if TYPE_CHECKING:
-    from draftree.bench.findings import Findings
+    from draftree.bench.report import Report
 
 PIPED_WIDTH = 120  # columns of tables in a file or pipe
 REFRESH = 0.2  # seconds between drawings of a progress bar
@@ -47,24 +47,14 @@ def line_console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
-def show_findings(console: Console, findings: Findings, out: Path) -> None:
+def show_report(console: Console, report: Report, out: Path) -> None:
     """Print a measurement's tables and remarks, and write its files into `out`."""
-    for part in findings.printed():
+    for part in report.printed():
         console.print(part)
-    written = findings.write(out)
+    written = report.write(out)
     if len(written) == 1:
         console.print(NO_PICTURE)
     tell_written(console, written)
-
-
-def drawn(console: Console, write_png: Callable[[], Path]) -> list[Path]:
-    """The picture that `write_png` writes; none, and a line that says why, where there is no matplotlib."""
-    from draftree.bench.pictures import has_matplotlib
-
-    if has_matplotlib():
-        return [write_png()]
-    console.print(NO_PICTURE)
-    return []
 
 
 def plain_table(table: Any) -> Table:

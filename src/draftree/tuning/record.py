@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from draftree.bench.measure import Task
+from draftree.bench.samples import Task
 from draftree.drafting import Drafter
 from draftree.drafting.base import Context, Step
 from draftree.drafting.in_model import InModelDrafter

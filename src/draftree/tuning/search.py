@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftree.bench.measure import Task, measure, ready
+from draftree.bench.measure import measure, ready
 from draftree.bench.methods import Draftree
+from draftree.bench.samples import Task
 from draftree.bench.summary import Row, summarise
 from draftree.engine.limits import check_prompt
 from draftree.models import encode_prompt
@@ -365,7 +366,6 @@ def run_live(
     methods = [
         Draftree(
             one.name,
-            one.label,
             space.model,
             new,
             lambda one=one: space.drafter(one),  # type: ignore[misc]

@@ -19,8 +19,6 @@ from draftree.bench.inflate.places import Places
 from draftree.bench.inflate.weights import GAIN, NEVER
 from draftree.drafting.folder import Trained
 
-Rule = Callable[[Places, float, Tensor], Tensor]
-
 
 def inflate_drafter(drafter: Trained, model: Any) -> Any:
     """The drafter (or early head) of the large `model` with the draft tokens that `drafter` has for the small one.
@@ -59,21 +57,85 @@ def inflate_drafter(drafter: Trained, model: Any) -> Any:
     for name in ("skip_attention", "skip_mlp"):  # a layer becomes one that does its work and others that do nothing
         if name in settings:
             settings[name] = [i for n in settings[name] for i in range(places.layer(n), places.layer(n + 1))]
-    constant = 0.0
-    if places.constant is not None:
-        constant = float(model.get_input_embeddings().weight.detach()[0, places.constant])
     large = type(drafter).fresh(model, **settings)
-    rules = RULES.get(drafter.method, {})
-    made = {}
+    enlarged, rules, made = _Enlarged(places, model), RULES[drafter.method], {}
     for name, tensor in drafter.weights.state_dict().items():
         rule = next((rule for ending, rule in rules.items() if name.endswith(ending)), None)
         if rule is None:
             raise ValueError(
                 f"There is no rule to inflate {name!r} of a {drafter.method} drafter: add one to {__name__}."
             )
-        made[name] = rule(places, constant, tensor.detach().float().cpu())
+        made[name] = rule(enlarged, tensor.detach().float().cpu())
     large.weights.load_state_dict(made)
     return large
+
+
+class _Enlarged:
+    """Makes tensors that were trained for the small model ones of the large `model`."""
+
+    def __init__(self, places: Places, model: Any) -> None:
+        self._places, self._at = places, places.constant
+        self._width = places.large.hidden_size
+        if self._at is not None:
+            self._constant = float(model.get_input_embeddings().weight.detach()[0, self._at])
+
+    def square(self, tensor: Tensor) -> Tensor:
+        """A matrix from states to states, which hands the constant on."""
+        made = self.change(tensor)
+        if self._at is not None:
+            made[self._at, self._at] = 1
+        return made
+
+    def change(self, tensor: Tensor) -> Tensor:
+        """A matrix or bias of what is added to states, which leaves the constant alone."""
+        return _padded(tensor, *[self._width] * tensor.dim())
+
+    def columns(self, tensor: Tensor) -> Tensor:
+        """A matrix that reads states."""
+        return _padded(tensor, tensor.shape[0], self._width)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """A matrix whose result is added to states."""
+        return _padded(tensor, self._width, tensor.shape[1])
+
+    def head(self, tensor: Tensor) -> Tensor:
+        """A head of its own over the vocabulary; tokens that the small model lacks never win."""
+        made = _padded(tensor, self._places.large.vocab_size, self._width)
+        if self._at is not None:
+            made[self._places.small.vocab_size :, self._at] = NEVER
+        return made
+
+    def states(self, tensor: Tensor) -> Tensor:
+        """States that enter in place of embeddings."""
+        made = self.columns(tensor)
+        if self._at is not None:
+            made[:, self._at] = self._constant
+        return made
+
+    def gains(self, tensor: Tensor) -> Tensor:
+        """A norm before the model's head."""
+        made = self.change(tensor * math.sqrt(self._places.small.hidden_size / self._width))
+        if self._at is not None:
+            made[self._at] = GAIN
+        return made
+
+    def keys(self, tensor: Tensor) -> Tensor:
+        """Keys [L, kv heads, P, head_dim] of prompts, in layers, heads and entries of the small model's."""
+        return self._by_layer_and_head(tensor, self._places.turned())
+
+    def values(self, tensor: Tensor) -> Tensor:
+        """Values of prompts, as `keys`."""
+        return self._by_layer_and_head(tensor, torch.arange(self._places.small.head_dim))
+
+    def _by_layer_and_head(self, tensor: Tensor, entries: Tensor) -> Tensor:
+        places, large = self._places, self._places.large
+        made = torch.zeros(large.layers, large.kv_heads, tensor.shape[2], large.head_dim)
+        layers = torch.tensor([places.layer(i) for i in range(places.small.layers)])
+        part = torch.zeros(*tensor.shape[:3], large.head_dim)
+        part[..., entries] = tensor
+        for number in range(places.copies):
+            made[layers[:, None], torch.tensor(places.key_heads(number))] = part
+        return made
 
 
 def _padded(tensor: Tensor, *shape: int) -> Tensor:
@@ -83,80 +145,20 @@ def _padded(tensor: Tensor, *shape: int) -> Tensor:
     return made
 
 
-def _square(places: Places, constant: float, tensor: Tensor) -> Tensor:
-    """A matrix from states to states, which hands the constant on."""
-    made = _change(places, constant, tensor)
-    if places.constant is not None:
-        made[places.constant, places.constant] = 1
-    return made
-
-
-def _change(places: Places, constant: float, tensor: Tensor) -> Tensor:
-    """A matrix or bias of what is added to states, which leaves the constant alone."""
-    return _padded(tensor, *[places.large.hidden_size] * tensor.dim())
-
-
-def _columns(places: Places, constant: float, tensor: Tensor) -> Tensor:
-    """A matrix that reads states."""
-    return _padded(tensor, tensor.shape[0], places.large.hidden_size)
-
-
-def _rows(places: Places, constant: float, tensor: Tensor) -> Tensor:
-    """A matrix whose result is added to states."""
-    return _padded(tensor, places.large.hidden_size, tensor.shape[1])
-
-
-def _head(places: Places, constant: float, tensor: Tensor) -> Tensor:
-    """A head of its own over the vocabulary; tokens that the small model lacks never win."""
-    made = _padded(tensor, places.large.vocab_size, places.large.hidden_size)
-    if places.constant is not None:
-        made[places.small.vocab_size :, places.constant] = NEVER
-    return made
-
-
-def _states(places: Places, constant: float, tensor: Tensor) -> Tensor:
-    """States that enter in place of embeddings."""
-    made = _columns(places, constant, tensor)
-    if places.constant is not None:
-        made[:, places.constant] = constant
-    return made
-
-
-def _gains(places: Places, constant: float, tensor: Tensor) -> Tensor:
-    """A norm before the model's head."""
-    made = _change(places, constant, tensor * math.sqrt(places.small.hidden_size / places.large.hidden_size))
-    if places.constant is not None:
-        made[places.constant] = GAIN
-    return made
-
-
-def _keys(places: Places, constant: float, tensor: Tensor) -> Tensor:
-    """Keys [L, kv heads, P, head_dim] of prompts, in layers, heads and entries of the small model's."""
-    return _by_layer_and_head(places, tensor, places.turned())
-
-
-def _values(places: Places, constant: float, tensor: Tensor) -> Tensor:
-    """Values of prompts, as `_keys`."""
-    return _by_layer_and_head(places, tensor, torch.arange(places.small.head_dim))
-
-
-def _by_layer_and_head(places: Places, tensor: Tensor, entries: Tensor) -> Tensor:
-    large = places.large
-    made = torch.zeros(large.layers, large.kv_heads, tensor.shape[2], large.head_dim)
-    layers = torch.tensor([places.layer(i) for i in range(places.small.layers)])
-    for number in range(places.copies):
-        heads = torch.tensor(places.keys(number))
-        part = torch.zeros(*tensor.shape[:3], large.head_dim)
-        part[..., entries] = tensor
-        made[layers[:, None], heads] = part
-    return made
-
-
 # By method, how tensors whose names end so are made larger.
-RULES: dict[str, dict[str, Rule]] = {
-    "hidden-transfer": {"weight": _square},
-    "medusa": {"linear.weight": _change, "linear.bias": _change, "weight": _head},
-    "bita": {"mask_embeddings": _states, "prompt_keys": _keys, "prompt_values": _values},
+RULES: dict[str, dict[str, Callable[[_Enlarged, Tensor], Tensor]]] = {
+    "hidden-transfer": {"weight": _Enlarged.square},
+    "medusa": {"linear.weight": _Enlarged.change, "linear.bias": _Enlarged.change, "weight": _Enlarged.head},
+    "bita": {
+        "mask_embeddings": _Enlarged.states,
+        "prompt_keys": _Enlarged.keys,
+        "prompt_values": _Enlarged.values,
+    },
     "self-speculative": {},
-    "early-head": {"norm": _gains, "projection": _square, "down": _columns, "up": _rows},
+    "early-head": {
+        "norm": _Enlarged.gains,
+        "projection": _Enlarged.square,
+        "down": _Enlarged.columns,
+        "up": _Enlarged.rows,
+    },
 }

@@ -29,10 +29,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from draftree.bench.inflate.places import Places
-from draftree.bench.inflate.sizes import Size, parameters_named, size_for, size_named
+from draftree.bench.inflate.sizes import Size, check_memory, parameters_named, size_for, size_named
 from draftree.bench.inflate.weights import inflated_weights
 from draftree.drafting.folder import model_hash
-from draftree.runner.eager.product import free_bytes
 from draftree.runner.target import Target, inspect_model
 
 FAMILIES = ("llama", "mistral", "qwen2")
@@ -80,7 +79,7 @@ def inflate(
             f"with head_dim {small.head_dim}."
         )
     dtype, device = dtype or target.dtype, torch.device(device or target.device)
-    _check_memory(large, dtype, device)
+    check_memory(large, dtype, device)
     c = torch.tensor(math.sqrt(small.hidden_size * target.config.rms_norm_eps / 2)).to(dtype)  # as it will be stored
     config = _config(model, places, float(c) if places.constant is not None else 0.0)
     with torch.device("meta"):
@@ -119,15 +118,6 @@ def _check_family(target: Target) -> None:
         )
     if target.config.hidden_act != "silu":
         raise ValueError(f"An MLP with {target.config.hidden_act} cannot be inflated: give a model with silu.")
-
-
-def _check_memory(large: Size, dtype: torch.dtype, device: torch.device) -> None:
-    need, free = large.parameters * dtype.itemsize, free_bytes(device)
-    if free is not None and need > free:
-        raise ValueError(
-            f"The inflated model takes {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: inflate to a "
-            "smaller size, or give another dtype or device."
-        )
 
 
 def _config(model: Any, places: Places, constant: float) -> Any:

@@ -74,11 +74,15 @@ class Places:
         """The base at which pair `stride` i turns as pair i did at base `small`."""
         return float(small ** (self.large.head_dim / (self.stride * self.small.head_dim)))
 
-    def queries(self, entries: Tensor) -> Tensor:
-        """LongTensor [heads * head_dim]: `entries` of every query head that the small model has, among all rows."""
-        first = torch.tensor([self.head(h) * self.large.head_dim for h in range(self.small.heads)])
-        return (first[:, None] + entries).flatten()
+    @property
+    def query_heads(self) -> list[int]:
+        """The large model's query head for each of the small one's."""
+        return [self.head(index) for index in range(self.small.heads)]
 
-    def keys(self, copy_: int) -> list[int]:
-        """For each key/value head of the small model, its copy number `copy_`."""
-        return [kv * self.copies + copy_ for kv in range(self.small.kv_heads)]
+    def key_heads(self, number: int) -> list[int]:
+        """The large model's key/value head that is copy `number` of each of the small one's."""
+        return [index * self.copies + number for index in range(self.small.kv_heads)]
+
+    def rows(self, heads: list[int], entries: Tensor) -> Tensor:
+        """LongTensor [heads * entries]: `entries` of these heads of the large model, among the rows of all heads."""
+        return (torch.tensor(heads)[:, None] * self.large.head_dim + entries).flatten()

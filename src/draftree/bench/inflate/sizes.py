@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from draftree.runner.eager.product import free_bytes
+
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 DTYPES = ("float32", "bfloat16", "float16")
 ROUND = 32  # widths of MLPs are multiples of it
@@ -98,15 +100,26 @@ def parameters_named(text: str) -> int:
     return round(float(match[1]) * UNITS[match[2]])
 
 
-def dtype_named(name: str | None) -> torch.dtype | None:
-    """The type of weights called `name`; None for None.
+def dtype_named(name: str) -> torch.dtype:
+    """The type of weights called `name`.
 
     Raises:
         ValueError: no such type.
     """
-    if name not in (None, *DTYPES):
+    if name not in DTYPES:
         raise ValueError(f"There is no dtype {name!r} here: choose {', '.join(DTYPES)}.")
-    return None if name is None else getattr(torch, name)
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def check_memory(size: Size, dtype: torch.dtype, device: torch.device, room: int = 0) -> None:
+    """Raise a ValueError for a size whose weights, and `room` bytes more, do not fit into the free memory."""
+    need, free = size.parameters * dtype.itemsize + room, free_bytes(device)
+    if free is not None and need > free:
+        raise ValueError(
+            f"The inflated model takes {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: inflate to a "
+            "smaller size, or give another dtype or device."
+        )
 
 
 def size_for(parameters: int, small: Size) -> Size:

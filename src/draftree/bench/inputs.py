@@ -1,0 +1,165 @@
+"""What a measurement is given: a model, prompts as token ids, and how much of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from draftree.bench.inflate import inflate
+from draftree.bench.machine import describe
+from draftree.bench.measure import Talk
+from draftree.bench.samples import Sampling, Task
+from draftree.engine.limits import check_prompt
+from draftree.models import encode_prompt, load_model
+from draftree.prompts import Prompt, split_prompts
+from draftree.runner import inspect_model
+
+TURN_ROOM = 32  # tokens that a chat template may put around a turn
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The model that is measured.
+
+    Attributes:
+        model, tokenizer: the model and its tokenizer.
+        name: the folder or hub name that it was loaded from; None for the embedded model.
+        small: what `model` was inflated from, for which the package's drafters were trained; None where it was not.
+        size: what it was inflated to, such as "400M"; "" where it was not.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str | None = None
+    small: Any = None
+    size: str = ""
+
+    @classmethod
+    def load(cls, name: str | None) -> Subject:
+        """The model of a folder or hub name; the embedded one for None.
+
+        Raises:
+            ValueError: a folder that does not exist or cannot be loaded.
+        """
+        return cls(*load_model(name), name)
+
+    def inflated(self, size: str | None, **options: Any) -> Subject:
+        """The model inflated to about `size` parameters, or by other `options` of `inflate`; itself for None.
+
+        Raises:
+            TypeError, ValueError: of `inflate`.
+        """
+        if size is None:
+            return self
+        large = inflate(self.model, **(options or {"params": size}))
+        return replace(self, model=large, small=self.model, size=size)
+
+    def about(self) -> dict[str, Any]:
+        """What a result file says of where and how it was made: see `describe`."""
+        facts = describe(self.model, self.name)
+        return facts | ({"model": f"{facts['model']} inflated to {self.size}"} if self.size else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to measure.
+
+    Attributes:
+        per_set: test prompts of every set.
+        max_new_tokens: most tokens of an answer.
+        rounds: how often every prompt is answered.
+        warm_per_set: prompts of every set that warm the trie.
+        compiled: whether to measure torch.compile.
+        batch: prompts answered together.
+        sampling: how tokens are sampled; None decodes greedily.
+    """
+
+    per_set: int = 4
+    max_new_tokens: int = 96
+    rounds: int = 2
+    warm_per_set: int = 23
+    compiled: bool = True
+    batch: int = 1
+    sampling: Sampling | None = None
+
+    @property
+    def title(self) -> str:
+        """Batch and sampling in a few words."""
+        drawn = self.sampling
+        if drawn is None:
+            return f"batch {self.batch}, greedy"
+        cuts = "".join(f", top-{k} {v}" for k, v in (("k", drawn.top_k), ("p", drawn.top_p)) if v is not None)
+        return f"batch {self.batch}, sampled at temperature {drawn.temperature:g}{cuts}, seed {drawn.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Prompts as token ids.
+
+    Attributes:
+        tasks: to measure on.
+        lessons: to warm a trie with.
+        longest: for each task, the most tokens that the prompt of its last turn may have.
+        talk: makes the prompts of later turns; None where there are none.
+    """
+
+    tasks: list[Task]
+    lessons: list[list[int]]
+    longest: list[int]
+    talk: Talk | None
+
+    @property
+    def sets(self) -> list[str]:
+        """Names of the measured sets."""
+        return list(dict.fromkeys(task.prompt.set for task in self.tasks))
+
+    def spread(self, count: int) -> Texts:
+        """`count` tasks or all, evenly from the whole list, so that they are of as many sets as can be."""
+        count = min(count, len(self.tasks))
+        chosen = [i * len(self.tasks) // count for i in range(count)]
+        return replace(self, tasks=[self.tasks[i] for i in chosen], longest=[self.longest[i] for i in chosen])
+
+
+def encode_all(subject: Subject, prompts: Sequence[Prompt], settings: Settings) -> Texts:
+    """The prompts that `settings` ask for, as token ids, and checked.
+
+    Raises:
+        ValueError: a model or prompt that cannot be measured, before any work.
+    """
+    target, tokenizer, new = inspect_model(subject.model), subject.tokenizer, settings.max_new_tokens
+    if target.encoder_decoder:
+        raise ValueError("This benchmark measures decoder-only models: this one has an encoder.")
+    measured, warming = split_prompts(prompts, settings.per_set, settings.warm_per_set)
+    if len(measured) < settings.batch:
+        raise ValueError(
+            f"{len(measured)} prompts do not fill a batch of {settings.batch}: give more prompts, or a smaller batch."
+        )
+    tasks = [Task(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in (*measured, *warming)]
+    longest = []
+    for task in tasks:
+        later = [len(tokenizer(text).input_ids) for text in task.prompt.later]
+        longest.append(len(task.ids) + sum(later) + len(later) * (TURN_ROOM + new))
+        try:
+            check_prompt(task.ids, new, target.vocab_size, target.max_positions)
+            if later and target.max_positions is not None and longest[-1] + new > target.max_positions:
+                raise ValueError(
+                    f"its turns may grow to {longest[-1] + new} tokens and the model's context is "
+                    f"{target.max_positions}: lower max_new_tokens, or leave turns out."
+                )
+        except ValueError as error:
+            raise ValueError(f"Prompt {task.prompt.id!r}: {error}") from None
+    talk = talk_with(tokenizer) if any(prompt.later for prompt in measured) else None
+    lessons = [task.ids for task in tasks[len(measured) :]]
+    return Texts(tasks[: len(measured)], lessons, longest[: len(measured)], talk)
+
+
+def talk_with(tokenizer: Any) -> Callable[[Prompt, Sequence[Sequence[int]]], list[int]]:
+    """What makes the token ids of a conversation's next turn, after the answers to its earlier ones."""
+
+    def talk(prompt: Prompt, answers: Sequence[Sequence[int]]) -> list[int]:
+        given = [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+        turns = [prompt.text, *prompt.later]
+        return encode_prompt(tokenizer, turns[len(given)], history=list(zip(turns, given, strict=False)))
+
+    return talk
