@@ -19,9 +19,10 @@ from draftree.runner import CpuRunner, HookedRunner, Runner, inspect_model
 from draftree.runner.layout.skip import Skip
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import Fixed
+from draftree.training.options import SearchOptions
 from draftree.training.replay import Prices, Replay, Score
 from draftree.training.rows import Row
-from draftree.training.skip_set import Search, SearchOptions, search_skip_set
+from draftree.training.skip_set import Search, search_skip_set
 
 __all__ = ["one_thread"]
 STEPS = StepCost((1, 2, 8), (1.0, 1.0, 1.0))

@@ -1,7 +1,7 @@
 """Options that several verbs share: each is declared here once, and a verb gives its own default.
 
 Blocks of options that always come together are dataclasses, each next to what is done with it; `grouped` makes their
-fields options of a verb.
+fields options of a verb. Where a library's own dataclass says in its annotations what its fields mean, those are taken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -97,8 +97,8 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(block, include_extras=True)
         for field in dataclasses.fields(block):
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name]))
+            kind, annotation = inspect.Parameter.KEYWORD_ONLY, _declared(field, hints[field.name])
+            parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=annotation))
 
     @functools.wraps(verb)
     def called(**given: Any) -> None:
@@ -109,6 +109,15 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect looks for
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
+
+
+def _declared(field: dataclasses.Field[Any], annotation: Any) -> Any:
+    """A field's type with what typer is to know of it; a bare meaning becomes an option, of a flag without its no."""
+    kind, meaning = get_args(annotation)
+    if not isinstance(meaning, str):
+        return annotation
+    flag = [f"--{field.name.replace('_', '-')}"] if field.default is False else []
+    return Annotated[kind, typer.Option(*flag, help=meaning, show_default=field.default is not None)]
 
 
 def use_threads(threads: int | None) -> None:

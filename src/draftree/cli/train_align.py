@@ -47,16 +47,15 @@ def align(
     run: AlignRun,
 ) -> None:
     """Fine-tune a small model on a large one's greedy outputs (BiLD); the result is a stock Hugging Face model."""
-    options = run.begin(out)
+    run.begin(out)
     from draftree.cli.screen import DataBar, line_console
     from draftree.drafting import DraftModel
     from draftree.models import known_folder, load_model
-    from draftree.training.align import OPTIMIZERS
-    from draftree.training.align_inputs import align_on_inputs
+    from draftree.training.align_inputs import Inputs, align_on_inputs
     from draftree.training.answers import AnswerOptions
 
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"The optimizer is {optimizer!r}: choose {' or '.join(OPTIMIZERS)}.")
+    answers = AnswerOptions(max_new_tokens, answer_batch, skip_long=True)
+    inputs = Inputs(data, answers, field, dev, reference, template, limit)
     console = line_console()
     with DataBar(console, f"answers and checkpoints are kept in {out}, and --resume goes on from there") as bar:
         large, tokenizer = load_model(model)
@@ -64,18 +63,12 @@ def align(
             large,
             tokenizer,
             DraftModel.from_pretrained(known_folder(small), tokenizer).model,
-            data,
+            inputs,
             out,
-            field=field,
-            dev=dev,
-            reference=reference,
-            template=template,
-            limit=limit,
-            answers=AnswerOptions(max_new_tokens, answer_batch, skip_long=True),
             optimizer=optimizer,
-            options=options,
+            options=run,
             progress=bar,
-            tell=lambda line: console.print(line, markup=False),
+            tell=console.print,
         )
     loss, agreement, bleu = recipe["loss"], recipe["agreement"], recipe["bleu"]
     console.print(
@@ -83,6 +76,5 @@ def align(
         f"{loss['before']:.3f} -> {loss['after']:.3f}, agreement with the large model {agreement['before']:.1%} -> "
         f"{agreement['after']:.1%}"
         + (f", BLEU {bleu['before']} -> {bleu['after']} (large model {bleu['large']})" if bleu else "")
-        + f". Written to {out}.",
-        markup=False,
+        + f". Written to {out}."
     )

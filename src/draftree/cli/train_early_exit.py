@@ -32,28 +32,19 @@ def early_exit(
     run: ExitRun,
 ) -> None:
     """A copy of the WHOLE model, trained to be read behind layer n (early-exit pairs of BiLD): its texts change."""
-    options = run.begin(out)
-    from draftree.cli.screen import line_console, resumable
+    run.begin(out)
+    from draftree.cli.screen import resumable
     from draftree.models import load_model
     from draftree.training.early_exit import train_early_exit
 
     target, tokenizer = load_model(model)
-    console = line_console()
-    with resumable(out):
+    with resumable(out) as tell:
         recipe = train_early_exit(
-            target,
-            data,
-            out,
-            exit_layer,
-            every_layer=every_layer,
-            tokenizer=tokenizer,
-            options=options,
-            tell=lambda line: console.print(line, markup=False),
+            target, data, out, exit_layer, every_layer=every_layer, tokenizer=tokenizer, options=run, tell=tell
         )
     before, after = recipe["agreement"]["before"], recipe["agreement"]["after"]
-    console.print(
+    tell(
         f"{recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min. The exit predicts the answers' next token in "
         f"{after['exit']:.1%} of places ({before['exit']:.1%} before), the whole model in {after['model']:.1%} "
-        f"({before['model']:.1%} before). Another model than the one it was made of is in {out}.",
-        markup=False,
+        f"({before['model']:.1%} before). Another model than the one it was made of is in {out}."
     )

@@ -94,16 +94,15 @@ def _train(
     settings: dict[str, Any],
     training: dict[str, Any],
 ) -> None:
-    options = run.begin(out)
+    run.begin(out)
     import torch
 
-    from draftree.cli.screen import line_console, resumable
+    from draftree.cli.screen import resumable
     from draftree.models import load_model
     from draftree.training.run import train
 
     target, _ = load_model(model)
-    console = line_console()
-    with resumable(out):
+    with resumable(out) as tell:
         recipe = train(
             method,
             target,
@@ -111,15 +110,15 @@ def _train(
             out,
             settings=settings,
             training=training,
-            options=options,
+            options=run,
+            splits=run.splits,
             dtype=torch.float16 if run.half else None,
-            tell=lambda line: console.print(line, markup=False),
+            tell=tell,
         )
     if int(os.environ.get("RANK", "0")):  # under accelerate launch the first process speaks for all
         return
     top = ", ".join(f"{depth} {shares[0]:.1%}" for depth, shares in recipe["accuracy"].items())
-    console.print(
+    tell(
         f"{recipe['parameters']:,} parameters, {recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min; top-1 on "
-        f"the dev rows: {top}. Written to {out}.",
-        markup=False,
+        f"the dev rows: {top}. Written to {out}."
     )

@@ -7,7 +7,6 @@ more in each round, a few parts tried in it. That is bounded, repeatable, and le
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import asdict, dataclass
@@ -20,40 +19,15 @@ from draftree.drafting.folder import base_of
 from draftree.drafting.self_speculative import SelfSpeculative
 from draftree.runner import Runner, open_runner
 from draftree.runner.layout.skip import Skip
+from draftree.training.options import SearchOptions
 from draftree.training.replay import ROUNDS, Prices, Replay, Score, measure_prices, parted
 from draftree.training.rows import read_data
-from draftree.training.run import command
+from draftree.training.session import command, write_json
 
 if TYPE_CHECKING:
     from draftree.progress import Watcher
 
 PATIENCE = 4  # rounds without a better set, after which the search ends
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """Options of a search.
-
-    Attributes:
-        texts: recorded texts to search on; as many others, of the dev part, to report on.
-        places: places of each text from which chains are drafted, from the answer's first on.
-        num_draft_tokens: longest chain.
-        width: parts tried in a round, the most promising ones; the first round tries all.
-        seconds: after which no further set is tried.
-        max_length: texts with more tokens are left out; None for none.
-    """
-
-    texts: int = 16
-    places: int = 48
-    num_draft_tokens: int = 6
-    width: int = 4
-    seconds: float = 600.0
-    max_length: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("texts", "places", "num_draft_tokens", "width", "seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: give more than 0.")
 
 
 def _with(skip: Skip, part: Skip) -> Skip:
@@ -170,7 +144,7 @@ def search_skip_set(
         "method": drafter.method,
         "base_model": asdict(drafter.base),
         "settings": drafter.settings,
-        "search": asdict(options),
+        "search": options.recorded(),
         "seconds": round(time.monotonic() - begin, 1),
         "sets": len(tried),
         "runner": driver.form,
@@ -189,6 +163,6 @@ def search_skip_set(
         {"skip_attention": sorted(skip.attention), "skip_mlp": sorted(skip.mlp), **score._asdict()}
         for skip, score in tried
     ]
-    (out / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
-    (out / "search.json").write_text(json.dumps(sets, indent=1) + "\n", encoding="utf-8")
+    write_json(out / "recipe.json", recipe)
+    write_json(out / "search.json", sets)
     return recipe
