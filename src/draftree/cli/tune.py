@@ -39,8 +39,8 @@ def tune(
     from draftree.models import load_model
     from draftree.prompts import embedded_prompts, read_prompts
     from draftree.tuning.check import check_replay
-    from draftree.tuning.report import check_table, render, write_choice
-    from draftree.tuning.search import TuningOptions
+    from draftree.tuning.prepare import TuningOptions
+    from draftree.tuning.report import render, table_of, why, write_choice
     from draftree.tuning.search import tune as find
 
     for name, given in (("--minutes", minutes), ("--out", out)):
@@ -64,14 +64,14 @@ def tune(
     if check:
         with StageBar(console) as bar:
             rows = check_replay(loaded, tokenizer, found, options, bar)
-        console.print(check_table(rows))
+        console.print(table_of(rows, "Replay against real runs"))
         return
     with StageBar(console) as bar:
         choice = find(loaded, tokenizer, found, options, bar)
     out.parent.mkdir(parents=True, exist_ok=True)
     written = write_choice(choice, loaded, tokenizer, out)
     console.print(render(choice))
-    for line in choice.why():
+    for line in why(choice):
         console.print(line, markup=False)
     tell_written(console, written)
 

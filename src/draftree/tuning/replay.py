@@ -3,15 +3,14 @@
 A pass is replaced by looking the next tokens up in the recorded answer, and its time by what such steps took when the
 answers were recorded; everything else is what decoding does, call for call: a shape plans, a drafter drafts, and both
 learn from what came. With trees of fixed size the acceptance is that of the same run live. Trees sized by cost depend
-on what steps take: with the times of a real run (`Times`) they are its trees, with those that were recorded they are as
-good as that predicts.
+on what steps take, and are predicted as well as that is.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,6 @@ from draftree.drafting.groups import GroupNodes, Groups
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import RequestStats
 from draftree.runner.plan import PassResult
-from draftree.runner.step_cost import StepCost
 from draftree.shaping import Shape
 from draftree.shaping.base import Outcome, Sizer
 from draftree.shaping.off_path import OffPath
@@ -138,19 +136,6 @@ class Replayed:
         return self.stats.emitted / self.seconds if self.seconds else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """What the steps of a real run took.
-
-    Attributes:
-        cost: of a step by its rows, as it was measured before the first step.
-        steps: in their order, seconds of a whole step (None where a prompt was in it) and of its drafting.
-    """
-
-    cost: StepCost
-    steps: Sequence[tuple[float | None, float]]
-
-
 def replay(
     texts: Sequence[Text],
     drafter: Drafter | None,
@@ -160,7 +145,6 @@ def replay(
     eos_token_ids: Sequence[int],
     *,
     clock: Clock = time.thread_time,
-    times: Times | None = None,
 ) -> Replayed:
     """Answer `texts` from their records.
 
@@ -173,17 +157,15 @@ def replay(
         eos_token_ids: the model's.
         clock: seconds, by which drafting is timed. By default those of this thread alone: what else the machine does
             meanwhile is not the drafter's.
-        times: step times for the shape alone, in place of `timing`; the prediction does not use them.
     """
     found = Replayed()
-    # The shape starts from a curve of its own: what steps take must not depend on what it thinks of them.
-    known = timing.cost() if times is None else times.cost
-    one = _Replay(drafter, timing, new, clock, None if times is None else iter(times.steps))
+    one = _Replay(drafter, timing, new, clock)
     if drafter is not None:
         drafter.bind(None, eos_token_ids=tuple(eos_token_ids))  # type: ignore[arg-type]
     for text in texts:
-        # An engine of its own answers each text.
-        sizer = None if drafter is None or shape is None else shape.bind(known, drafter)
+        # An engine of its own answers each text. The shape starts from a curve of its own: what steps take must not
+        # depend on what it thinks of them.
+        sizer = None if drafter is None or shape is None else shape.bind(timing.cost(), drafter)
         stats, seconds = one.answer(text, sizer)
         found.stats.add(stats)
         found.by_set.setdefault(text.task.prompt.set, RequestStats()).add(stats)
@@ -196,18 +178,10 @@ class _Replay:
 
     Args:
         drafter, timing, new, clock: as of `replay`.
-        taken: what is left of the steps of `Times`; None where steps take what was recorded.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter | None,
-        timing: Timing,
-        new: int,
-        clock: Clock,
-        taken: Iterator[tuple[float | None, float]] | None,
-    ) -> None:
-        self._drafter, self._timing, self._new, self._clock, self._taken = drafter, timing, new, clock, taken
+    def __init__(self, drafter: Drafter | None, timing: Timing, new: int, clock: Clock) -> None:
+        self._drafter, self._timing, self._new, self._clock = drafter, timing, new, clock
         self._can = Capabilities() if drafter is None else drafter.capabilities
         self._cost = timing.cost()
         parts = drafter.drafters if isinstance(drafter, Merge) else (drafter,)
@@ -252,8 +226,8 @@ class _Replay:
         passed = self._drafter.rows(rows, 1, plan.attach_to) if attached and self._drafter is not None else rows
         behind = float(self._cost.of(passed)) + learning + (self._own if attached else 0.0)
         if sizer is not None:
-            whole, before = (drafting + behind, drafting) if self._taken is None else next(self._taken)
-            sizer.observe(plan, Outcome([path], rows, None if reads else whole, before, attached))
+            seconds = None if reads else drafting + behind
+            sizer.observe(plan, Outcome([path], rows, seconds, drafting, attached))
         return drafting + behind
 
     def _draft(self, request: Context, sizer: Sizer | None) -> StepPlan:
