@@ -6,11 +6,13 @@ hold one question (`prompt` or `question`) or several in turn (`turns`); whateve
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from draftree.prompts import jsonl_files, jsonl_rows
 
 SYSTEM = "You are a helpful assistant."
 PLACE = "{question}"
@@ -56,15 +58,8 @@ def read_questions(
     Raises:
         ValueError: a missing or unreadable file, a row without a question or reference, nothing at all.
     """
-    files: list[Path] = []
-    for path in paths:
-        if not path.exists():
-            raise ValueError(f"There is no questions file {str(path)!r}: give a .jsonl file or a folder of them.")
-        found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        if not found:
-            raise ValueError(f"The folder {str(path)!r} holds no .jsonl file: give one that does, or a file.")
-        files += found
-    by_file = [list(_read(file, per_set, field, reference)) for file in files]
+    files = [file for path in paths for file in jsonl_files(path, "questions")]
+    by_file = [list(islice(_read(file, field, reference), per_set)) for file in files]
     if limit is not None:
         by_file = _evenly(by_file, limit)
     rows = [row for group in by_file for row in group]
@@ -76,36 +71,23 @@ def read_questions(
 Row = tuple[str, str, tuple[str, ...], str | None]  # id, set, turns, reference
 
 
-def _read(file: Path, most: int | None, field: str | None, reference: str | None) -> Iterable[Row]:
-    taken = 0
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if most is not None and taken >= most:
-                return
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                raise ValueError(f"{file}, line {number}, is not JSON: write one JSON object per line.") from None
-            turns = _turns(row, FIELDS if field is None else (field,))
-            if not turns:
-                expected = "a 'prompt', a 'question' or 'turns'" if field is None else f"{field!r}"
-                raise ValueError(f"{file}, line {number}, has no question: give it {expected} with text.")
-            known = row.get(reference) if reference is not None else None
-            if reference is not None and not (isinstance(known, str) and known.strip()):
-                raise ValueError(
-                    f"{file}, line {number}, has no reference: give it {reference!r} with text, or measure without "
-                    "references."
-                )
-            name = row.get("id", row.get("question_id", f"{file.stem}-{number}"))
-            taken += 1
-            yield str(name), str(row.get("set", row.get("category", file.stem))), turns, known
+def _read(file: Path, field: str | None, reference: str | None) -> Iterator[Row]:
+    for number, row in jsonl_rows(file):
+        turns = _turns(row, FIELDS if field is None else (field,))
+        if not turns:
+            expected = "a 'prompt', a 'question' or 'turns'" if field is None else f"{field!r}"
+            raise ValueError(f"{file}, line {number}, has no question: give it {expected} with text.")
+        known = row.get(reference) if reference is not None else None
+        if reference is not None and not (isinstance(known, str) and known.strip()):
+            raise ValueError(
+                f"{file}, line {number}, has no reference: give it {reference!r} with text, or measure without "
+                "references."
+            )
+        name = row.get("id", row.get("question_id", f"{file.stem}-{number}"))
+        yield str(name), str(row.get("set", row.get("category", file.stem))), turns, known
 
 
-def _turns(row: Any, fields: Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(row, dict):
-        return ()
+def _turns(row: dict[str, Any], fields: Sequence[str]) -> tuple[str, ...]:
     given = next((row[name] for name in fields if row.get(name)), ())
     turns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else ()
     return turns if all(isinstance(t, str) and t.strip() for t in turns) else ()
