@@ -78,8 +78,7 @@ def tune(
 
 def _spec(name: str) -> Any:
     """What --drafters names: a folder that training wrote, one of a small model, or one of the embedded model's own."""
-    from draftree.cli.drafters import TRAINED, check_drafter
-    from draftree.drafting.folder import CONFIG
+    from draftree.cli.drafters import TRAINED, check_drafter, is_small_model
     from draftree.tuning.file import Spec
 
     if name in TRAINED:
@@ -88,5 +87,4 @@ def _spec(name: str) -> Any:
         check_drafter(name)
         reason = "is always tried" if name in ("lookahead", "prompt-lookup") else "is nothing that tuning tries"
         raise ValueError(f"--drafters {name!r} {reason}: name trained drafters or small models, or leave it out.")
-    small = (Path(name) / "config.json").is_file() and not (Path(name) / CONFIG).is_file()
-    return Spec("draft-model" if small else "trained", name=name)
+    return Spec("draft-model" if is_small_model(Path(name)) else "trained", name=name)

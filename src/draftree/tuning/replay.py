@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,9 @@ from draftree.drafting.groups import GroupNodes, Groups
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import RequestStats
 from draftree.runner.plan import PassResult
+from draftree.runner.target import Target
 from draftree.shaping import Shape
 from draftree.shaping.base import Outcome, Sizer
-from draftree.shaping.off_path import OffPath
 from draftree.tree import TokenTree
 from draftree.tuning.record import Text, Timing
 
@@ -48,26 +48,32 @@ def _no_rows(chosen: GroupNodes) -> Attachment:
     return Attachment()
 
 
-class RecordedHeads(Drafter):
+class RecordedHeads(InModelDrafter):
     """A drafter inside the model, its draft tokens read from the record instead of from a pass.
 
     Args:
         name: of the record.
-        drafter: the real one: its rows, its budget and which of its nodes look ahead.
+        drafter: the real one, whose settings and rows it has.
     """
 
-    capabilities = Capabilities(attaches=True, prepares=True, observes=True)
-
     def __init__(self, name: str, drafter: InModelDrafter) -> None:
+        super().__init__(drafter.shapes(), drafter.steps, **drafter.settings)
         self.name = name  # type: ignore[misc]
         self.text: Text | None = None
-        self.max_nodes = drafter.max_nodes
         self._inner = drafter
-        self._off_path = OffPath()
         self._prepared = False  # whether the pass would have the drafter's rows
-        self._held: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._no_pass = replace(NO_PASS, hidden={drafter.shapes()["layers"]: NO_PASS.logits})
         grouped = "groups" in drafter.settings
         self._groups = Groups(drafter.settings["groups"], _no_rows) if grouped else None
+
+    def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
+        """The real drafter has accepted them."""
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`: there is no model."""
+
+    def place(self, target: Target) -> None:
+        """See `InModelDrafter.place`: there are no weights."""
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`."""
@@ -78,42 +84,34 @@ class RecordedHeads(Drafter):
         self._prepared = step.prepares_any
         return None
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`."""
-        (request,) = requests
-        if self._held is None or self._held[0] != len(request.tokens):
-            return _root(request)
-        _, tokens, logp = self._held
-        if request.room <= self._inner.depth:
-            logp = logp.copy()
-            logp[max(request.room - 1, 0) :] = -np.inf
-        at = torch.tensor(request.tokens[-1:], dtype=torch.long, device="cpu")
-        return TokenTree.from_candidates(at, tokens[None], logp[None], budgets, self.source, self._off_path.factor)
+    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
+        """See `InModelDrafter.attach`."""
+        return Attachment()
+
+    def draft_logits(self, step: Step, nodes: torch.Tensor) -> torch.Tensor | None:
+        """See `InModelDrafter.draft_logits`: the record has the likeliest tokens in their place."""
+        return None
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`."""
+        if self._prepared:
+            super().observe(replace(step, result=self._no_pass))
+
+    def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `InModelDrafter.likeliest`: those of the record."""
         (request,) = step.requests
-        if not self._prepared or self.text is None:
-            return
-        at, gone = len(request.tokens), 0
+        gone = 0
         if self._groups is not None:
             _, passed = self._groups.find(step, _one(step.accepted[0][-1]))
             gone = 0 if passed is None else int(passed)
-        found = self.text.drafts[self.name].get(at - gone)
+        found = None if self.text is None else self.text.drafts[self.name].get(len(request.tokens) - gone)
         if found is None or gone >= len(found[0]):
-            return
+            return None
         tokens, logp = found
         if gone:  # rows of an ancestor's group look that much less far ahead
             tokens, logp = (np.concatenate([part[gone:], np.zeros_like(part[:gone])]) for part in (tokens, logp))
             logp[len(logp) - gone :] = -np.inf
-        held = self._held
-        if held is not None and held[0] < len(request.tokens) - 1:
-            self._off_path.learn(held[1], held[2], request.tokens[held[0] :])
-        self._held = at, tokens, logp
-
-    def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
-        self._held = None
+        return tokens[None], logp[None]
 
 
 @dataclass(slots=True)
