@@ -21,8 +21,8 @@ from draftree.runner.layout.skip import Skip
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import Fixed
 from draftree.training.options import SearchOptions
-from draftree.training.replay import Prices, Replay, Score
 from draftree.training.rows import Row
+from draftree.training.skip_replay import Prices, Replay, Score
 from draftree.training.skip_set import search_skip_set, try_sets
 
 __all__ = ["one_thread"]

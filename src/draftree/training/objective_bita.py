@@ -1,4 +1,4 @@
-"""BiTA's objective: mask groups behind many split points, all in one pass (methods.md sections 2 and 6).
+"""BiTA's objective: mask groups behind many split points, all in one pass.
 
 The real rows need no gradients, as nothing that is trained reaches them: they pass first, and masks see their keys and
 values as a context. That takes 28 to 35 % of a step's time away.

@@ -1,4 +1,4 @@
-"""Objectives of heads that read states of the plain pass: Medusa's and early heads (methods.md sections 5 and 7)."""
+"""Objectives of heads that read states of the plain pass: Medusa's and early heads."""
 
 from __future__ import annotations
 

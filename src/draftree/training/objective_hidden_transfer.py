@@ -1,4 +1,4 @@
-"""Hidden Transfer's objective: pseudo states are to predict what the real ones will (methods.md section 3)."""
+"""Hidden Transfer's objective: pseudo states are to predict what the real ones will."""
 
 from __future__ import annotations
 

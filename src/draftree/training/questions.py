@@ -1,4 +1,4 @@
-"""Questions for the target to answer, and the templates that turn them into prompts (methods.md section 6).
+"""Questions for the target to answer, and the templates that turn them into prompts.
 
 Only questions are taken from data sets: what the target itself would write is what a drafter has to draft. A row may
 hold one question (`prompt` or `question`) or several in turn (`turns`); whatever answers it brings are not read.

@@ -1,8 +1,8 @@
 """Search for what SelfSpeculative may leave out: the set with the best predicted speed on recorded texts.
 
 "Draft & Verify" (Zhang et al., 2024) searches by Bayesian optimisation over decoding runs. Here a set costs a replay of
-recorded texts (`draftree.training.replay`), and sets grow greedily by the parts that have done best so far: one part
-more in each round, a few parts tried in it. That is bounded, repeatable, and leaves a path to look at.
+recorded texts (`draftree.training.skip_replay`), and sets grow greedily by the parts that have done best so far: one
+part more in each round, a few parts tried in it. That is bounded, repeatable, and leaves a path to look at.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from draftree.progress import Watcher
 from draftree.runner import Runner, open_runner
 from draftree.runner.layout.skip import Skip
 from draftree.training.options import SearchOptions
-from draftree.training.replay import ROUNDS, Prices, Replay, Score, measure_prices, parted
 from draftree.training.rows import read_data
 from draftree.training.session import command, write_json
+from draftree.training.skip_replay import ROUNDS, Prices, Replay, Score, measure_prices, parted
 
 PATIENCE = 4  # rounds without a better set, after which the search ends
 
