@@ -8,10 +8,19 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import Longest, Threads, check_folder, use_threads
+from draftree.cli.options import DataSet, Longest, Model, Threads, check_folder, use_threads
 from draftree.training.options import TrainOptions
 
 RATE = "At its top."
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is trained from what, and where the result goes."""
+
+    data: DataSet
+    out: Annotated[Path, typer.Option(help="Folder for what is trained, its recipe, curve and checkpoints.")]
+    model: Model = None
 
 
 @dataclass(frozen=True)

@@ -56,19 +56,14 @@ class Timing:
     """What steps take, in seconds.
 
     Attributes:
-        rows, seconds: of a step by its rows, as in decoding, without what drafting takes.
+        cost: of a step by its rows, as in decoding, without what drafting takes.
         prompt: of reading a prompt, on average.
         own: by drafter inside the model, what it takes in a step besides its rows.
     """
 
-    rows: np.ndarray
-    seconds: np.ndarray
+    cost: StepCost
     prompt: float
     own: dict[str, float]
-
-    def cost(self) -> StepCost:
-        """The curve of `rows`."""
-        return StepCost(self.rows, self.seconds)
 
 
 class Repeats(Drafter):
@@ -171,4 +166,4 @@ class Record:
         for name, drafter in self.trained.items():
             step = median(self._prepared[name] or [0.0])
             own[name] = max(step - float(cost.of(drafter.rows(1, 1, 1))), 0.0)
-        return Timing(cost.rows, cost.seconds, sum(self._prompts) / max(len(self._prompts), 1), own)
+        return Timing(cost, sum(self._prompts) / max(len(self._prompts), 1), own)

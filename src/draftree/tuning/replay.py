@@ -163,7 +163,7 @@ def replay(
     for text in texts:
         # An engine of its own answers each text. The shape starts from a curve of its own: what steps take must not
         # depend on what it thinks of them.
-        sizer = None if drafter is None or shape is None else shape.bind(timing.cost(), drafter)
+        sizer = None if drafter is None or shape is None else shape.bind(timing.cost.for_batch(), drafter)
         stats, seconds = one.answer(text, sizer)
         found.stats.add(stats)
         found.by_set.setdefault(text.task.prompt.set, RequestStats()).add(stats)
@@ -181,7 +181,6 @@ class _Replay:
     def __init__(self, drafter: Drafter | None, timing: Timing, new: int, clock: Clock) -> None:
         self._drafter, self._timing, self._new, self._clock = drafter, timing, new, clock
         self._can = Capabilities() if drafter is None else drafter.capabilities
-        self._cost = timing.cost()
         parts = drafter.drafters if isinstance(drafter, Merge) else (drafter,)
         self._heads = [part for part in parts if isinstance(part, RecordedHeads)]
         self._own = sum(timing.own[head.name] for head in self._heads)
@@ -222,7 +221,7 @@ class _Replay:
         attached = self._can.prepares and plan.prepares_any
         rows = trees.sizes[0]
         passed = self._drafter.rows(rows, 1, plan.attach_to) if attached and self._drafter is not None else rows
-        behind = float(self._cost.of(passed)) + learning + (self._own if attached else 0.0)
+        behind = float(self._timing.cost.of(passed)) + learning + (self._own if attached else 0.0)
         if sizer is not None:
             seconds = None if reads else drafting + behind
             sizer.observe(plan, Outcome([path], rows, seconds, drafting, attached))
