@@ -16,10 +16,10 @@ from draftree.demo_model import embedded
 from draftree.drafting.folder import base_of
 from draftree.training import quality as quality_module
 from draftree.training.align import Exam, align
-from draftree.training.align_inputs import Inputs, align_on_inputs, template_of
+from draftree.training.align_inputs import align_on_inputs, template_of
 from draftree.training.answers import AnswerOptions
 from draftree.training.journal import JOURNAL, Journal
-from draftree.training.options import TrainOptions
+from draftree.training.options import Inputs, TrainOptions
 from draftree.training.quality import quality
 from draftree.training.rows import Row, collate
 from draftree.training.trainer import DrafterTrainer
@@ -165,13 +165,13 @@ def test_answers_outlive_a_kill_and_references_give_bleu(demo, tmp_path, monkeyp
         small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).eval()
     data, out = questions(tmp_path / "ask.jsonl"), tmp_path / "out"
     options = replace(OPTIONS, steps=2, learning_rate=1e-4)
-    inputs = Inputs(data, AnswerOptions(8, 8), field="ask", reference="known")
+    inputs = Inputs(data, field="ask", reference="known")
 
     def stop(done, total, tokens):
         if done == 20:
             raise KeyboardInterrupt
 
-    more = {"options": options, "tell": lambda line: None}
+    more = {"answers": AnswerOptions(8, 8), "options": options, "tell": lambda line: None}
     with pytest.raises(KeyboardInterrupt):
         align_on_inputs(demo.model, demo.tokenizer, small, inputs, out, progress=stop, **more)
     assert len((out / "answers" / JOURNAL).read_bytes().splitlines()) == 20

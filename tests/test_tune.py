@@ -1,6 +1,5 @@
 """`draftree tune`: replay gives what decoding gives; a choice is written, and loaded by one argument; bad input."""
 
-import dataclasses
 import itertools
 import json
 import sys
@@ -8,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from timed_shape import Timed
 from typer.testing import CliRunner
 from zoo import build
 
@@ -24,7 +24,6 @@ from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts, read_prompts, take_per_set
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed, shape_for
-from draftree.shaping.base import Shape, Sizer
 from draftree.tuning.check import check_replay
 from draftree.tuning.file import Spec, load_tuned, write_tuned
 from draftree.tuning.live import Judged
@@ -142,44 +141,6 @@ def test_the_check_compares_all_kinds_with_real_runs(demo):
         if row.candidate.node_budget is not None:  # the others depend on what steps take
             assert replayed == pytest.approx(row.row.stats.acceptance_length, rel=0.02), row.candidate.label
     assert sum(row.candidate.node_budget is None for row in rows) == len(rows) // 3
-
-
-class Timed(Shape):
-    """Another shape, that keeps what its steps took; in a replay its steps take what those of `run` took.
-
-    Attributes:
-        cost: what a step cost as the first engine measured it.
-        steps: (seconds, seconds of drafting) of every step.
-    """
-
-    measures = True
-
-    def __init__(self, inner, run=None):
-        self.inner, self.run = inner, run
-        self.cost, self.steps = (None, []) if run is None else (run.cost, iter(run.steps))
-
-    def bind(self, cost, drafter, pruner=None, *, packed=True):
-        self.cost = self.cost or cost
-        return TimedSizer(self.inner.bind(self.cost if self.run else cost, drafter, pruner, packed=packed), self)
-
-
-class TimedSizer(Sizer):
-    """The sizer of a `Timed`."""
-
-    def __init__(self, inner, shape):
-        self.inner, self.shape = inner, shape
-        self.plan, self.trim, self.end = inner.plan, inner.trim, inner.end
-
-    def plan(self, requests, most, *, closed=False):
-        """The inner one's, set above."""
-
-    def observe(self, plan, outcome):
-        if self.shape.run is None:
-            self.shape.steps.append((outcome.seconds, outcome.drafting))
-        else:
-            seconds, drafting = next(self.shape.steps)
-            outcome = dataclasses.replace(outcome, seconds=seconds, drafting=drafting)
-        self.inner.observe(plan, outcome)
 
 
 @pytest.mark.parametrize("case", ["trie", "prompt lookup", "medusa", "merge"])

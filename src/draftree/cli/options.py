@@ -31,10 +31,7 @@ Results = Annotated[Path, typer.Option(help="Folder for the results.")]
 Runner = Annotated[str, typer.Option(help="auto, hooked, eager, cpu or cuda_graphs.")]
 
 # What to measure.
-Experiment = Annotated[str | None, typer.Argument(help="Which one; --list tells them.", show_default=False)]
-ShowList = Annotated[bool, typer.Option("--list", help="Tell the experiments, and do nothing else.")]
 PerSet = Annotated[int, typer.Option(min=1, help="Prompts of every set to measure on.")]
-WarmPerSet = Annotated[int, typer.Option(min=0, help="Other prompts of every set, whose answers the trie has seen.")]
 DrafterWarm = Annotated[int, typer.Option(min=0, help="Prompts of every set that warm the trie.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often every prompt is answered.")]
@@ -48,20 +45,10 @@ Compiled = Annotated[
 ]
 
 # How tokens are drawn.
-Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the best.")]
-Temperature = Annotated[float, typer.Option(help="Of the draw, with --sample.")]
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw from the k best only.")]
 TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the nucleus of this mass.")]
 
-# Where rows of a file have what.
-Field = Annotated[str | None, typer.Option(help="Where a row has its input.", show_default="turns, prompt or question")]
-Template = Annotated[
-    str | None,
-    typer.Option(
-        help="full, short, or a text with {question} in it.",
-        show_default="short; the bare input without a chat template",
-    ),
-]
+# What is trained on.
 DataSet = Annotated[Path, typer.Option(help="Data set that draftree train data made with this model.")]
 Longest = Annotated[int | None, typer.Option("--max-length", min=1, help="Leave out rows with more tokens.")]
 

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import Field, MaxNewTokens, Model, Template, grouped
+from draftree.cli.options import MaxNewTokens, Model, grouped
 from draftree.cli.train_run import Run
+from draftree.training.options import Inputs
 
 
 @dataclass(frozen=True)
@@ -24,24 +25,12 @@ class AlignRun(Run):
 
 @grouped
 def align(
-    small: Annotated[str, typer.Option(help="The small model: folder or hub name.")],
-    data: Annotated[
-        Path,
-        typer.Option(help="Inputs (JSON lines, or a folder of them), or a data set that draftree train data made."),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the aligned model, its recipe, curve and checkpoints.")],
     *,
+    small: Annotated[str, typer.Option(help="The small model: folder or hub name.")],
+    inputs: Inputs,
+    out: Annotated[Path, typer.Option(help="Folder for the aligned model, its recipe, curve and checkpoints.")],
     model: Model = None,
-    field: Field = None,
-    dev: Annotated[
-        Path | None, typer.Option(help="Rows for BLEU before and after.", show_default="inputs kept out of training")
-    ] = None,
-    reference: Annotated[
-        str | None, typer.Option(help="Where a row has its reference, for BLEU.", show_default="no BLEU")
-    ] = None,
-    template: Template = None,
     max_new_tokens: MaxNewTokens = 256,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most inputs, taken evenly from the files.")] = None,
     answer_batch: Annotated[int, typer.Option(min=1, help="Inputs that the large model answers together.")] = 16,
     optimizer: Annotated[str, typer.Option(help="adafactor or adamw.")] = "adafactor",
     run: AlignRun,
@@ -51,11 +40,9 @@ def align(
     from draftree.cli.screen import DataBar, line_console
     from draftree.drafting import DraftModel
     from draftree.models import known_folder, load_model
-    from draftree.training.align_inputs import Inputs, align_on_inputs
+    from draftree.training.align_inputs import align_on_inputs
     from draftree.training.answers import AnswerOptions
 
-    answers = AnswerOptions(max_new_tokens, answer_batch, skip_long=True)
-    inputs = Inputs(data, answers, field, dev, reference, template, limit)
     console = line_console()
     with DataBar(console, f"answers and checkpoints are kept in {out}, and --resume goes on from there") as bar:
         large, tokenizer = load_model(model)
@@ -65,6 +52,7 @@ def align(
             DraftModel.from_pretrained(known_folder(small), tokenizer).model,
             inputs,
             out,
+            answers=AnswerOptions(max_new_tokens, answer_batch, skip_long=True),
             optimizer=optimizer,
             options=run,
             progress=bar,

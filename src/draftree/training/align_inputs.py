@@ -6,43 +6,19 @@ while answering goes on where it stopped; one that was killed while training goe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftree.training.align import Exam, align, check_run
 from draftree.training.answers import AnswerOptions, Progress, make_data
 from draftree.training.journal import META
-from draftree.training.options import TrainOptions
+from draftree.training.options import Inputs, TrainOptions
 from draftree.training.quality import check_metric
 from draftree.training.questions import PLACE, Question, Template, read_questions
 from draftree.training.rows import kept_out
 from draftree.training.trainer import Tell
 
 ANSWERS = "answers"
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What the large model answers, and on what BLEU is found.
-
-    Attributes:
-        data: JSON lines with inputs, a folder of them, or a finished data set of `make_data`.
-        answers: how the large model answers, and both for BLEU.
-        field: where a row has its input; None for `turns`, `prompt` or `question`.
-        dev: rows for BLEU before and after; None for those of `data` that are kept out of training.
-        reference: where a row has its reference; None for no BLEU.
-        template: as of `Template`; None for "short", or the bare input where the tokenizer has no chat template.
-        limit: most inputs.
-    """
-
-    data: Path
-    answers: AnswerOptions
-    field: str | None = None
-    dev: Path | None = None
-    reference: str | None = None
-    template: str | None = None
-    limit: int | None = None
 
 
 def align_on_inputs(
@@ -52,6 +28,7 @@ def align_on_inputs(
     inputs: Inputs,
     out: Path,
     *,
+    answers: AnswerOptions | None = None,
     optimizer: str = "adafactor",
     options: TrainOptions | None = None,
     progress: Progress | None = None,
@@ -64,6 +41,7 @@ def align_on_inputs(
         tokenizer: of both.
         inputs: what is answered.
         out: folder to write.
+        answers: how the large model answers, and both for BLEU.
         optimizer, options, tell: as of `align`.
         progress: called after every answer.
 
@@ -71,6 +49,7 @@ def align_on_inputs(
         ValueError: anything of these that cannot be used.
     """
     check_run(large, small, optimizer)
+    answers = answers or AnswerOptions()
     template = template_of(tokenizer, inputs.template)
     answered = (inputs.data / META).is_file()
     questions = (
@@ -83,16 +62,16 @@ def align_on_inputs(
             reference=None if inputs.dev is not None else inputs.reference,
         )
     )
-    exam = _exam(inputs, questions, template)
+    exam = _exam(inputs, questions, template, answers)
     data = inputs.data if answered else out / ANSWERS
     if not answered:
-        make_data(large, tokenizer, questions, data, template=template, options=inputs.answers, progress=progress)
+        make_data(large, tokenizer, questions, data, template=template, options=answers, progress=progress)
     return align(
         large, small, data, out, tokenizer=tokenizer, optimizer=optimizer, options=options, exam=exam, tell=tell
     )
 
 
-def _exam(inputs: Inputs, questions: list[Question], template: Template) -> Exam | None:
+def _exam(inputs: Inputs, questions: list[Question], template: Template, answers: AnswerOptions) -> Exam | None:
     """The rows with references; None where there are none."""
     if inputs.reference is None:
         if inputs.dev is not None:
@@ -107,7 +86,7 @@ def _exam(inputs: Inputs, questions: list[Question], template: Template) -> Exam
         raise ValueError(f"{str(inputs.data)!r} holds answers and no references: name rows that have them with --dev.")
     else:
         questions = [q for q in questions if kept_out(q.set, q.id)]
-    return Exam(questions, template, inputs.answers) if questions else None
+    return Exam(questions, template, answers) if questions else None
 
 
 def template_of(tokenizer: Any, template: str | None) -> Template:

@@ -7,6 +7,7 @@ What an option means is said where it is declared, as `Annotated[type, meaning]`
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 
@@ -61,6 +62,28 @@ class SearchOptions:
     def recorded(self) -> dict[str, Any]:
         """All of them, by name."""
         return {field.name: getattr(self, field.name) for field in fields(SearchOptions)}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a large model answers for a small one to learn, and on what BLEU is found.
+
+    Raises:
+        ValueError: a limit out of range.
+    """
+
+    data: Annotated[Path, "Inputs (JSON lines, or a folder of them), or a data set that draftree train data made."]
+    field: Annotated[str | None, "Where a row has its input; by default turns, prompt or question."] = None
+    dev: Annotated[Path | None, "Rows for BLEU before and after; by default inputs kept out of training."] = None
+    reference: Annotated[str | None, "Where a row has its reference, for BLEU; by default there is no BLEU."] = None
+    template: Annotated[
+        str | None,
+        "full, short, or a text with {question} in it; by default short, or the bare input without a chat template.",
+    ] = None
+    limit: Annotated[int | None, "Most inputs, taken evenly from the files."] = None
+
+    def __post_init__(self) -> None:
+        check_positive(self, "limit")
 
 
 def check_positive(options: Any, *names: str) -> None:

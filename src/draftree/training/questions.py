@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from draftree.models import encode_prompt
 from draftree.prompts import jsonl_files, jsonl_rows
 
 SYSTEM = "You are a helpful assistant."
@@ -131,15 +132,9 @@ class Template:
 
     def encode(self, turns: Sequence[str], answers: Sequence[str] = ()) -> list[int]:
         """Token ids of the prompt for the last of `turns`, with `answers` to the turns before it."""
-        if self.kind not in ("full", "short"):
-            pieces = [self.kind.replace(PLACE, turn) + answer for turn, answer in zip(turns, answers, strict=False)]
-            text = "".join([*pieces, self.kind.replace(PLACE, turns[-1])])
-            raw: list[int] = self.tokenizer(text).input_ids
-            return raw
-        messages = [{"role": "system", "content": self.system}] if self.system is not None else []
-        for turn, answer in zip(turns, answers, strict=False):
-            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-        messages.append({"role": "user", "content": turns[-1]})
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        history = list(zip(turns, answers, strict=False))
+        if self.kind in ("full", "short"):
+            return encode_prompt(self.tokenizer, turns[-1], history=history, system=self.system)
+        pieces = [self.kind.replace(PLACE, turn) + answer for turn, answer in history]
+        ids: list[int] = self.tokenizer("".join([*pieces, self.kind.replace(PLACE, turns[-1])])).input_ids
         return ids
