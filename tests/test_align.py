@@ -17,13 +17,13 @@ from draftree.drafting.folder import base_of
 from draftree.training import quality as quality_module
 from draftree.training.align import Exam, align
 from draftree.training.align_inputs import align_on_inputs, template_of
-from draftree.training.align_objective import AlignObjective
 from draftree.training.answers import AnswerOptions
 from draftree.training.journal import JOURNAL, Journal
-from draftree.training.options import TrainOptions
+from draftree.training.options import Inputs, TrainOptions
 from draftree.training.quality import quality
 from draftree.training.rows import Row, collate
 from draftree.training.trainer import DrafterTrainer
+from draftree.training.whole_model import AlignObjective
 
 OPTIONS = TrainOptions(steps=24, batch=8, evaluations=3, checkpoints=4, dev_rows=100, learning_rate=1e-2)
 LIKE = {"vocab_size": 97, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
@@ -165,19 +165,19 @@ def test_answers_outlive_a_kill_and_references_give_bleu(demo, tmp_path, monkeyp
         small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).eval()
     data, out = questions(tmp_path / "ask.jsonl"), tmp_path / "out"
     options = replace(OPTIONS, steps=2, learning_rate=1e-4)
-    more = {"field": "ask", "reference": "known", "answers": AnswerOptions(8, 8), "options": options}
+    inputs = Inputs(data, field="ask", reference="known")
 
     def stop(done, total, tokens):
         if done == 20:
             raise KeyboardInterrupt
 
-    quiet = {"tell": lambda line: None}
+    more = {"answers": AnswerOptions(8, 8), "options": options, "tell": lambda line: None}
     with pytest.raises(KeyboardInterrupt):
-        align_on_inputs(demo.model, demo.tokenizer, small, data, out, progress=stop, **more, **quiet)
+        align_on_inputs(demo.model, demo.tokenizer, small, inputs, out, progress=stop, **more)
     assert len((out / "answers" / JOURNAL).read_bytes().splitlines()) == 20
     counts = []
     recipe = align_on_inputs(
-        demo.model, demo.tokenizer, small, data, out, progress=lambda *so: counts.append(so[0]), **more, **quiet
+        demo.model, demo.tokenizer, small, inputs, out, progress=lambda *so: counts.append(so[0]), **more
     )
     assert counts[0] == 21
     assert recipe["bleu_questions"] + recipe["data"]["trained_on"] <= 40

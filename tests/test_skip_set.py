@@ -15,13 +15,15 @@ from zoo import MEMBERS, build, construct
 
 import draftree
 from draftree.drafting.folder import load_drafter
+from draftree.progress import Watcher
 from draftree.runner import CpuRunner, HookedRunner, Runner, inspect_model
 from draftree.runner.layout.skip import Skip
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import Fixed
-from draftree.training.replay import Prices, Replay, Score
+from draftree.training.options import SearchOptions
 from draftree.training.rows import Row
-from draftree.training.skip_set import Search, SearchOptions, search_skip_set
+from draftree.training.skip_replay import Prices, Replay, Score
+from draftree.training.skip_set import search_skip_set, try_sets
 
 __all__ = ["one_thread"]
 STEPS = StepCost((1, 2, 8), (1.0, 1.0, 1.0))
@@ -93,15 +95,21 @@ class Table:
 
 def test_sets_grow_by_what_has_done_best() -> None:
     runner = HookedRunner(inspect_model(build("llama")))
-    search = Search(Table(), Prices(1, 0, 0, STEPS), SearchOptions(width=8))  # type: ignore[arg-type]
-    tried = search.run(runner)
-    assert tried[:3] == [(s, Table().score(s, search.prices)) for s in (Skip.behind(n, 4) for n in (1, 2, 3))]
-    assert max(tried, key=lambda found: found[1].speed)[0] == Skip.of([1], [2])
-    assert len({skip for skip, _ in tried}) == len(tried)
-    late = Search(Table(), Prices(1, 0, 0, STEPS), SearchOptions(seconds=1e-9))  # type: ignore[arg-type]
-    assert len(late.run(runner)) == 1
-    narrow = Search(Table(), Prices(1, 0, 0, STEPS), SearchOptions(width=1))  # type: ignore[arg-type]
-    assert len(narrow.run(runner)) < len(tried)
+    prices, calls = Prices(1, 0, 0, STEPS), []
+
+    class Counting(Watcher):
+        def step(self) -> None:
+            calls.append(1)
+
+    def search(**options: Any) -> dict[Skip, Score]:
+        return try_sets(runner, Table(), prices, SearchOptions(**options), Counting())  # type: ignore[arg-type]
+
+    tried = search(width=8)
+    assert list(tried.items())[:3] == [(s, Table().score(s, prices)) for s in (Skip.behind(n, 4) for n in (1, 2, 3))]
+    assert max(tried, key=lambda skip: tried[skip].speed) == Skip.of([1], [2])
+    assert len(calls) == len(tried), "no set is tried twice"
+    assert len(search(seconds=1e-9)) == 1
+    assert len(search(width=1)) < len(tried)
 
 
 def test_a_search_leaves_a_folder(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from zoo import MEMBERS, build, construct
 
 import draftree
 from draftree.drafting.early_exit import early_exit_model
-from draftree.training.early_exit import EarlyExitObjective, exit_weights, train_early_exit
+from draftree.training.early_exit import exit_weights, train_early_exit
 from draftree.training.rows import Row, collate
+from draftree.training.whole_model import EarlyExitObjective
 
 __all__ = ["one_thread"]
 

@@ -17,13 +17,14 @@ from draftree.cli import app
 from draftree.drafting.folder import base_of, model_hash
 from draftree.pruning.early_head import EarlyHead
 from draftree.training.journal import Journal
+from draftree.training.methods import prepare
 from draftree.training.objective import RANKS
-from draftree.training.options import TrainOptions, prepare
+from draftree.training.options import TrainOptions
 from draftree.training.rows import Batch, ByLength, Row, RowSet, collate
 from draftree.training.run import train
 from draftree.training.trainer import BadLossError
 
-OPTIONS = TrainOptions(steps=6, batch=4, evaluations=2, checkpoints=2, dev_rows=6, warmup=0.1)
+OPTIONS = TrainOptions(steps=6, batch=4, evaluations=2, checkpoints=2, dev_rows=6)
 METHODS = {
     "bita": {"prompts": 4, "masks": 2},
     "hidden-transfer": {"transfer_layers": [1, 2]},
@@ -56,9 +57,9 @@ def zoo_data(tmp_path_factory):
 def run(zoo_data, out, method="medusa", **changes):
     model, data = zoo_data
     quiet = changes.pop("tell", lambda line: None)
-    training = changes.pop("training", {})
+    more = {name: changes.pop(name) for name in ("training", "splits") if name in changes}
     options = replace(OPTIONS, **changes)
-    return train(method, model, data, out, settings=METHODS[method], training=training, options=options, tell=quiet)
+    return train(method, model, data, out, settings=METHODS[method], options=options, tell=quiet, **more)
 
 
 def weights_of(folder):

@@ -6,8 +6,8 @@ from test_training_passes import randomise, rows_for
 from torch.nn import functional as F
 from zoo import build
 
+from draftree.training.methods import prepare
 from draftree.training.objective import cross_entropy
-from draftree.training.options import prepare
 from draftree.training.rows import Batch, collate
 
 

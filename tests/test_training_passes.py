@@ -12,8 +12,8 @@ from draftree.engine.passes import tree_pass
 from draftree.runner import open_runner
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.encoder import EncoderState
-from draftree.training.objective import Objective
-from draftree.training.options import prepare
+from draftree.training.methods import prepare
+from draftree.training.objective import DrafterObjective
 from draftree.training.rows import Batch, Row, collate
 from draftree.tree import TokenTree
 
@@ -48,7 +48,7 @@ def rows_for(model, count=2):
     return rows
 
 
-def packed(objective: Objective, rows: list[Row]) -> tuple[Batch, torch.Tensor]:
+def packed(objective: DrafterObjective, rows: list[Row]) -> tuple[Batch, torch.Tensor]:
     """The batch and the logits [B, S, D, V] of its training pass."""
     batch = Batch(**collate([(row, None) for row in rows], None))
     with torch.no_grad():

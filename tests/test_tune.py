@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from timed_shape import Timed
 from typer.testing import CliRunner
 from zoo import build
 
@@ -23,14 +24,14 @@ from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts, read_prompts, take_per_set
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed, shape_for
-from draftree.tuning import search as tuning
-from draftree.tuning.check import check_replay, times_of
+from draftree.tuning.check import check_replay
 from draftree.tuning.file import Spec, load_tuned, write_tuned
-from draftree.tuning.listening import Listening
+from draftree.tuning.live import Judged
+from draftree.tuning.prepare import TuningOptions, prepare
 from draftree.tuning.record import Record
-from draftree.tuning.replay import RecordedHeads, Replayed, Times, replay
-from draftree.tuning.search import Judged, TuningOptions, choose, finalists, prepare
-from draftree.tuning.space import Candidate, Predicted, Space
+from draftree.tuning.replay import RecordedHeads, Replayed, replay
+from draftree.tuning.search import choose, finalists, tune
+from draftree.tuning.space import PLAIN, Candidate, Predicted, Space
 
 NEW = 24
 
@@ -136,35 +137,33 @@ def test_the_check_compares_all_kinds_with_real_runs(demo):
     assert "Lookahead, warm; 4 draft tokens" in labels
     assert "Lookahead, cold + medusa; 16 draft tokens" in labels
     for row in rows:
-        said = row.replayed if row.candidate.node_budget is not None else row.by_its_times
-        assert said == pytest.approx(row.live, rel=0.02), row.candidate.label
-    assert sum(row.by_its_times is not None for row in rows) == len(rows) // 3
+        replayed = row.predicted.stats.acceptance_length
+        if row.candidate.node_budget is not None:  # the others depend on what steps take
+            assert replayed == pytest.approx(row.row.stats.acceptance_length, rel=0.02), row.candidate.label
+    assert sum(row.candidate.node_budget is None for row in rows) == len(rows) // 3
 
 
 @pytest.mark.parametrize("case", ["trie", "prompt lookup", "medusa", "merge"])
 def test_trees_sized_by_cost_are_the_runs_own_by_the_times_that_its_steps_took(demo, record, case):
     real, recorded = CASES[case]
-    shape = Listening(DynamicTree())
+    shape = Timed(DynamicTree())
     there = live(demo, record, real(demo.model), shape)
-    ends = eos_token_ids(demo.model)
-    here = replay(
-        record.texts, recorded(record), DynamicTree(), record.timing(), NEW, ends, times=times_of(shape)
-    ).stats
+    here = replayed(demo, record, recorded(record), Timed(DynamicTree(), shape))
     assert (here.steps, here.drafted, here.accepted_by_depth) == (there.steps, there.drafted, there.accepted_by_depth)
     drafted = set()
     for rows, slower in ((1.0, 50.0), (64.0, 50.0), (1.0, 1.0)):  # a busy machine's own times may be like any of them
-        times = Times(StepCost((1, 64), (0.001, 0.001 * rows)), [(0.001 * slower, 0.001 * (slower - 1))] * 9999)
-        other = replay(record.texts, recorded(record), DynamicTree(), record.timing(), NEW, ends, times=times).stats
-        drafted.add(other.drafted)
+        shape.cost = StepCost((1, 64), (0.001, 0.001 * rows))
+        shape.steps = [(0.001 * slower, 0.001 * (slower - 1))] * 9999
+        drafted.add(replayed(demo, record, recorded(record), Timed(DynamicTree(), shape)).drafted)
     assert len(drafted) > 1, "they do depend on the times"
 
 
 def test_what_steps_take_is_timed_as_they_come_in_decoding(record):
     timing = record.timing()
-    assert timing.rows.tolist()[:7] == [1, 2, 3, 5, 9, 17, 33]
-    assert (np.diff(timing.rows) > 0).all()
-    assert (np.diff(timing.seconds) >= 0).all()
-    assert timing.seconds[6] > 1.2 * timing.seconds[0], "33 rows are dearer than one"
+    assert timing.cost.rows.tolist()[:7] == [1, 2, 3, 5, 9, 17, 33]
+    assert (np.diff(timing.cost.rows) > 0).all()
+    assert (np.diff(timing.cost.seconds) >= 0).all()
+    assert timing.cost.seconds[6] > 1.2 * timing.cost.seconds[0], "33 rows are dearer than one"
     assert timing.prompt > 0
     assert min(timing.own.values()) >= 0
 
@@ -177,7 +176,7 @@ def test_a_small_model_that_does_not_fit_is_refused_before_any_work(demo, tmp_pa
     build("llama").save_pretrained(tmp_path)  # of a vocabulary of 97
     demo.tokenizer.save_pretrained(tmp_path)
     options = TuningOptions(1, 12, 2, (Spec("draft-model", name=str(tmp_path)),))
-    for work in (tuning.tune, check_replay):
+    for work in (tune, check_replay):
         with pytest.raises(ValueError, match="The small model has a vocabulary of"):
             work(demo.model, demo.tokenizer, embedded_prompts(), options, Nothing())
 
@@ -209,7 +208,7 @@ def test_finalists_are_not_all_of_one_drafter_and_what_cannot_be_replayed_takes_
 
 
 def judged(spec, value, low, stage=2):
-    over = {tuning.PLAIN.name: Estimate(value, low, value + 0.1)}
+    over = {PLAIN.name: Estimate(value, low, value + 0.1)}
     return Judged(Candidate(spec), Row("x", 1, 1.0, Estimate(1, 1, 1), over, RequestStats()), 10, None, stage)
 
 

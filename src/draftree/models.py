@@ -69,14 +69,21 @@ def known_folder(name: str) -> str:
 
 
 def encode_prompt(
-    tokenizer: Any, prompt: str, *, raw: bool = False, history: Sequence[tuple[str, str]] = ()
+    tokenizer: Any,
+    prompt: str,
+    *,
+    raw: bool = False,
+    history: Sequence[tuple[str, str]] = (),
+    system: str | None = None,
 ) -> list[int]:
     """Token ids of a prompt: through the chat template where the tokenizer has one (and `raw` is false).
 
     `history` is what user and model said before, oldest first; without a template it stands above, line by line.
+    `system` is a system message for the template.
     """
     if not raw and getattr(tokenizer, "chat_template", None):
-        messages = [
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages += [
             {"role": role, "content": text}
             for turn in history
             for role, text in zip(("user", "assistant"), turn, strict=True)

@@ -8,9 +8,9 @@ sentence before anything runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ class Prompt:
 
 def embedded_prompts() -> list[Prompt]:
     """The prompts of the package, in the order of its file."""
-    text = (files("draftree") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
-    return _parse(text.splitlines(), "prompts.jsonl", "prompts")
+    with as_file(files("draftree") / "data" / "prompts.jsonl") as file:
+        return _prompts_of(file)
 
 
 def read_prompts(path: Path, column: str = "prompt") -> list[Prompt]:
@@ -50,37 +50,49 @@ def read_prompts(path: Path, column: str = "prompt") -> list[Prompt]:
     Raises:
         ValueError: no such file, nothing in it, or a line that is no prompt.
     """
-    if not path.exists():
-        raise ValueError(f"There is no prompts file {str(path)!r}: give a .jsonl file or a folder of them.")
-    names = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    if not names:
-        raise ValueError(f"The folder {str(path)!r} holds no .jsonl file: give one that does, or a file.")
-    found: list[Prompt] = []
-    for name in names:
-        try:
-            lines = name.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError:
-            raise ValueError(f"{name} is not UTF-8 text: give a file of JSON lines.") from None
-        found += _parse(lines, str(name), name.stem, column)
+    found = [prompt for file in jsonl_files(path, "prompts") for prompt in _prompts_of(file, column)]
     if not found:
         raise ValueError(f"{path} is empty: give one JSON object with a {column!r} per line.")
     return found
 
 
-def _parse(lines: Iterable[str], file: str, stem: str, column: str = "prompt") -> list[Prompt]:
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            raise ValueError(
-                f"{file}, line {number}, is not JSON: write one JSON object with a 'prompt' per line."
-            ) from None
-        where = f"{file}, line {number},"
-        found.append(_prompt(row if isinstance(row, dict) else {}, where, f"{stem}-{number}", stem, column))
+def jsonl_files(path: Path, kind: str) -> list[Path]:
+    """The file, or all *.jsonl files of the folder, in order; `kind` says in messages what is in them.
+
+    Raises:
+        ValueError: there is no such file, or none in the folder.
+    """
+    if not path.exists():
+        raise ValueError(f"There is no {kind} file {str(path)!r}: give a .jsonl file or a folder of them.")
+    found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not found:
+        raise ValueError(f"The folder {str(path)!r} holds no .jsonl file: give one that does, or a file.")
     return found
+
+
+def jsonl_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number of the line, its object) of every line that is not empty; what is no object is an empty one.
+
+    Raises:
+        ValueError: a line that is not JSON, or bytes that are no UTF-8.
+    """
+    with file.open(encoding="utf-8") as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    row = json.loads(line)
+                    yield number, row if isinstance(row, dict) else {}
+        except json.JSONDecodeError:
+            raise ValueError(f"{file}, line {number}, is not JSON: write one JSON object per line.") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{file} is not UTF-8 text: give a file of JSON lines.") from None
+
+
+def _prompts_of(file: Path, column: str = "prompt") -> list[Prompt]:
+    return [
+        _prompt(row, f"{file}, line {number},", f"{file.stem}-{number}", file.stem, column)
+        for number, row in jsonl_rows(file)
+    ]
 
 
 def _prompt(row: dict[str, Any], where: str, name: str, stem: str, column: str) -> Prompt:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.options import DRAFTER, Runner, Sample, Temperature, TopK, TopP, complete_drafter
+from draftree.cli.options import DRAFTER, Runner, TopK, TopP, complete_drafter
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
@@ -94,8 +94,8 @@ class Drafting:
 class Choosing:
     """How tokens are chosen, and by which runner."""
 
-    sample: Sample = False
-    temperature: Temperature = 1.0
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the best.")] = False
+    temperature: Annotated[float, typer.Option(help="Of the draw, with --sample.")] = 1.0
     top_k: TopK = None
     top_p: TopP = None
     seed: Annotated[int, typer.Option(help="Of the draw; prompt b of several draws with seed + b.")] = 0

@@ -57,7 +57,7 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
         ValueError: no such drafter, one trained for another model, or an option that does not belong to it.
     """
     from draftree.drafting import DraftModel, Jacobi, Lookahead, Merge, PromptLookup
-    from draftree.drafting.folder import CONFIG, demo_drafter, load_drafter
+    from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.runner import inspect_model
 
     check_drafter(name, trie)
@@ -71,7 +71,7 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
 
         return load_tuned(name, model, tokenizer)
     if name not in DRAFTERS:
-        if (Path(name) / "config.json").is_file() and not (Path(name) / CONFIG).is_file():
+        if is_small_model(Path(name)):
             return DraftModel.from_pretrained(name, tokenizer, dtype=inspect_model(model).dtype)
         return load_drafter(Path(name), model)
     if name == "lookahead":
@@ -79,6 +79,13 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
             return Lookahead.load(trie, tokenizer)
         return Lookahead()
     return {"prompt-lookup": PromptLookup, "jacobi": Jacobi}.get(name, lambda: None)()
+
+
+def is_small_model(folder: Path) -> bool:
+    """Whether a folder holds a model of Hugging Face's, and no drafter that training wrote."""
+    from draftree.drafting.folder import CONFIG
+
+    return (folder / "config.json").is_file() and not (folder / CONFIG).is_file()
 
 
 def make_bild(

@@ -1,7 +1,7 @@
 """Options that several verbs share: each is declared here once, and a verb gives its own default.
 
 Blocks of options that always come together are dataclasses, each next to what is done with it; `grouped` makes their
-fields options of a verb.
+fields options of a verb. Where a library's own dataclass says in its annotations what its fields mean, those are taken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -45,20 +45,10 @@ Compiled = Annotated[
 ]
 
 # How tokens are drawn.
-Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the best.")]
-Temperature = Annotated[float, typer.Option(help="Of the draw, with --sample.")]
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw from the k best only.")]
 TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the nucleus of this mass.")]
 
-# Where rows of a file have what.
-Field = Annotated[str | None, typer.Option(help="Where a row has its input.", show_default="turns, prompt or question")]
-Template = Annotated[
-    str | None,
-    typer.Option(
-        help="full, short, or a text with {question} in it.",
-        show_default="short; the bare input without a chat template",
-    ),
-]
+# What is trained on.
 DataSet = Annotated[Path, typer.Option(help="Data set that draftree train data made with this model.")]
 Longest = Annotated[int | None, typer.Option("--max-length", min=1, help="Leave out rows with more tokens.")]
 
@@ -94,8 +84,8 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(block, include_extras=True)
         for field in dataclasses.fields(block):
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name]))
+            kind, annotation = inspect.Parameter.KEYWORD_ONLY, _declared(field, hints[field.name])
+            parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=annotation))
 
     @functools.wraps(verb)
     def called(**given: Any) -> None:
@@ -106,6 +96,15 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect looks for
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
+
+
+def _declared(field: dataclasses.Field[Any], annotation: Any) -> Any:
+    """A field's type with what typer is to know of it; a bare meaning becomes an option, of a flag without its no."""
+    kind, meaning = get_args(annotation)
+    if not isinstance(meaning, str):
+        return annotation
+    flag = [f"--{field.name.replace('_', '-')}"] if field.default is False else []
+    return Annotated[kind, typer.Option(*flag, help=meaning, show_default=field.default is not None)]
 
 
 def use_threads(threads: int | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,8 +43,8 @@ def wide_console() -> Console:
 
 
 def line_console() -> Console:
-    """A console without highlighting, for running text: lines are as long as they are."""
-    return Console(highlight=False, soft_wrap=True)
+    """A console for running text: lines are as long as they are, and brackets in them are no markup."""
+    return Console(highlight=False, markup=False, soft_wrap=True)
 
 
 def show_report(console: Console, report: Report, out: Path) -> None:
@@ -76,10 +76,10 @@ def tell_stopped(kept: str) -> None:
 
 
 @contextmanager
-def resumable(out: Path) -> Iterator[None]:
-    """Around a training that writes checkpoints into `out`."""
+def resumable(out: Path) -> Iterator[Callable[[str], None]]:
+    """Around a training that writes checkpoints into `out`; gives what prints its lines."""
     try:
-        yield
+        yield line_console().print
     except KeyboardInterrupt:
         tell_stopped(f"its checkpoints so far are kept in {out}, and --resume goes on from the last one")
         raise

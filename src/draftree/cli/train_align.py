@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import Field, MaxNewTokens, Model, Template, grouped
+from draftree.cli.options import MaxNewTokens, Model, grouped
 from draftree.cli.train_run import Run
+from draftree.training.options import Inputs
 
 
 @dataclass(frozen=True)
@@ -24,39 +25,24 @@ class AlignRun(Run):
 
 @grouped
 def align(
-    small: Annotated[str, typer.Option(help="The small model: folder or hub name.")],
-    data: Annotated[
-        Path,
-        typer.Option(help="Inputs (JSON lines, or a folder of them), or a data set that draftree train data made."),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the aligned model, its recipe, curve and checkpoints.")],
     *,
+    small: Annotated[str, typer.Option(help="The small model: folder or hub name.")],
+    inputs: Inputs,
+    out: Annotated[Path, typer.Option(help="Folder for the aligned model, its recipe, curve and checkpoints.")],
     model: Model = None,
-    field: Field = None,
-    dev: Annotated[
-        Path | None, typer.Option(help="Rows for BLEU before and after.", show_default="inputs kept out of training")
-    ] = None,
-    reference: Annotated[
-        str | None, typer.Option(help="Where a row has its reference, for BLEU.", show_default="no BLEU")
-    ] = None,
-    template: Template = None,
     max_new_tokens: MaxNewTokens = 256,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most inputs, taken evenly from the files.")] = None,
     answer_batch: Annotated[int, typer.Option(min=1, help="Inputs that the large model answers together.")] = 16,
     optimizer: Annotated[str, typer.Option(help="adafactor or adamw.")] = "adafactor",
     run: AlignRun,
 ) -> None:
     """Fine-tune a small model on a large one's greedy outputs (BiLD); the result is a stock Hugging Face model."""
-    options = run.begin(out)
+    run.begin(out)
     from draftree.cli.screen import DataBar, line_console
     from draftree.drafting import DraftModel
     from draftree.models import known_folder, load_model
-    from draftree.training.align import OPTIMIZERS
     from draftree.training.align_inputs import align_on_inputs
     from draftree.training.answers import AnswerOptions
 
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"The optimizer is {optimizer!r}: choose {' or '.join(OPTIMIZERS)}.")
     console = line_console()
     with DataBar(console, f"answers and checkpoints are kept in {out}, and --resume goes on from there") as bar:
         large, tokenizer = load_model(model)
@@ -64,18 +50,13 @@ def align(
             large,
             tokenizer,
             DraftModel.from_pretrained(known_folder(small), tokenizer).model,
-            data,
+            inputs,
             out,
-            field=field,
-            dev=dev,
-            reference=reference,
-            template=template,
-            limit=limit,
             answers=AnswerOptions(max_new_tokens, answer_batch, skip_long=True),
             optimizer=optimizer,
-            options=options,
+            options=run,
             progress=bar,
-            tell=lambda line: console.print(line, markup=False),
+            tell=console.print,
         )
     loss, agreement, bleu = recipe["loss"], recipe["agreement"], recipe["bleu"]
     console.print(
@@ -83,6 +64,5 @@ def align(
         f"{loss['before']:.3f} -> {loss['after']:.3f}, agreement with the large model {agreement['before']:.1%} -> "
         f"{agreement['after']:.1%}"
         + (f", BLEU {bleu['before']} -> {bleu['after']} (large model {bleu['large']})" if bleu else "")
-        + f". Written to {out}.",
-        markup=False,
+        + f". Written to {out}."
     )

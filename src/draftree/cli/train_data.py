@@ -60,4 +60,4 @@ def data(
             answer=answer,
         )
     skipped = f", {about['skipped']} questions left out as too long" if about["skipped"] else ""
-    console.print(f"{about['rows']} rows, {about['answer_tokens']} answer tokens in {out}{skipped}", markup=False)
+    console.print(f"{about['rows']} rows, {about['answer_tokens']} answer tokens in {out}{skipped}")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from draftree.cli.options import DataSet, Model, grouped
-from draftree.cli.train_run import RATE, Run
+from draftree.cli.options import grouped
+from draftree.cli.train_run import RATE, Material, Run
 
 
 @dataclass(frozen=True)
@@ -21,39 +20,35 @@ class ExitRun(Run):
 
 @grouped
 def early_exit(
-    data: DataSet,
-    out: Annotated[Path, typer.Option(help="Folder for the model, its recipe, curve and checkpoints.")],
-    exit_layer: Annotated[int, typer.Option(help="n, layers that the exit runs.")],
     *,
-    model: Model = None,
+    material: Material,
+    exit_layer: Annotated[int, typer.Option(help="n, layers that the exit runs.")],
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="Train every layer to be read, for LossyCALM, not this one alone.")
     ] = False,
     run: ExitRun,
 ) -> None:
     """A copy of the WHOLE model, trained to be read behind layer n (early-exit pairs of BiLD): its texts change."""
-    options = run.begin(out)
-    from draftree.cli.screen import line_console, resumable
+    run.begin(material.out)
+    from draftree.cli.screen import resumable
     from draftree.models import load_model
     from draftree.training.early_exit import train_early_exit
 
-    target, tokenizer = load_model(model)
-    console = line_console()
-    with resumable(out):
+    target, tokenizer = load_model(material.model)
+    with resumable(material.out) as tell:
         recipe = train_early_exit(
             target,
-            data,
-            out,
+            material.data,
+            material.out,
             exit_layer,
             every_layer=every_layer,
             tokenizer=tokenizer,
-            options=options,
-            tell=lambda line: console.print(line, markup=False),
+            options=run,
+            tell=tell,
         )
     before, after = recipe["agreement"]["before"], recipe["agreement"]["after"]
-    console.print(
+    tell(
         f"{recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min. The exit predicts the answers' next token in "
         f"{after['exit']:.1%} of places ({before['exit']:.1%} before), the whole model in {after['model']:.1%} "
-        f"({before['model']:.1%} before). Another model than the one it was made of is in {out}.",
-        markup=False,
+        f"({before['model']:.1%} before). Another model than the one it was made of is in {material.out}."
     )

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from draftree.cli.options import DataSet, Model, grouped
-from draftree.cli.train_run import MethodRun
-
-Out = Annotated[Path, typer.Option(help="Folder for the drafter, its recipe, curve and checkpoints.")]
+from draftree.cli.options import grouped
+from draftree.cli.train_run import Material, MethodRun
 
 
 @grouped
 def bita(
-    data: DataSet,
-    out: Out,
     *,
-    model: Model = None,
+    material: Material,
     masks: Annotated[int, typer.Option(help="M, tokens drafted ahead.")] = 3,
     prompts: Annotated[int, typer.Option(help="P, prompt keys and values of a layer; 0 for none.")] = 16,
     deep: Annotated[bool, typer.Option("--deep/--shallow", help="Prompts in every layer, or in the first.")] = True,
@@ -28,15 +23,13 @@ def bita(
 ) -> None:
     """Mask embeddings and prompts (BiTA)."""
     settings = {"masks": masks, "prompts": prompts, "deep": deep}
-    _train("bita", data, out, model, run, settings, {"prefix_dropout": prefix_dropout})
+    _train("bita", material, run, settings, {"prefix_dropout": prefix_dropout})
 
 
 @grouped
 def hidden_transfer(
-    data: DataSet,
-    out: Out,
     *,
-    model: Model = None,
+    material: Material,
     layers: Annotated[
         list[int] | None, typer.Option("--layer", help="t_i; once for each step.", show_default="from the middle on")
     ] = None,
@@ -48,15 +41,13 @@ def hidden_transfer(
 ) -> None:
     """Transfer matrices in mid-stack (Hidden Transfer)."""
     settings = {"transfer_layers": layers or None, "masked": masked}
-    _train("hidden-transfer", data, out, model, run, settings, {"on_pseudo": on_pseudo})
+    _train("hidden-transfer", material, run, settings, {"on_pseudo": on_pseudo})
 
 
 @grouped
 def medusa(
-    data: DataSet,
-    out: Out,
     *,
-    model: Model = None,
+    material: Material,
     heads: Annotated[int, typer.Option(help="Tokens drafted ahead.")] = 4,
     layers: Annotated[int, typer.Option(help="Residual blocks of a head.")] = 1,
     own_head: Annotated[
@@ -67,59 +58,48 @@ def medusa(
 ) -> None:
     """Heads on the last hidden state (Medusa, BPD)."""
     settings = {"heads": heads, "layers": layers, "own_head": own_head}
-    _train("medusa", data, out, model, run, settings, {"decay": decay})
+    _train("medusa", material, run, settings, {"decay": decay})
 
 
 @grouped
 def early_head(
-    data: DataSet,
-    out: Out,
     *,
-    model: Model = None,
+    material: Material,
     layer: Annotated[int, typer.Option(help="n, layers that have run.")] = 4,
     rank: Annotated[int, typer.Option(help="Of the projection; 0 for a full one.")] = 0,
     places: Annotated[int, typer.Option(help="Tokens predicted, the next one first; pruning needs that alone.")] = 1,
     run: MethodRun,
 ) -> None:
     """A head after an early layer, for pruning (ProPD)."""
-    _train("early-head", data, out, model, run, {"layer": layer, "rank": rank, "places": places}, {})
+    _train("early-head", material, run, {"layer": layer, "rank": rank, "places": places}, {})
 
 
-def _train(
-    method: str,
-    data: Path,
-    out: Path,
-    model: str | None,
-    run: MethodRun,
-    settings: dict[str, Any],
-    training: dict[str, Any],
-) -> None:
-    options = run.begin(out)
+def _train(method: str, material: Material, run: MethodRun, settings: dict[str, Any], training: dict[str, Any]) -> None:
+    run.begin(material.out)
     import torch
 
-    from draftree.cli.screen import line_console, resumable
+    from draftree.cli.screen import resumable
     from draftree.models import load_model
     from draftree.training.run import train
 
-    target, _ = load_model(model)
-    console = line_console()
-    with resumable(out):
+    target, _ = load_model(material.model)
+    with resumable(material.out) as tell:
         recipe = train(
             method,
             target,
-            data,
-            out,
+            material.data,
+            material.out,
             settings=settings,
             training=training,
-            options=options,
+            options=run,
+            splits=run.splits,
             dtype=torch.float16 if run.half else None,
-            tell=lambda line: console.print(line, markup=False),
+            tell=tell,
         )
     if int(os.environ.get("RANK", "0")):  # under accelerate launch the first process speaks for all
         return
     top = ", ".join(f"{depth} {shares[0]:.1%}" for depth, shares in recipe["accuracy"].items())
-    console.print(
+    tell(
         f"{recipe['parameters']:,} parameters, {recipe['steps']} steps in {recipe['seconds'] / 60:.1f} min; top-1 on "
-        f"the dev rows: {top}. Written to {out}.",
-        markup=False,
+        f"the dev rows: {top}. Written to {material.out}."
     )

@@ -2,58 +2,50 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from draftree.cli.options import Longest, Threads, check_folder, use_threads
-
-if TYPE_CHECKING:
-    from draftree.training.options import TrainOptions
+from draftree.cli.options import DataSet, Longest, Model, Threads, check_folder, use_threads
+from draftree.training.options import TrainOptions
 
 RATE = "At its top."
 
 
 @dataclass(frozen=True)
-class Run:
-    """Options of a run."""
+class Material:
+    """What is trained from what, and where the result goes."""
 
-    epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 4
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps, instead of epochs.", show_default=False)] = None
-    batch: Annotated[int, typer.Option(help="Rows of a pass, on each device.")] = 8
-    accumulate: Annotated[int, typer.Option(help="Passes of an optimizer step.")] = 1
+    data: DataSet
+    out: Annotated[Path, typer.Option(help="Folder for what is trained, its recipe, curve and checkpoints.")]
+    model: Model = None
+
+
+@dataclass(frozen=True)
+class Run(TrainOptions):
+    """Options of a run: those of the library, and those that a terminal shows in another way."""
+
     learning_rate: Annotated[float | None, typer.Option(help=RATE, show_default="the method's own")] = None
     max_length: Longest = None
-    evaluations: Annotated[int, typer.Option(help="How often the dev rows are scored.")] = 10
-    dev_rows: Annotated[int, typer.Option(help="Most dev rows to score.")] = 256
-    checkpoints: Annotated[int, typer.Option(help="How many are written over the run.")] = 10
-    seed: Annotated[int, typer.Option(help="Of everything drawn.")] = 0
     bf16: Annotated[
         bool | None, typer.Option("--bf16/--fp32", help="Mixed precision.", show_default="where the device has it")
     ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False
     threads: Threads = None
 
-    def begin(self, out: Path) -> TrainOptions:
-        """The same for the trainer, which will write into `out`; torch has its threads.
+    def begin(self, out: Path) -> None:
+        """Look whether it can begin, and give torch its threads.
 
         Raises:
-            ValueError: accelerate is missing, a value is out of range, or nothing can be written into `out`.
+            ValueError: accelerate is missing, or nothing can be written into `out`.
         """
         from importlib.util import find_spec
 
         if find_spec("accelerate") is None:
             raise ValueError("Training needs accelerate: pip install 'draftree[train]'.")
-        from draftree.training.options import TrainOptions
-
-        known = {field.name for field in dataclasses.fields(TrainOptions)}
-        options = TrainOptions(**{name: value for name, value in vars(self).items() if name in known})
         check_folder(out)
         use_threads(self.threads)
-        return options
 
 
 @dataclass(frozen=True)

@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from draftree.cli.options import DataSet, Longest, Model, Threads, check_folder, use_threads
+from draftree.cli.options import DataSet, Longest, Model, Runner, Threads, check_folder, grouped, use_threads
+from draftree.training.options import SearchOptions
 
 
+@dataclass(frozen=True)
+class Search(SearchOptions):
+    """Options of a search, as a terminal shows them."""
+
+    max_length: Longest = None
+
+
+@grouped
 def skip_set(
     data: DataSet,
     out: Annotated[Path, typer.Option("--out", help="Folder for the drafter, its recipe and search.json.")],
+    *,
     model: Model = None,
-    texts: Annotated[int, typer.Option(min=1, help="Recorded texts to search on; as many others check it.")] = 16,
-    places: Annotated[int, typer.Option(min=1, help="Places of each text from which chains are drafted.")] = 48,
-    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Longest chain.")] = 6,
-    width: Annotated[int, typer.Option(min=1, help="Parts tried in a round, the most promising ones.")] = 4,
-    seconds: Annotated[float, typer.Option(min=1, help="After which no further set is tried.")] = 600,
-    max_length: Longest = None,
-    runner: Annotated[
-        str, typer.Option(help="auto, hooked, eager, cpu or cuda_graphs: what decoding will use.")
-    ] = "auto",
+    search: Search,
+    runner: Runner = "auto",
     threads: Threads = None,
 ) -> None:
     """Attentions and MLPs that SelfSpeculative leaves out, for the best predicted speed."""
     from draftree.cli.screen import StageBar, line_console
     from draftree.models import load_model
-    from draftree.training.skip_set import SearchOptions, search_skip_set
+    from draftree.training.skip_set import search_skip_set
 
     check_folder(out)
     use_threads(threads)
-    options = SearchOptions(texts, places, num_draft_tokens, width, seconds, max_length)
     target, _ = load_model(model)
     console = line_console()
     with StageBar(console) as bar:
-        found = search_skip_set(target, data, out, options=options, runner=runner, watcher=bar)
+        found = search_skip_set(target, data, out, options=search, runner=runner, watcher=bar)
     settings = found["settings"]
     checked, whole = found["predicted_on_dev"], found["predicted_with_nothing_left_out"]
     lines = [
@@ -50,7 +53,7 @@ def skip_set(
     if checked["speed"] <= max(whole["speed"], 1):
         lines.append("Leaving parts out does not pay for this model on this machine.")
     for line in lines:
-        console.print(line, markup=False)
+        console.print(line)
 
 
 def _listed(layers: list[int]) -> str:

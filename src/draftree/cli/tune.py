@@ -39,8 +39,8 @@ def tune(
     from draftree.models import load_model
     from draftree.prompts import embedded_prompts, read_prompts
     from draftree.tuning.check import check_replay
-    from draftree.tuning.report import check_table, render, write_choice
-    from draftree.tuning.search import TuningOptions
+    from draftree.tuning.prepare import TuningOptions
+    from draftree.tuning.report import render, table_of, why, write_choice
     from draftree.tuning.search import tune as find
 
     for name, given in (("--minutes", minutes), ("--out", out)):
@@ -64,22 +64,21 @@ def tune(
     if check:
         with StageBar(console) as bar:
             rows = check_replay(loaded, tokenizer, found, options, bar)
-        console.print(check_table(rows))
+        console.print(table_of(rows, "Replay against real runs"))
         return
     with StageBar(console) as bar:
         choice = find(loaded, tokenizer, found, options, bar)
     out.parent.mkdir(parents=True, exist_ok=True)
     written = write_choice(choice, loaded, tokenizer, out)
     console.print(render(choice))
-    for line in choice.why():
+    for line in why(choice):
         console.print(line, markup=False)
     tell_written(console, written)
 
 
 def _spec(name: str) -> Any:
     """What --drafters names: a folder that training wrote, one of a small model, or one of the embedded model's own."""
-    from draftree.cli.drafters import TRAINED, check_drafter
-    from draftree.drafting.folder import CONFIG
+    from draftree.cli.drafters import TRAINED, check_drafter, is_small_model
     from draftree.tuning.file import Spec
 
     if name in TRAINED:
@@ -88,5 +87,4 @@ def _spec(name: str) -> Any:
         check_drafter(name)
         reason = "is always tried" if name in ("lookahead", "prompt-lookup") else "is nothing that tuning tries"
         raise ValueError(f"--drafters {name!r} {reason}: name trained drafters or small models, or leave it out.")
-    small = (Path(name) / "config.json").is_file() and not (Path(name) / CONFIG).is_file()
-    return Spec("draft-model" if small else "trained", name=name)
+    return Spec("draft-model" if is_small_model(Path(name)) else "trained", name=name)

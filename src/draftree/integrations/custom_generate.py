@@ -8,6 +8,7 @@ besides token ids is refused, as our passes would not show it to the model.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -60,25 +61,23 @@ def custom_generate(
 
     Returns:
         A callable for `model.generate(input_ids, custom_generate=...)`. That raises TypeError or ValueError where one
-        of these does not fit the model, the others, or what else `generate` was given: one sentence, before any work.
+        of these does not fit the model, or what else `generate` was given: one sentence, before any work.
 
     Raises:
-        TypeError: `on_stats` cannot be called.
+        TypeError, ValueError: one of these is not what it should be, or does not go with the others.
     """
     if on_stats is not None and not callable(on_stats):
         raise TypeError(f"on_stats is a {type(on_stats).__name__}: pass a function of the run's statistics, or None.")
 
-    def config(opened: Runner) -> EngineConfig:
-        return EngineConfig(
-            drafter=drafter,
-            pruner=pruner,
-            shape=shape,
-            runner=opened,
-            strict=strict,
-            acceptance=acceptance,
-            recorder=recorder,
-            early_exit=early_exit,
-        )
+    config = EngineConfig(
+        drafter=drafter,
+        pruner=pruner,
+        shape=shape,
+        strict=strict,
+        acceptance=acceptance,
+        recorder=recorder,
+        early_exit=early_exit,
+    )
 
     def loop(
         model: Any,
@@ -102,7 +101,7 @@ def custom_generate(
         if streamer is not None and count > 1:
             raise ValueError("A streamer follows one text: call generate with a batch of 1.")
         processors = processors_by_request(logits_processor, count)
-        engine = engine_for(model, config(opened), count, input_ids.shape[1] + new)
+        engine = engine_for(model, replace(config, runner=opened), count, input_ids.shape[1] + new)
         sample = bool(generation_config.do_sample)
         seeds = seeds_of(sample, seed, count)
         requests = []

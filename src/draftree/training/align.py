@@ -7,8 +7,7 @@ less to correct, and as a drafter it is accepted more often. The result is a sto
 
 from __future__ import annotations
 
-import json
-import time
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,15 +18,14 @@ import torch
 from draftree.drafting.folder import base_of
 from draftree.drafting.second_model import check_pair, warn_of_size
 from draftree.runner.target import inspect_model
-from draftree.training.align_objective import AlignObjective
 from draftree.training.answers import AnswerOptions, answer_all
 from draftree.training.options import TrainOptions
 from draftree.training.quality import quality
 from draftree.training.questions import Question, Template
-from draftree.training.record import write_curve
 from draftree.training.rows import read_data
-from draftree.training.run import arguments, claim, command, machine
-from draftree.training.trainer import DrafterTrainer, Tell
+from draftree.training.session import Session
+from draftree.training.trainer import Tell
+from draftree.training.whole_model import AlignObjective, save_model
 
 OPTIMIZERS = {"adafactor": ("adafactor", 1e-3), "adamw": ("adamw_torch", 3e-4)}  # Hugging Face's name, learning rate
 
@@ -55,12 +53,16 @@ class Exam:
         return round(quality("bleu", own, [str(q.reference) for q in self.questions]), 2)
 
 
-def check_models(large: Any, small: Any) -> None:
-    """Refuse two models that do not fit each other; warn where the small one is no smaller.
+def check_run(large: Any, small: Any, optimizer: str) -> None:
+    """Refuse, before any work, what `align` cannot do; warn where the small model is no smaller.
 
     Raises:
-        ValueError: two vocabularies, or an encoder on one side only.
+        ValueError: no such optimizer, several processes, two vocabularies, or an encoder on one side only.
     """
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"The optimizer is {optimizer!r}: choose {' or '.join(OPTIMIZERS)}.")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("A small model is aligned in one process: run this without accelerate launch.")
     theirs, ours = inspect_model(large), inspect_model(small)
     check_pair(ours, theirs)
     warn_of_size(ours, theirs)
@@ -92,7 +94,7 @@ def align(
         out: folder to write.
         tokenizer: saved with the model; None for none.
         optimizer: "adafactor" or "adamw"; the learning rate stays as it is from the first step to the last.
-        options: of the run; `warmup` and `splits` have no meaning here.
+        options: of the run.
         exam: questions with references; None for no BLEU.
         tell: gets lines of progress.
 
@@ -100,30 +102,21 @@ def align(
         ValueError: a pair that does not fit, bad data or options, or a loss that is no number any more.
     """
     options = options or TrainOptions()
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"The optimizer is {optimizer!r}: choose {' or '.join(OPTIMIZERS)}.")
-    check_models(large, small)
+    check_run(large, small, optimizer)
     torch.manual_seed(options.seed)
     rows = read_data(data, inspect_model(large), options.max_length)
     _check_room(small, [*rows.train, *rows.dev])
     optim, rate = OPTIMIZERS[optimizer]
-    args = arguments(out, rows, options, rate, optim=optim, lr_scheduler_type="constant", warmup_steps=0)
     start = {"small_model": asdict(base_of(small))}
-    record = {"method": "align", "settings": {"optimizer": optimizer} | start, "options": options.recorded()}
-    if args.world_size > 1:
-        raise ValueError("A small model is aligned in one process: run this without accelerate launch.")
-    resume = claim(out, record, options.resume)
+    made_of = {"method": "align", "settings": {"optimizer": optimizer} | start}
+    session = Session(out, made_of, rows, options, rate, optim=optim, lr_scheduler_type="constant")
     dtype = next(small.parameters()).dtype
     small.float()  # half types are for storage: small steps would be lost in them
     scores: dict[str, float] = {}
     if exam is not None:
         scores = {"large": exam.bleu(large), "before": exam.bleu(small)}
         tell(f"BLEU on {len(exam.questions)} questions: large model {scores['large']}, small one {scores['before']}")
-    begin, worked = time.perf_counter(), time.process_time()
-    objective = AlignObjective(small.train())
-    trainer = DrafterTrainer(objective, args, rows.train, rows.dev[: options.dev_rows], None, tell)
-    scored = trainer.train_and_score(resume)
-    seconds, worked = time.perf_counter() - begin, time.process_time() - worked
+    scored = session.fit(AlignObjective(small.train()), None, tell)
     small.eval().to("cpu", dtype)
     if exam is not None:
         scores["after"] = exam.bleu(small)
@@ -132,25 +125,16 @@ def align(
         "base_model": asdict(base_of(large)),
         **start,
         "optimizer": optimizer,
-        "options": options.recorded() | {"learning_rate": args.learning_rate},
-        "data": rows.about | {"trained_on": len(rows.train), "dev": len(trainer.dev), "left_out": rows.left_out},
         "parameters": sum(p.numel() for p in small.parameters()),
-        "steps": trainer.state.global_step,
-        "seconds": round(seconds, 1),
-        "cpu_seconds": round(worked, 1),
         "loss": {"before": scored[0]["eval_loss"], "after": scored[-1]["eval_loss"]},
         "agreement": {"before": scored[0]["eval_accuracy"][0][0], "after": scored[-1]["eval_accuracy"][0][0]},
         "cases": scored[-1]["eval_cases"][0],
         "bleu": scores or None,
         "bleu_questions": len(exam.questions) if exam is not None else 0,
-        "machine": machine(args),
-        "command": command(),
     }
-    small.save_pretrained(out)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(out)
-    (out / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
-    write_curve(trainer.state.log_history, out, f"a small model aligned with {base_of(large).name}")
+    recipe = session.recipe(recipe)
+    save_model(small, tokenizer, out)
+    session.finish(recipe, f"a small model aligned with {base_of(large).name}")
     return recipe
 
 

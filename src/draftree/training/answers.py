@@ -1,4 +1,4 @@
-"""Self-generated training data: the target answers questions greedily through the engine (methods.md section 6).
+"""Self-generated training data: the target answers questions greedily through the engine.
 
 Answers come out in the order in which they are ready. `make_data` writes each into a journal as soon as it is whole,
 so a run that was killed goes on where it stopped, and no row is lost or there twice.
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from draftree.drafting.folder import base_of
 from draftree.drafting.lookahead import Lookahead
@@ -33,13 +35,11 @@ class AnswerOptions:
         max_new_tokens: most tokens of an answer; less where the context ends before.
         slots: requests decoded together.
         skip_long: leave out questions that do not fit into the context, instead of refusing them.
-        runner: auto, hooked, eager, cpu or cuda_graphs.
     """
 
     max_new_tokens: int = 256
     slots: int = 8
     skip_long: bool = False
-    runner: str = "auto"
 
 
 def make_data(
@@ -123,69 +123,66 @@ def answer_all(
     model: Any, tokenizer: Any, template: Template, questions: Iterable[Question], options: AnswerOptions
 ) -> Iterator[Answered]:
     """Answer questions greedily, `options.slots` at a time; yields each as soon as its last turn is over."""
-    engine = Engine(model, drafter=Lookahead(), slots=options.slots, runner=options.runner)
+    engine = Engine(model, drafter=Lookahead(), slots=options.slots)
     waiting = iter(questions)
     talks: list[_Talk] = []
     while True:
         while len(talks) < QUEUE * options.slots and (question := next(waiting, None)) is not None:
-            talks.append(_Talk(engine, tokenizer, template, question, options.max_new_tokens))
+            rows: list[dict[str, Any]] = []
+            turns = _ask(engine, tokenizer, template, question, options.max_new_tokens, rows)
+            talks.append(_Talk(question.number, rows, turns, next(turns)))
         if not talks:
             return
         engine.step()
         for talk in [t for t in talks if t.request.state is State.FINISHED]:
-            if talk.go_on():
-                continue
-            talks.remove(talk)
-            yield talk.question.number, talk.rows
+            following = next(talk.turns, None)
+            if following is None:
+                talks.remove(talk)
+                yield talk.number, talk.rows
+            else:
+                talk.request = following
 
 
+@dataclass(slots=True, eq=False)
 class _Talk:
-    """One question on its way: a request for the present turn, rows of the turns before."""
+    """A question on its way: rows of the turns that are over, what asks the next turns, the present turn's request."""
 
-    def __init__(self, engine: Engine, tokenizer: Any, template: Template, question: Question, most: int) -> None:
-        self.engine, self.tokenizer, self.template = engine, tokenizer, template
-        self.question, self.most = question, most
-        self.rows: list[dict[str, Any]] = []
-        self._ask(template.encode(question.turns[:1]))
+    number: int
+    rows: list[dict[str, Any]]
+    turns: Iterator[Request]
+    request: Request
 
-    def _ask(self, prompt: list[int]) -> None:
-        target = self.engine.target
-        self.prompt, start, source = prompt, prompt, None
-        room = None if target.max_positions is None else target.max_positions - len(prompt)
+
+def _ask(
+    engine: Engine, tokenizer: Any, template: Template, question: Question, most: int, rows: list[dict[str, Any]]
+) -> Iterator[Request]:
+    """Ask turn after turn: yields the request of each, and adds its row to `rows` when it is over."""
+    target, limit = engine.target, engine.target.max_positions
+    for turn, text in enumerate(question.turns):
+        prompt = template.encode(question.turns[: turn + 1], [row["answer"] for row in rows])
+        if turn and limit is not None and len(prompt) >= limit:
+            return  # the talk has outgrown the context; earlier turns stay
+        start, source = prompt, None
         if target.encoder_decoder:
-            import torch
-
             source, start = torch.tensor(prompt, device=target.device, dtype=torch.long), [decoder_start(target)]
-            room = None if target.max_positions is None else target.max_positions - 1
-        new = self.most if room is None else min(self.most, room)
+        new = most if limit is None else min(most, limit - len(start))
         rules = Rules(max_new_tokens=new, eos_token_ids=eos_token_ids(target.model))
-        self.request: Request = self.engine.add(start, rules, encoder_input=source)
-
-    def go_on(self) -> bool:
-        """Take the finished turn's row and ask the next turn; False where the talk is over."""
-        request, question = self.request, self.question
+        request = engine.add(start, rules, encoder_input=source)
+        yield request
         if request.error is not None:
             raise request.error
-        turn = len(self.rows)
-        row = {
-            "id": question.id,
-            "turn": turn,
-            "set": question.set,
-            "question": question.turns[turn],
-            "prompt_ids": self.prompt,
-            "answer_ids": request.tokens,
-            "answer": self.tokenizer.decode(request.tokens, skip_special_tokens=True),
-            "finish": request.finish_reason,
-        }
-        self.rows.append(row)
-        if turn + 1 == len(question.turns):
-            return False
-        prompt = self.template.encode(question.turns[: turn + 2], [r["answer"] for r in self.rows])
-        limit = self.engine.target.max_positions
-        if limit is not None and len(prompt) >= limit:
-            return False  # the talk has outgrown the context; earlier turns stay
-        self._ask(prompt)
-        return True
+        rows.append(
+            {
+                "id": question.id,
+                "turn": turn,
+                "set": question.set,
+                "question": text,
+                "prompt_ids": prompt,
+                "answer_ids": request.tokens,
+                "answer": tokenizer.decode(request.tokens, skip_special_tokens=True),
+                "finish": request.finish_reason,
+            }
+        )
 
 
 def decoder_start(target: Target) -> int:

@@ -8,82 +8,19 @@ later the heavier (CALM; BiLD, section 7.2.1). The result is a stock Hugging Fac
 from __future__ import annotations
 
 import copy
-import json
-import time
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from draftree.drafting.folder import base_of
-from draftree.runner.hooked.probe import probe
 from draftree.runner.target import inspect_model
-from draftree.training.align_objective import AlignObjective, answers_in
-from draftree.training.objective import cross_entropy, hits_of
 from draftree.training.options import TrainOptions
-from draftree.training.record import write_curve
 from draftree.training.rows import read_data
-from draftree.training.run import arguments, claim, command, machine
-from draftree.training.trainer import DrafterTrainer, Tell
-
-LEARNING_RATE = 3e-4
-
-
-class EarlyExitObjective(AlignObjective):
-    """Weighted cross entropy of a model's head behind several of its layers, with every token of the answers.
-
-    Args:
-        model: a stock Hugging Face causal language model or encoder-decoder in evaluation mode; all of it is trained.
-        weights: of the exits, by the layers run; the rest up to 1 is the whole model's. The first exit is reported.
-
-    Attributes:
-        places: two, the exit's next token and the whole model's.
-    """
-
-    places: tuple[int, ...] = (1, 1)
-
-    def __init__(self, model: Any, weights: dict[int, float]) -> None:
-        super().__init__(model)
-        self.exits = weights
-        self._layers = inspect_model(model).layers
-        self._anatomy = probe(inspect_model(model))
-
-    def forward(
-        self,
-        tokens: Tensor,
-        length: Tensor,
-        start: Tensor,
-        splits: Tensor,
-        real: Tensor,
-        source: Tensor | None = None,
-        source_length: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """See `AlignObjective.forward`; `hits` and `seen` are of the first exit and of the whole model."""
-        states: dict[int, Tensor] = {}
-
-        def note(run: int) -> Any:
-            def hook(module: Any, args: Any, output: Any) -> None:
-                states[run] = output[0] if isinstance(output, tuple) else output
-
-            return hook
-
-        with ExitStack() as stack:
-            for run in self.exits:
-                stack.callback(self._layers[run - 1].register_forward_hook(note(run)).remove)
-            out = super().forward(tokens, length, start, splits, real, source, source_length)
-        truth, there = answers_in(tokens, length, start)
-        loss = (1 - sum(self.exits.values())) * out["loss"]
-        for number, (run, weight) in enumerate(self.exits.items()):
-            logits = self._anatomy.finish(self._anatomy.head(self._anatomy.close(states[run])))[:, :-1]
-            loss = loss + weight * cross_entropy(logits, truth, there)
-            if number == 0 and not self.training:
-                hits, seen = hits_of(logits, truth, there)
-                out["hits"] = torch.cat([hits[None], out["hits"]])
-                out["seen"] = torch.cat([seen[None], out["seen"]])
-        return out | {"loss": loss}
+from draftree.training.session import Session
+from draftree.training.trainer import Tell
+from draftree.training.whole_model import EarlyExitObjective, save_model
 
 
 def exit_weights(exit_layer: int, layers: int, *, every_layer: bool) -> dict[int, float]:
@@ -124,7 +61,7 @@ def train_early_exit(
         exit_layer: n, layers that the exit runs.
         every_layer: train every layer to be read (for `LossyCALM`), not this one alone.
         tokenizer: saved with the model; None for none.
-        options: of the run; `splits` has no meaning here.
+        options: of the run.
         tell: gets lines of progress.
 
     Raises:
@@ -136,39 +73,20 @@ def train_early_exit(
     torch.manual_seed(options.seed)
     rows = read_data(data, target, options.max_length)
     base, dtype = base_of(target.model), target.dtype
-    args = arguments(out, rows, options, LEARNING_RATE)
-    settings = {"exit_layer": exit_layer, "every_layer": every_layer, "base": base.hash}
-    record = {"method": "early-exit", "settings": settings, "options": options.recorded()}
-    resume = claim(out, record, options.resume, args.process_index)
+    settings = {"exit_layer": exit_layer, "every_layer": every_layer}
+    made_of = {"method": "early-exit", "settings": settings | {"base": base.hash}}
+    session = Session(out, made_of, rows, options, EarlyExitObjective.learning_rate)
     trained = copy.deepcopy(target.model).eval()
-    begin = time.perf_counter()
     objective = EarlyExitObjective(trained.float(), weights).train()  # half types lose small steps
-    trainer = DrafterTrainer(objective, args, rows.train, rows.dev[: options.dev_rows], None, tell)
-    scored = trainer.train_and_score(resume)
+    scored = session.fit(objective, None, tell)
     trained.eval().to("cpu", dtype)
     agreement = {
         when: {"exit": entry["eval_accuracy"][0][0], "model": entry["eval_accuracy"][1][0]}
         for when, entry in (("before", scored[0]), ("after", scored[-1]))
     }
-    recipe = {
-        "method": "early-exit",
-        "base_model": asdict(base),
-        "exit_layer": exit_layer,
-        "every_layer": every_layer,
-        "options": options.recorded() | {"learning_rate": args.learning_rate},
-        "data": rows.about | {"trained_on": len(rows.train), "dev": len(trainer.dev), "left_out": rows.left_out},
-        "steps": trainer.state.global_step,
-        "seconds": round(time.perf_counter() - begin, 1),
-        "agreement": agreement,
-        "cases": scored[-1]["eval_cases"][0],
-        "machine": machine(args),
-        "command": command(),
-    }
-    if args.process_index == 0:
-        trained.save_pretrained(out)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(out)
-        (out / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
-        write_curve(trainer.state.log_history, out, f"{base.name}, read behind layer {exit_layer}")
-    trainer.accelerator.wait_for_everyone()
+    recipe = {"method": "early-exit", "base_model": asdict(base), **settings, "agreement": agreement}
+    recipe = session.recipe(recipe | {"cases": scored[-1]["eval_cases"][0]})
+    if session.first:
+        save_model(trained, tokenizer, out)
+    session.finish(recipe, f"{base.name}, read behind layer {exit_layer}")
     return recipe

@@ -1,13 +1,13 @@
 """What every training objective shares: a batch is one plan, the hooked runner runs it, predictions meet the truth.
 
 The plan is the one of inference, for many split points at a time: the same rows, positions, visibility and surgeries,
-so a row learns under the very conditions under which it will draft. The model itself is frozen, and is no part of the
-module, so neither optimizers nor checkpoints ever see its weights.
+so a row learns under the very conditions under which it will draft.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -26,31 +26,27 @@ RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 50)
 
 
 class Objective(nn.Module, ABC):
-    """Loss and accuracy of one method's weights on batches of the model's own answers.
-
-    Args:
-        trained: holds the weights.
-        model: the frozen model that they are for.
+    """What is trained: loss and accuracy on batches of a model's own answers.
 
     Attributes:
+        learning_rate: to begin with, where the options of a run name none.
         splits: split points of a row that are packed into one pass by default; None for all.
         places: how many places after a split point each depth predicts, in the order of the depths.
+        lock: held while a batch passes.
     """
 
+    learning_rate: ClassVar[float] = 1e-3
     splits: ClassVar[int | None] = None
     places: tuple[int, ...]
-    weights: Any
-
-    def __init__(self, trained: Trained, model: Any) -> None:
-        super().__init__()
-        self.weights = trained.weights
-        self.target = inspect_model(model)
-        self.runner = HookedRunner(self.target)
-        self.anatomy = probe(self.target)
+    lock: Any = nullcontext()
 
     @abstractmethod
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """The loss (a scalar), and the logits [B, S, V] of every depth at the split points."""
+
+    def truths(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """By depth, the tokens [B, S] to predict, and where there is one [B, S]."""
+        return [batch.truth(place) for place in self.places]
 
     def forward(
         self,
@@ -67,12 +63,34 @@ class Objective(nn.Module, ABC):
         `hits` [D, R]: cases of depth d in which it was within the best `RANKS[r]`; `seen` [D]: cases.
         """
         batch = Batch(tokens, length, start, splits, real, source, source_length)
-        with self.runner.lock:
+        with self.lock:
             loss, logits = self.measure(batch)
         if self.training:
             return {"loss": loss}
-        hits, seen = zip(*(hits_of(g, *batch.truth(p)) for g, p in zip(logits, self.places, strict=True)), strict=True)
+        found = [hits_of(own, *truth) for own, truth in zip(logits, self.truths(batch), strict=True)]
+        hits, seen = zip(*found, strict=True)
         return {"loss": loss, "hits": torch.stack(hits), "seen": torch.stack(seen)}
+
+
+class DrafterObjective(Objective):
+    """An objective of weights that draft inside a frozen model, or prune there.
+
+    The model is no part of the module, so neither optimizers nor checkpoints ever see its weights.
+
+    Args:
+        trained: holds the weights.
+        model: the frozen model that they are for.
+    """
+
+    weights: Any
+
+    def __init__(self, trained: Trained, model: Any) -> None:
+        super().__init__()
+        self.weights = trained.weights
+        self.target = inspect_model(model)
+        self.runner = HookedRunner(self.target)
+        self.lock = self.runner.lock
+        self.anatomy = probe(self.target)
 
     # ---------------------------------------------------------------- for the methods
 

@@ -1,4 +1,4 @@
-"""BiTA's objective: mask groups behind many split points, all in one pass (methods.md sections 2 and 6).
+"""BiTA's objective: mask groups behind many split points, all in one pass.
 
 The real rows need no gradients, as nothing that is trained reaches them: they pass first, and masks see their keys and
 values as a context. That takes 28 to 35 % of a step's time away.
@@ -16,11 +16,11 @@ from draftree.drafting.folder import Trained
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import Plan, Surgery
-from draftree.training.objective import Objective, cross_entropy
+from draftree.training.objective import DrafterObjective, cross_entropy
 from draftree.training.rows import Batch
 
 
-class BiTAObjective(Objective):
+class BiTAObjective(DrafterObjective):
     """Cross entropy of mask i against the token i + 1 places after its split point, mean over masks and splits.
 
     Args:
@@ -29,6 +29,7 @@ class BiTAObjective(Objective):
         prefix_dropout: share of the prompts' elements put to 0 in training (the authors' code: 0.1).
     """
 
+    learning_rate: ClassVar[float] = 3e-2
     splits: ClassVar[int | None] = 64
 
     def __init__(self, trained: Trained, model: Any, *, prefix_dropout: float = 0.1) -> None:
@@ -45,8 +46,7 @@ class BiTAObjective(Objective):
         context = self.context(batch, encoder)
         logits = self.runner.run_with_gradients(self.packed(batch), prefix, encoder, context).logits
         logits = logits.unflatten(1, (-1, self.masks))  # [B, S, M, V]
-        truths = [batch.truth(place) for place in self.places]
-        truth, there = (torch.stack(parts, -1) for parts in zip(*truths, strict=True))
+        truth, there = (torch.stack(parts, -1) for parts in zip(*self.truths(batch), strict=True))
         return cross_entropy(logits, truth, there), list(logits.unbind(2))
 
     def context(self, batch: Batch, encoder: EncoderState | None = None) -> SlotCache:

@@ -1,4 +1,4 @@
-"""Objectives of heads that read states of the plain pass: Medusa's and early heads (methods.md sections 5 and 7)."""
+"""Objectives of heads that read states of the plain pass: Medusa's and early heads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from draftree.drafting.folder import Trained
-from draftree.training.objective import Objective, cross_entropy
+from draftree.training.objective import DrafterObjective, cross_entropy
 from draftree.training.rows import Batch
 
 
-class MedusaObjective(Objective):
+class MedusaObjective(DrafterObjective):
     """Cross entropy of head i against the token 2 + i places after the split point, summed with weights decay^i.
 
     Args:
@@ -36,7 +36,7 @@ class MedusaObjective(Objective):
         return sum((self.decay**i * loss for i, loss in enumerate(losses)), losses[0] * 0), logits
 
 
-class EarlyHeadObjective(Objective):
+class EarlyHeadObjective(DrafterObjective):
     """Cross entropy of prediction i with the token i places after the split point, summed; the first is the next one.
 
     Args:
@@ -55,7 +55,6 @@ class EarlyHeadObjective(Objective):
         return torch.stack(_losses(self, batch, logits)).sum(), logits
 
 
-def _losses(objective: Objective, batch: Batch, logits: list[Tensor]) -> list[Tensor]:
+def _losses(objective: DrafterObjective, batch: Batch, logits: list[Tensor]) -> list[Tensor]:
     """The cross entropy of each depth's predictions."""
-    pairs = zip(logits, objective.places, strict=True)
-    return [cross_entropy(own, *batch.truth(place)) for own, place in pairs]
+    return [cross_entropy(own, *truth) for own, truth in zip(logits, objective.truths(batch), strict=True)]

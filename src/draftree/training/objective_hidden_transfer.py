@@ -1,4 +1,4 @@
-"""Hidden Transfer's objective: pseudo states are to predict what the real ones will (methods.md section 3)."""
+"""Hidden Transfer's objective: pseudo states are to predict what the real ones will."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from draftree.drafting.folder import Trained
 from draftree.runner.plan import Plan, Surgery
-from draftree.training.objective import Objective, pick
+from draftree.training.objective import DrafterObjective, pick
 from draftree.training.rows import Batch
 
 
-class HiddenTransferObjective(Objective):
+class HiddenTransferObjective(DrafterObjective):
     """KL(real state at j + i || pseudo state i of j), mean over split points j, summed over steps i.
 
     Args:

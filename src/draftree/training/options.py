@@ -1,108 +1,98 @@
-"""How drafters are trained: the options of a run, and what each method needs of its own."""
+"""Options of trainings and of the search for a skip set; the command line takes its options from here.
+
+What an option means is said where it is declared, as `Annotated[type, meaning]`. Nothing here imports torch, so that
+`draftree train --help` answers at once.
+"""
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from dataclasses import asdict, dataclass
-from typing import Any
-
-from draftree.drafting.folder import Trained, method_class
-from draftree.training.objective import Objective
-from draftree.training.objective_bita import BiTAObjective
-from draftree.training.objective_heads import EarlyHeadObjective, MedusaObjective
-from draftree.training.objective_hidden_transfer import HiddenTransferObjective
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """An objective and the learning rate to begin with."""
-
-    objective: type[Objective]
-    learning_rate: float
-
-
-METHODS = {
-    "bita": Method(BiTAObjective, 3e-2),
-    "hidden-transfer": Method(HiddenTransferObjective, 1e-3),
-    "medusa": Method(MedusaObjective, 1e-3),
-    "early-head": Method(EarlyHeadObjective, 1e-3),
-}
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
 
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """Options of a run, the same for every method.
+    """Options of a run, the same for everything that is trained.
 
-    Attributes:
-        epochs: passes over the data (BiTA: 4); `steps` wins over it.
-        steps: optimizer steps.
-        batch: rows of a pass, on each device.
-        accumulate: passes of an optimizer step.
-        learning_rate: at the top of the cosine; None for the method's own.
-        warmup: share of the steps in which it rises.
-        weight_decay: of AdamW.
-        splits: split points of a row and pass; None for the method's own, 0 for all.
-        max_length: rows with more tokens are left out; None for none.
-        evaluations: how often the dev rows are scored.
-        dev_rows: most dev rows to score.
-        checkpoints: how many are written over the run.
-        seed: of everything drawn.
-        bf16: None where the device has it; True and False say so.
-        resume: go on from the last checkpoint.
+    Raises:
+        ValueError: a value out of range.
     """
 
-    epochs: float = 4.0
-    steps: int | None = None
-    batch: int = 8
-    accumulate: int = 1
-    learning_rate: float | None = None
-    warmup: float = 0.03
-    weight_decay: float = 0.0
-    splits: int | None = None
-    max_length: int | None = None
-    evaluations: int = 10
-    dev_rows: int = 256
-    checkpoints: int = 10
-    seed: int = 0
-    bf16: bool | None = None
-    resume: bool = False
+    epochs: Annotated[float, "Passes over the data."] = 4
+    steps: Annotated[int | None, "Optimizer steps, instead of epochs."] = None
+    batch: Annotated[int, "Rows of a pass, on each device."] = 8
+    accumulate: Annotated[int, "Passes of an optimizer step."] = 1
+    learning_rate: Annotated[float | None, "At its top; None for the method's own."] = None
+    max_length: Annotated[int | None, "Leave out rows with more tokens."] = None
+    evaluations: Annotated[int, "How often the dev rows are scored."] = 10
+    dev_rows: Annotated[int, "Most dev rows to score."] = 256
+    checkpoints: Annotated[int, "How many are written over the run."] = 10
+    seed: Annotated[int, "Of everything drawn."] = 0
+    bf16: Annotated[bool | None, "Mixed precision; None where the device has it."] = None
+    resume: Annotated[bool, "Go on from the last checkpoint in --out."] = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "accumulate", "evaluations", "dev_rows", "checkpoints"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: give more than 0.")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps is {self.steps}: give at least 1.")
-        if self.splits is not None and self.splits < 0:
-            raise ValueError(f"splits is {self.splits}: give 0 for all split points, or more.")
-        if self.learning_rate is not None and not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}: give more than 0.")
+        check_positive(self, "epochs", "batch", "accumulate", "evaluations", "dev_rows", "checkpoints")
+        check_positive(self, "steps", "learning_rate", "max_length")
 
     def recorded(self) -> dict[str, Any]:
         """All of them but `resume`, which changes nothing in the result."""
-        return {name: value for name, value in asdict(self).items() if name != "resume"}
+        return {field.name: getattr(self, field.name) for field in fields(TrainOptions) if field.name != "resume"}
 
 
-def prepare(method: str, model: Any, settings: dict[str, Any], training: dict[str, Any]) -> tuple[Trained, Objective]:
-    """An untrained drafter of `method` for `model`, and the objective that will train it.
-
-    Args:
-        method: one of `METHODS`.
-        model: the model; it is moved nowhere.
-        settings: of the drafter, as its `fresh` takes them.
-        training: of the objective, such as `prefix_dropout`.
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Options of a search for what `SelfSpeculative` leaves out.
 
     Raises:
-        ValueError: an unknown method, or settings outside what the model can have.
-        TypeError: a setting that the method does not have.
+        ValueError: a value out of range.
     """
-    trained = method_class(method).fresh(model, **settings)
-    objective = METHODS[method].objective
-    known = [name for name in inspect.signature(objective.__init__).parameters if name not in ("self", "trained")]
-    for name in training:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"The {method} objective has no option {name!r}.{hint}")
-    return trained, objective(trained, model, **training)
+
+    texts: Annotated[int, "Recorded texts to search on; as many others check it."] = 16
+    places: Annotated[int, "Places of each text from which chains are drafted, from the answer's first on."] = 48
+    num_draft_tokens: Annotated[int, "Longest chain."] = 6
+    width: Annotated[int, "Parts tried in a round, the most promising ones; the first round tries all."] = 4
+    seconds: Annotated[float, "After which no further set is tried."] = 600
+    max_length: Annotated[int | None, "Leave out texts with more tokens."] = None
+
+    def __post_init__(self) -> None:
+        check_positive(self, *self.recorded())
+
+    def recorded(self) -> dict[str, Any]:
+        """All of them, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(SearchOptions)}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a large model answers for a small one to learn, and on what BLEU is found.
+
+    Raises:
+        ValueError: a limit out of range.
+    """
+
+    data: Annotated[Path, "Inputs (JSON lines, or a folder of them), or a data set that draftree train data made."]
+    field: Annotated[str | None, "Where a row has its input; by default turns, prompt or question."] = None
+    dev: Annotated[Path | None, "Rows for BLEU before and after; by default inputs kept out of training."] = None
+    reference: Annotated[str | None, "Where a row has its reference, for BLEU; by default there is no BLEU."] = None
+    template: Annotated[
+        str | None,
+        "full, short, or a text with {question} in it; by default short, or the bare input without a chat template.",
+    ] = None
+    limit: Annotated[int | None, "Most inputs, taken evenly from the files."] = None
+
+    def __post_init__(self) -> None:
+        check_positive(self, "limit")
+
+
+def check_positive(options: Any, *names: str) -> None:
+    """Refuse the first of these options that is given and not more than 0.
+
+    Raises:
+        ValueError: names it.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}: give more than 0.")

@@ -1,4 +1,4 @@
-"""Questions for the target to answer, and the templates that turn them into prompts (methods.md section 6).
+"""Questions for the target to answer, and the templates that turn them into prompts.
 
 Only questions are taken from data sets: what the target itself would write is what a drafter has to draft. A row may
 hold one question (`prompt` or `question`) or several in turn (`turns`); whatever answers it brings are not read.
@@ -6,11 +6,14 @@ hold one question (`prompt` or `question`) or several in turn (`turns`); whateve
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from draftree.models import encode_prompt
+from draftree.prompts import jsonl_files, jsonl_rows
 
 SYSTEM = "You are a helpful assistant."
 PLACE = "{question}"
@@ -56,15 +59,8 @@ def read_questions(
     Raises:
         ValueError: a missing or unreadable file, a row without a question or reference, nothing at all.
     """
-    files: list[Path] = []
-    for path in paths:
-        if not path.exists():
-            raise ValueError(f"There is no questions file {str(path)!r}: give a .jsonl file or a folder of them.")
-        found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        if not found:
-            raise ValueError(f"The folder {str(path)!r} holds no .jsonl file: give one that does, or a file.")
-        files += found
-    by_file = [list(_read(file, per_set, field, reference)) for file in files]
+    files = [file for path in paths for file in jsonl_files(path, "questions")]
+    by_file = [list(islice(_read(file, field, reference), per_set)) for file in files]
     if limit is not None:
         by_file = _evenly(by_file, limit)
     rows = [row for group in by_file for row in group]
@@ -76,36 +72,23 @@ def read_questions(
 Row = tuple[str, str, tuple[str, ...], str | None]  # id, set, turns, reference
 
 
-def _read(file: Path, most: int | None, field: str | None, reference: str | None) -> Iterable[Row]:
-    taken = 0
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if most is not None and taken >= most:
-                return
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                raise ValueError(f"{file}, line {number}, is not JSON: write one JSON object per line.") from None
-            turns = _turns(row, FIELDS if field is None else (field,))
-            if not turns:
-                expected = "a 'prompt', a 'question' or 'turns'" if field is None else f"{field!r}"
-                raise ValueError(f"{file}, line {number}, has no question: give it {expected} with text.")
-            known = row.get(reference) if reference is not None else None
-            if reference is not None and not (isinstance(known, str) and known.strip()):
-                raise ValueError(
-                    f"{file}, line {number}, has no reference: give it {reference!r} with text, or measure without "
-                    "references."
-                )
-            name = row.get("id", row.get("question_id", f"{file.stem}-{number}"))
-            taken += 1
-            yield str(name), str(row.get("set", row.get("category", file.stem))), turns, known
+def _read(file: Path, field: str | None, reference: str | None) -> Iterator[Row]:
+    for number, row in jsonl_rows(file):
+        turns = _turns(row, FIELDS if field is None else (field,))
+        if not turns:
+            expected = "a 'prompt', a 'question' or 'turns'" if field is None else f"{field!r}"
+            raise ValueError(f"{file}, line {number}, has no question: give it {expected} with text.")
+        known = row.get(reference) if reference is not None else None
+        if reference is not None and not (isinstance(known, str) and known.strip()):
+            raise ValueError(
+                f"{file}, line {number}, has no reference: give it {reference!r} with text, or measure without "
+                "references."
+            )
+        name = row.get("id", row.get("question_id", f"{file.stem}-{number}"))
+        yield str(name), str(row.get("set", row.get("category", file.stem))), turns, known
 
 
-def _turns(row: Any, fields: Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(row, dict):
-        return ()
+def _turns(row: dict[str, Any], fields: Sequence[str]) -> tuple[str, ...]:
     given = next((row[name] for name in fields if row.get(name)), ())
     turns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else ()
     return turns if all(isinstance(t, str) and t.strip() for t in turns) else ()
@@ -149,15 +132,9 @@ class Template:
 
     def encode(self, turns: Sequence[str], answers: Sequence[str] = ()) -> list[int]:
         """Token ids of the prompt for the last of `turns`, with `answers` to the turns before it."""
-        if self.kind not in ("full", "short"):
-            pieces = [self.kind.replace(PLACE, turn) + answer for turn, answer in zip(turns, answers, strict=False)]
-            text = "".join([*pieces, self.kind.replace(PLACE, turns[-1])])
-            raw: list[int] = self.tokenizer(text).input_ids
-            return raw
-        messages = [{"role": "system", "content": self.system}] if self.system is not None else []
-        for turn, answer in zip(turns, answers, strict=False):
-            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-        messages.append({"role": "user", "content": turns[-1]})
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        history = list(zip(turns, answers, strict=False))
+        if self.kind in ("full", "short"):
+            return encode_prompt(self.tokenizer, turns[-1], history=history, system=self.system)
+        pieces = [self.kind.replace(PLACE, turn) + answer for turn, answer in history]
+        ids: list[int] = self.tokenizer("".join([*pieces, self.kind.replace(PLACE, turns[-1])])).input_ids
         return ids

@@ -1,125 +1,87 @@
 """Search for what SelfSpeculative may leave out: the set with the best predicted speed on recorded texts.
 
 "Draft & Verify" (Zhang et al., 2024) searches by Bayesian optimisation over decoding runs. Here a set costs a replay of
-recorded texts (`draftree.training.replay`), and sets grow greedily by the parts that have done best so far: one part
-more in each round, a few parts tried in it. That is bounded, repeatable, and leaves a path to look at.
+recorded texts (`draftree.training.skip_replay`), and sets grow greedily by the parts that have done best so far: one
+part more in each round, a few parts tried in it. That is bounded, repeatable, and leaves a path to look at.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from draftree.drafting.folder import base_of
 from draftree.drafting.self_speculative import SelfSpeculative
+from draftree.progress import Watcher
 from draftree.runner import Runner, open_runner
 from draftree.runner.layout.skip import Skip
-from draftree.training.replay import ROUNDS, Prices, Replay, Score, measure_prices, parted
+from draftree.training.options import SearchOptions
 from draftree.training.rows import read_data
-from draftree.training.run import command
-
-if TYPE_CHECKING:
-    from draftree.progress import Watcher
+from draftree.training.session import command, write_json
+from draftree.training.skip_replay import ROUNDS, Prices, Replay, Score, measure_prices, parted
 
 PATIENCE = 4  # rounds without a better set, after which the search ends
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """Options of a search.
-
-    Attributes:
-        texts: recorded texts to search on; as many others, of the dev part, to report on.
-        places: places of each text from which chains are drafted, from the answer's first on.
-        num_draft_tokens: longest chain.
-        width: parts tried in a round, the most promising ones; the first round tries all.
-        seconds: after which no further set is tried.
-        max_length: texts with more tokens are left out; None for none.
-    """
-
-    texts: int = 16
-    places: int = 48
-    num_draft_tokens: int = 6
-    width: int = 4
-    seconds: float = 600.0
-    max_length: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("texts", "places", "num_draft_tokens", "width", "seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: give more than 0.")
 
 
 def _with(skip: Skip, part: Skip) -> Skip:
     return Skip(skip.attention | part.attention, skip.mlp | part.mlp)
 
 
-@dataclass(slots=True)
-class Search:
-    """A search as it goes: sets tried, and the best of them.
+def try_sets(
+    runner: Runner, replay: Replay, prices: Prices, options: SearchOptions, watcher: Watcher
+) -> dict[Skip, Score]:
+    """Every set that was tried, in order, and its score.
 
-    Attributes:
-        replay: of the texts searched on.
+    First every exit layer and every single part; then, round by round, the set grows by the part of the most
+    promising ones that makes the fastest set.
+
+    Args:
+        runner: of the model.
+        replay: of the texts to search on.
         prices: measured.
         options: see there.
         watcher: hears of every set tried.
     """
+    layers = len(runner.target.layers)
+    deadline = time.monotonic() + options.seconds
+    tried: dict[Skip, Score] = {}
 
-    replay: Replay
-    prices: Prices
-    options: SearchOptions
-    watcher: Watcher | None = None
+    def attempt(skip: Skip) -> Score:
+        tried[skip] = replay.score(skip, prices)
+        watcher.step()
+        return tried[skip]
 
-    def run(self, runner: Runner) -> list[tuple[Skip, Score]]:
-        """Every set that was tried, in order.
-
-        First every exit layer and every single part; then, round by round, the set grows by the part of the most
-        promising ones that makes the fastest set.
-        """
-        layers = len(runner.target.layers)
-        deadline = time.monotonic() + self.options.seconds
-        tried: list[tuple[Skip, Score]] = []
-
-        def attempt(skip: Skip) -> Score:
-            tried.append((skip, self.replay.score(skip, self.prices)))
-            if self.watcher is not None:
-                self.watcher.step()
-            return tried[-1][1]
-
-        if parted(runner):
-            parts = [Skip.of([i]) for i in range(layers)] + [Skip.of((), [i]) for i in range(layers)]
-        else:
-            parts = [Skip.of([i], [i]) for i in range(layers)]
-        if self.watcher is not None:
-            self.watcher.stage("trying sets", None)
-        for skip in (*(Skip.behind(n, layers) for n in range(1, layers)), *parts):
-            if time.monotonic() < deadline or not tried:
-                attempt(skip)
-        known = dict(tried)
-        worth = {part: known[part].speed for part in parts if part in known}
-        grown, best, stale = Skip(), -math.inf, 0
-        while worth and stale < PATIENCE and time.monotonic() < deadline:
-            ranked = sorted(worth, key=worth.__getitem__, reverse=True)
-            for part in ranked[: self.options.width]:
-                larger = _with(grown, part)
-                if larger.kept(layers) and time.monotonic() < deadline:
-                    worth[part] = (known.get(larger) or attempt(larger)).speed
-                else:
-                    worth[part] = -math.inf
-            chosen = max(ranked[: self.options.width], key=worth.__getitem__)
-            speed = worth.pop(chosen)
-            if not math.isfinite(speed):
-                break
-            grown = _with(grown, chosen)
-            stale = 0 if speed > best else stale + 1
-            best = max(best, speed)
-        return tried
+    if parted(runner):
+        parts = [Skip.of([i]) for i in range(layers)] + [Skip.of((), [i]) for i in range(layers)]
+    else:
+        parts = [Skip.of([i], [i]) for i in range(layers)]
+    watcher.stage("trying sets", None)
+    for skip in (*(Skip.behind(n, layers) for n in range(1, layers)), *parts):
+        if time.monotonic() < deadline or not tried:
+            attempt(skip)
+    worth = {part: tried[part].speed for part in parts if part in tried}
+    grown, best, stale = Skip(), -math.inf, 0
+    while worth and stale < PATIENCE and time.monotonic() < deadline:
+        promising = sorted(worth, key=worth.__getitem__, reverse=True)[: options.width]
+        for part in promising:
+            larger = _with(grown, part)
+            if larger.kept(layers) and time.monotonic() < deadline:
+                worth[part] = (tried.get(larger) or attempt(larger)).speed
+            else:
+                worth[part] = -math.inf
+        chosen = max(promising, key=worth.__getitem__)
+        speed = worth.pop(chosen)
+        if not math.isfinite(speed):
+            break
+        grown = _with(grown, chosen)
+        stale = 0 if speed > best else stale + 1
+        best = max(best, speed)
+    return tried
 
 
 def search_skip_set(
@@ -151,13 +113,13 @@ def search_skip_set(
     if layers < 2:
         raise ValueError("The model has one layer, so nothing can be left out: use another drafter.")
     rows = read_data(data, driver.target, options.max_length)
-    if watcher is not None:
-        watcher.stage("reading texts and timing rows", None)
+    watcher = watcher or Watcher()
+    watcher.stage("reading texts and timing rows", None)
     replay = Replay(driver, rows.train[: options.texts], options.places, options.num_draft_tokens)
     prices = measure_prices(driver, replay)
     begin = time.monotonic()
-    tried = Search(replay, prices, options, watcher).run(driver)
-    best = max(tried, key=lambda found: found[1].speed)[0]
+    tried = try_sets(driver, replay, prices, options, watcher)
+    best = max(tried, key=lambda skip: tried[skip].speed)
     timed = min(replay.time_row(best) for _ in range(ROUNDS))
     dev = Replay(driver, rows.dev[: options.texts], options.places, options.num_draft_tokens)
     held_out, whole = dev.score(best, prices), dev.score(Skip(), prices)
@@ -170,13 +132,13 @@ def search_skip_set(
         "method": drafter.method,
         "base_model": asdict(drafter.base),
         "settings": drafter.settings,
-        "search": asdict(options),
+        "search": options.recorded(),
         "seconds": round(time.monotonic() - begin, 1),
         "sets": len(tried),
         "runner": driver.form,
         "row_seconds": {"whole": prices.row, "attention": prices.attention, "mlp": prices.mlp, "best": timed},
         "step_seconds": float(prices.steps.of(1)),
-        "predicted": dict(tried)[best]._asdict(),
+        "predicted": tried[best]._asdict(),
         "predicted_on_dev": held_out._asdict(),
         "predicted_with_nothing_left_out": whole._asdict(),
         "data": rows.about,
@@ -187,8 +149,8 @@ def search_skip_set(
     drafter.save_pretrained(out)
     sets = [
         {"skip_attention": sorted(skip.attention), "skip_mlp": sorted(skip.mlp), **score._asdict()}
-        for skip, score in tried
+        for skip, score in tried.items()
     ]
-    (out / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
-    (out / "search.json").write_text(json.dumps(sets, indent=1) + "\n", encoding="utf-8")
+    write_json(out / "recipe.json", recipe)
+    write_json(out / "search.json", sets)
     return recipe

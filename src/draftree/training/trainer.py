@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from draftree.training.align_objective import AlignObjective
 from draftree.training.objective import RANKS, Objective
 from draftree.training.rows import ByLength, Row, RowSet, collate
 
@@ -43,7 +42,7 @@ class DrafterTrainer(Trainer):
 
     def __init__(
         self,
-        objective: Objective | AlignObjective,
+        objective: Objective,
         args: TrainingArguments,
         train: Sequence[Row],
         dev: Sequence[Row],

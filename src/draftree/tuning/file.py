@@ -181,21 +181,21 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
         UserWarning: the choice was made on another device, type or number of threads, where something else may be best.
     """
     path = Path(path)
-    entries = _read(path)
-    if entries["model"]["hash"] != model_hash(inspect_model(model).model):
+    tuned = _read(path)
+    if tuned.model_hash != model_hash(inspect_model(model).model):
         raise ValueError(
-            f"{path} was tuned for another model (a {entries['model']['type']} with other weights or dtype): run "
-            "draftree tune with this one."
+            f"{path} was tuned for another model (a {tuned.model_type} with other weights or dtype): run draftree tune "
+            "with this one."
         )
     here = machine_of(model)
-    for name, value in entries["machine"].items():
+    for name, value in tuned.machine.items():
         if here.get(name) != value:
             warnings.warn(
                 f"{path} was tuned with {name} {value}, and this is {here.get(name)}: something else may be faster "
                 "here; draftree tune finds out.",
                 stacklevel=2,
             )
-    if entries["drafter"] is None:
+    if tuned.spec is None:
         return None
 
     def trie(spec: Spec) -> Lookahead:
@@ -203,17 +203,15 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
             return Lookahead(**spec.options)
         if tokenizer is None:
             raise ValueError(f"{path} comes with a trie, which is checked by its tokenizer: pass tokenizer=.")
-        trie_path = path.with_name(str(entries.get("trie")))
+        trie_path = path.with_name(str(tuned.trie))
         if not trie_path.is_file():
             raise ValueError(
                 f"{path} starts from the trie {trie_path.name!r}, which is not next to it: copy both files."
             )
         return Lookahead.load(trie_path, tokenizer)
 
-    spec = Spec.from_dict(entries["drafter"]).renamed(lambda name: _at(path, name))
-    drafter = make(spec, model, tokenizer, trie)
-    shape = entries["shape"]
-    drafter.node_budget = shape["node_budget"] if shape["kind"] == "fixed" else None
+    drafter = make(tuned.spec.renamed(lambda name: _at(path, name)), model, tokenizer, trie)
+    drafter.node_budget = tuned.node_budget
     return drafter
 
 
@@ -231,20 +229,34 @@ def _at(path: Path, name: str) -> str:
     return name
 
 
-def _read(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Tuned:
+    """What of a file decides how it is loaded; the rest is for people."""
+
+    model_hash: str
+    model_type: str
+    machine: dict[str, Any]
+    spec: Spec | None
+    node_budget: int | None
+    trie: str | None
+
+
+def _read(path: Path) -> _Tuned:
     if not path.is_file():
         raise ValueError(f"There is no tuned choice {str(path)!r}: give a file that draftree tune wrote.")
     try:
         entries: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        newer = entries["format"] != FORMAT
-        parts = entries["model"]["hash"], entries["model"]["type"], entries["machine"].items(), entries["shape"]["kind"]
-        complete = len(parts) == 4 and (entries["drafter"] is None or bool(Spec.from_dict(entries["drafter"])))
-    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
-        newer = complete = False
-    if newer:
-        raise ValueError(
-            f"{path} is of format {entries['format']}, and this draftree reads {FORMAT}: run draftree tune."
-        )
-    if not complete:
-        raise ValueError(f"{path} holds no choice of draftree tune: give a file that it wrote.")
-    return entries
+        found = entries["format"]
+        if found == FORMAT:
+            drafter, shape = entries["drafter"], entries["shape"]
+            return _Tuned(
+                entries["model"]["hash"],
+                entries["model"]["type"],
+                dict(entries["machine"]),
+                None if drafter is None else Spec.from_dict(drafter),
+                shape["node_budget"] if shape["kind"] == "fixed" else None,
+                entries.get("trie"),
+            )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{path} holds no choice of draftree tune: give a file that it wrote.") from None
+    raise ValueError(f"{path} is of format {found}, and this draftree reads {FORMAT}: run draftree tune.")

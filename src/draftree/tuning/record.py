@@ -8,7 +8,8 @@ accepted; see `draftree.tuning.replay`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, ClassVar
@@ -22,12 +23,12 @@ from draftree.drafting.base import Context, Step
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine, Rules
 from draftree.engine.limits import eos_token_ids
+from draftree.engine.request import State
 from draftree.runner import open_runner
 from draftree.runner.step_cost import StepCost, cached_cost
 from draftree.runner.top_tokens import top_tokens
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
-from draftree.tuning.listening import Listening
 from draftree.tuning.onlooker import Onlooker, OnlyRoots
 
 Draft = tuple[np.ndarray, np.ndarray]  # tokens and log-probabilities, each [D, K]
@@ -55,19 +56,14 @@ class Timing:
     """What steps take, in seconds.
 
     Attributes:
-        rows, seconds: of a step by its rows, as in decoding, without what drafting takes.
+        cost: of a step by its rows, as in decoding, without what drafting takes.
         prompt: of reading a prompt, on average.
         own: by drafter inside the model, what it takes in a step besides its rows.
     """
 
-    rows: np.ndarray
-    seconds: np.ndarray
+    cost: StepCost
     prompt: float
     own: dict[str, float]
-
-    def cost(self) -> StepCost:
-        """The curve of `rows`."""
-        return StepCost(self.rows, self.seconds)
 
 
 class Repeats(Drafter):
@@ -97,8 +93,8 @@ class Record:
         self.texts: list[Text] = []
         self.lessons: list[Text] = []
         self._runner = open_runner(model)
-        self._prompts = 0.0
-        self._prepared = {name: Listening(OnlyRoots()) for name in trained}
+        self._prompts: list[float] = []
+        self._prepared: dict[str, list[float]] = {name: [] for name in trained}
 
     def lesson(self, task: Task) -> None:
         """Record a prompt that only teaches tries."""
@@ -111,23 +107,29 @@ class Record:
             text.drafts[name] = self._look(name, drafter, task.ids)
         self.texts.append(text)
 
-    def _run(self, ids: Sequence[int], **parts: Any) -> tuple[list[int], float]:
-        """All tokens of an answer, and the seconds of its prompt's pass."""
+    def _run(self, ids: Sequence[int], **parts: Any) -> tuple[list[int], dict[int, list[float]]]:
+        """All tokens of an answer, and by tree rows the seconds of its steps, without what drafting took.
+
+        The prompt's step is found under no rows.
+        """
         engine = Engine(
             self.model, slots=1, runner=self._runner, capacity=max(CAPACITY, len(ids) + self.new + 64), **parts
         )
         request = engine.add(ids, Rules(self.new, eos_token_ids(self.model)))
-        begin = time.perf_counter()
-        engine.step()
-        prompt = time.perf_counter() - begin
-        engine.run()
+        seconds: dict[int, list[float]] = defaultdict(list)
+        while request.state is not State.FINISHED:
+            drafted, drafting = request.stats.drafted, request.stats.seconds["draft"]
+            begin = time.perf_counter()
+            engine.step()
+            spent = time.perf_counter() - begin - (request.stats.seconds["draft"] - drafting)
+            seconds[1 + request.stats.drafted - drafted if request.stats.steps > 1 else 0].append(spent)
         if request.error is not None:
             raise request.error
-        return request.tokens, prompt
+        return request.tokens, seconds
 
     def _plain(self, ids: Sequence[int]) -> list[int]:
-        tokens, prompt = self._run(ids)
-        self._prompts += prompt
+        tokens, seconds = self._run(ids)
+        self._prompts += seconds[0]
         return tokens
 
     def _look(self, name: str, drafter: InModelDrafter, ids: Sequence[int]) -> dict[int, Draft]:
@@ -139,7 +141,8 @@ class Record:
                 tokens, logp = top_tokens(logits, drafter.candidates)
                 seen[len(step.requests[0].tokens)] = tokens[0], logp[0]
 
-        self._run(ids, drafter=Onlooker(see, drafter), shape=self._prepared[name])
+        _, seconds = self._run(ids, drafter=Onlooker(see, drafter), shape=OnlyRoots())
+        self._prepared[name] += seconds[1]
         return seen
 
     def timing(self) -> Timing:
@@ -148,11 +151,11 @@ class Record:
         The runner's own curve, of passes alone, is not what decoding takes: it serves for more rows than are timed.
         """
         curve = cached_cost(self._runner)
-        shapes = {nodes: Listening(Fixed(nodes)) for nodes in PROBES}
+        found: dict[int, list[float]] = {1 + nodes: [] for nodes in PROBES}
         for text in self.texts[:PROBED]:
-            for shape in shapes.values():  # in turn, as a slow minute must not be taken for dear rows
-                self._run(text.task.ids, drafter=Repeats(), shape=shape)
-        found = {1 + nodes: _seconds(shape, 1 + nodes) for nodes, shape in shapes.items()}
+            for rows, taken in found.items():  # in turn, as a slow minute must not be taken for dear rows
+                _, seconds = self._run(text.task.ids, drafter=Repeats(), shape=Fixed(rows - 1))
+                taken += seconds[rows]  # the last steps of a text have less room
         known = {rows: median(taken) for rows, taken in found.items() if taken}
         known = known or {1: float(curve.of(1))}  # answers of a token or two
         last = max(known)
@@ -161,21 +164,6 @@ class Record:
         cost = StepCost(list(known), list(known.values()))
         own = {}
         for name, drafter in self.trained.items():
-            step = median(_seconds(self._prepared[name], 1) or [0.0])
+            step = median(self._prepared[name] or [0.0])
             own[name] = max(step - float(cost.of(drafter.rows(1, 1, 1))), 0.0)
-        count = max(len(self.texts) + len(self.lessons), 1)
-        return Timing(cost.rows, cost.seconds, self._prompts / count, own)
-
-
-def _seconds(shape: Listening, rows: int) -> list[float]:
-    """What steps of so many rows took, without what drafting took; the last steps of a text have less room."""
-    return [
-        outcome.seconds - outcome.drafting
-        for outcome in shape.outcomes
-        if outcome.seconds is not None and outcome.rows == rows
-    ]
-
-
-def total_tokens(texts: Iterable[Text]) -> int:
-    """New tokens of all answers."""
-    return sum(len(text.answer) for text in texts)
+        return Timing(cost, sum(self._prompts) / max(len(self._prompts), 1), own)

@@ -3,16 +3,15 @@
 A pass is replaced by looking the next tokens up in the recorded answer, and its time by what such steps took when the
 answers were recorded; everything else is what decoding does, call for call: a shape plans, a drafter drafts, and both
 learn from what came. With trees of fixed size the acceptance is that of the same run live. Trees sized by cost depend
-on what steps take: with the times of a real run (`Times`) they are its trees, with those that were recorded they are as
-good as that predicts.
+on what steps take, and are predicted as well as that is.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,10 +23,9 @@ from draftree.drafting.groups import GroupNodes, Groups
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import RequestStats
 from draftree.runner.plan import PassResult
-from draftree.runner.step_cost import StepCost
+from draftree.runner.target import Target
 from draftree.shaping import Shape
 from draftree.shaping.base import Outcome, Sizer
-from draftree.shaping.off_path import OffPath
 from draftree.tree import TokenTree
 from draftree.tuning.record import Text, Timing
 
@@ -50,26 +48,32 @@ def _no_rows(chosen: GroupNodes) -> Attachment:
     return Attachment()
 
 
-class RecordedHeads(Drafter):
+class RecordedHeads(InModelDrafter):
     """A drafter inside the model, its draft tokens read from the record instead of from a pass.
 
     Args:
         name: of the record.
-        drafter: the real one: its rows, its budget and which of its nodes look ahead.
+        drafter: the real one, whose settings and rows it has.
     """
 
-    capabilities = Capabilities(attaches=True, prepares=True, observes=True)
-
     def __init__(self, name: str, drafter: InModelDrafter) -> None:
+        super().__init__(drafter.shapes(), drafter.steps, **drafter.settings)
         self.name = name  # type: ignore[misc]
         self.text: Text | None = None
-        self.max_nodes = drafter.max_nodes
         self._inner = drafter
-        self._off_path = OffPath()
         self._prepared = False  # whether the pass would have the drafter's rows
-        self._held: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._no_pass = replace(NO_PASS, hidden={drafter.shapes()["layers"]: NO_PASS.logits})
         grouped = "groups" in drafter.settings
         self._groups = Groups(drafter.settings["groups"], _no_rows) if grouped else None
+
+    def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
+        """The real drafter has accepted them."""
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`: there is no model."""
+
+    def place(self, target: Target) -> None:
+        """See `InModelDrafter.place`: there are no weights."""
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`."""
@@ -80,42 +84,34 @@ class RecordedHeads(Drafter):
         self._prepared = step.prepares_any
         return None
 
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        """See `Drafter.draft`."""
-        (request,) = requests
-        if self._held is None or self._held[0] != len(request.tokens):
-            return _root(request)
-        _, tokens, logp = self._held
-        if request.room <= self._inner.depth:
-            logp = logp.copy()
-            logp[max(request.room - 1, 0) :] = -np.inf
-        at = torch.tensor(request.tokens[-1:], dtype=torch.long, device="cpu")
-        return TokenTree.from_candidates(at, tokens[None], logp[None], budgets, self.source, self._off_path.factor)
+    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
+        """See `InModelDrafter.attach`."""
+        return Attachment()
+
+    def draft_logits(self, step: Step, nodes: torch.Tensor) -> torch.Tensor | None:
+        """See `InModelDrafter.draft_logits`: the record has the likeliest tokens in their place."""
+        return None
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`."""
+        if self._prepared:
+            super().observe(replace(step, result=self._no_pass))
+
+    def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `InModelDrafter.likeliest`: those of the record."""
         (request,) = step.requests
-        if not self._prepared or self.text is None:
-            return
-        at, gone = len(request.tokens), 0
+        gone = 0
         if self._groups is not None:
             _, passed = self._groups.find(step, _one(step.accepted[0][-1]))
             gone = 0 if passed is None else int(passed)
-        found = self.text.drafts[self.name].get(at - gone)
+        found = None if self.text is None else self.text.drafts[self.name].get(len(request.tokens) - gone)
         if found is None or gone >= len(found[0]):
-            return
+            return None
         tokens, logp = found
         if gone:  # rows of an ancestor's group look that much less far ahead
             tokens, logp = (np.concatenate([part[gone:], np.zeros_like(part[:gone])]) for part in (tokens, logp))
             logp[len(logp) - gone :] = -np.inf
-        held = self._held
-        if held is not None and held[0] < len(request.tokens) - 1:
-            self._off_path.learn(held[1], held[2], request.tokens[held[0] :])
-        self._held = at, tokens, logp
-
-    def end(self, request: Context) -> None:
-        """See `Drafter.end`."""
-        self._held = None
+        return tokens[None], logp[None]
 
 
 @dataclass(slots=True)
@@ -138,19 +134,6 @@ class Replayed:
         return self.stats.emitted / self.seconds if self.seconds else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """What the steps of a real run took.
-
-    Attributes:
-        cost: of a step by its rows, as it was measured before the first step.
-        steps: in their order, seconds of a whole step (None where a prompt was in it) and of its drafting.
-    """
-
-    cost: StepCost
-    steps: Sequence[tuple[float | None, float]]
-
-
 def replay(
     texts: Sequence[Text],
     drafter: Drafter | None,
@@ -160,7 +143,6 @@ def replay(
     eos_token_ids: Sequence[int],
     *,
     clock: Clock = time.thread_time,
-    times: Times | None = None,
 ) -> Replayed:
     """Answer `texts` from their records.
 
@@ -173,17 +155,15 @@ def replay(
         eos_token_ids: the model's.
         clock: seconds, by which drafting is timed. By default those of this thread alone: what else the machine does
             meanwhile is not the drafter's.
-        times: step times for the shape alone, in place of `timing`; the prediction does not use them.
     """
     found = Replayed()
-    # The shape starts from a curve of its own: what steps take must not depend on what it thinks of them.
-    known = timing.cost() if times is None else times.cost
-    one = _Replay(drafter, timing, new, clock, None if times is None else iter(times.steps))
+    one = _Replay(drafter, timing, new, clock)
     if drafter is not None:
         drafter.bind(None, eos_token_ids=tuple(eos_token_ids))  # type: ignore[arg-type]
     for text in texts:
-        # An engine of its own answers each text.
-        sizer = None if drafter is None or shape is None else shape.bind(known, drafter)
+        # An engine of its own answers each text. The shape starts from a curve of its own: what steps take must not
+        # depend on what it thinks of them.
+        sizer = None if drafter is None or shape is None else shape.bind(timing.cost.for_batch(), drafter)
         stats, seconds = one.answer(text, sizer)
         found.stats.add(stats)
         found.by_set.setdefault(text.task.prompt.set, RequestStats()).add(stats)
@@ -196,20 +176,11 @@ class _Replay:
 
     Args:
         drafter, timing, new, clock: as of `replay`.
-        taken: what is left of the steps of `Times`; None where steps take what was recorded.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter | None,
-        timing: Timing,
-        new: int,
-        clock: Clock,
-        taken: Iterator[tuple[float | None, float]] | None,
-    ) -> None:
-        self._drafter, self._timing, self._new, self._clock, self._taken = drafter, timing, new, clock, taken
+    def __init__(self, drafter: Drafter | None, timing: Timing, new: int, clock: Clock) -> None:
+        self._drafter, self._timing, self._new, self._clock = drafter, timing, new, clock
         self._can = Capabilities() if drafter is None else drafter.capabilities
-        self._cost = timing.cost()
         parts = drafter.drafters if isinstance(drafter, Merge) else (drafter,)
         self._heads = [part for part in parts if isinstance(part, RecordedHeads)]
         self._own = sum(timing.own[head.name] for head in self._heads)
@@ -250,10 +221,10 @@ class _Replay:
         attached = self._can.prepares and plan.prepares_any
         rows = trees.sizes[0]
         passed = self._drafter.rows(rows, 1, plan.attach_to) if attached and self._drafter is not None else rows
-        behind = float(self._cost.of(passed)) + learning + (self._own if attached else 0.0)
+        behind = float(self._timing.cost.of(passed)) + learning + (self._own if attached else 0.0)
         if sizer is not None:
-            whole, before = (drafting + behind, drafting) if self._taken is None else next(self._taken)
-            sizer.observe(plan, Outcome([path], rows, None if reads else whole, before, attached))
+            seconds = None if reads else drafting + behind
+            sizer.observe(plan, Outcome([path], rows, seconds, drafting, attached))
         return drafting + behind
 
     def _draft(self, request: Context, sizer: Sizer | None) -> StepPlan:

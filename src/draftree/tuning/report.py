@@ -12,70 +12,53 @@ from rich.table import Table
 
 from draftree.bench.machine import describe, now
 from draftree.bench.summary import shown
-from draftree.tuning.check import Checked
 from draftree.tuning.file import Spec, write_tuned
-from draftree.tuning.search import PLAIN, Choice
+from draftree.tuning.live import Judged
+from draftree.tuning.search import Choice
+from draftree.tuning.space import PLAIN
 
 
 def render(choice: Choice) -> Table:
     """What ran for real, for a rich console."""
     recorded, judge, lessons = choice.prompts
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{choice.replays} settings replayed on {recorded} answers, {lessons} answers taught tries, up to "
-        f"{judge} other prompts judged; {choice.seconds:.0f} s",
-        title_justify="left",
-        caption="Speed: total tokens / total time over plain decoding, \\[95 % bootstrap]. Acceptance length: "
-        "1 + accepted / steps, live and as replayed.",
-        caption_justify="left",
+    title = (
+        f"{choice.replays} settings replayed on {recorded} answers, {lessons} answers taught tries, up to {judge} "
+        f"other prompts judged; {choice.seconds:.0f} s"
     )
-    table.add_column("candidate")
-    for heading in ("prompts", "speed over plain", "acceptance length", "as replayed"):
-        table.add_column(heading, justify="right")
-    for one in choice.judged:
-        stats = one.row.stats
-        table.add_row(
-            one.candidate.label,
-            str(one.prompts),
-            escape(shown(one.row.over[PLAIN.name], "{:.2f}")),
-            f"{stats.acceptance_length:.2f}" if stats is not None and stats.drafted else "-",
-            f"{one.predicted.stats.acceptance_length:.2f}" if one.predicted is not None else "-",
-            style="bold" if one is choice.best else "",
-        )
-    return table
+    return table_of(choice.judged, title, choice.best)
 
 
-def check_table(rows: Sequence[Checked]) -> Table:
-    """Predicted against real acceptance, for a rich console."""
+def table_of(judged: Sequence[Judged], title: str, best: Judged | None = None) -> Table:
+    """Candidates that ran for real next to what replay has predicted; the best one in bold."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=f"Replay against real runs, {rows[0].prompts if rows else 0} prompts",
+        title=title,
         title_justify="left",
-        caption="Acceptance length: 1 + accepted / steps. Trees sized by cost depend on what steps take, and are only "
-        "predicted as well as that: the last column replays them with the real run's times.",
+        caption="Speed: total tokens / total time; over plain decoding, \\[95 % bootstrap]. Acceptance length: "
+        "1 + accepted / steps. Both live and as replayed.",
         caption_justify="left",
     )
     table.add_column("candidate")
     for heading in (
-        "live",
-        "replayed",
-        "ratio",
-        "by the run's\nown times",
-        "worst set",
-        "live\ntokens/s",
-        "predicted\ntokens/s",
+        "prompts",
+        "speed over plain",
+        "tokens/s",
+        "as\nreplayed",
+        "acceptance\nlength",
+        "as\nreplayed",
     ):
         table.add_column(heading, justify="right")
-    for row in rows:
+    for one in judged:
+        stats, predicted = one.row.stats, one.predicted
         table.add_row(
-            row.candidate.label,
-            f"{row.live:.3f}",
-            f"{row.replayed:.3f}",
-            f"{row.replayed / row.live:.4f}",
-            "" if row.by_its_times is None else f"{row.by_its_times:.3f}",
-            f"{row.worst_set[0]} {row.worst_set[1]:.3f}",
-            f"{row.live_speed:.0f}",
-            f"{row.replayed_speed:.0f}",
+            one.candidate.label,
+            str(one.prompts),
+            escape(shown(one.row.over[PLAIN.name], "{:.2f}")),
+            f"{one.row.speed.value:.0f}",
+            "-" if predicted is None else f"{predicted.speed:.0f}",
+            f"{stats.acceptance_length:.3f}" if stats is not None and stats.drafted else "-",
+            "-" if predicted is None else f"{predicted.stats.acceptance_length:.3f}",
+            style="bold" if one is best else "",
         )
     return table
 
@@ -90,7 +73,7 @@ def write_choice(choice: Choice, model: Any, tokenizer: Any, path: Path) -> list
         "made": {key: about[key] for key in ("commit", "versions")} | {"when": now()},
         "judged": [one.as_dict() for one in choice.judged],
     }
-    return write_tuned(path, model, spec, choice.best.candidate.node_budget, choice.why(), more, trie, tokenizer)
+    return write_tuned(path, model, spec, choice.best.candidate.node_budget, why(choice), more, trie, tokenizer)
 
 
 def _warm(spec: Spec | None) -> Spec | None:
@@ -98,3 +81,50 @@ def _warm(spec: Spec | None) -> Spec | None:
     if spec is None:
         return None
     return next((part for part in (spec, *spec.parts) if part.kind == "lookahead" and part.warm), None)
+
+
+def why(choice: Choice) -> list[str]:
+    """The choice in three lines."""
+    best = choice.best
+    if best.candidate.spec is None:
+        first = f"Plain decoding: none of {choice.replays} settings is sure to be faster here."
+    else:
+        options = _options(best.candidate.spec)
+        first = f"{best.candidate.label}{f' ({options})' if options else ''}: {_over(best)}."
+    others = [one for one in choice.judged if one is not best and one.candidate.spec is not None]
+    second = "Nothing else was measured."
+    if others:
+        near = max(others, key=lambda one: (one.stage, one.over_plain))
+        second = f"Next best: {near.candidate.label}, {_over(near)}; {choice.replays} settings were replayed."
+    return [first, second, _reason(choice)]
+
+
+def _reason(choice: Choice) -> str:
+    """Why it is as fast as it is, or why nothing is faster."""
+    best = choice.best if choice.best.candidate.spec is not None else None
+    if best is None or best.row.stats is None:
+        tried = max((one.over_plain for one in choice.judged if one.candidate.spec is not None), default=1.0)
+        cause = "too few draft tokens are accepted, or rows cost too much"
+        return f"The fastest drafting ran at {tried:.2f} of plain speed: {cause}."
+    length = best.row.stats.acceptance_length
+    text = f"A step brings {length:.2f} tokens"
+    if best.predicted is not None:
+        text += f" (replay predicted {best.predicted.stats.acceptance_length:.2f})"
+    text += f" and takes {length / best.over_plain:.2f} plain ones"
+    sets = {name: row.over[PLAIN.name].value for name, row in best.row.by_set.items()}
+    if len(sets) > 1:
+        high, low = max(sets, key=lambda name: sets[name]), min(sets, key=lambda name: sets[name])
+        text += f"; most on {high} ({sets[high]:.2f}), least on {low} ({sets[low]:.2f})"
+    return f"{text}."
+
+
+def _over(one: Judged) -> str:
+    estimate = one.row.over[PLAIN.name]
+    interval = "" if estimate.low is None else f" [{estimate.low:.2f}, {estimate.high:.2f}]"
+    prompts = "1 prompt, too few for an interval" if one.prompts == 1 else f"{one.prompts} prompts"
+    return f"{estimate.value:.2f}{interval} of plain speed on {prompts}"
+
+
+def _options(spec: Spec) -> str:
+    parts = [spec, *spec.parts]
+    return ", ".join(f"{name} {value}" for part in parts for name, value in part.options.items())

@@ -18,7 +18,7 @@ from draftree.engine.limits import eos_token_ids
 from draftree.runner import inspect_model
 from draftree.tuning.file import Spec, make, shape_of
 from draftree.tuning.record import Record, Text, Timing
-from draftree.tuning.replay import Clock, RecordedHeads, Replayed, Times, replay
+from draftree.tuning.replay import Clock, RecordedHeads, Replayed, replay
 
 # Draft tokens of a step; None: sized by cost.
 SIZES: tuple[int | None, ...] = (None, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -63,6 +63,9 @@ class Candidate:
     def name(self) -> str:
         """Names it among all candidates, its drafter's options included."""
         return f"{self.spec} {self.node_budget}"
+
+
+PLAIN = Candidate(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +117,14 @@ class Space:
             return all(self.can_replay(part) for part in spec.parts)
         return spec.kind in ("lookahead", "prompt-lookup") or (spec.name or "") in self._record.trained
 
-    def predict(
-        self,
-        candidate: Candidate,
-        texts: Sequence[Text],
-        clock: Clock = time.thread_time,
-        times: Times | None = None,
-    ) -> Replayed | None:
+    def predict(self, candidate: Candidate, texts: Sequence[Text], clock: Clock = time.thread_time) -> Replayed | None:
         """Replay `texts`, see `replay`; None where the candidate cannot be replayed."""
         spec = candidate.spec
         if spec is not None and not self.can_replay(spec):
             return None
         drafter = None if spec is None else self._replayed(spec)
         shape = None if spec is None else shape_of(candidate.node_budget)
-        return replay(texts, drafter, shape, self.timing, self._record.new, self._ends, clock=clock, times=times)
+        return replay(texts, drafter, shape, self.timing, self._record.new, self._ends, clock=clock)
 
     def _replayed(self, spec: Spec) -> Drafter:
         if spec.kind == "merge":

@@ -1,4 +1,4 @@
-"""What a training run leaves to look at: its curve as figures and as a picture."""
+"""The curve that a training run leaves: figures, and a picture."""
 
 from __future__ import annotations
 

@@ -1,0 +1,193 @@
+"""One training run in its folder: the folder is taken, the trainer runs, a recipe and a curve are left.
+
+Drafters, aligned small models and early-exit models are all trained by such a run; they differ in what is trained and
+in how it is saved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from draftree.training.curve import write_curve
+from draftree.training.objective import Objective
+from draftree.training.options import TrainOptions
+from draftree.training.rows import Data
+from draftree.training.trainer import DrafterTrainer, Tell
+
+CHECKPOINTS = "checkpoints"
+RUN = "run.json"
+WARMUP = 0.03  # share of the steps in which the learning rate rises
+
+
+class Session:
+    """A run of the trainer in a folder.
+
+    Args:
+        out: the folder; taken for this run at once.
+        made_of: what is trained, in plain values; a resumed run must have the same, and the same options.
+        data: rows to train on and to report on.
+        options: of the run.
+        learning_rate: where the options name none.
+        more: of Hugging Face's arguments, which win over those of the options.
+
+    Attributes:
+        args: Hugging Face's arguments.
+        first: whether this process is the one that writes.
+
+    Raises:
+        ValueError: a folder with an unfinished run and no word of resuming, or the other way round.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        made_of: dict[str, Any],
+        data: Data,
+        options: TrainOptions,
+        learning_rate: float,
+        **more: Any,
+    ) -> None:
+        self.out, self.data, self.options = out, data, options
+        self.args = arguments(out, len(data.train), options, learning_rate, **more)
+        self.first = self.args.process_index == 0
+        self._checkpoint = claim(out, made_of | {"options": options.recorded()}, options.resume, first=self.first)
+
+    def fit(self, objective: Objective, splits: int | None, tell: Tell) -> list[dict[str, Any]]:
+        """Train; the log's entries with scores of the dev rows, in order.
+
+        Args:
+            objective: what is trained.
+            splits: split points of a row and pass; None for all.
+            tell: gets lines of progress.
+
+        Raises:
+            BadLossError: a loss or weight is no number any more.
+        """
+        begin, worked = time.perf_counter(), time.process_time()
+        dev = self.data.dev[: self.options.dev_rows]
+        self.trainer = DrafterTrainer(objective, self.args, self.data.train, dev, splits, tell)
+        scored = self.trainer.train_and_score(self._checkpoint)
+        self._seconds = time.perf_counter() - begin
+        self._worked = time.process_time() - worked
+        return scored
+
+    def recipe(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Everything that made the result, and its figures: `own`, and what all runs have."""
+        data = self.data
+        return own | {
+            "options": self.options.recorded() | {"learning_rate": self.args.learning_rate} | own.get("options", {}),
+            "data": data.about
+            | {"trained_on": len(data.train), "dev": len(self.trainer.dev), "left_out": data.left_out},
+            "steps": self.trainer.state.global_step,
+            "processes": self.args.world_size,
+            "seconds": round(self._seconds, 1),
+            "cpu_seconds": round(self._worked, 1),  # of this process, all its threads: a busy machine moves it less
+            "machine": machine(self.args),
+            "command": command(),
+        }
+
+    def finish(self, recipe: dict[str, Any], title: str) -> None:
+        """Write recipe.json and the curve, which has this title; the last thing, as it says that the run is whole."""
+        if self.first:
+            write_json(self.out / "recipe.json", recipe)
+            write_curve(self.trainer.state.log_history, self.out, title)
+        self.trainer.accelerator.wait_for_everyone()
+
+
+def claim(out: Path, record: dict[str, Any], resume: bool, *, first: bool) -> str | None:
+    """Take the folder for this run, as its first process; the checkpoint to go on from, or None for a new run.
+
+    Raises:
+        ValueError: a folder with an unfinished run and no word of resuming, or the other way round.
+    """
+    folder = out / CHECKPOINTS
+    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    if not first:
+        return last if resume else None
+    if resume:
+        if last is None:
+            raise ValueError(f"There is no checkpoint in {str(folder)!r} to go on from: leave --resume out.")
+        if json.loads((folder / RUN).read_text(encoding="utf-8")) != json.loads(json.dumps(record)):
+            raise ValueError(f"{str(out)!r} was begun with other options: give the same ones, or leave --resume out.")
+        return last
+    if last is not None and not (out / "recipe.json").is_file():
+        raise ValueError(f"{str(out)!r} holds an unfinished run: add --resume to go on, or name another folder.")
+    if (folder / RUN).is_file():  # a finished run of ours makes room
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (out / "recipe.json").unlink(missing_ok=True)
+    write_json(folder / RUN, record)
+    return None
+
+
+def arguments(out: Path, rows: int, options: TrainOptions, learning_rate: float, **more: Any) -> TrainingArguments:
+    """Hugging Face's arguments of a run on so many rows; `more` wins over all."""
+    gpu = torch.cuda.is_available()
+    bf16 = options.bf16 if options.bf16 is not None else gpu and torch.cuda.is_bf16_supported()
+    fixed: dict[str, Any] = {
+        "output_dir": str(out / CHECKPOINTS),
+        "per_device_train_batch_size": options.batch,
+        "per_device_eval_batch_size": options.batch,
+        "gradient_accumulation_steps": options.accumulate,
+        "num_train_epochs": options.epochs,
+        "max_steps": options.steps or -1,
+        "learning_rate": options.learning_rate or learning_rate,
+        "lr_scheduler_type": "cosine",
+        "bf16": bool(bf16),
+        "use_cpu": not gpu,
+        "seed": options.seed,
+        "logging_steps": 5,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "steps",
+        "eval_on_start": True,
+        "save_strategy": "steps",
+        "save_total_limit": 2,
+        "report_to": [],
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "label_names": [],
+        "dataloader_pin_memory": gpu,
+    }
+    args = TrainingArguments(**(fixed | more))
+    args._n_gpu = min(args.n_gpu, 1)  # several devices are for accelerate launch: one process each
+    per_step = options.batch * options.accumulate * args.world_size
+    steps = options.steps or math.ceil(rows / per_step * options.epochs)
+    args.warmup_steps = max(1, round(WARMUP * steps))
+    args.eval_steps = max(1, steps // options.evaluations)
+    args.save_steps = max(1, steps // options.checkpoints)
+    return args
+
+
+def machine(args: TrainingArguments) -> dict[str, Any]:
+    """On what a run was made, for its recipe."""
+    device = torch.cuda.get_device_name() if args.device.type == "cuda" else platform.machine()
+    return {
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "bf16": args.bf16,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def command() -> str | None:
+    """The command line of this process, for the recipe; None where another program called."""
+    own = Path(sys.argv[0]).stem in ("draftree", "__main__")
+    return " ".join(["draftree", *sys.argv[1:]]) if own else None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain values, for people to read too."""
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

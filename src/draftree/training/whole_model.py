@@ -1,0 +1,118 @@
+"""Objectives that train a whole model by its own forward pass, on answers that a model has given.
+
+Unlike the objectives of drafters these drive no runner: the model is a stock one, and what comes out is a stock model
+again. `draftree train align` and `draftree train early-exit` train with them.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from draftree.runner.hooked.probe import probe
+from draftree.runner.target import inspect_model
+from draftree.training.objective import Objective, cross_entropy
+from draftree.training.rows import Batch
+
+
+class AlignObjective(Objective):
+    """Cross entropy of a small model with every token that the large one wrote, its end token included (BiLD, 3.5).
+
+    Split points are for drafters and are not looked at.
+
+    Args:
+        model: a stock Hugging Face causal language model, or an encoder-decoder; all of it is trained.
+    """
+
+    places: tuple[int, ...] = (1,)
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """See `Objective.measure`; logits are [B, T - 1, V]."""
+        if batch.source is None or batch.source_length is None:
+            logits = self.model(input_ids=batch.tokens, attention_mask=_upto(batch.length, batch.tokens)).logits
+        else:
+            read = _upto(batch.source_length, batch.source)
+            logits = self.model(input_ids=batch.source, attention_mask=read, decoder_input_ids=batch.tokens).logits
+        return cross_entropy(logits[:, :-1], *_answers_in(batch)), [logits[:, :-1]]
+
+    def truths(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """See `Objective.truths`."""
+        return [_answers_in(batch)] * len(self.places)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Every tensor for itself: files of checkpoints cannot hold one that has two names, as tied embeddings do."""
+        held: dict[str, Any] = super().state_dict(*args, **kwargs)
+        seen: set[int] = set()
+        for name, tensor in held.items():
+            if tensor.data_ptr() in seen:
+                held[name] = tensor.clone()
+            seen.add(tensor.data_ptr())
+        return held
+
+
+class EarlyExitObjective(AlignObjective):
+    """Weighted cross entropy of a model's head behind several of its layers, with every token of the answers.
+
+    Args:
+        model: as of `AlignObjective`, in evaluation mode.
+        weights: of the exits, by the layers run; the rest up to 1 is the whole model's. The first exit is reported.
+
+    Attributes:
+        places: two, the exit's next token and the whole model's.
+    """
+
+    learning_rate: ClassVar[float] = 3e-4
+    places: tuple[int, ...] = (1, 1)
+
+    def __init__(self, model: Any, weights: dict[int, float]) -> None:
+        super().__init__(model)
+        self.exits = weights
+        self._layers = inspect_model(model).layers
+        self._anatomy = probe(inspect_model(model))
+
+    def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """See `Objective.measure`."""
+        states: dict[int, Tensor] = {}
+
+        def note(run: int) -> Any:
+            def hook(module: Any, args: Any, output: Any) -> None:
+                states[run] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        with ExitStack() as stack:
+            for run in self.exits:
+                stack.callback(self._layers[run - 1].register_forward_hook(note(run)).remove)
+            loss, logits = super().measure(batch)
+        loss = (1 - sum(self.exits.values())) * loss
+        exits = [
+            self._anatomy.finish(self._anatomy.head(self._anatomy.close(states[run])))[:, :-1] for run in self.exits
+        ]
+        for weight, own in zip(self.exits.values(), exits, strict=True):
+            loss = loss + weight * cross_entropy(own, *_answers_in(batch))
+        return loss, [exits[0], *logits]
+
+
+def save_model(model: Any, tokenizer: Any, out: Path) -> None:
+    """A model as Hugging Face saves it, with its tokenizer if there is one."""
+    model.save_pretrained(out)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
+
+
+def _answers_in(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The token behind each place of a batch [B, T - 1] but the last, and where it is one of an answer."""
+    place = torch.arange(batch.tokens.shape[1] - 1, device=batch.tokens.device)
+    return batch.tokens[:, 1:], (place >= batch.start[:, None] - 1) & (place < batch.length[:, None] - 1)
+
+
+def _upto(length: Tensor, of: Tensor) -> Tensor:
+    return (torch.arange(of.shape[1], device=of.device) < length[:, None]).long()

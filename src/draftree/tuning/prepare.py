@@ -1,0 +1,89 @@
+"""What to tune for: the options, and the prompts, parted into those that are searched on, that judge and that teach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftree.bench.samples import Task
+from draftree.engine.limits import check_prompt
+from draftree.models import encode_prompt
+from draftree.prompts import Prompt, take_per_set
+from draftree.runner import inspect_model
+from draftree.tuning.file import Spec
+
+FEWEST = 4  # prompts to record, and to keep those that judge apart
+
+
+@dataclass(frozen=True, slots=True)
+class TuningOptions:
+    """What to tune for.
+
+    Attributes:
+        minutes: for all of it.
+        max_new_tokens: most tokens of an answer.
+        per_set: most prompts of every set.
+        specs: drafters besides tries and prompt lookup.
+    """
+
+    minutes: float = 5.0
+    max_new_tokens: int = 96
+    per_set: int = 40
+    specs: tuple[Spec, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.minutes > 0:
+            raise ValueError(f"minutes is {self.minutes:g}: give a time over 0.")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Prompts as token ids: to search on, to judge by, to teach tries with; the same ones where there are few."""
+
+    search: list[Task]
+    judge: list[Task]
+    lessons: list[Task]
+
+
+def prepare(model: Any, tokenizer: Any, prompts: Sequence[Prompt], options: TuningOptions) -> Prepared:
+    """Split and encode the prompts.
+
+    Where rows are marked with `split`, those of `warm` teach; else every second one does. Of the others every second
+    one is searched on, and the rest judges.
+
+    Raises:
+        ValueError: an encoder-decoder, or a prompt that cannot be answered.
+    """
+    target = inspect_model(model)
+    if target.encoder_decoder:
+        raise ValueError("draftree tune is for decoder-only models: this one has an encoder.")
+    chosen = take_per_set([p for p in prompts if not p.warm], options.per_set)
+    warm = take_per_set([p for p in prompts if p.warm], options.per_set)
+    tasks = [Task(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in (*chosen, *warm)]
+    for task in tasks:
+        try:
+            check_prompt(task.ids, options.max_new_tokens, target.vocab_size, target.max_positions)
+        except ValueError as error:
+            raise ValueError(f"Prompt {task.prompt.id!r}: {error}") from None
+    tests, lessons = tasks[: len(chosen)], tasks[len(chosen) :]
+    if not lessons:
+        lessons, tests = _halves(tests)
+    if not tests:
+        raise ValueError("All prompts are marked 'warm': leave 'split' out of the rows to judge by.")
+    if len(tests) < FEWEST:
+        return Prepared(tests, tests, lessons)
+    search, judge = _halves(tests)
+    return Prepared(search, judge, lessons)
+
+
+def _halves(tasks: list[Task]) -> tuple[list[Task], list[Task]]:
+    """Every second prompt of each set."""
+    place: dict[str, int] = {}
+    halves: tuple[list[Task], list[Task]] = ([], [])
+    for task in tasks:
+        number = place[task.prompt.set] = place.get(task.prompt.set, -1) + 1
+        halves[number % 2].append(task)
+    if not halves[1]:  # one prompt of each set
+        return tasks[::2], tasks[1::2]
+    return halves
