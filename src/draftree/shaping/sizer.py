@@ -233,7 +233,8 @@ class DynamicSizer(Sizer):
             rows = self._drafter.rows(rows, batch, None if attach_to is None else batch * attach_to)
         if self._pruner is not None:
             rows = self._pruner.rows(rows)
-        return np.rint(rows).astype(np.int64)
+        whole: np.ndarray = np.rint(rows).astype(np.int64)
+        return whole
 
     def _drafting(self, plan: StepPlan) -> float:
         """Seconds that the drafter takes before the pass."""
