@@ -177,7 +177,14 @@ class InModel(RandomTree):
         own = self.own_predictions.get(request.id, [])
         if budget < 2 or not own:
             return tree
-        return tree.merge(TokenTree.from_paths(request.tokens[-1], [own], source=2))
+        nodes = tree.sizes[0] - 1
+        return TokenTree.from_arrays(
+            [*tree.tokens[0, 1:].tolist(), *own],
+            [*(tree.parents[0, 1:] - 1).tolist(), -1, *range(nodes, nodes + len(own) - 1)],
+            [*tree.logp[0, 1:].tolist(), *(0.0 for _ in own)],
+            [*tree.source[0, 1:].tolist(), *(2 for _ in own)],
+            root=request.tokens[-1],
+        )
 
     def end(self, request: Context) -> None:
         super().end(request)

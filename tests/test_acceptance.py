@@ -56,7 +56,7 @@ def check_path(tree: TokenTree, b: int, nodes: list[int]) -> None:
 @settings(max_examples=300, deadline=None)
 @given(tree_batches())
 def test_greedy_walks_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
-    """Node by node; siblings that share a token are left to the masks."""
+    """Also where siblings share a token."""
     tree, logits = case
     for b, walk in enumerate(greedy_walks(tree, logits)):
         best = dict(enumerate(logits[b].argmax(-1).tolist()[: tree.sizes[b]]))
@@ -68,6 +68,19 @@ def test_greedy_walks_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
         assert walk.drafted_by == [*walk.nodes[1:], None]
         assert walk.accepted == len(walk.nodes) - 1
         assert not walk.tie
+
+
+def test_padding_never_matches_a_live_token_zero() -> None:
+    tree = TokenTree.stack([TokenTree.from_arrays([1, 0], [-1, 0], root=9), TokenTree.roots(torch.tensor([9]))])
+    for says, nodes in (([[0, 0, 0], [0, 0, 0]], [[0], [0]]), ([[1, 0, 0], [0, 0, 0]], [[0, 1, 2], [0]])):
+        logits = torch.eye(4)[torch.tensor(says)]
+        assert [walk.nodes for walk in greedy_walks(tree, logits)] == nodes
+
+
+def test_the_right_one_of_equal_siblings_is_found() -> None:
+    tree = TokenTree.from_arrays([7, 7, 3], [-1, -1, 1], root=1)
+    for says, nodes in (([[7, 0, 3, 0]], [0, 2, 3]), ([[7, 3, 0, 0]], [0, 1])):
+        assert greedy_walks(tree, torch.eye(8)[torch.tensor(says)])[0].nodes == nodes
 
 
 @settings(max_examples=300, deadline=None)

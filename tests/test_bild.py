@@ -168,7 +168,7 @@ def test_the_small_model_stops_where_it_falls_back(name: str, monkeypatch: pytes
         passes.clear()
         trees = grow(*given)
         if passes:
-            runs.append((len(passes), trees[0].sizes[0] - 1))
+            runs.append((len(passes), trees.sizes[0] - 1))
         return trees
 
     monkeypatch.setattr(runner, "run", counted)

@@ -46,7 +46,10 @@ class Watched(DraftModel):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         trees = super().draft(requests, budgets)
-        self.drafted += [(list(r.tokens), trees.select([b])) for b, r in enumerate(requests)]
+        for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
+            columns = (trees.tokens, trees.parents, trees.logp, trees.source)
+            own = [column[b : b + 1, :size] for column in columns]
+            self.drafted.append((list(request.tokens), TokenTree(*own, (size,))))
         return trees
 
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from draftree.demo_model import embedded
@@ -24,7 +23,7 @@ from draftree.drafting.second_model import SecondModel
 from draftree.drafting.times import smoothed
 from draftree.runner import inspect_model
 from draftree.runner.top_tokens import top_tokens
-from draftree.tree import TokenTree
+from draftree.tree import Draft, TokenTree
 
 PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one, before both were timed
 BEAM = 4  # nodes of a depth that are read, where a pass for each depth is needed
@@ -91,7 +90,7 @@ class DraftModel(SecondModel):
 
     # ---------------------------------------------------------------- trees
 
-    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> list[TokenTree]:
+    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         reaches = [
             max(self._reach(request, self.depth), 0) if budget > 0 else 0
             for request, budget in zip(requests, budgets, strict=True)
@@ -125,10 +124,8 @@ class DraftModel(SecondModel):
                 logits = self._small.grow(ids, [n[0] for n in nodes], [n[1] for n in nodes], depth)
                 self._offer(growths, frontiers, logits)
                 self._clock(begin)
-        return self._trees(growths, requests)
-
-    def _trees(self, growths: Sequence[_Growth], requests: Sequence[Context]) -> list[TokenTree]:
-        return [growth.tree(request.tokens[-1], self.source) for growth, request in zip(growths, requests, strict=True)]
+        drafts: list[Draft] = [(growth.tokens, growth.parents, growth.logp, self.source) for growth in growths]
+        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
     def _clock(self, begin: float) -> None:
         self._pass_seconds = smoothed(self._pass_seconds, time.perf_counter() - begin)
@@ -183,25 +180,6 @@ class _Growth:
         for node in nodes:
             self._rows[node] = len(self._rows) - 1
         return [self.tokens[node] for node in nodes], parents
-
-    def tree(self, root: int, source: int) -> TokenTree:
-        """The best nodes, likeliest first."""
-        # Plain lists: there are a dozen nodes, and array operations are slow behind a pass, with all caches cold. So is
-        # torch's way of making tensors of lists.
-        order = [i for i in range(len(self.logp)) if self.logp[i] > -math.inf]
-        order.sort(key=self.logp.__getitem__, reverse=True)  # stable: parents before children of equal worth
-        del order[self.budget :]
-        place = {-1: 0} | {node: row for row, node in enumerate(order, 1)}
-        shape = np.array(
-            [
-                [root, *(self.tokens[i] for i in order)],
-                [-1, *(place[self.parents[i]] for i in order)],
-                [0] + [source] * len(order),
-            ]
-        )
-        tokens, parents, sources = (torch.from_numpy(row[None]) for row in shape)
-        logp = torch.from_numpy(np.array([[0.0, *(self.logp[i] for i in order)]], dtype=np.float32))
-        return TokenTree(tokens, parents, logp, sources, (1 + len(order),))
 
 
 def demo_draft_model(model: Any) -> DraftModel:

@@ -208,14 +208,8 @@ class InModelDrafter(Trained, Drafter):
         at = torch.tensor(roots, dtype=torch.long, device="cpu")
         if self.choices is None:
             return TokenTree.from_candidates(at, tokens, logp, budgets, self.source, self.off_path.factor)
-        tree = TokenTree.from_choices(
-            at,
-            torch.from_numpy(tokens),
-            self.choices,
-            torch.from_numpy(logp),
-            self.source,
-            distinct=True,
-        )
+        candidates = torch.from_numpy(tokens)
+        tree = TokenTree.from_choices(at, candidates, self.choices, torch.from_numpy(logp), self.source)
         if not np.isfinite(logp).all():
             tree, _ = tree.prune(tree.logp > -torch.inf)
         return tree if all(n >= size - 1 for n, size in zip(budgets, tree.sizes, strict=True)) else tree.best(budgets)

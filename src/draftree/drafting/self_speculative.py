@@ -24,7 +24,7 @@ from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan
 from draftree.runner.target import Target, inspect_model
 from draftree.runner.top_tokens import top_tokens
-from draftree.tree import TokenTree
+from draftree.tree import Draft, TokenTree
 
 WORTH = 1.2  # tokens that a drafted row has to promise for the time of a step: about what a step brings in all
 PRICE_FIRST = 0.5  # a drafted row against a step, before both were timed
@@ -165,12 +165,13 @@ class SelfSpeculative(Trained, Drafter):
         if self._begun:  # a first call makes what later ones find ready
             self._row_seconds = smoothed(self._row_seconds, (time.perf_counter() - begin) / len(chains.tokens[0]))
         self._begun = True
-        trees = [
-            self._tree(request.tokens[-1], chains.tokens[b][:reach], chains.logp[b][:reach], budget)
-            for b, (request, reach, budget) in enumerate(zip(requests, reaches, budgets, strict=True))
+        drafts = [
+            self._with_leaves(tokens[:reach], logp[:reach])
+            for tokens, logp, reach in zip(chains.tokens, chains.logp, reaches, strict=True)
         ]
+        trees = TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
         self._drafted = time.perf_counter()
-        return TokenTree.stack(trees)
+        return trees
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: learn how long a step takes."""
@@ -210,8 +211,8 @@ class SelfSpeculative(Trained, Drafter):
         timed = self._row_seconds and self._step_seconds
         return WORTH * (self._row_seconds / self._step_seconds if timed else PRICE_FIRST)
 
-    def _tree(self, root: int, tokens: list[list[int]], logp: list[list[float]], budget: int) -> TokenTree:
-        """The chain of first tokens, up to an EOS, with the others as leaves; the best `budget` of them."""
+    def _with_leaves(self, tokens: list[list[int]], logp: list[list[float]]) -> Draft:
+        """The chain of first tokens, up to an EOS, with the others as leaves."""
         drafted: list[int] = []
         parents: list[int] = []
         worth: list[float] = []
@@ -224,16 +225,7 @@ class SelfSpeculative(Trained, Drafter):
             above, so_far = here, worth[here]
             if offered[0] in self._eos:
                 break
-        # A parent is worth no less than its children and stands before them, so the best ones are connected.
-        order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)[:budget]
-        row = {-1: -1} | {node: row for row, node in enumerate(order)}
-        return TokenTree.from_arrays(
-            [drafted[i] for i in order],
-            [row[parents[i]] for i in order],
-            [worth[i] for i in order],
-            self.source,
-            root=root,
-        )
+        return drafted, parents, worth, self.source
 
 
 class Chains(NamedTuple):
