@@ -34,7 +34,7 @@ class RandomTree(Drafter):
 
     name: ClassVar[str] = "random"
     max_nodes = 24
-    capabilities = Capabilities(observes=True, observes_plain=True)
+    capabilities = Capabilities(observes=True)
 
     def __init__(self, references: References, seed: int = 0, vocabulary: int = 97, eos: int = 2) -> None:
         self.references, self.seed, self.vocabulary, self.eos = references, seed, vocabulary, eos
@@ -98,7 +98,7 @@ class InModel(RandomTree):
     """
 
     name: ClassVar[str] = "in_model"
-    capabilities = Capabilities(attaches=True, observes=True, observes_plain=True)
+    capabilities = Capabilities(attaches=True, observes=True)
     taps = (1, 2)
     masks = 2
     prefix_length = 3
@@ -202,7 +202,7 @@ class Raising(RandomTree):
     """
 
     name: ClassVar[str] = "raising"
-    capabilities = Capabilities(attaches=True, observes=True, observes_plain=True)
+    capabilities = Capabilities(attaches=True, observes=True)
 
     def __init__(self, references: References, stage: str, call: int = 1) -> None:
         super().__init__(references)

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from draftree.tree import TokenTree
 
+Choice = tuple[int, int | None, int | None]
+"""A node, the token chosen after it (None: a near-tie, which is put off), and the child that drafted that token."""
+
 
 @dataclass(slots=True)
 class Walk:
@@ -32,6 +35,14 @@ class Walk:
         """How many of the tokens are accepted draft tokens."""
         return sum(node is not None for node in self.drafted_by)
 
+    def choices(self) -> Iterator[Choice]:
+        """The same, choice by choice, as `lazy_walk` yields them."""
+        yield from zip(self.nodes, self.tokens, self.drafted_by, strict=True)
+        if self.tie:
+            reached = self.drafted_by[-1] if self.drafted_by else 0
+            assert reached is not None  # the model's own token would have ended the walk
+            yield reached, None, None
+
 
 class Chooser(Protocol):
     """Picks the token that follows a prefix; called once per emitted token, in order."""
@@ -50,7 +61,7 @@ def lazy_walk(
     rows: dict[int, int] | None,
     chooser: Chooser,
     tolerance: float | None = None,
-) -> Iterator[tuple[int, int | None, int | None]]:
+) -> Iterator[Choice]:
     """Walk tree `b` from its root, choosing at the current node only (all nodes would cost many times more).
 
     Args:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftree.acceptance.base import Choice
 from draftree.acceptance.greedy import best_tokens
 from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
@@ -62,7 +63,7 @@ class LossyBiLD(LossyRule):
         rows: dict[int, int] | None,
         chooser: PrefixChooser | None,
         request: int | None = None,
-    ) -> Iterator[tuple[int, int | None, int | None]]:
+    ) -> Iterator[Choice]:
         """See `LossyRule.walk`: along the chain, up to its first token that is too far."""
         chain: list[int] = tree.tokens[b, 1 : tree.sizes[b]].tolist()
         own = best_tokens(logits[: len(chain) + 1]).tolist()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
+from draftree.acceptance.base import Choice
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.tree import TokenTree
 
@@ -30,7 +31,7 @@ class LossyRule(ABC):
         rows: dict[int, int] | None,
         chooser: PrefixChooser | None,
         request: int | None = None,
-    ) -> Iterator[tuple[int, int | None, int | None]]:
+    ) -> Iterator[Choice]:
         """Walk tree `b` as the rule would.
 
         Args:

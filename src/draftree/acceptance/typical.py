@@ -15,6 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from draftree.acceptance.base import Choice
 from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.tree import TokenTree
@@ -63,7 +64,7 @@ class LossyTypical(LossyRule):
         rows: dict[int, int] | None,
         chooser: PrefixChooser | None,
         request: int | None = None,
-    ) -> Iterator[tuple[int, int | None, int | None]]:
+    ) -> Iterator[Choice]:
         """See `LossyRule.walk`: along the longest path that the rule keeps, of equals the likeliest."""
         tokens = tree.tokens[b].tolist()
         path = self._longest(tree, b, tokens, logits, rows, chooser)

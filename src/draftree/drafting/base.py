@@ -60,8 +60,7 @@ class Capabilities:
         attaches: `plan` may give rows, surgeries or taps for the coming pass.
         prepares: draft tokens come out of the pass before, so that they cost one step ahead.
         unprepared: a drafter that prepares has draft tokens also where nothing was prepared (a trie merged with heads).
-        observes: `observe` is to be called after steps that drafted or prepared.
-        observes_plain: and after all other steps, too.
+        observes: `observe` is to be called after every step.
         lossy: its draft tokens bring an acceptance rule of their own, which CHANGES texts (`Drafter.acceptance`).
     """
 
@@ -69,7 +68,6 @@ class Capabilities:
     prepares: bool = False
     unprepared: bool = False
     observes: bool = False
-    observes_plain: bool = False
     lossy: bool = False
 
 

@@ -269,8 +269,7 @@ class _Replay:
 
     def _learn(self, plan: StepPlan, path: list[int], emitted: list[int]) -> float:
         """Let the drafter observe the step; the seconds that it takes."""
-        used = any(plan.budgets) or plan.prepares_any
-        if self._drafter is None or not (self._can.observes_plain or (self._can.observes and used)):
+        if self._drafter is None or not self._can.observes:
             return 0.0
         assert plan.trees is not None
         began = self._clock()

@@ -65,7 +65,6 @@ class Merge(Drafter):
             prepares=any(c.prepares for c in can),
             unprepared=any(c.unprepared or not c.prepares for c in can),
             observes=True,
-            observes_plain=any(c.observes_plain for c in can),
         )
         self.votes = Votes(len(self.drafters))
         self._begun: dict[int, list[int]] = {}  # by request, the drafters that have begun it
@@ -140,7 +139,7 @@ class Merge(Drafter):
         self.votes.compare(step.requests)
         joint = next((joint for trees, joint in self._passes if trees is step.trees), None)
         for i, drafter in enumerate(self.drafters):
-            if drafter.capabilities.observes or drafter.capabilities.observes_plain:
+            if drafter.capabilities.observes:
                 with self._named(i):
                     drafter.observe(step if joint is None else joint.view(step, i))
 
