@@ -176,6 +176,24 @@ class Step:
     attach_to: int | None = None
     own_rows: bool = True
 
+    def standing(self, numbers: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Where rows of the pass stand among the last layer's hidden states.
+
+        Args:
+            numbers: of rows of each request, counted from its tree's root as in an `Attachment`; -1 for none.
+
+        Returns:
+            their columns; -1 for none, and for a row that has left in mid-stack.
+        """
+        rows = self.result.rows
+        if rows is None:
+            return [[self.offset + number if number >= 0 else -1 for number in own] for own in numbers]
+        found = []
+        for own, left in zip(numbers, rows.tolist(), strict=True):
+            column = {number: at for at, number in enumerate(left) if number >= 0}
+            found.append([column.get(self.offset + number, -1) if number >= 0 else -1 for number in own])
+        return found
+
 
 class Drafter(ABC):
     """Base of all drafters.

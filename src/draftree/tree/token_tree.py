@@ -153,6 +153,16 @@ class TokenTree(TreeArrays):
         arrays, index = algebra.prune(self, keep)
         return TokenTree(*arrays), index
 
+    def paths(self, nodes: Sequence[int]) -> list[list[int]]:
+        """The nodes from the root of each tree to `nodes[b]`, both included."""
+        found = []
+        for node, parents in zip(nodes, self.parents.tolist(), strict=True):
+            path = [node]
+            while path[-1] > 0:
+                path.append(parents[path[-1]])
+            found.append(path[::-1])
+        return found
+
     # ---- one tree, on the CPU
 
     def path(self, b: int, node: int) -> list[int]:

@@ -99,8 +99,7 @@ class RecordedHeads(Drafter):
             return
         at, gone = len(request.tokens), 0
         if self._groups is not None:
-            _, passed = self._groups.find(step, _one(step.accepted[0][-1]))
-            gone = 0 if passed is None else int(passed)
+            ((_, gone),) = self._groups.serving(step, step.accepted)
         found = self.text.drafts[self.name].get(at - gone)
         if found is None or gone >= len(found[0]):
             return
