@@ -18,7 +18,7 @@ from torch import nn
 
 from draftree.drafting.base import Capabilities, Context, Drafter, Place, Step
 from draftree.drafting.folder import Trained
-from draftree.drafting.times import smoothed
+from draftree.drafting.times import OwnTimes
 from draftree.runner.hooked.bypass import omitted_modules
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan
@@ -98,8 +98,7 @@ class SelfSpeculative(Trained, Drafter):
         self._skips: dict[int, Skip] = {}  # by number of layers of the models met
         self._eos: frozenset[int] = frozenset()
         self._begun = False
-        self._row_seconds = self._step_seconds = 0.0
-        self._drafted = 0.0  # when the last draft was handed over; 0 where its step has been seen
+        self._times = OwnTimes(PRICE_FIRST)
 
     @classmethod
     def fresh(cls, model: Any, **settings: Any) -> SelfSpeculative:
@@ -163,21 +162,19 @@ class SelfSpeculative(Trained, Drafter):
         begin = time.perf_counter()
         chains = self._run(requests, reaches)
         if self._begun:  # a first call makes what later ones find ready
-            self._row_seconds = smoothed(self._row_seconds, (time.perf_counter() - begin) / len(chains.tokens[0]))
+            self._times.passed((time.perf_counter() - begin) / len(chains.tokens[0]))
         self._begun = True
         drafts = [
             self._with_leaves(tokens[:reach], logp[:reach])
             for tokens, logp, reach in zip(chains.tokens, chains.logp, reaches, strict=True)
         ]
         trees = TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
-        self._drafted = time.perf_counter()
+        self._times.drafted()
         return trees
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: learn how long a step takes."""
-        if self._drafted and step.offset == 0:
-            self._step_seconds = smoothed(self._step_seconds, time.perf_counter() - self._drafted)
-        self._drafted = 0.0
+        self._times.stepped(with_prompt=step.offset > 0)
 
     # ---------------------------------------------------------------- rows
 
@@ -206,10 +203,7 @@ class SelfSpeculative(Trained, Drafter):
 
     def _least(self) -> float:
         """Probability that a chain must have for another row."""
-        if self.confidence is not None:
-            return self.confidence
-        timed = self._row_seconds and self._step_seconds
-        return WORTH * (self._row_seconds / self._step_seconds if timed else PRICE_FIRST)
+        return WORTH * self._times.price if self.confidence is None else self.confidence
 
     def _with_leaves(self, tokens: list[list[int]], logp: list[list[float]]) -> Draft:
         """The chain of first tokens, up to an EOS, with the others as leaves."""
