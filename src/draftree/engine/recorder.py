@@ -205,13 +205,3 @@ def about_engine(
         "acceptance": "lossless" if lossy is None else type(lossy).__name__,
         "strict": strict,
     }
-
-
-def check_recorder(recorder: object) -> None:
-    """Refuse what is no recorder.
-
-    Raises:
-        TypeError: something else.
-    """
-    if recorder is not None and not isinstance(recorder, Recorder):
-        raise TypeError(f"recorder is a {type(recorder).__name__}: pass draftree.Recorder(), or None for no record.")
