@@ -101,17 +101,11 @@ class RequestStats:
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
         return {
-            "steps": self.steps,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "emitted": self.emitted,
+            **{name: getattr(self, name) for name in COUNTS},
             "acceptance_length": self.acceptance_length,
             "accepted_by_depth": list(self.accepted_by_depth),
             "accepted_by_source": dict(self.accepted_by_source),
             "seconds": dict(self.seconds),
-            "re_decided": self.re_decided,
-            "pruned": self.pruned,
-            "rollbacks": self.rollbacks,
             "calls_per_token": self.calls_per_token,
             "engagement": self.engagement,
             "rollback_ratio": self.rollback_ratio,
