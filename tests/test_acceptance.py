@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
-from draftree.acceptance import PrefixChooser, greedy_walks, lazy_walk
+from draftree.acceptance import PrefixChooser, ScoredTree, greedy_walks, lazy_walk
 from draftree.tree import TokenTree
 
 VOCABULARY = 4  # small, so that random draft tokens are often accepted; id 0 is one of them
@@ -156,7 +156,7 @@ def test_lazy_walks_choose_once_a_token_at_the_true_prefix(
         logits = by_last[tree.tokens[b]]
         notes, plain_notes = Last(), Last()
         chooser, plain = make(seed, sample, notes), make(seed, sample, plain_notes)
-        choices = list(lazy_walk(tree, b, logits, None, chooser))
+        choices = list(lazy_walk(ScoredTree(tree, b, logits, None), chooser))
         last = int(tree.tokens[b, 0])
         said = []
         for _ in choices:
@@ -179,7 +179,7 @@ def test_lazy_walks_leave_pruned_nodes_out() -> None:
     tree = TokenTree.from_paths(0, [[1, 2], [3]])
     logits = torch.eye(4)[[1, 2, 3]] * 9  # rows: the root says 1, node 1 says 2, node 3 says 3
     rows = {0: 0, 1: 1, 3: 2}  # node 2 is gone
-    choices = list(lazy_walk(tree, 0, logits, rows, make(None, False)))
+    choices = list(lazy_walk(ScoredTree(tree, 0, logits, rows), make(None, False)))
     assert choices == [(0, 1, 1), (1, 2, None)]
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from draftree.acceptance.base import Choice, Walk, lazy_walk
+from draftree.acceptance.base import Choice, ScoredTree, Walk, lazy_walk
 from draftree.acceptance.greedy import greedy_walks
 from draftree.drafting.base import Attachment, Capabilities, Step, StepPlan
 from draftree.engine.config import EngineConfig
@@ -208,9 +208,9 @@ class Loop:
             if end is not None:
                 choices = _unreviewed(trees, b, end)
             elif rule is not None:
-                choices = rule.walk(trees, b, logits[b], where, request.chooser, request.id)
+                choices = rule.walk(ScoredTree(trees, b, logits[b], where), request.chooser, request.id)
             elif request.chooser is not None:
-                choices = lazy_walk(trees, b, logits[b], where, request.chooser, tolerance)
+                choices = lazy_walk(ScoredTree(trees, b, logits[b], where), request.chooser, tolerance)
             else:
                 choices = greedy[b].choices()
             walks.append(self._emit(request, trees.source[b], choices))
