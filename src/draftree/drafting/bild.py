@@ -20,6 +20,7 @@ from torch import Tensor
 from draftree.acceptance.bild import DISTANCES, LossyBiLD
 from draftree.drafting.base import Capabilities, Context
 from draftree.drafting.second_model import SecondModel
+from draftree.errors import check_least
 from draftree.runner.top_tokens import top_tokens
 from draftree.tree import Draft, TokenTree
 
@@ -183,5 +184,4 @@ def check_options(
             f"rollback_threshold is {rollback_threshold}, and the distance 1-p stays under 1: give a number from 0 to "
             "less than 1, or None (never roll back)."
         )
-    if num_draft_tokens < 1:
-        raise ValueError(f"num_draft_tokens is {num_draft_tokens}: give at least 1.")
+    check_least(1, num_draft_tokens=num_draft_tokens)

@@ -20,7 +20,8 @@ from draftree.demo_model import embedded
 from draftree.drafting.base import Capabilities, Context, Step
 from draftree.drafting.base_model import model_hash
 from draftree.drafting.second_model import SecondModel
-from draftree.drafting.times import OwnTimes
+from draftree.drafting.times import OwnTimes, check_confidence
+from draftree.errors import check_least
 from draftree.runner import inspect_model
 from draftree.runner.top_tokens import top_tokens
 from draftree.tree import Draft, TokenTree
@@ -62,11 +63,8 @@ class DraftModel(SecondModel):
         confidence: float | None = None,
         runner: str = "auto",
     ) -> None:
-        for option, value in (("depth", depth), ("branching", branching), ("beam", beam)):
-            if value is not None and value < 1:
-                raise ValueError(f"{option} is {value}: give at least 1.")
-        if confidence is not None and not 0 <= confidence <= 1:
-            raise ValueError(f"confidence is {confidence}: give a probability from 0 (never stop) to 1, or None.")
+        check_least(1, depth=depth, branching=branching, beam=beam)
+        check_confidence(confidence)
         super().__init__(model, runner)
         self.depth, self.branching, self.beam, self.confidence = depth, branching, beam, confidence
         self._times = OwnTimes(PRICE_FIRST)

@@ -6,7 +6,6 @@ its base model by a hash of all weights, and whatever does not fit is refused in
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from abc import ABC, abstractmethod
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from draftree.drafting.base_model import Base as Base
 from draftree.drafting.base_model import base_of as base_of
 from draftree.drafting.base_model import model_hash as model_hash
+from draftree.errors import did_you_mean
 from draftree.runner.target import inspect_model
 
 CONFIG = "draftree_config.json"
@@ -229,9 +229,7 @@ def method_class(method: Any) -> type[Trained]:
         ValueError: no such method.
     """
     if method not in HOMES:
-        near = difflib.get_close_matches(str(method), HOMES, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no method {method!r} among {', '.join(HOMES)}.{hint}")
+        raise ValueError(f"there is no method {method!r} among {', '.join(HOMES)}.{did_you_mean(method, HOMES)}")
     home = vars(import_module(HOMES[method])).values()
     return next(c for c in home if isinstance(c, type) and c.__dict__.get("method") == method)
 

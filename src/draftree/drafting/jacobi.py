@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
+from draftree.errors import check_least
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
@@ -99,9 +100,8 @@ class Jacobi(Drafter):
         from_prompt: bool = False,
         shared: bool = False,
     ) -> None:
-        for option, value, least in (("window", window, 1), ("ngram", ngram, 3), ("guesses", guesses, 1)):
-            if value < least:
-                raise ValueError(f"{option} is {value}: give at least {least}.")
+        check_least(1, window=window, guesses=guesses)
+        check_least(3, ngram=ngram)
         if window + ngram > WIDEST:
             raise ValueError(f"window {window} and ngram {ngram} reach too far ahead: give at most {WIDEST} together.")
         self.window, self.ngram, self.guesses, self.from_prompt = window, ngram, guesses, from_prompt

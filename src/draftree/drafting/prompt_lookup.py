@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from draftree.drafting.base import Context, Drafter
+from draftree.errors import check_least
 from draftree.runner.target import Target
 from draftree.tree import Draft, TokenTree
 
@@ -29,9 +30,7 @@ class PromptLookup(Drafter):
     name: ClassVar[str] = "prompt_lookup"
 
     def __init__(self, num_draft_tokens: int = 10, max_ngram_size: int = 2) -> None:
-        for option, value in (("num_draft_tokens", num_draft_tokens), ("max_ngram_size", max_ngram_size)):
-            if value < 1:
-                raise ValueError(f"{option} is {value}: give at least 1.")
+        check_least(1, num_draft_tokens=num_draft_tokens, max_ngram_size=max_ngram_size)
         self.max_nodes = num_draft_tokens
         self.max_ngram_size = max_ngram_size
         self._eos: tuple[int, ...] = ()

@@ -18,7 +18,8 @@ from torch import nn
 
 from draftree.drafting.base import Capabilities, Context, Drafter, Place, Step
 from draftree.drafting.folder import Trained
-from draftree.drafting.times import OwnTimes
+from draftree.drafting.times import OwnTimes, check_confidence
+from draftree.errors import check_least
 from draftree.runner.hooked.bypass import omitted_modules
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan
@@ -65,16 +66,13 @@ class SelfSpeculative(Trained, Drafter):
         branching: int = 2,
         confidence: float | None = None,
     ) -> None:
-        for option, value in (("num_draft_tokens", num_draft_tokens), ("branching", branching)):
-            if value < 1:
-                raise ValueError(f"{option} is {value}: give at least 1.")
+        check_least(1, num_draft_tokens=num_draft_tokens, branching=branching)
+        check_confidence(confidence)
         for option, numbers in (("skip_attention", skip_attention), ("skip_mlp", skip_mlp)):
             if isinstance(numbers, int):
                 raise TypeError(f"{option} is {numbers}: give a list of layer numbers, such as [{numbers}].")
         if exit_layer is not None and exit_layer < 1:
             raise ValueError(f"exit_layer is {exit_layer}: run at least 1 layer.")
-        if confidence is not None and not 0 <= confidence <= 1:
-            raise ValueError(f"confidence is {confidence}: give a probability from 0 (never stop) to 1, or None.")
         skips = bool(skip_attention or skip_mlp)
         if skips == (exit_layer is not None):
             raise ValueError(

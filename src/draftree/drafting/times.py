@@ -41,6 +41,16 @@ class OwnTimes:
         self._handed_over = 0.0
 
 
+def check_confidence(confidence: float | None) -> None:
+    """Refuse what is no probability below which drafting on stops, and not None: where it no longer pays.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+    if confidence is not None and not 0 <= confidence <= 1:
+        raise ValueError(f"confidence is {confidence}: give a probability from 0 (never stop) to 1, or None.")
+
+
 def _smoothed(usual: float, seconds: float) -> float:
     """The usual time after one more of `seconds`; a `usual` of 0 is none yet."""
     return seconds if usual == 0 else usual + (1 - HABIT) * (min(seconds, LONGEST * usual) - usual)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -11,6 +10,7 @@ from typing import Any
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine.recorder import Recorder
+from draftree.errors import did_you_mean
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.runner import Runner
 from draftree.shaping import Shape
@@ -72,8 +72,7 @@ class EngineConfig:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(known)}."
+                hint = did_you_mean(name, known) or f" There are {', '.join(known)}."
                 raise TypeError(f"An engine has no option {name!r}.{hint}")
         return cls(**options)
 
