@@ -88,14 +88,13 @@ def best_first(root_tokens: Sequence[int], drafts: Sequence[Draft], budgets: Seq
 
 def _best(tokens: Numbers, parents: Numbers, logp: Numbers | float, source: Numbers | int, budget: int) -> Draft:
     """The `budget` likeliest draft tokens, in falling order."""
-    chances = np.asarray(logp, dtype=np.float64)
+    chances = np.asarray(logp)
     # Stable, so that a parent precedes a child of equal probability. What cannot be comes last, and is left out.
-    order = np.argsort(-chances, kind="stable")[: min(budget, int((chances > NOTHING).sum()))]
+    order = np.argsort(-chances, kind="stable")[: min(budget, np.count_nonzero(chances > NOTHING))]
     place = np.full(len(chances) + 1, -1)  # the last entry is the root's, which parents name by -1
     place[order] = np.arange(len(order))
-    drafted, above = np.asarray(tokens, dtype=np.int64), np.asarray(parents, dtype=np.int64)
-    masks = np.broadcast_to(source, chances.shape)
-    return drafted[order], place[above[order]], chances[order], masks[order]
+    masks = source if isinstance(source, int) else np.asarray(source)[order]
+    return np.asarray(tokens)[order], place[np.asarray(parents, dtype=np.int64)[order]], chances[order], masks
 
 
 def from_paths(
