@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,8 +24,7 @@ from draftree.tree import TokenTree
 DIGITS = 4  # of log-probabilities
 
 
-@dataclass(frozen=True, slots=True)
-class _Drafted:
+class _Drafted(NamedTuple):
     """What the drafter did in a step: the budgets it was given, the sizes of its trees, when it began and was done."""
 
     budgets: Sequence[int]
@@ -35,8 +33,7 @@ class _Drafted:
     done: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """What is kept of a step.
 
     Attributes:
