@@ -34,7 +34,7 @@ class RandomTree(Drafter):
 
     name: ClassVar[str] = "random"
     max_nodes = 24
-    capabilities = Capabilities(observes=True, observes_plain=True)
+    capabilities = Capabilities(observes=True)
 
     def __init__(self, references: References, seed: int = 0, vocabulary: int = 97, eos: int = 2) -> None:
         self.references, self.seed, self.vocabulary, self.eos = references, seed, vocabulary, eos
@@ -98,7 +98,7 @@ class InModel(RandomTree):
     """
 
     name: ClassVar[str] = "in_model"
-    capabilities = Capabilities(attaches=True, observes=True, observes_plain=True)
+    capabilities = Capabilities(attaches=True, observes=True)
     taps = (1, 2)
     masks = 2
     prefix_length = 3
@@ -177,7 +177,14 @@ class InModel(RandomTree):
         own = self.own_predictions.get(request.id, [])
         if budget < 2 or not own:
             return tree
-        return tree.merge(TokenTree.from_paths(request.tokens[-1], [own], source=2))
+        nodes = tree.sizes[0] - 1
+        return TokenTree.from_arrays(
+            [*tree.tokens[0, 1:].tolist(), *own],
+            [*(tree.parents[0, 1:] - 1).tolist(), -1, *range(nodes, nodes + len(own) - 1)],
+            [*tree.logp[0, 1:].tolist(), *(0.0 for _ in own)],
+            [*tree.source[0, 1:].tolist(), *(2 for _ in own)],
+            root=request.tokens[-1],
+        )
 
     def end(self, request: Context) -> None:
         super().end(request)
@@ -195,7 +202,7 @@ class Raising(RandomTree):
     """
 
     name: ClassVar[str] = "raising"
-    capabilities = Capabilities(attaches=True, observes=True, observes_plain=True)
+    capabilities = Capabilities(attaches=True, observes=True)
 
     def __init__(self, references: References, stage: str, call: int = 1) -> None:
         super().__init__(references)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
-from draftree.acceptance import PrefixChooser, greedy_walks, lazy_walk
+from draftree.acceptance import PrefixChooser, ScoredTree, greedy_walks, lazy_walk
 from draftree.tree import TokenTree
 
 VOCABULARY = 4  # small, so that random draft tokens are often accepted; id 0 is one of them
@@ -56,7 +56,7 @@ def check_path(tree: TokenTree, b: int, nodes: list[int]) -> None:
 @settings(max_examples=300, deadline=None)
 @given(tree_batches())
 def test_greedy_walks_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
-    """Node by node; siblings that share a token are left to the masks."""
+    """Also where siblings share a token."""
     tree, logits = case
     for b, walk in enumerate(greedy_walks(tree, logits)):
         best = dict(enumerate(logits[b].argmax(-1).tolist()[: tree.sizes[b]]))
@@ -68,6 +68,19 @@ def test_greedy_walks_are_the_longest(case: tuple[TokenTree, Tensor]) -> None:
         assert walk.drafted_by == [*walk.nodes[1:], None]
         assert walk.accepted == len(walk.nodes) - 1
         assert not walk.tie
+
+
+def test_padding_never_matches_a_live_token_zero() -> None:
+    tree = TokenTree.stack([TokenTree.from_arrays([1, 0], [-1, 0], root=9), TokenTree.roots(torch.tensor([9]))])
+    for says, nodes in (([[0, 0, 0], [0, 0, 0]], [[0], [0]]), ([[1, 0, 0], [0, 0, 0]], [[0, 1, 2], [0]])):
+        logits = torch.eye(4)[torch.tensor(says)]
+        assert [walk.nodes for walk in greedy_walks(tree, logits)] == nodes
+
+
+def test_the_right_one_of_equal_siblings_is_found() -> None:
+    tree = TokenTree.from_arrays([7, 7, 3], [-1, -1, 1], root=1)
+    for says, nodes in (([[7, 0, 3, 0]], [0, 2, 3]), ([[7, 3, 0, 0]], [0, 1])):
+        assert greedy_walks(tree, torch.eye(8)[torch.tensor(says)])[0].nodes == nodes
 
 
 @settings(max_examples=300, deadline=None)
@@ -143,7 +156,7 @@ def test_lazy_walks_choose_once_a_token_at_the_true_prefix(
         logits = by_last[tree.tokens[b]]
         notes, plain_notes = Last(), Last()
         chooser, plain = make(seed, sample, notes), make(seed, sample, plain_notes)
-        choices = list(lazy_walk(tree, b, logits, None, chooser))
+        choices = list(lazy_walk(ScoredTree(tree, b, logits, None), chooser))
         last = int(tree.tokens[b, 0])
         said = []
         for _ in choices:
@@ -166,7 +179,7 @@ def test_lazy_walks_leave_pruned_nodes_out() -> None:
     tree = TokenTree.from_paths(0, [[1, 2], [3]])
     logits = torch.eye(4)[[1, 2, 3]] * 9  # rows: the root says 1, node 1 says 2, node 3 says 3
     rows = {0: 0, 1: 1, 3: 2}  # node 2 is gone
-    choices = list(lazy_walk(tree, 0, logits, rows, make(None, False)))
+    choices = list(lazy_walk(ScoredTree(tree, 0, logits, rows), make(None, False)))
     assert choices == [(0, 1, 1), (1, 2, None)]
 
 

@@ -17,7 +17,7 @@ from transformers.generation import NoRepeatNGramLogitsProcessor, TemperatureLog
 from zoo import MEMBERS, build
 
 import draftree
-from draftree.acceptance import LossyBiLD
+from draftree.acceptance import LossyBiLD, ScoredTree
 from draftree.drafting import BiLD, DraftModel
 from draftree.engine import Engine, Rules, generate
 from draftree.shaping import Fixed
@@ -168,7 +168,7 @@ def test_the_small_model_stops_where_it_falls_back(name: str, monkeypatch: pytes
         passes.clear()
         trees = grow(*given)
         if passes:
-            runs.append((len(passes), trees[0].sizes[0] - 1))
+            runs.append((len(passes), trees.sizes[0] - 1))
         return trees
 
     monkeypatch.setattr(runner, "run", counted)
@@ -233,7 +233,7 @@ def scored(*rows: Sequence[float]) -> Tensor:
 
 def drafted_by(rule: LossyBiLD, chain: Sequence[int], logits: Tensor) -> list[int | None]:
     tree = TokenTree.from_paths(0, [list(chain)])
-    return [token for _, token, _ in rule.walk(tree, 0, logits, None, None)]
+    return [token for _, token, _ in rule.walk(ScoredTree(tree, 0, logits, None), None)]
 
 
 def test_the_rule_by_hand() -> None:

@@ -13,6 +13,7 @@ from generate_driver import LENGTHS, NEW, SAMPLED, hf, left_pad, noisy, prompts,
 from zoo import build
 
 from draftree.drafting import Context, DraftModel
+from draftree.drafting.draft_model import WORTH
 from draftree.engine import Engine, Rules, generate
 from draftree.runner import inspect_model
 from draftree.runner.plan import Plan
@@ -46,7 +47,10 @@ class Watched(DraftModel):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         trees = super().draft(requests, budgets)
-        self.drafted += [(list(r.tokens), trees.select([b])) for b, r in enumerate(requests)]
+        for b, (request, size) in enumerate(zip(requests, trees.sizes, strict=True)):
+            columns = (trees.tokens, trees.parents, trees.logp, trees.source)
+            own = [column[b : b + 1, :size] for column in columns]
+            self.drafted.append((list(request.tokens), TokenTree(*own, (size,))))
         return trees
 
 
@@ -191,15 +195,15 @@ def test_without_a_confidence_the_measured_times_decide() -> None:
     """A small model that takes as long as the large one reads on only where that is nearly sure to pay."""
     model, text = noisy("llama"), prompts((12,))[0]
     drafter = DraftModel(model)
-    drafter._pass_seconds, drafter._step_seconds = 1e-6, 1.0
+    drafter._times.pass_seconds, drafter._times.step_seconds = 1e-6, 1.0
     deep = drafted(drafter, text)
-    drafter._pass_seconds, drafter._step_seconds = 1.0, 1.0
+    drafter._times.pass_seconds, drafter._times.step_seconds = 1.0, 1.0
     flat = drafted(drafter, text)
     assert deep.height > flat.height == 1
     drafter = DraftModel(model)
     generate(build("llama"), torch.tensor([text]), drafter=drafter, shape=Fixed(8), max_new_tokens=8)
-    assert drafter._pass_seconds > 0
-    assert drafter._step_seconds > 0
+    assert drafter._times.pass_seconds > 0
+    assert drafter._times.step_seconds > 0
 
 
 def test_in_a_batch_a_pass_has_to_pay_for_all_of_its_requests() -> None:
@@ -209,11 +213,12 @@ def test_in_a_batch_a_pass_has_to_pay_for_all_of_its_requests() -> None:
     drafter = DraftModel(noisy("llama"), branching=4)
     for context in contexts:
         drafter.begin(context)
-    drafter._pass_seconds, drafter._step_seconds = 1e-9, 1.0
+    drafter._times.pass_seconds, drafter._times.step_seconds = 1e-9, 1.0
     tree = drafter.draft(contexts[:1], [64])
     first = tree.logp[0][tree.depth[0] == 1].exp().sum().item()
-    drafter._least = lambda: 0.75 * first  # type: ignore[method-assign]
+    drafter._times.pass_seconds = 0.75 * first / WORTH
     assert drafter.draft(contexts[:1], [64]).height > 1
+    drafter._times.pass_seconds = 0.75 * first / WORTH  # draft passes are timed as well
     assert drafter.draft(contexts, [64, 0]).height == 1
 
 

@@ -138,7 +138,7 @@ def test_draft_tokens_are_the_pools() -> None:
     newest = tree.logp[0, [n for n in range(1, tree.sizes[0]) if tree.path(0, n)[1:] == [2, 3, 7]]]
     oldest = tree.logp[0, [n for n in range(1, tree.sizes[0]) if tree.path(0, n)[1:] == [2, 5, 9]]]
     assert newest > oldest
-    assert drafted(Jacobi(3, 4, 1, from_prompt=True), text).choices(0) == [(0,), (0, 0), (0, 0, 0)]
+    assert drafted(Jacobi(3, 4, 1, from_prompt=True), text).parents.tolist() == [[-1, 0, 1, 2]]
     assert drafted(Jacobi(3, 4, 5), text).sizes == (1,)  # nothing is known before the first pass
     assert drafted(Jacobi(3, 4, 5, from_prompt=True), text, budget=3).sizes == (4,)
     assert drafted(Jacobi(3, 4, 5, from_prompt=True), text, room=3).height == 2

@@ -10,11 +10,12 @@ import pytest
 import draftree
 from draftree.drafting.in_model import InModelDrafter
 from draftree.drafting.lookahead.trie import Trie
+from draftree.drafting.lookahead.twins import TrieOptions
 
 PAGES = Path(__file__).parent.parent / "docs" / "methods"
 ROW = re.compile(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$")
 NOT_CHOSEN = {"self", "shapes", "steps"}  # shapes and steps come from the model, by `fresh(model)`
-MORE = {"trie_options": Trie, "options": InModelDrafter}  # whose options a `**` passes on
+MORE = {"trie_options": Trie, "fields": TrieOptions, "options": InModelDrafter}  # whose options a `**` passes on
 
 
 def tables():

@@ -1,4 +1,4 @@
-"""Union, best n and pruning of token trees, held to the slow model."""
+"""Best n and pruning of token trees, held to the slow model."""
 
 import math
 
@@ -6,57 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_model import batches, merged, models, nearly, read
+from tree_model import batches, read
 
 from draftree.tree import TokenTree
-
-WEIGHTS = st.sampled_from([0.25, 0.5, 1.0, 2.0])
-
-
-@st.composite
-def drafts(draw):
-    """Batches of several drafters for the same requests: [drafter][request]."""
-    roots = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3))
-    count = draw(st.integers(1, 3))
-    return [[draw(models(max_nodes=8, root=st.just(root))) for root in roots] for _ in range(count)]
 
 
 def stacked(batch):
     return TokenTree.stack([model.tree() for model in batch])
-
-
-@given(drafts(), st.data())
-def test_merge_is_the_union_of_paths(several, data):
-    trees = [stacked(batch) for batch in several]
-    weights = data.draw(st.none() | st.lists(WEIGHTS, min_size=len(trees), max_size=len(trees)))
-    union = trees[0].merge(*trees[1:], weights=weights)
-    for b in range(union.batch):
-        models_ = [batch[b] for batch in several]
-        found = read(union, b)
-        assert nearly(found.named(), merged(models_, weights))
-        appearance = dict.fromkeys(model.path(i) for model in models_ for i in range(len(model)))
-        assert [found.path(i) for i in range(len(found))] == list(appearance), "own nodes first"
-    assert union.width == max(union.sizes)
-
-
-def test_merge_ors_sources_and_takes_the_better_probability():
-    one = TokenTree.from_paths(1, [[5, 6]], [[-1.0, -1.0]], source=1)
-    two = TokenTree.from_paths(1, [[5, 0]], [[-0.5, -0.25]], source=4)
-    union = one.merge(two)
-    assert union.tokens.tolist() == [[1, 5, 6, 0]]
-    assert union.source.tolist() == [[0, 5, 1, 4]]
-    assert union.logp.tolist() == [[0.0, -0.5, -2.0, -0.75]]
-
-
-def test_merge_refuses():
-    one, other = TokenTree.roots(torch.tensor([1])), TokenTree.roots(torch.tensor([2]))
-    with pytest.raises(ValueError, match="same root"):
-        one.merge(other)
-    with pytest.raises(ValueError, match="one batch size"):
-        one.merge(TokenTree.roots(torch.tensor([1, 1])))
-    for weights in ([1.0], [1.0, 0.0], [1.0, float("nan")]):
-        with pytest.raises(ValueError, match="weights"):
-            one.merge(one, weights=weights)
 
 
 @given(batches(), st.data())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_model import QUARTERS, TOKENS, Model, batches, merged, models, nearly, product, read
+from tree_model import QUARTERS, TOKENS, Model, batches, choices, merged, models, nearly, product, read
 
 from draftree.tree import TokenTree
 
@@ -66,7 +66,6 @@ def test_roots_are_trees_of_one(tokens):
     tree = TokenTree.roots(torch.tensor(tokens))
     assert [read(tree, b) for b in range(tree.batch)] == [Model([t], [-1], [0.0], [0]) for t in tokens]
     assert tree.height == 0
-    assert tree.longest_match(torch.zeros(len(tokens), 1, dtype=torch.long)).tolist() == [0] * len(tokens)
     assert tree.best(4).sizes == tree.sizes
 
 
@@ -113,14 +112,14 @@ def choice_lists(draw, depth, count):
 @given(ROOTS, st.data())
 def test_from_choices_names_nodes_by_rank(roots, data):
     depth, count = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-    choices = data.draw(choice_lists(depth, count))
+    listed = data.draw(choice_lists(depth, count))
     rows = st.permutations(range(4)).map(lambda order: order[:count])
     scores = st.lists(QUARTERS, min_size=count, max_size=count)
     candidates = [[data.draw(rows) for _ in range(depth)] for _ in roots]
     logp = [[data.draw(scores) for _ in range(depth)] for _ in roots]
-    given_ = (torch.tensor(roots), torch.tensor(candidates), choices)
-    tree = TokenTree.from_choices(*given_, torch.tensor(logp), source=4, distinct=True)
-    order = sorted(set(choices), key=lambda c: (len(c), c))
+    given_ = (torch.tensor(roots), torch.tensor(candidates), listed)
+    tree = TokenTree.from_choices(*given_, torch.tensor(logp), source=4)
+    order = sorted(set(listed), key=lambda c: (len(c), c))
     for b, root in enumerate(roots):
         model = read(tree, b)
         for i, choice in enumerate(order, 1):
@@ -129,32 +128,21 @@ def test_from_choices_names_nodes_by_rank(roots, data):
             assert model.source[i] == 4
             assert tree.depth[b, i] == len(choice)
         assert len(model) == len(order) + 1
-    # With distinct candidates the check changes nothing; without logp there is no opinion.
-    for other in (TokenTree.from_choices(*given_, torch.tensor(logp), source=4), tree):
-        assert torch.equal(other.tokens, tree.tokens)
-        assert torch.equal(other.parents, tree.parents)
-        assert torch.equal(other.ancestors, tree.ancestors)
+    # Without logp there is no opinion.
     assert not TokenTree.from_choices(*given_).logp.any()
 
 
 @given(models(connected=True))
 def test_choices_survive_a_round_trip(model):
     tree = model.tree()
-    listed = tree.choices(0)
+    listed = choices(tree)
     depth, count = max(tree.height, 1), max((max(c) for c in listed), default=0) + 1
     candidates = torch.arange(count).repeat(1, depth, 1)
     # Falling log-probabilities make rank the order of siblings again.
     logp = -torch.arange(count, dtype=torch.float32).repeat(1, depth, 1)
     again = TokenTree.from_choices(torch.tensor([0]), candidates, listed, logp)
-    assert set(again.choices(0)) == set(listed)
+    assert set(choices(again)) == set(listed)
     assert again.sizes == tree.sizes
-
-
-def test_from_choices_merges_equal_candidates():
-    candidates = torch.tensor([[[5, 5], [6, 7]], [[5, 6], [6, 7]]])
-    tree = TokenTree.from_choices(torch.tensor([1, 1]), candidates, [(0,), (1,), (0, 0), (1, 0), (1, 1)])
-    assert tree.sizes == (4, 6)
-    assert {read(tree, 0).path(i) for i in range(4)} == {(1,), (1, 5), (1, 5, 6), (1, 5, 7)}
 
 
 def test_from_choices_carries_impossible_candidates_without_nan():
@@ -166,7 +154,7 @@ def test_from_choices_carries_impossible_candidates_without_nan():
 
 
 @pytest.mark.parametrize(
-    ("choices", "message"),
+    ("listed", "message"),
     [
         ([(0,), (1, 0)], "prefix"),
         ([(0, 0)], "prefix"),
@@ -176,9 +164,9 @@ def test_from_choices_carries_impossible_candidates_without_nan():
         ([(0,), (0, 0), (0, 0, 0)], "draft more candidates"),
     ],
 )
-def test_from_choices_refuses(choices, message):
+def test_from_choices_refuses(listed, message):
     with pytest.raises(ValueError, match=message):
-        TokenTree.from_choices(torch.tensor([1]), torch.tensor([[[5, 6], [7, 8]]]), choices)
+        TokenTree.from_choices(torch.tensor([1]), torch.tensor([[[5, 6], [7, 8]]]), listed)
 
 
 @given(ROOTS, st.data())
@@ -236,12 +224,34 @@ def test_stack_of_nothing():
         TokenTree.stack([])
 
 
+@given(st.lists(models(connected=True), min_size=1, max_size=4), st.data())
+def test_from_drafts_takes_the_likeliest_in_order(batch, data):
+    budgets = [data.draw(st.integers(0, 16)) for _ in batch]
+    drafts = [(m.tokens[1:], [p - 1 for p in m.parents[1:]], m.logp[1:], m.source[1:]) for m in batch]
+    tree = TokenTree.from_drafts([m.tokens[0] for m in batch], drafts, budgets)
+    for b, (model, budget) in enumerate(zip(batch, budgets, strict=True)):
+        order = sorted(range(1, len(model)), key=lambda i: (-model.logp[i], i))[:budget]
+        found = read(tree, b)
+        assert [found.path(i) for i in range(len(found))] == [model.path(i) for i in [0, *order]]
+        assert found.logp == [model.logp[i] for i in [0, *order]]
+        assert found.source == [model.source[i] for i in [0, *order]]
+
+
+def test_from_drafts_leaves_out_what_cannot_be_and_takes_one_source_for_all():
+    draft = ([5, 6, 7], [-1, 0, -1], [-1.0, -math.inf, -0.5], 4)
+    tree = TokenTree.from_drafts([1, 2], [draft, ([], [], [], 4)], [9, 9])
+    assert tree.sizes == (3, 1)
+    assert tree.tokens.tolist() == [[1, 7, 5], [2, 0, 0]]
+    assert tree.parents.tolist() == [[-1, 0, 0], [-1, -1, -1]]
+    assert tree.source.tolist() == [[0, 4, 4], [0, 0, 0]]
+
+
 @given(models(connected=True))
-def test_paths_rebuild_a_tree_without_equal_siblings(model):
-    tree = model.tree().merge()
-    slim = read(tree)
-    ends = [i for i in range(len(slim)) if not slim.children(i)]
-    paths = [list(slim.path(i)[1:]) for i in ends]
-    steps = [[slim.logp[i] - slim.logp[slim.parents[i]] for i in slim.above(end)[1:]] for end in ends]
-    again = read(TokenTree.from_paths(slim.tokens[0], paths, steps))
-    assert nearly({p: (s, 0) for p, (s, _) in again.named().items()}, {p: (s, 0) for p, (s, _) in slim.named().items()})
+def test_paths_rebuild_a_tree(model):
+    """Equal siblings become one, with the better probability."""
+    ends = [i for i in range(len(model)) if not model.children(i)]
+    paths = [list(model.path(i)[1:]) for i in ends]
+    steps = [[model.logp[i] - model.logp[model.parents[i]] for i in model.above(end)[1:]] for end in ends]
+    again = read(TokenTree.from_paths(model.tokens[0], paths, steps))
+    expected = {path: (score, 0) for path, (score, _) in merged([model]).items()}
+    assert nearly({path: (score, 0) for path, (score, _) in again.named().items()}, expected)

@@ -107,7 +107,7 @@ def check_tree(draft, budget, depth, mode, eos):
 @given(options=OPTIONS, steps=st.lists(STEP, max_size=40), scan=st.sampled_from([1, 2, 256]))
 def test_twins_agree(options, steps, scan):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftree.drafting.lookahead.trie.SCAN", scan)
+        patch.setattr("draftree.drafting.lookahead.twins.SCAN", scan)
         twins = [Trie(**options, backend=backend) for backend in ("c", "python")]
     live: set[int] = set()
     for name, *arguments in steps:

@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList
 from zoo import build
 
 import draftree
-from draftree.acceptance import LossyTypical, PrefixChooser, greedy_walks
+from draftree.acceptance import LossyTypical, PrefixChooser, ScoredTree, greedy_walks
 from draftree.engine import Engine, Rules, generate
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
@@ -57,11 +57,11 @@ def test_the_longest_path_is_accepted_then_the_likelier() -> None:
     rows[by_path[1, 2]] = {5: 0.3, 6: 0.4}
     logits = logits_of(*rows)
     rule = LossyTypical()
-    found = list(rule.walk(tree, 0, logits, None, None))
+    found = list(rule.walk(ScoredTree(tree, 0, logits, None), None))
     two, six = by_path[1, 2], by_path[1, 2, 6]
     assert found == [(0, 2, two), (two, 6, six), (six, 0, None)]
     pruned = {node: i for i, node in enumerate([0, by_path[1, 3], two])}
-    found = list(rule.walk(tree, 0, logits[list(pruned)], pruned, None))
+    found = list(rule.walk(ScoredTree(tree, 0, logits[list(pruned)], pruned), None))
     assert found[-1][1] == 0 or found[-1][0] in pruned
     assert [node for node, *_ in found] in ([0, by_path[1, 3]], [0, two])
 
@@ -76,10 +76,11 @@ def test_processors_see_the_draft_tokens_before_them() -> None:
     tree = TokenTree.from_paths(1, [[3, 4, 5]])
     chooser = PrefixChooser(torch.tensor([[6, 1]]), LogitsProcessorList([watch]), None, False, 8)
     logits = logits_of({3: 0.9}, {4: 0.9}, {5: 0.9}, {0: 0.9})
-    assert [token for _, token, _ in LossyTypical().walk(tree, 0, logits, None, chooser)] == [3, 4, 5, 0]
+    assert [token for _, token, _ in LossyTypical().walk(ScoredTree(tree, 0, logits, None), chooser)] == [3, 4, 5, 0]
     assert seen == [[6, 1], [6, 1, 3], [6, 1, 3, 4], [6, 1, 3, 4, 5]]
     last = PrefixChooser(torch.tensor([[6, 1]]), LogitsProcessorList([watch]), None, False, 1)
-    assert next(iter(LossyTypical().walk(tree, 0, logits, None, last)))[1] == 3  # draft tokens reach beyond the room
+    # Draft tokens reach beyond the room.
+    assert next(iter(LossyTypical().walk(ScoredTree(tree, 0, logits, None), last)))[1] == 3
 
 
 def random_drafter(scale: int = 1) -> RandomTree:
@@ -124,7 +125,7 @@ def test_greedy_walks_go_at_least_as_far_as_the_lossless_ones() -> None:
         tree = TokenTree.from_paths(1, paths)
         logits = 2 * torch.randn(1, tree.width, 8, generator=generator)
         lossless = len(greedy_walks(tree, logits)[0].nodes)
-        lossy = len(list(LossyTypical().walk(tree, 0, logits[0], None, None)))
+        lossy = len(list(LossyTypical().walk(ScoredTree(tree, 0, logits[0], None), None)))
         assert lossy >= lossless
         further += lossy > lossless
     assert further > 5

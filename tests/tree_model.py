@@ -48,10 +48,6 @@ class Model:
     def capped(self, node):
         return min(self.logp[i] for i in self.above(node))
 
-    def confirmed(self, node, says):
-        """Whether the model, which says `says[i]` after node i, confirms the whole path."""
-        return all(self.tokens[i] == says[self.parents[i]] for i in self.above(node)[1:])
-
     def matches(self, node, continuation):
         drafted = self.path(node)[1:]
         return list(drafted) == list(continuation)[: len(drafted)]
@@ -85,15 +81,24 @@ class Model:
         return {self.path(i): (self.logp[i], self.source[i]) for i in range(len(self))}
 
 
-def merged(models, weights=None):
-    """{path: (logp, source)} of the union."""
+def merged(models):
+    """{path: (logp, source)} of the union: the better probability, and all sources."""
     union = {}
-    for model, weight in zip(models, weights or [1.0] * len(models), strict=True):
+    for model in models:
         for i in range(len(model)):
-            score = min(model.logp[i] + math.log(weight), 0.0) if i else 0.0
             old, mask = union.get(model.path(i), (-math.inf, 0))
-            union[model.path(i)] = (max(old, score), mask | model.source[i])
+            union[model.path(i)] = (max(old, model.logp[i]), mask | model.source[i])
     return union
+
+
+def choices(tree, b=0):
+    """Tree b as a choice list: item i - 1 holds node i's ranks among siblings (best logp, then index)."""
+    model = read(tree, b)
+    named = [()]
+    for i in range(1, len(model)):
+        siblings = sorted(model.children(model.parents[i]), key=lambda j: (-model.logp[j], j))
+        named.append((*named[model.parents[i]], siblings.index(i)))
+    return named[1:]
 
 
 def product(candidates, logp):

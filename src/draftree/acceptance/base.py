@@ -10,6 +10,9 @@ from torch import Tensor
 
 from draftree.tree import TokenTree
 
+Choice = tuple[int, int | None, int | None]
+"""A node, the token chosen after it (None: a near-tie, which is put off), and the child that drafted that token."""
+
 
 @dataclass(slots=True)
 class Walk:
@@ -32,6 +35,48 @@ class Walk:
         """How many of the tokens are accepted draft tokens."""
         return sum(node is not None for node in self.drafted_by)
 
+    def choices(self) -> Iterator[Choice]:
+        """The same, choice by choice, as `lazy_walk` yields them."""
+        yield from zip(self.nodes, self.tokens, self.drafted_by, strict=True)
+        if self.tie:
+            reached = self.drafted_by[-1] if self.drafted_by else 0
+            assert reached is not None  # the model's own token would have ended the walk
+            yield reached, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTree:
+    """One tree of a batch, and what the model says after its nodes.
+
+    Attributes:
+        tree: the batch of trees.
+        b: which tree.
+        logits: [N, V], one row per surviving node.
+        rows: node number -> row of `logits` where nodes were pruned inside the pass; None where all survived.
+    """
+
+    tree: TokenTree
+    b: int
+    logits: Tensor
+    rows: dict[int, int] | None = None
+
+    def after(self, node: int) -> Tensor:
+        """Logits [V] of what follows a node."""
+        return self.logits[node if self.rows is None else self.rows[node]]
+
+    def tokens(self) -> list[int]:
+        """The tokens of all nodes, and of padding."""
+        tokens: list[int] = self.tree.tokens[self.b].tolist()
+        return tokens
+
+    def children(self) -> dict[int, list[int]]:
+        """The surviving children of each node that has some."""
+        found: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.tree.parents[self.b, : self.tree.sizes[self.b]].tolist()):
+            if node and (self.rows is None or node in self.rows):
+                found.setdefault(parent, []).append(node)
+        return found
+
 
 class Chooser(Protocol):
     """Picks the token that follows a prefix; called once per emitted token, in order."""
@@ -43,21 +88,11 @@ class Chooser(Protocol):
         """The token became part of the prefix."""
 
 
-def lazy_walk(
-    tree: TokenTree,
-    b: int,
-    logits: Tensor,
-    rows: dict[int, int] | None,
-    chooser: Chooser,
-    tolerance: float | None = None,
-) -> Iterator[tuple[int, int | None, int | None]]:
-    """Walk tree `b` from its root, choosing at the current node only (all nodes would cost many times more).
+def lazy_walk(scored: ScoredTree, chooser: Chooser, tolerance: float | None = None) -> Iterator[Choice]:
+    """Walk a tree from its root, choosing at the current node only (all nodes would cost many times more).
 
     Args:
-        tree: the batch of trees.
-        b: which tree.
-        logits: [N, V], one row per surviving node.
-        rows: node number -> row of `logits` where nodes were pruned inside the pass; None where all survived.
+        scored: the tree.
         chooser: the request's rule; its prefix must be the request's tokens.
         tolerance: stop before choices closer than this.
 
@@ -65,16 +100,11 @@ def lazy_walk(
         (node, token, drafted_by): the token chosen after that node and the child that drafted it, if any; a token of
         None is a near-tie, and the last one. Stop iterating to stop the walk.
     """
-    tokens = tree.tokens[b].tolist()
-    parents = tree.parents[b].tolist()
-    children: dict[int, list[int]] = {}
-    for node in range(1, tree.sizes[b]):
-        if rows is None or node in rows:
-            children.setdefault(parents[node], []).append(node)
+    tokens, children = scored.tokens(), scored.children()
     frontier = [0]
     while frontier:
         node = frontier[0]
-        token = chooser.choose(logits[node if rows is None else rows[node]], tolerance)
+        token = chooser.choose(scored.after(node), tolerance)
         if token is None:
             yield node, None, None
             return

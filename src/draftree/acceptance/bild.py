@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftree.acceptance.base import Choice, ScoredTree
 from draftree.acceptance.greedy import best_tokens
 from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
@@ -54,17 +55,10 @@ class LossyBiLD(LossyRule):
         of_tokens = logp.gather(1, index[:, None])[:, 0]
         return -of_tokens if self.distance == "cross-entropy" else 1 - of_tokens.exp()
 
-    def walk(
-        self,
-        tree: TokenTree,
-        b: int,
-        logits: Tensor,
-        rows: dict[int, int] | None,
-        chooser: PrefixChooser | None,
-        request: int | None = None,
-    ) -> Iterator[tuple[int, int | None, int | None]]:
+    def walk(self, scored: ScoredTree, chooser: PrefixChooser | None, request: int | None = None) -> Iterator[Choice]:
         """See `LossyRule.walk`: along the chain, up to its first token that is too far."""
-        chain: list[int] = tree.tokens[b, 1 : tree.sizes[b]].tolist()
+        logits = scored.logits  # of a chain that nothing has pruned: row for node
+        chain = scored.tokens()[1 : scored.tree.sizes[scored.b]]
         own = best_tokens(logits[: len(chain) + 1]).tolist()
         for node, draft_token in enumerate([*chain, None]):
             token = draft_token

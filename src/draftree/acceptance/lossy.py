@@ -9,8 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
-from torch import Tensor
-
+from draftree.acceptance.base import Choice, ScoredTree
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.tree import TokenTree
 
@@ -22,22 +21,11 @@ class LossyRule(ABC):
     """Base of the rules that change texts."""
 
     @abstractmethod
-    def walk(
-        self,
-        tree: TokenTree,
-        b: int,
-        logits: Tensor,
-        rows: dict[int, int] | None,
-        chooser: PrefixChooser | None,
-        request: int | None = None,
-    ) -> Iterator[tuple[int, int | None, int | None]]:
-        """Walk tree `b` as the rule would.
+    def walk(self, scored: ScoredTree, chooser: PrefixChooser | None, request: int | None = None) -> Iterator[Choice]:
+        """Walk a tree as the rule would.
 
         Args:
-            tree: the batch of trees.
-            b: which tree.
-            logits: [N, V], one row per surviving node.
-            rows: node number -> row of `logits` where nodes were pruned inside the pass; None where all survived.
+            scored: the tree.
             chooser: the request's processors and choice behind the path; None for the best of the raw scores.
             request: id of the request.
 

@@ -15,9 +15,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from draftree.acceptance.base import Choice, ScoredTree
 from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
-from draftree.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,43 +55,24 @@ class LossyTypical(LossyRule):
         kept: list[float] = torch.where((of_tokens > least) & (index >= 0), of_tokens, 0.0).tolist()
         return kept
 
-    def walk(
-        self,
-        tree: TokenTree,
-        b: int,
-        logits: Tensor,
-        rows: dict[int, int] | None,
-        chooser: PrefixChooser | None,
-        request: int | None = None,
-    ) -> Iterator[tuple[int, int | None, int | None]]:
+    def walk(self, scored: ScoredTree, chooser: PrefixChooser | None, request: int | None = None) -> Iterator[Choice]:
         """See `LossyRule.walk`: along the longest path that the rule keeps, of equals the likeliest."""
-        tokens = tree.tokens[b].tolist()
-        path = self._longest(tree, b, tokens, logits, rows, chooser)
+        tokens = scored.tokens()
+        path = self._longest(scored, tokens, chooser)
         for node, child in pairwise(path):
             yield node, tokens[child], child
             if chooser is not None:
                 chooser.push(tokens[child])
-        row = logits[path[-1] if rows is None else rows[path[-1]]]
+        row = scored.after(path[-1])
         token = int(row.argmax()) if chooser is None else chooser.choose(row)
         assert token is not None
         yield path[-1], token, None
         if chooser is not None:
             chooser.push(token)
 
-    def _longest(
-        self,
-        tree: TokenTree,
-        b: int,
-        tokens: list[int],
-        logits: Tensor,
-        rows: dict[int, int] | None,
-        chooser: PrefixChooser | None,
-    ) -> list[int]:
+    def _longest(self, scored: ScoredTree, tokens: list[int], chooser: PrefixChooser | None) -> list[int]:
         """Nodes of the walk, root first."""
-        children: dict[int, list[int]] = {}
-        for node, parent in enumerate(tree.parents[b, : tree.sizes[b]].tolist()):
-            if node and (rows is None or node in rows):
-                children.setdefault(parent, []).append(node)
+        children = scored.children()
         best: tuple[int, float, list[int]] = (1, 1.0, [0])
         open_paths: list[tuple[float, list[int]]] = [(1.0, [0])]
         while open_paths:
@@ -100,7 +81,7 @@ class LossyTypical(LossyRule):
             below = children.get(path[-1])
             if not below:
                 continue
-            row = logits[path[-1] if rows is None else rows[path[-1]]]
+            row = scored.after(path[-1])
             scores = row if chooser is None else chooser.scores(row, [tokens[node] for node in path[1:]])[0]
             for node, p in zip(below, self.keeps(scores, [tokens[node] for node in below]), strict=True):
                 if p > 0:

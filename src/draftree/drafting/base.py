@@ -60,8 +60,7 @@ class Capabilities:
         attaches: `plan` may give rows, surgeries or taps for the coming pass.
         prepares: draft tokens come out of the pass before, so that they cost one step ahead.
         unprepared: a drafter that prepares has draft tokens also where nothing was prepared (a trie merged with heads).
-        observes: `observe` is to be called after steps that drafted or prepared.
-        observes_plain: and after all other steps, too.
+        observes: `observe` is to be called after every step.
         lossy: its draft tokens bring an acceptance rule of their own, which CHANGES texts (`Drafter.acceptance`).
     """
 
@@ -69,7 +68,6 @@ class Capabilities:
     prepares: bool = False
     unprepared: bool = False
     observes: bool = False
-    observes_plain: bool = False
     lossy: bool = False
 
 
@@ -177,6 +175,24 @@ class Step:
     emitted: list[list[int]] = field(default_factory=list)
     attach_to: int | None = None
     own_rows: bool = True
+
+    def standing(self, numbers: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Where rows of the pass stand among the last layer's hidden states.
+
+        Args:
+            numbers: of rows of each request, counted from its tree's root as in an `Attachment`; -1 for none.
+
+        Returns:
+            their columns; -1 for none, and for a row that has left in mid-stack.
+        """
+        rows = self.result.rows
+        if rows is None:
+            return [[self.offset + number if number >= 0 else -1 for number in own] for own in numbers]
+        found = []
+        for own, left in zip(numbers, rows.tolist(), strict=True):
+            column = {number: at for at, number in enumerate(left) if number >= 0}
+            found.append([column.get(self.offset + number, -1) if number >= 0 else -1 for number in own])
+        return found
 
 
 class Drafter(ABC):

@@ -20,13 +20,11 @@ from torch import Tensor
 from draftree.acceptance.bild import DISTANCES, LossyBiLD
 from draftree.drafting.base import Capabilities, Context
 from draftree.drafting.second_model import SecondModel
-from draftree.runner import Target
+from draftree.errors import check_least
 from draftree.runner.top_tokens import top_tokens
-from draftree.tree import TokenTree
-from draftree.tree.structure import Structure, structure_of
+from draftree.tree import Draft, TokenTree
 
 Chain = list[tuple[int, float]]  # tokens, and their log-probabilities
-ROUNDING = 1e-5  # of a logarithm in float32
 
 
 class BiLD(SecondModel):
@@ -75,7 +73,6 @@ class BiLD(SecondModel):
         # The thresholds alone decide how long a chain is: no shape may weigh it against the cost of rows.
         self.max_nodes = self.node_budget = num_draft_tokens
         self.capabilities = Capabilities(lossy=not lossless)
-        self._chains: dict[int, tuple[Tensor, Tensor, Structure]] = {}  # by length, what all chains have in common
         self._logp: dict[int, list[Tensor]] = {}  # by request, the log-probabilities [V] at its chain's places
         if not lossless:
             threshold = math.inf if rollback_threshold is None else float(rollback_threshold)
@@ -86,10 +83,6 @@ class BiLD(SecondModel):
         """See `Drafter.source_name`."""
         return "bild-lossless" if self.lossless else "bild-lossy"
 
-    def bind(self, target: Target, **hints: Any) -> None:
-        """See `SecondModel.bind`."""
-        super().bind(target, **hints)
-
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""
         with self._lock:
@@ -98,7 +91,7 @@ class BiLD(SecondModel):
 
     # ---------------------------------------------------------------- chains
 
-    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> list[TokenTree]:
+    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         reaches = [
             max(self._reach(request, min(self.num_draft_tokens, budget)), 0) if self._may_write(request) else 0
             for request, budget in zip(requests, budgets, strict=True)
@@ -107,7 +100,11 @@ class BiLD(SecondModel):
         if max(reaches) > 0:
             texts = [request.tokens if reach > 0 else None for request, reach in zip(requests, reaches, strict=True)]
             self._pass_by_pass(requests, texts, reaches, chains)
-        return [self._tree(request.tokens[-1], chain) for request, chain in zip(requests, chains, strict=True)]
+        drafts: list[Draft] = []
+        for chain in chains:
+            tokens, logp = [token for token, _ in chain], [own for _, own in chain]
+            drafts.append((tokens, range(-1, len(chain) - 1), np.cumsum(logp), self.source))
+        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
     def _pass_by_pass(
         self,
@@ -159,22 +156,6 @@ class BiLD(SecondModel):
             going_on.append(sure and token not in self._eos)
         return going_on
 
-    def _tree(self, root: int, chain: Chain) -> TokenTree:
-        count = len(chain)
-        path, total = [0.0], 0.0
-        for _, own in chain:
-            total += own
-            path.append(total)
-        shared = self._chains.get(count)
-        if shared is None:  # behind a pass every operation on a tensor takes its time: chains share what they can
-            parents = torch.arange(-1, count, device="cpu")[None]
-            source = torch.tensor([[0] + [self.source] * count], dtype=torch.long, device="cpu")
-            shared = self._chains[count] = parents, source, structure_of(parents)
-        parents, source, structure = shared
-        tokens = torch.from_numpy(np.array([[root, *(token for token, _ in chain)]]))
-        logp = torch.from_numpy(np.array([path], dtype=np.float32))
-        return TokenTree(tokens, parents, logp, source, (1 + count,), structure)
-
     def _chain_logp(self, request: int) -> Tensor:
         return torch.stack(self._logp[request])
 
@@ -203,5 +184,4 @@ def check_options(
             f"rollback_threshold is {rollback_threshold}, and the distance 1-p stays under 1: give a number from 0 to "
             "less than 1, or None (never roll back)."
         )
-    if num_draft_tokens < 1:
-        raise ValueError(f"num_draft_tokens is {num_draft_tokens}: give at least 1.")
+    check_least(1, num_draft_tokens=num_draft_tokens)

@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.drafting.base import Attachment, Step
-from draftree.drafting.groups import GroupNodes, Groups, own_logits
-from draftree.drafting.in_model import InModelDrafter
+from draftree.drafting.base import Attachment
+from draftree.drafting.groups import GroupDrafter, GroupNodes
 from draftree.runner.plan import Surgery
 from draftree.runner.target import Target
-from draftree.tree import TokenTree
 
 STD = 0.02  # of the initial values
 
@@ -76,7 +73,7 @@ class BiTAWeights(nn.Module):
         return () if self.deep or self.prompt_keys.shape[2] == 0 else (Surgery(1, hide_prefix=True),)
 
 
-class BiTA(InModelDrafter):
+class BiTA(GroupDrafter):
     """Drafts from mask rows (BiTA, sections 3.1 and 3.2).
 
     Args:
@@ -112,12 +109,11 @@ class BiTA(InModelDrafter):
             raise ValueError(f"masks is {masks}: BiTA needs 1 mask token or more to draft anything.")
         if prompts < 0:
             raise ValueError(f"prompts is {prompts}: give 0 (mask tokens only) or more.")
-        super().__init__(shapes, masks, **options, masks=masks, prompts=prompts, deep=deep, groups=groups)
+        super().__init__(shapes, masks, groups=groups, **options, masks=masks, prompts=prompts, deep=deep)
         s = self._shapes
         self.weights = BiTAWeights(
             s["hidden_size"], s["layers"], s["kv_heads"], s["head_dim"], masks, prompts, deep, s["value_dim"]
         )
-        self._groups = Groups(groups, self._lay_out)
         self._masks = self.weights.mask_embeddings.detach()
 
     def place(self, target: Target) -> None:
@@ -134,12 +130,10 @@ class BiTA(InModelDrafter):
         """See `Drafter.rows`: n (1 + M) where all nodes have a group."""
         return nodes + self.depth * self._groups.count(nodes, requests, attach_to)
 
-    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
-        """See `InModelDrafter.attach`: masks stand group by group, in the order of their nodes."""
-        return self._groups.layout(trees, attach_to)
+    def lay_out(self, chosen: GroupNodes) -> Attachment:
+        """See `GroupDrafter.lay_out`: the masks of G nodes, group by group in the order of their nodes.
 
-    def _lay_out(self, chosen: GroupNodes) -> Attachment:
-        """The masks of G nodes: G M rows with their positions, visibility [B, G M, N + G M] and view of the prompts."""
+        G M rows with their positions, visibility [B, G M, N + G M] and view of the prompts."""
         depth, ancestors = chosen.depth, chosen.ancestors
         batch, groups, n = ancestors.shape
         m = self.depth
@@ -158,16 +152,6 @@ class BiTA(InModelDrafter):
             taps=(self._shapes["layers"],),
         )
 
-    def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `InModelDrafter.likeliest`."""
-        hidden, runner = step.result.hidden.get(self._shapes["layers"]), step.result.runner
-        rows = self._groups.rows_ahead(step, self.depth, 1, self.depth)
-        if rows is None or hidden is None or runner is None:
-            return super().likeliest(step)
-        return runner.best(hidden, rows, self.candidates)
-
-    def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
-        """See `InModelDrafter.draft_logits`: mask i of a node predicts the token i + 1 places after it."""
-        group, passed = self._groups.find(step, nodes)
-        first = step.trees.width + group * self.depth
-        return own_logits(step, self._shapes["layers"], first, 1, self.depth, passed)
+    def row_of(self, group: int, step: int, groups: int) -> int:
+        """See `GroupDrafter.row_of`: masks stand group by group."""
+        return group * self.depth + step

@@ -14,23 +14,22 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from draftree.demo_model import embedded
 from draftree.drafting.base import Capabilities, Context, Step
-from draftree.drafting.folder import model_hash
+from draftree.drafting.base_model import model_hash
 from draftree.drafting.second_model import SecondModel
-from draftree.drafting.times import smoothed
+from draftree.drafting.times import OwnTimes, check_confidence
+from draftree.errors import check_least
 from draftree.runner import inspect_model
 from draftree.runner.top_tokens import top_tokens
-from draftree.tree import TokenTree
+from draftree.tree import Draft, TokenTree
 
 PRICE_FIRST = 0.25  # a pass of the small model against a step of the large one, before both were timed
 BEAM = 4  # nodes of a depth that are read, where a pass for each depth is needed
 WORTH = 2.0  # accepted tokens that a pass of the small model has to promise, per time of a step of the large one
 SHORT = 16  # rows of a pass or run that is timed; prompts take longer
-LEAST = 1e-30  # probability that every path has
 
 
 class DraftModel(SecondModel):
@@ -64,40 +63,32 @@ class DraftModel(SecondModel):
         confidence: float | None = None,
         runner: str = "auto",
     ) -> None:
-        for option, value in (("depth", depth), ("branching", branching), ("beam", beam)):
-            if value is not None and value < 1:
-                raise ValueError(f"{option} is {value}: give at least 1.")
-        if confidence is not None and not 0 <= confidence <= 1:
-            raise ValueError(f"confidence is {confidence}: give a probability from 0 (never stop) to 1, or None.")
+        check_least(1, depth=depth, branching=branching, beam=beam)
+        check_confidence(confidence)
         super().__init__(model, runner)
         self.depth, self.branching, self.beam, self.confidence = depth, branching, beam, confidence
-        self._pass_seconds = self._step_seconds = 0.0
-        self._drafted = 0.0  # when the last draft was handed over; 0 where its step has been seen
+        self._times = OwnTimes(PRICE_FIRST)
 
     # ---------------------------------------------------------------- the drafter's contract
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
         trees = super().draft(requests, budgets)
-        self._drafted = time.perf_counter()
+        self._times.drafted()
         return trees
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: learn how long a step takes."""
-        if self._drafted and step.offset == 0:
-            seconds = time.perf_counter() - self._drafted
-            self._step_seconds = smoothed(self._step_seconds, seconds)
-        self._drafted = 0.0
+        self._times.stepped(with_prompt=step.offset > 0)
 
     # ---------------------------------------------------------------- trees
 
-    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> list[TokenTree]:
+    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         reaches = [
             max(self._reach(request, self.depth), 0) if budget > 0 else 0
             for request, budget in zip(requests, budgets, strict=True)
         ]
-        width = self.beam or BEAM
-        growths = [_Growth(budget, self.branching, width) for budget in budgets]
+        growths = [_Growth(budget, self.beam or BEAM) for budget in budgets]
         if any(reaches):
             ids = [request.id for request in requests]
             texts = [request.tokens if reach else None for request, reach in zip(requests, reaches, strict=True)]
@@ -106,7 +97,7 @@ class DraftModel(SecondModel):
             frontiers: list[list[int]] = [[-1] if reach else [] for reach in reaches]
             self._offer(growths, frontiers, logits[:, None])
             if self._small.last_rows <= SHORT:
-                self._clock(begin)
+                self._times.passed(time.perf_counter() - begin)
             for depth in range(1, max(reaches)):
                 frontiers = [
                     growth.frontier(self._eos) if reach > depth else []
@@ -116,27 +107,17 @@ class DraftModel(SecondModel):
                 if self.confidence is not None:
                     likely = [promise >= self.confidence for promise in promises]
                     frontiers = [frontier if fit else [] for frontier, fit in zip(frontiers, likely, strict=True)]
-                elif sum(promises) < self._least() * len(requests):  # one pass for all, a token of each for a step
-                    break
+                elif sum(promises) < WORTH * self._times.price * len(requests):
+                    break  # it is one pass for all requests, and a step is worth a token of each
                 if not any(frontiers):
                     break
                 begin = time.perf_counter()
                 nodes = [growth.read(frontier) for growth, frontier in zip(growths, frontiers, strict=True)]
                 logits = self._small.grow(ids, [n[0] for n in nodes], [n[1] for n in nodes], depth)
                 self._offer(growths, frontiers, logits)
-                self._clock(begin)
-        return self._trees(growths, requests)
-
-    def _trees(self, growths: Sequence[_Growth], requests: Sequence[Context]) -> list[TokenTree]:
-        return [growth.tree(request.tokens[-1], self.source) for growth, request in zip(growths, requests, strict=True)]
-
-    def _clock(self, begin: float) -> None:
-        self._pass_seconds = smoothed(self._pass_seconds, time.perf_counter() - begin)
-
-    def _least(self) -> float:
-        """Tokens a request that a pass has to promise."""
-        timed = self._pass_seconds and self._step_seconds
-        return WORTH * (self._pass_seconds / self._step_seconds if timed else PRICE_FIRST)
+                self._times.passed(time.perf_counter() - begin)
+        drafts: list[Draft] = [(growth.tokens, growth.parents, growth.logp, self.source) for growth in growths]
+        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
     def _offer(self, growths: Sequence[_Growth], frontiers: Sequence[Sequence[int]], logits: torch.Tensor) -> None:
         tokens, logp = top_tokens(logits, min(self.branching, logits.shape[-1]))
@@ -148,8 +129,8 @@ class DraftModel(SecondModel):
 class _Growth:
     """One request's tree while it grows: all candidates offered so far, those of the last depth from `newest` on."""
 
-    def __init__(self, budget: int, branching: int, beam: int) -> None:
-        self.budget, self.branching, self.beam = budget, branching, beam
+    def __init__(self, budget: int, beam: int) -> None:
+        self.budget, self.beam = budget, beam
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.logp: list[float] = []
@@ -183,25 +164,6 @@ class _Growth:
         for node in nodes:
             self._rows[node] = len(self._rows) - 1
         return [self.tokens[node] for node in nodes], parents
-
-    def tree(self, root: int, source: int) -> TokenTree:
-        """The best nodes, likeliest first."""
-        # Plain lists: there are a dozen nodes, and array operations are slow behind a pass, with all caches cold. So is
-        # torch's way of making tensors of lists.
-        order = [i for i in range(len(self.logp)) if self.logp[i] > -math.inf]
-        order.sort(key=self.logp.__getitem__, reverse=True)  # stable: parents before children of equal worth
-        del order[self.budget :]
-        place = {-1: 0} | {node: row for row, node in enumerate(order, 1)}
-        shape = np.array(
-            [
-                [root, *(self.tokens[i] for i in order)],
-                [-1, *(place[self.parents[i]] for i in order)],
-                [0] + [source] * len(order),
-            ]
-        )
-        tokens, parents, sources = (torch.from_numpy(row[None]) for row in shape)
-        logp = torch.from_numpy(np.array([[0.0, *(self.logp[i] for i in order)]], dtype=np.float32))
-        return TokenTree(tokens, parents, logp, sources, (1 + len(order),))
 
 
 def demo_draft_model(model: Any) -> DraftModel:

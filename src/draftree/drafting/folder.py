@@ -6,14 +6,11 @@ its base model by a hash of all weights, and whatever does not fit is refused in
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import json
 import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -24,7 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from draftree.runner.cpu.packed import PackedLinear
+from draftree.drafting.base_model import Base as Base
+from draftree.drafting.base_model import base_of as base_of
+from draftree.drafting.base_model import model_hash as model_hash
+from draftree.errors import did_you_mean
 from draftree.runner.target import inspect_model
 
 CONFIG = "draftree_config.json"
@@ -40,68 +40,6 @@ HOMES = {
 }
 NOT_DRAFTERS = ("early-head",)
 SMALL = "draft-model"  # has a model of its own, in a folder of Hugging Face's
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """The model that something was trained for.
-
-    Attributes:
-        name: its hub name, or the last part of its folder's.
-        hash: `model_hash` of its weights.
-        model_type: Hugging Face's name of the family.
-    """
-
-    name: str
-    hash: str
-    model_type: str
-
-
-_hashes: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
-
-
-def model_hash(model: Any, *, again: bool = False) -> str:
-    """SHA-256 (hexadecimal) over the names, shapes, dtypes and bytes of a model's parameters, sorted by name.
-
-    Computed once per model object, and again when a parameter was seen to be written to or replaced; `again` computes
-    it in any case.
-    """
-    packed = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
-    named = [(name, part) for name, parameter in model.named_parameters() for part in _parts(parameter)]
-    parameters = sorted([*named, *((name, m.panels) for name, m in packed.items())], key=lambda pair: pair[0])
-    if any(parameter.is_meta for _, parameter in parameters):
-        raise ValueError(
-            "The model's weights are offloaded, so nobody can tell whose they are: load the drafter with "
-            "same_weights=False, or the model without offloading."
-        )
-    version = tuple((p._version if not p.is_inference() else 0, p.data_ptr()) for _, p in parameters)
-    held = _hashes.get(model)
-    if not again and held is not None and held[0] == version:
-        return held[1]
-    digest = hashlib.sha256()
-    for name, parameter in parameters:
-        if name in packed:
-            parameter = packed[name].weight
-        digest.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
-        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    _hashes[model] = (version, digest.hexdigest())
-    return digest.hexdigest()
-
-
-def _parts(parameter: Tensor) -> list[Tensor]:
-    """A parameter, or the tensors that one of another class is made of, as quantised ones are."""
-    if type(parameter) in (nn.Parameter, Tensor) or not hasattr(parameter, "__tensor_flatten__"):
-        return [parameter]
-    return [part for name in parameter.__tensor_flatten__()[0] for part in _parts(getattr(parameter, name))]
-
-
-def base_of(model: Any) -> Base:
-    """Name, hash and family of `model`."""
-    target = inspect_model(model)
-    name = str(getattr(target.model.config, "_name_or_path", "") or target.model_type)
-    if Path(name).is_dir():  # a path of this machine says nothing to others
-        name = Path(name).resolve().name
-    return Base(name, model_hash(target.model), target.model_type)
 
 
 class Trained(ABC):
@@ -291,9 +229,7 @@ def method_class(method: Any) -> type[Trained]:
         ValueError: no such method.
     """
     if method not in HOMES:
-        near = difflib.get_close_matches(str(method), HOMES, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no method {method!r} among {', '.join(HOMES)}.{hint}")
+        raise ValueError(f"there is no method {method!r} among {', '.join(HOMES)}.{did_you_mean(method, HOMES)}")
     home = vars(import_module(HOMES[method])).values()
     return next(c for c in home if isinstance(c, type) and c.__dict__.get("method") == method)
 

@@ -9,7 +9,8 @@ straightforward decoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafting.base import Attachment, Step
+from draftree.drafting.in_model import InModelDrafter
 from draftree.tree import TokenTree
 
 KEPT = 512  # most layouts in the cache
@@ -37,7 +39,7 @@ class GroupNodes(NamedTuple):
 
 
 class Groups:
-    """Chooses the nodes that get a group, lays out their rows, and finds the rows of the node accepted last.
+    """Chooses the nodes that get a group, lays out their rows, and finds the group of the node accepted last.
 
     Args:
         most: most nodes of a tree that get a group, the root always among them; None for all, or as many as the shape
@@ -104,51 +106,79 @@ class Groups:
         most = width if attach_to is None else attach_to
         return max(1, most if self.most is None else min(most, self.most))
 
-    def find(self, step: Step, nodes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Which group serves node `nodes[b]` of each tree [B, 1], and how many levels above that node it lies [B, 1].
-
-        The second is None where every node has a group of its own.
-        """
-        trees = step.trees
-        chosen = self.nodes_of(trees, step.attach_to)
-        if chosen.nodes is None:
-            return nodes[:, None], None
-        if chosen.nodes.shape[1] == 1:
-            return chosen.nodes, trees.depth.gather(1, nodes[:, None])
-        own = trees.ancestors.gather(1, nodes[:, None, None].expand(-1, 1, trees.width))[:, 0]
-        above = own.gather(1, chosen.nodes)  # the root is among them, and the deepest stands last
-        group = (above * torch.arange(1, above.shape[1] + 1, device=nodes.device)).argmax(1, keepdim=True)
-        return group, trees.depth.gather(1, nodes[:, None]) - chosen.depth.gather(1, group)
-
-    def rows_ahead(self, step: Step, by_group: int, by_step: int | None, depth: int) -> list[list[int]] | None:
-        """Rows of the pass [B][depth] that look ahead of the nodes accepted last, -1 where no row looks that far.
-
-        None where rows have left in mid-stack or lie on another device, for which there are tensors (`find`), and
-        where the drafter's rows were not in the pass.
+    def serving(self, step: Step, paths: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+        """For each tree which group serves the last node of a path from the root, and how many levels above that node.
 
         Args:
             step: what a pass brought.
-            by_group: rows between the first row of a group and the first row of the next group.
-            by_step: rows between one row of a group and its next row; None for as many as there are groups.
-            depth: rows of a group.
+            paths: nodes of each tree, the root first.
         """
-        trees, result = step.trees, step.result
-        if not step.own_rows or result.rows is not None or not trees.tokens.is_cpu:
-            return None
-        chosen = self.nodes_of(trees, step.attach_to)
-        nodes = None if chosen.nodes is None else chosen.nodes.tolist()
-        by_step = by_step or chosen.depth.shape[1]
+        chosen = self.nodes_of(step.trees, step.attach_to)
+        if chosen.nodes is None:
+            return [(path[-1], 0) for path in paths]
+        if chosen.nodes.shape[1] == 1:
+            return [(0, len(path) - 1) for path in paths]
         found = []
-        for b, accepted in enumerate(step.accepted):
-            path = accepted or [0]
-            group, passed = path[-1], 0
-            if nodes is not None:  # the deepest on the way; the root always is among them
-                group, node = max((i, node) for i, node in enumerate(nodes[b]) if node in path)
-                passed = len(path) - 1 - path.index(node)
-            first = step.offset + trees.width + by_group * group
-            rows = [first + by_step * i for i in range(passed, depth)]
-            found.append(rows + [-1] * (depth - len(rows)))
+        for nodes, path in zip(chosen.nodes.tolist(), paths, strict=True):
+            # The deepest on the way; the root always is among them.
+            group, node = max((i, node) for i, node in enumerate(nodes) if node in path)
+            found.append((group, len(path) - 1 - path.index(node)))
         return found
+
+
+class GroupDrafter(InModelDrafter):
+    """Base of the drafters that attach groups of rows: which nodes get one, and the rows of the node accepted last.
+
+    Args:
+        shapes, steps, options: see `InModelDrafter`.
+        groups: see `Groups`.
+    """
+
+    def __init__(self, shapes: Mapping[str, int], steps: int, *, groups: int | None, **options: Any) -> None:
+        super().__init__(shapes, steps, **options, groups=groups)
+        self._groups = Groups(groups, self.lay_out)
+
+    @abstractmethod
+    def lay_out(self, chosen: GroupNodes) -> Attachment:
+        """The rows of all groups, for trees of one structure."""
+
+    @abstractmethod
+    def row_of(self, group: int, step: int, groups: int) -> int:
+        """Number of row `step` (0 .. depth - 1) of a group among all rows of `groups` groups."""
+
+    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
+        """See `InModelDrafter.attach`."""
+        return self._groups.layout(trees, attach_to)
+
+    def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `InModelDrafter.likeliest`."""
+        hidden, runner = step.result.hidden.get(self._shapes["layers"]), step.result.runner
+        if hidden is None or runner is None or not step.own_rows:
+            return None
+        columns = self._columns(step, [path or [0] for path in step.accepted])
+        found: tuple[np.ndarray, np.ndarray] = runner.best(hidden, columns, self.candidates)
+        return found
+
+    def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
+        """See `InModelDrafter.draft_logits`: row i of a node's group predicts the token i + 1 places after it."""
+        hidden, runner = step.result.hidden.get(self._shapes["layers"]), step.result.runner
+        if hidden is None or runner is None or not step.own_rows:
+            return None
+        columns = self._columns(step, step.trees.paths(nodes.tolist()))
+        index = torch.tensor(columns, device=hidden.device, dtype=torch.long)[:, :, None]
+        logits = runner.logits(hidden.gather(1, index.clamp(min=0).expand(-1, -1, hidden.shape[2])))
+        return logits.masked_fill(index < 0, -torch.inf)
+
+    def _columns(self, step: Step, paths: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Columns of the hidden states [B][depth] that look ahead of the last nodes of `paths`, -1 where none does."""
+        width = step.trees.width
+        groups = self._groups.nodes_of(step.trees, step.attach_to).depth.shape[1]
+        numbers = []
+        for group, passed in self._groups.serving(step, paths):
+            # The first rows of an ancestor's group speak of the tokens between the two.
+            rows = [width + self.row_of(group, i, groups) for i in range(passed, self.depth)]
+            numbers.append(rows + [-1] * (self.depth - len(rows)))
+        return step.standing(numbers)
 
 
 def likeliest_ends(trees: TokenTree, count: int) -> Tensor:
@@ -160,39 +190,3 @@ def likeliest_ends(trees: TokenTree, count: int) -> Tensor:
     ends = reached.scatter_add(1, trees.parents[:, 1:].clamp(min=0), -reached[:, 1:])
     ends[:, 0] = torch.inf
     return ends.topk(count, -1).indices.sort(-1).values
-
-
-def own_logits(step: Step, layer: int, first: Tensor, stride: int, depth: int, passed: Tensor | None) -> Tensor | None:
-    """Logits [B, D, V] of rows that a drafter attached, as far as they look ahead of the node accepted last.
-
-    Args:
-        step: what a pass brought.
-        layer: of the tap, the number of layers.
-        first: LongTensor [B, 1], number of the first of a request's rows, counted from the trees' roots as in an
-            `Attachment`.
-        stride: from one of them to the next.
-        depth: how many there are.
-        passed: LongTensor [B, 1], how many of them predict tokens that are accepted already; None for none. D is what
-            they leave of `depth` for one request on the CPU, else `depth`, with -inf where nothing is left.
-
-    Returns:
-        None where the pass held no such rows.
-    """
-    result = step.result
-    hidden = result.hidden.get(layer)
-    if hidden is None or result.runner is None or not step.own_rows:
-        return None
-    if result.rows is None and len(first) == 1 and first.is_cpu:
-        begin = step.offset + int(first)
-        gone = 0 if passed is None else min(int(passed), depth)
-        if gone == depth:
-            return hidden.new_empty(1, 0, result.logits.shape[-1])
-        return result.runner.logits(hidden[:, begin + stride * gone : begin + stride * depth : stride])
-    order = torch.arange(depth, device=first.device)
-    if passed is not None:
-        order = passed + order
-    rows = step.offset + first + stride * order.clamp(max=depth - 1)
-    if result.rows is not None:  # rows have left in mid-stack: find where each one ended up
-        rows = (result.rows[:, None] == rows[:, :, None]).byte().argmax(-1)
-    logits = result.runner.logits(hidden.gather(1, rows[:, :, None].expand(-1, -1, hidden.shape[2])))
-    return logits if passed is None else logits.masked_fill_((order >= depth)[:, :, None], -torch.inf)

@@ -11,16 +11,14 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.drafting.base import Attachment, Step
-from draftree.drafting.groups import GroupNodes, Groups, own_logits
-from draftree.drafting.in_model import InModelDrafter, checked_shapes
+from draftree.drafting.base import Attachment
+from draftree.drafting.groups import GroupDrafter, GroupNodes
+from draftree.drafting.in_model import checked_shapes
 from draftree.runner.plan import Projection, Surgery
 from draftree.runner.target import Target
-from draftree.tree import TokenTree
 
 STEPS = 3
 STRIDE = 5 / 32  # of the layers, from one transfer to the next (7B: layers 15, 20, 25 of 32)
@@ -55,7 +53,7 @@ class HiddenTransferWeights(nn.Module):
         return [self.get_parameter(f"transfer.{i}.weight") for i in range(len(self.transfer))]
 
 
-class HiddenTransfer(InModelDrafter):
+class HiddenTransfer(GroupDrafter):
     """Drafts from pseudo rows that join in mid-stack (Hidden Transfer, section 3.2).
 
     Args:
@@ -95,11 +93,10 @@ class HiddenTransfer(InModelDrafter):
                 f"transfer_layers is {chosen}: give layers from 1 to {layers - 1} (of the model's {layers}), none "
                 "lower than the one before it."
             )
-        super().__init__(shapes, len(chosen), **options, transfer_layers=chosen, groups=groups, masked=masked)
+        super().__init__(shapes, len(chosen), groups=groups, **options, transfer_layers=chosen, masked=masked)
         self.transfer_layers = tuple(chosen)
         self.masked = masked
         self.weights = HiddenTransferWeights(self._shapes["hidden_size"], chosen)
-        self._groups = Groups(groups, self._lay_out)
         # By layer: the matrices of all steps that join there, side by side, [d, s d].
         self._matrices: dict[int, Tensor] = {}
 
@@ -117,12 +114,10 @@ class HiddenTransfer(InModelDrafter):
         share = sum((layers - t) / layers for t in self.transfer_layers[: self.depth])
         return nodes + share * self._groups.count(nodes, requests, attach_to)
 
-    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
-        """See `InModelDrafter.attach`: a surgery for each layer with transfers."""
-        return self._groups.layout(trees, attach_to)
+    def lay_out(self, chosen: GroupNodes) -> Attachment:
+        """See `GroupDrafter.lay_out`: a surgery for each layer with transfers.
 
-    def _lay_out(self, chosen: GroupNodes) -> Attachment:
-        """For each layer with transfers, its s steps: positions [B, s G] and visibility [B, s G, N + i G].
+        It has s steps: positions [B, s G] and visibility [B, s G, N + i G].
 
         Steps that share a layer join it together; rows are numbered step by step, in the order of their nodes.
         """
@@ -152,17 +147,6 @@ class HiddenTransfer(InModelDrafter):
         steps = groupby(range(self.depth), key=self.transfer_layers.__getitem__)
         return [(layer, list(group)) for layer, group in steps]
 
-    def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `InModelDrafter.likeliest`."""
-        hidden, runner = step.result.hidden.get(self._shapes["layers"]), step.result.runner
-        rows = self._groups.rows_ahead(step, 1, None, self.depth)
-        if rows is None or hidden is None or runner is None:
-            return super().likeliest(step)
-        return runner.best(hidden, rows, self.candidates)
-
-    def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
-        """See `InModelDrafter.draft_logits`: step i of a node predicts the token i + 1 places after it."""
-        group, passed = self._groups.find(step, nodes)
-        groups = self._groups.nodes_of(step.trees, step.attach_to).depth.shape[1]
-        first = step.trees.width + group
-        return own_logits(step, self._shapes["layers"], first, groups, self.depth, passed)
+    def row_of(self, group: int, step: int, groups: int) -> int:
+        """See `GroupDrafter.row_of`: rows stand step by step."""
+        return step * groups + group

@@ -7,7 +7,6 @@ and the next step drafts a tree of them. How those rows come about is all that a
 
 from __future__ import annotations
 
-import difflib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.folder import Trained
+from draftree.errors import did_you_mean
 from draftree.runner.hooked.probe import probe
 from draftree.runner.target import Target, inspect_model
 from draftree.runner.top_tokens import top_tokens
@@ -107,8 +107,7 @@ class InModelDrafter(Trained, Drafter):
         own = list(signature(type(self).__init__).parameters)
         for name in settings:
             if name not in own:
-                near = difflib.get_close_matches(name, [*own, "tree", "candidates", "depth"], 1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(name, [*own, "tree", "candidates", "depth"])
                 raise TypeError(f"{type(self).__name__} has no option {name!r}.{hint}")
 
     @classmethod
@@ -208,14 +207,8 @@ class InModelDrafter(Trained, Drafter):
         at = torch.tensor(roots, dtype=torch.long, device="cpu")
         if self.choices is None:
             return TokenTree.from_candidates(at, tokens, logp, budgets, self.source, self.off_path.factor)
-        tree = TokenTree.from_choices(
-            at,
-            torch.from_numpy(tokens),
-            self.choices,
-            torch.from_numpy(logp),
-            self.source,
-            distinct=True,
-        )
+        candidates = torch.from_numpy(tokens)
+        tree = TokenTree.from_choices(at, candidates, self.choices, torch.from_numpy(logp), self.source)
         if not np.isfinite(logp).all():
             tree, _ = tree.prune(tree.logp > -torch.inf)
         return tree if all(n >= size - 1 for n, size in zip(budgets, tree.sizes, strict=True)) else tree.best(budgets)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
-from draftree.drafting.groups import own_logits
+from draftree.errors import check_least
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
@@ -100,9 +100,8 @@ class Jacobi(Drafter):
         from_prompt: bool = False,
         shared: bool = False,
     ) -> None:
-        for option, value, least in (("window", window, 1), ("ngram", ngram, 3), ("guesses", guesses, 1)):
-            if value < least:
-                raise ValueError(f"{option} is {value}: give at least {least}.")
+        check_least(1, window=window, guesses=guesses)
+        check_least(3, ngram=ngram)
         if window + ngram > WIDEST:
             raise ValueError(f"window {window} and ngram {ngram} reach too far ahead: give at most {WIDEST} together.")
         self.window, self.ngram, self.guesses, self.from_prompt = window, ngram, guesses, from_prompt
@@ -185,12 +184,12 @@ class Jacobi(Drafter):
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: n-grams into the pool, the window one level on."""
-        last = len(self._offsets) - self.window
-        first = torch.full((len(step.requests), 1), step.trees.width + last, device=step.trees.device, dtype=torch.long)
-        logits = own_logits(step, self._layers, first, 1, self.window, None)
-        if logits is None:
+        hidden, runner = step.result.hidden.get(self._layers), step.result.runner
+        if hidden is None or runner is None or not step.own_rows:
             return
-        made = logits.argmax(-1).numpy(force=True)
+        end = step.trees.width + len(self._offsets)
+        last = [range(end - self.window, end)] * len(step.requests)  # the rows of the last level
+        made = runner.best(hidden, step.standing(last), 1)[0][:, :, 0]
         for b, (request, emitted) in enumerate(zip(step.requests, step.emitted, strict=True)):
             window = self._live[request.id]
             if not emitted or window.length != len(request.tokens) - len(emitted):

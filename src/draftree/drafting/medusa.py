@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.drafting.base import Attachment, Step
-from draftree.drafting.folder import base_of
+from draftree.drafting.base_model import base_of
 from draftree.drafting.in_model import InModelDrafter
 from draftree.runner.hooked.probe import probe
 from draftree.runner.target import Target, inspect_model, weight_of

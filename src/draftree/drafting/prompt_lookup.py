@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from draftree.drafting.base import Context, Drafter
+from draftree.errors import check_least
 from draftree.runner.target import Target
-from draftree.tree import TokenTree
+from draftree.tree import Draft, TokenTree
 
 CONFIDENCE = 0.7  # log-probability per token of a chain before calibration: any constant below 1 ranks depths
 
@@ -29,9 +30,7 @@ class PromptLookup(Drafter):
     name: ClassVar[str] = "prompt_lookup"
 
     def __init__(self, num_draft_tokens: int = 10, max_ngram_size: int = 2) -> None:
-        for option, value in (("num_draft_tokens", num_draft_tokens), ("max_ngram_size", max_ngram_size)):
-            if value < 1:
-                raise ValueError(f"{option} is {value}: give at least 1.")
+        check_least(1, num_draft_tokens=num_draft_tokens, max_ngram_size=max_ngram_size)
         self.max_nodes = num_draft_tokens
         self.max_ngram_size = max_ngram_size
         self._eos: tuple[int, ...] = ()
@@ -47,13 +46,12 @@ class PromptLookup(Drafter):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        trees = []
+        drafts: list[Draft] = []
         for request, budget in zip(requests, budgets, strict=True):
             drafted = self._continuation(request, min(budget, request.room - 1))
             depth = np.arange(1, len(drafted) + 1)
-            logp = (depth * np.log(CONFIDENCE)).astype(np.float32)
-            trees.append(TokenTree.from_arrays(drafted, np.arange(-1, len(drafted) - 1), logp, root=request.tokens[-1]))
-        return TokenTree.stack(trees)
+            drafts.append((drafted, depth - 2, depth * np.log(CONFIDENCE), self.source))
+        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
     def _continuation(self, request: Context, most: int) -> np.ndarray:
         nothing = np.empty(0, dtype=np.int64)

@@ -116,18 +116,13 @@ class SecondModel(Drafter):
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
         runner = self._small.runner
+        # A hooked runner must not run in the target's inference mode: stock modules may keep its tensors.
         inference = runner.guard is torch.inference_mode
-        with self._lock:
-            if inference and torch.is_inference_mode_enabled():  # as in an engine whose runner has the same guard
-                trees = self._grow(requests, budgets)
-            else:
-                # A hooked runner must not run in the target's inference mode: stock modules may keep its tensors.
-                with runner.lock, torch.no_grad(), torch.inference_mode(inference):
-                    trees = self._grow(requests, budgets)
-        return TokenTree.stack(trees)
+        with self._lock, runner.lock, torch.no_grad(), torch.inference_mode(inference):
+            return self._grow(requests, budgets)
 
     @abstractmethod
-    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> list[TokenTree]:
+    def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """A tree for each request, with at most `budgets[b]` draft tokens."""
 
     def _reach(self, request: Context, depth: int) -> int:

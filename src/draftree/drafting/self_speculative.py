@@ -18,13 +18,14 @@ from torch import nn
 
 from draftree.drafting.base import Capabilities, Context, Drafter, Place, Step
 from draftree.drafting.folder import Trained
-from draftree.drafting.times import smoothed
+from draftree.drafting.times import OwnTimes, check_confidence
+from draftree.errors import check_least
 from draftree.runner.hooked.bypass import omitted_modules
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan
 from draftree.runner.target import Target, inspect_model
 from draftree.runner.top_tokens import top_tokens
-from draftree.tree import TokenTree
+from draftree.tree import Draft, TokenTree
 
 WORTH = 1.2  # tokens that a drafted row has to promise for the time of a step: about what a step brings in all
 PRICE_FIRST = 0.5  # a drafted row against a step, before both were timed
@@ -65,16 +66,13 @@ class SelfSpeculative(Trained, Drafter):
         branching: int = 2,
         confidence: float | None = None,
     ) -> None:
-        for option, value in (("num_draft_tokens", num_draft_tokens), ("branching", branching)):
-            if value < 1:
-                raise ValueError(f"{option} is {value}: give at least 1.")
+        check_least(1, num_draft_tokens=num_draft_tokens, branching=branching)
+        check_confidence(confidence)
         for option, numbers in (("skip_attention", skip_attention), ("skip_mlp", skip_mlp)):
             if isinstance(numbers, int):
                 raise TypeError(f"{option} is {numbers}: give a list of layer numbers, such as [{numbers}].")
         if exit_layer is not None and exit_layer < 1:
             raise ValueError(f"exit_layer is {exit_layer}: run at least 1 layer.")
-        if confidence is not None and not 0 <= confidence <= 1:
-            raise ValueError(f"confidence is {confidence}: give a probability from 0 (never stop) to 1, or None.")
         skips = bool(skip_attention or skip_mlp)
         if skips == (exit_layer is not None):
             raise ValueError(
@@ -98,8 +96,7 @@ class SelfSpeculative(Trained, Drafter):
         self._skips: dict[int, Skip] = {}  # by number of layers of the models met
         self._eos: frozenset[int] = frozenset()
         self._begun = False
-        self._row_seconds = self._step_seconds = 0.0
-        self._drafted = 0.0  # when the last draft was handed over; 0 where its step has been seen
+        self._times = OwnTimes(PRICE_FIRST)
 
     @classmethod
     def fresh(cls, model: Any, **settings: Any) -> SelfSpeculative:
@@ -163,20 +160,19 @@ class SelfSpeculative(Trained, Drafter):
         begin = time.perf_counter()
         chains = self._run(requests, reaches)
         if self._begun:  # a first call makes what later ones find ready
-            self._row_seconds = smoothed(self._row_seconds, (time.perf_counter() - begin) / len(chains.tokens[0]))
+            self._times.passed((time.perf_counter() - begin) / len(chains.tokens[0]))
         self._begun = True
-        trees = [
-            self._tree(request.tokens[-1], chains.tokens[b][:reach], chains.logp[b][:reach], budget)
-            for b, (request, reach, budget) in enumerate(zip(requests, reaches, budgets, strict=True))
+        drafts = [
+            self._with_leaves(tokens[:reach], logp[:reach])
+            for tokens, logp, reach in zip(chains.tokens, chains.logp, reaches, strict=True)
         ]
-        self._drafted = time.perf_counter()
-        return TokenTree.stack(trees)
+        trees = TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
+        self._times.drafted()
+        return trees
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: learn how long a step takes."""
-        if self._drafted and step.offset == 0:
-            self._step_seconds = smoothed(self._step_seconds, time.perf_counter() - self._drafted)
-        self._drafted = 0.0
+        self._times.stepped(with_prompt=step.offset > 0)
 
     # ---------------------------------------------------------------- rows
 
@@ -205,13 +201,10 @@ class SelfSpeculative(Trained, Drafter):
 
     def _least(self) -> float:
         """Probability that a chain must have for another row."""
-        if self.confidence is not None:
-            return self.confidence
-        timed = self._row_seconds and self._step_seconds
-        return WORTH * (self._row_seconds / self._step_seconds if timed else PRICE_FIRST)
+        return WORTH * self._times.price if self.confidence is None else self.confidence
 
-    def _tree(self, root: int, tokens: list[list[int]], logp: list[list[float]], budget: int) -> TokenTree:
-        """The chain of first tokens, up to an EOS, with the others as leaves; the best `budget` of them."""
+    def _with_leaves(self, tokens: list[list[int]], logp: list[list[float]]) -> Draft:
+        """The chain of first tokens, up to an EOS, with the others as leaves."""
         drafted: list[int] = []
         parents: list[int] = []
         worth: list[float] = []
@@ -224,16 +217,7 @@ class SelfSpeculative(Trained, Drafter):
             above, so_far = here, worth[here]
             if offered[0] in self._eos:
                 break
-        # A parent is worth no less than its children and stands before them, so the best ones are connected.
-        order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)[:budget]
-        row = {-1: -1} | {node: row for row, node in enumerate(order)}
-        return TokenTree.from_arrays(
-            [drafted[i] for i in order],
-            [row[parents[i]] for i in order],
-            [worth[i] for i in order],
-            self.source,
-            root=root,
-        )
+        return drafted, parents, worth, self.source
 
 
 class Chains(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -10,10 +9,21 @@ from typing import Any
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine.recorder import Recorder, check_recorder
+from draftree.engine.recorder import Recorder
+from draftree.errors import did_you_mean
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.runner import Runner
 from draftree.shaping import Shape
+
+# Options that are objects: their class, and what to pass instead of something else.
+KINDS: tuple[tuple[str, type, str], ...] = (
+    ("recorder", Recorder, "draftree.Recorder(), or None for no record"),
+    ("drafter", Drafter, "a drafter object such as draftree.Lookahead()"),
+    ("shape", Shape, "a shape object such as draftree.DynamicTree()"),
+    ("acceptance", LossyRule, "None (lossless) or draftree.LossyTypical()"),
+    ("pruner", EarlyPruning, "a pruner object such as draftree.EarlyPruning(head)"),
+    ("early_exit", LossyCALM, "None (lossless) or draftree.LossyCALM()"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,27 +72,17 @@ class EngineConfig:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(known)}."
+                hint = did_you_mean(name, known) or f" There are {', '.join(known)}."
                 raise TypeError(f"An engine has no option {name!r}.{hint}")
         return cls(**options)
 
     def __post_init__(self) -> None:
-        check_recorder(self.recorder)
         if not isinstance(self.slots, int) or self.slots < 1:
             raise ValueError(f"slots is {self.slots}: give a whole number of at least 1.")
-        if self.drafter is not None and not isinstance(self.drafter, Drafter):
-            raise TypeError(
-                f"drafter is a {type(self.drafter).__name__}: pass a drafter object such as draftree.Lookahead()."
-            )
-        if self.shape is not None and not isinstance(self.shape, Shape):
-            raise TypeError(
-                f"shape is a {type(self.shape).__name__}: pass a shape object such as draftree.DynamicTree()."
-            )
-        if self.acceptance is not None and not isinstance(self.acceptance, LossyRule):
-            raise TypeError(
-                f"acceptance is a {type(self.acceptance).__name__}: pass None (lossless) or draftree.LossyTypical()."
-            )
+        for option, kind, advice in KINDS:
+            given = getattr(self, option)
+            if given is not None and not isinstance(given, kind):
+                raise TypeError(f"{option} is a {type(given).__name__}: pass {advice}.")
         if self.drafter is not None and self.drafter.acceptance is not None:
             self._check_lossy_drafter(self.drafter)
         rule = self.rule
@@ -95,11 +95,8 @@ class EngineConfig:
             raise ValueError(
                 "pruner prunes a drafter's draft tokens, and drafter is None: pass a drafter, or no pruner."
             )
-        if self.pruner is not None and not isinstance(self.pruner, EarlyPruning):
-            raise TypeError(
-                f"pruner is a {type(self.pruner).__name__}: pass a pruner object such as draftree.EarlyPruning(head)."
-            )
-        self._check_early_exit()
+        if self.early_exit is not None:
+            self._check_early_exit()
 
     @property
     def rule(self) -> LossyRule | None:
@@ -116,12 +113,6 @@ class EngineConfig:
                 )
 
     def _check_early_exit(self) -> None:
-        if self.early_exit is None:
-            return
-        if not isinstance(self.early_exit, LossyCALM):
-            raise TypeError(
-                f"early_exit is a {type(self.early_exit).__name__}: pass None (lossless) or draftree.LossyCALM()."
-            )
         if self.drafter is not None:
             raise ValueError(
                 "LossyCALM emits a token a pass and verifies nothing, so it has no use for a drafter: leave one of "

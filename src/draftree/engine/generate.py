@@ -123,11 +123,10 @@ def generate(
         attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
     if streamer is not None and input_ids.shape[0] > 1:
         raise ValueError("A streamer follows one text: call generate with a batch of 1.")
-    run = decode_seq2seq if target.encoder_decoder else decode
-    return run(model, config, input_ids, attention_mask, read, seed, streamer)
+    return _decode(model, config, input_ids, attention_mask, read, seed, streamer)
 
 
-def decode(
+def _decode(
     model: Any,
     config: EngineConfig,
     input_ids: Tensor,
@@ -136,75 +135,46 @@ def decode(
     seed: int | None,
     streamer: Any,
 ) -> GenerateOutput:
-    """Run a checked batch of a decoder-only model; arguments as in `generate`."""
+    """Run a checked batch; arguments as in `generate`.
+
+    An encoder-decoder's encoder reads `input_ids`, and its sequences are the decoder's.
+    """
     target = open_runner(model, config.runner).target
-    prompts = _real_tokens(input_ids, attention_mask)
-    longest = max(len(prompt) for prompt in prompts)
-    new = options.new_tokens(input_ids.shape[1], longest, target.max_positions)
+    prompts, texts, mask = _real_tokens(input_ids, attention_mask), input_ids, attention_mask
+    sources: list[Tensor | None] = [None] * len(prompts)
+    if target.encoder_decoder:
+        for source in prompts:
+            check_source(source, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
+        sources = [torch.tensor(source, device=target.device, dtype=torch.long) for source in prompts]
+        start, mask = options.decoder_start, None  # the mask is about the source
+        prompts = [[start] for _ in sources]
+        texts = torch.full((len(prompts), 1), start, dtype=torch.long, device=input_ids.device)
+    elif mask is not None:
+        mask = None if bool(mask.bool().all()) else mask.to(target.device)
+    longest, padded_length = max(len(prompt) for prompt in prompts), texts.shape[1]
+    new = options.new_tokens(padded_length, longest, target.max_positions)
     for prompt in prompts:
         check_prompt(prompt, new, target.vocab_size, target.max_positions)
-    padded = input_ids.to(target.device)
-    mask = None
-    if attention_mask is not None and not bool(attention_mask.bool().all()):
-        mask = attention_mask.to(target.device)
+    read, padded = input_ids.to(target.device), texts.to(target.device)
     rules = [
         rules_for(
             target.model,
             options,
             max_new_tokens=new,
-            padded_length=input_ids.shape[1],
+            padded_length=padded_length,
             seed=own_seed,
-            encoder_ids=padded[b : b + 1],
+            encoder_ids=read[b : b + 1],
             mask=None if mask is None else mask[b : b + 1],
         )
         for b, own_seed in enumerate(seeds_of(options.config.do_sample, seed, len(prompts)))
     ]
     engine = engine_for(model, config, len(prompts), longest + new)
-    requests = [
-        engine.add(prompt, rules[b], padded_prompt=padded[b : b + 1], on_token=feed(streamer, padded[b : b + 1]))
-        for b, prompt in enumerate(prompts)
-    ]
-    return GenerateOutput(*finish(engine, requests, input_ids, options.pad_token_id, streamer))
-
-
-def decode_seq2seq(
-    model: Any,
-    config: EngineConfig,
-    input_ids: Tensor,
-    attention_mask: Tensor | None,
-    options: Options,
-    seed: int | None,
-    streamer: Any,
-) -> GenerateOutput:
-    """Run a checked batch of an encoder-decoder: `input_ids` go to the encoder, sequences are the decoder's."""
-    target = open_runner(model, config.runner).target
-    start = options.decoder_start
-    starts = torch.full((input_ids.shape[0], 1), start, dtype=torch.long, device=input_ids.device)
-    sources = _real_tokens(input_ids, attention_mask)
-    for source in sources:
-        check_source(source, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
-    new = options.new_tokens(1, 1, target.max_positions)
-    check_prompt([start], new, target.vocab_size, target.max_positions)
-    rules = [
-        rules_for(
-            target.model,
-            options,
-            max_new_tokens=new,
-            padded_length=1,
-            seed=own_seed,
-            encoder_ids=input_ids[b : b + 1].to(target.device),
-        )
-        for b, own_seed in enumerate(seeds_of(options.config.do_sample, seed, len(sources)))
-    ]
-    engine = engine_for(model, config, len(sources), 1 + new)
     requests = []
-    for b, source in enumerate(sources):
-        padded = starts[b : b + 1].to(target.device)
-        encoder_input = torch.tensor(source, device=target.device, dtype=torch.long)
-        on_token = feed(streamer, padded)
-        request = engine.add([start], rules[b], padded_prompt=padded, encoder_input=encoder_input, on_token=on_token)
-        requests.append(request)
-    return GenerateOutput(*finish(engine, requests, starts, options.pad_token_id, streamer))
+    for b, prompt in enumerate(prompts):
+        seen = padded[b : b + 1]
+        on_token = feed(streamer, seen)
+        requests.append(engine.add(prompt, rules[b], padded_prompt=seen, encoder_input=sources[b], on_token=on_token))
+    return GenerateOutput(*finish(engine, requests, texts, options.pad_token_id, streamer))
 
 
 def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:

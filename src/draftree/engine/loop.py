@@ -5,13 +5,13 @@ draft -> shape -> verify (prune inside) -> accept -> commit -> observe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from draftree.acceptance.base import Walk, lazy_walk
+from draftree.acceptance.base import Choice, ScoredTree, Walk, lazy_walk
 from draftree.acceptance.greedy import greedy_walks
 from draftree.drafting.base import Attachment, Capabilities, Step, StepPlan
 from draftree.engine.config import EngineConfig
@@ -26,7 +26,6 @@ from draftree.runner.plan import PassResult
 from draftree.shaping.base import Outcome, Sizer
 from draftree.tree import TokenTree
 
-Choice = tuple[int, int | None, int | None]  # node, token behind it, the child that drafted that token
 PREFILL_CHUNK = 512  # prompt rows per pass; keeps masks and activations of long prompts small
 
 
@@ -178,7 +177,7 @@ class Loop:
         turn, result = self._pass(first, plan, [c[:-1] for c in chunks], floors, bare=True)
         accepted = [[0] if chunk else [] for chunk in chunks]
         self.cache.commit(turn.committed(accepted), result.segments)
-        if self.drafter is not None and (self.can.observes or self.can.observes_plain):
+        if self.drafter is not None and self.can.observes:
             nothing: list[list[int]] = [[] for _ in chunks]
             self.drafter.observe(
                 Step(plan.requests, roots, result, turn.trunk, turn.offset, accepted, nothing, own_rows=False)
@@ -192,39 +191,29 @@ class Loop:
         ends: list[int | None],
         tolerance: float | None,
     ) -> list[Walk]:
-        trees = turn.trees
+        trees, rule = turn.trees, self.config.rule
         rows = turn.node_rows(result)
         logits = result.logits if rows is not None else result.logits[:, : trees.width]
-        walks = [Walk() for _ in requests]
-        if self.config.rule is None and any(r.chooser is None for r in requests):
-            walks = greedy_walks(trees, logits, rows, tolerance)
-        for b, request in enumerate(requests):
+        greedy: list[Walk] = []
+        if rule is None and any(r.chooser is None for r in requests):
+            greedy = greedy_walks(trees, logits, rows, tolerance)
+        walks = []
+        for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
             request.decide_alone = False
             where = None
             if rows is not None:
                 size = trees.sizes[b]  # padding of a smaller tree is no node that left
                 where = {n: i for i, n in enumerate(rows[b].tolist()) if 0 <= n < size}
                 request.stats.pruned += size - len(where)
-            choices: Iterable[Choice]
-            if self.config.rule is not None:
-                end = ends[b]
-                if end is not None:
-                    choices = _unreviewed(trees, b, end)
-                else:
-                    choices = self.config.rule.walk(trees, b, logits[b], where, request.chooser, request.id)
-                walk = Walk()
+            if end is not None:
+                choices = _unreviewed(trees, b, end)
+            elif rule is not None:
+                choices = rule.walk(ScoredTree(trees, b, logits[b], where), request.chooser, request.id)
             elif request.chooser is not None:
-                choices = lazy_walk(trees, b, logits[b], where, request.chooser, tolerance)
-                walk = Walk()
+                choices = lazy_walk(ScoredTree(trees, b, logits[b], where), request.chooser, tolerance)
             else:
-                whole = walks[b]
-                choices = zip(whole.nodes, whole.tokens, whole.drafted_by, strict=True)
-                walk = Walk(tie=whole.tie)
-            walks[b] = walk
-            try:
-                self._emit(request, trees.source[b], choices, walk)
-            except Exception as error:  # one request's criteria or callback must not stop the others
-                request.error, request.finish_reason = error, "error"
+                choices = greedy[b].choices()
+            walks.append(self._emit(request, trees.source[b], choices))
         return walks
 
     def _ends(self, requests: list[Request], trees: TokenTree) -> list[int | None]:
@@ -236,44 +225,42 @@ class Loop:
 
     def _close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None], marks: list[float]) -> None:
         """A step without a pass: every text ends in its draft tokens."""
-        walks = [Walk() for _ in requests]
+        walks = []
         for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
             assert end is not None
-            try:
-                self._emit(request, trees.source[b], _unreviewed(trees, b, end), walks[b])
-            except Exception as error:
-                request.error, request.finish_reason = error, "error"
+            walks.append(self._emit(request, trees.source[b], _unreviewed(trees, b, end)))
         self._account(requests, trees, walks, marks)
         if self.track is not None:
             self.track.step(requests, trees, None, walks, marks)
 
-    def _emit(self, request: Request, sources: Tensor, choices: Iterable[Choice], walk: Walk) -> None:
-        """Emit choices into `walk` up to where the text ends; whatever lies behind is cut off, a tie as well."""
-        tie, walk.tie = walk.tie, False
+    def _emit(self, request: Request, sources: Tensor, choices: Iterator[Choice]) -> Walk:
+        """Emit choices up to where the text ends; whatever lies behind is cut off, a near-tie as well."""
+        walk = Walk()
         if request.finish_reason is not None:  # cancelled by another request's callback
-            return
-        for node, token, child in choices:
-            if token is None:
-                tie = True
-                break
-            source = None
-            if child is not None and self.drafter is not None:
-                source = self.drafter.source_name(int(sources[child]))
-                request.stats.accepted_by_source[source] += 1
-            walk.nodes.append(node)
-            walk.tokens.append(token)
-            walk.drafted_by.append(child)
-            if request.emit(token, source):
-                return
-        if tie:
-            walk.tie = request.decide_alone = True
-            request.stats.re_decided += 1
+            return walk
+        try:
+            for node, token, child in choices:
+                if token is None:
+                    walk.tie = request.decide_alone = True
+                    request.stats.re_decided += 1
+                    break
+                source = None
+                if child is not None and self.drafter is not None:
+                    source = self.drafter.source_name(int(sources[child]))
+                    request.stats.accepted_by_source[source] += 1
+                walk.nodes.append(node)
+                walk.tokens.append(token)
+                walk.drafted_by.append(child)
+                if request.emit(token, source):
+                    break
+        except Exception as error:  # one request's criteria or callback must not stop the others
+            request.error, request.finish_reason = error, "error"
+        return walk
 
     def _observe(
         self, plan: StepPlan, turn: TreePass, result: PassResult, walks: list[Walk], *, own_rows: bool
     ) -> None:
-        used = any(plan.budgets) or plan.prepares_any
-        if self.drafter is None or not (self.can.observes_plain or (self.can.observes and used)):
+        if self.drafter is None or not self.can.observes:
             return
         self.drafter.observe(
             Step(

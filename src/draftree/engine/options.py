@@ -7,7 +7,6 @@ An option of other decoding methods (beams, assistants, contrastive search) is r
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +19,7 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from draftree.engine.limits import as_ids
 from draftree.engine.request import Rules
+from draftree.errors import did_you_mean
 from draftree.runner.target import device_of
 
 DEFAULT_NEW_TOKENS = 128
@@ -204,9 +204,7 @@ def _refuse_unknown(given: dict[str, Any]) -> None:
         if name in PARTS_OF_OTHER_METHODS:
             raise ValueError(f"{name} has no effect here: {PARTS_OF_OTHER_METHODS[name]}.")
         if name not in known | set(OTHER_METHODS) | set(OF_THE_LOOP):
-            near = difflib.get_close_matches(name, sorted(known | set(OURS)), 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"Unknown option {name!r}.{hint}")
+            raise TypeError(f"Unknown option {name!r}.{did_you_mean(name, sorted(known | set(OURS)))}")
 
 
 def _pad(config: GenerationConfig, eos: tuple[int, ...]) -> int:

@@ -1,22 +1,17 @@
 """Records what a run does, step by step, at next to no cost while it runs.
 
-A recorded step leaves numbers in flat lists and the bytes of its trees. No object of the step stays alive: the
-garbage collector would look at each again and again, and memory that is kept in between what is let go makes every
-later step pay for cold memory; both cost more than the recording. Nothing is computed or turned into text before
-the records are read, so a step with a recorder does as little more whether its trees have one draft token or a
-hundred. `docs/trace.md` describes the records.
+A step hands over its trees, its walks and its times, and they are kept as they are: nothing is computed, copied or
+turned into text before the records are read. `docs/trace.md` describes the records.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import PurePath
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from draftree.acceptance.base import Walk
@@ -27,49 +22,40 @@ from draftree.engine.stats import STAGES
 from draftree.tree import TokenTree
 
 DIGITS = 4  # of log-probabilities
-WORD = 8  # bytes of a token id
-
-Held = bytes | tuple[Tensor, Tensor, Tensor, Tensor]  # tokens, parents, sources and log-probabilities of trees
 
 
-class Part(NamedTuple):
-    """One request's part in a step.
+class _Drafted(NamedTuple):
+    """What the drafter did in a step: the budgets it was given, the sizes of its trees, when it began and was done."""
 
-    Attributes:
-        request: its id.
-        budget: draft tokens that the shape allowed; None where nothing was drafted.
-        drafted: size of the tree that was drafted.
-        size: of the tree that was verified, its root counted.
-        nodes, tokens, drafted_by, tie: the walk, see `Walk`.
-    """
-
-    request: int
-    budget: int | None
-    drafted: int
-    size: int
-    nodes: list[int]
-    tokens: list[int]
-    drafted_by: list[int | None]
-    tie: bool
+    budgets: Sequence[int]
+    sizes: tuple[int, ...]
+    began: float
+    done: float
 
 
-class Kept(NamedTuple):
-    """One step, read from what was kept of it.
+class _Step(NamedTuple):
+    """What is kept of a step.
 
     Attributes:
-        parts: of its requests, in slot order.
-        tokens, parents, source, logp: of the trees, each [B, N].
+        requests, walks: in slot order.
+        sizes: of the trees that were verified.
+        tokens, parents, source, logp: of these trees, each [B, N], on the device where they were; see `TokenTree`.
+        left: rows, offset and columns that show which nodes were left at the end of the pass, see `nodes_behind`; None
+            where all were.
         marks: five times, around the stages; fewer where a lossy rule let texts end without a pass.
-        drafting: when the drafter began, and when it was done; None where nothing was drafted.
+        drafted: None where nothing was drafted.
     """
 
-    parts: list[Part]
-    tokens: list[list[int]]
-    parents: list[list[int]]
-    source: list[list[int]]
-    logp: list[list[float]]
+    requests: list[Request]
+    walks: list[Walk]
+    sizes: tuple[int, ...]
+    tokens: Tensor
+    parents: Tensor
+    source: Tensor
+    logp: Tensor
+    left: tuple[Tensor, int, int] | None
     marks: list[float]
-    drafting: tuple[float, float] | None
+    drafted: _Drafted | None
 
 
 class Track:
@@ -83,19 +69,12 @@ class Track:
     def __init__(self, about: dict[str, Any], drafter: Drafter | None) -> None:
         self.about = about
         self._drafter = drafter
-        self._numbers: list[int | None] = []  # see `step`
-        self._times: list[float] = []
-        self._trees: list[Held] = []
-        self._left: dict[int, tuple[Tensor, int, int]] = {}  # by step: which nodes were left, where some had gone
-        self._requests: dict[int, Request] = {}
-        self._last: list[Request] = []  # requests of the last step, all of them known
-        self._ids: list[int] = []  # theirs
-        self._near: bool | None = None  # whether trees lie in the CPU's memory
-        self._drafted: tuple[Sequence[int], tuple[int, ...], float, float] | None = None  # in the coming step
+        self._steps: list[_Step] = []
+        self._drafted: _Drafted | None = None  # in the coming step
 
     def drafted(self, budgets: Sequence[int], trees: TokenTree, began: float) -> None:
         """The drafter, called at `began` with `budgets`, has drafted these trees; now the shape goes on."""
-        self._drafted = budgets, trees.sizes, began, perf_counter()
+        self._drafted = _Drafted(budgets, trees.sizes, began, perf_counter())
 
     def step(
         self,
@@ -105,53 +84,23 @@ class Track:
         walks: list[Walk],
         marks: list[float],
     ) -> None:
-        """A step is over.
-
-        Kept of it are numbers: of the requests, of the times, and whether anything was drafted; ids and sizes; where
-        something was drafted, budgets and sizes of drafts; and every walk, behind its length, whether it has a tie, and
-        which node drafted its last token (each earlier token was drafted by the walk's next node). Then times, and of
-        the trees their bytes. A copy from another device would wait for it, so trees that lie there stay as they are.
-
-        Args:
-            requests, walks: of the step, in slot order.
-            trees: that were verified.
-            left: rows, offset and columns that show which nodes were left at the end of the pass, see `nodes_behind`;
-                None where all were.
-            marks: five times, around the stages; fewer where a lossy rule let texts end without a pass.
-        """
-        if requests != self._last:
-            self._last, self._ids = requests, [request.id for request in requests]
-            self._requests.update(zip(self._ids, requests, strict=True))
-        if left is not None:
-            self._left[len(self._trees)] = left
-        numbers, drafted, self._drafted = self._numbers, self._drafted, None
-        if drafted is None or drafted[2] < marks[0]:  # of a step that failed
-            numbers += (len(walks), len(marks), False, *self._ids, *trees.sizes)
-            self._times += marks
-        else:
-            budgets, sizes, began, ended = drafted
-            numbers += (len(walks), len(marks), True, *self._ids, *trees.sizes, *budgets, *sizes)
-            self._times += (*marks, began, ended)
-        for walk in walks:
-            drafted_by = walk.drafted_by
-            numbers += (len(drafted_by), walk.tie, drafted_by[-1] if drafted_by else None, *walk.nodes, *walk.tokens)
-        tokens, parents, source, logp = trees.tokens, trees.parents, trees.source, trees.logp
-        if self._near is None:
-            self._near = tokens.is_cpu
-        if not self._near:
-            self._trees.append((tokens, parents, source, logp))
-        else:
-            self._trees.append(b"".join([part.numpy().tobytes() for part in (tokens, parents, source, logp)]))
+        """A step is over; arguments as in `_Step`, none of which may change any more."""
+        drafted, self._drafted = self._drafted, None
+        if drafted is not None and drafted.began < marks[0]:  # of a step that failed
+            drafted = None
+        columns = trees.tokens, trees.parents, trees.source, trees.logp
+        self._steps.append(_Step(requests, walks, trees.sizes, *columns, left, marks, drafted))
 
     # ---------------------------------------------------------------- afterwards
 
     def records(self, number: int) -> Iterator[dict[str, Any]]:
         """This run as plain values: itself, its requests, its steps; `number` distinguishes it from other runs."""
         names: dict[str, int] = {}
-        start = self._times[0] if self._times else 0.0
-        steps = [self._step_record(number, i, kept, start, names) for i, kept in enumerate(self._steps())]
+        start = self._steps[0].marks[0] if self._steps else 0.0
+        steps = [self._step_record(number, i, step, start, names) for i, step in enumerate(self._steps)]
         yield {"kind": "run", "run": number} | self.about | {"sources": list(names)}
-        for request in self._requests.values():
+        requests = {request.id: request for step in self._steps for request in step.requests}
+        for request in requests.values():
             rules, context = request.rules, request.context
             yield {
                 "kind": "request",
@@ -166,29 +115,13 @@ class Track:
             }
         yield from steps
 
-    def _steps(self) -> Iterator[Kept]:
-        """What was kept, step by step."""
-        numbers: Iterator[Any] = iter(self._numbers)
-        times, trees = iter(self._times), iter(self._trees)
-        for batch in numbers:
-            marks, drafted = next(numbers), next(numbers)
-            ids, sizes = list(islice(numbers, batch)), list(islice(numbers, batch))
-            budgets, came = [None] * batch, [1] * batch
-            if drafted:
-                budgets, came = list(islice(numbers, batch)), list(islice(numbers, batch))
-            stamps = list(islice(times, marks))
-            paused = (next(times), next(times)) if drafted else None
-            parts = [Part(ids[b], budgets[b], came[b], sizes[b], *_walk(numbers)) for b in range(batch)]
-            yield Kept(parts, *_trees(next(trees), batch), stamps, paused)
-
-    def _step_record(self, run: int, number: int, kept: Kept, start: float, names: dict[str, int]) -> dict[str, Any]:
-        marks = kept.marks
+    def _step_record(self, run: int, number: int, step: _Step, start: float, names: dict[str, int]) -> dict[str, Any]:
+        marks, drafted = step.marks, step.drafted
         stages = dict.fromkeys(STAGES, 0.0)
         stages |= {stage: end - begin for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False)}
         shape = 0.0
-        if kept.drafting is not None:
-            paused, resumed = kept.drafting
-            shape = max(paused - marks[0], 0.0) + max(marks[1] - resumed, 0.0)
+        if drafted is not None:
+            shape = max(drafted.began - marks[0], 0.0) + max(marks[1] - drafted.done, 0.0)
         return {
             "kind": "step",
             "run": run,
@@ -197,31 +130,30 @@ class Track:
             "passed": len(marks) > len(STAGES),
             "seconds": stages,
             "shape_seconds": shape,
-            "members": self._members(number, kept, names),
+            "members": self._members(step, names),
         }
 
-    def _members(self, step: int, kept: Kept, names: dict[str, int]) -> list[dict[str, Any]]:
-        alive: list[list[int]] | None = None
-        if step in self._left:
-            alive = nodes_behind(*self._left[step], len(kept.tokens[0])).tolist()
+    def _members(self, step: _Step, names: dict[str, int]) -> list[dict[str, Any]]:
+        tokens, parents, source, logp = (t.tolist() for t in (step.tokens, step.parents, step.source, step.logp))
+        alive = None if step.left is None else nodes_behind(*step.left, len(tokens[0])).tolist()
+        drafted = step.drafted
         members = []
-        for b, part in enumerate(kept.parts):
-            size = part.size
+        for b, (request, walk, size) in enumerate(zip(step.requests, step.walks, step.sizes, strict=True)):
             left = set(range(size)) if alive is None else set(alive[b])
             members.append(
                 {
-                    "request": part.request,
-                    "asked": part.budget,
-                    "drafted": part.drafted - 1,
-                    "tokens": kept.tokens[b][:size],
-                    "parents": kept.parents[b][:size],
-                    "logp": [round(p, DIGITS) if math.isfinite(p) else None for p in kept.logp[b][:size]],
-                    "sources": [None, *(self._name(bits, names) for bits in kept.source[b][1:size])],
+                    "request": request.id,
+                    "asked": None if drafted is None else drafted.budgets[b],
+                    "drafted": 0 if drafted is None else drafted.sizes[b] - 1,
+                    "tokens": tokens[b][:size],
+                    "parents": parents[b][:size],
+                    "logp": [round(p, DIGITS) if math.isfinite(p) else None for p in logp[b][:size]],
+                    "sources": [None, *(self._name(bits, names) for bits in source[b][1:size])],
                     "pruned": [node for node in range(size) if node not in left],
-                    "walked": part.nodes,
-                    "emitted": part.tokens,
-                    "guesses": part.drafted_by,
-                    "tie": part.tie,
+                    "walked": walk.nodes,
+                    "emitted": walk.tokens,
+                    "guesses": walk.drafted_by,
+                    "tie": walk.tie,
                 }
             )
         return members
@@ -232,29 +164,11 @@ class Track:
         return names.setdefault(name, len(names))
 
 
-def _walk(numbers: Iterator[Any]) -> tuple[list[int], list[int], list[int | None], bool]:
-    """The next walk among the numbers of a step: nodes, tokens, drafted_by, tie."""
-    length, tie, last = next(numbers), next(numbers), next(numbers)
-    nodes, tokens = list(islice(numbers, length)), list(islice(numbers, length))
-    return nodes, tokens, [*nodes[1:], last][:length], bool(tie)
-
-
-def _trees(held: Held, batch: int) -> tuple[list[list[int]], list[list[int]], list[list[int]], list[list[float]]]:
-    """Tokens, parents, sources and log-probabilities of a step's trees, each [B, N]."""
-    if not isinstance(held, bytes):
-        tokens, parents, source, logp = held
-        return tokens.tolist(), parents.tolist(), source.tolist(), logp.tolist()
-    count = len(held) // (3 * WORD + WORD // 2)
-    numbers = np.frombuffer(held, np.int64, 3 * count).reshape(3, batch, -1).tolist()
-    chances = np.frombuffer(held, np.float32, count, 3 * WORD * count).reshape(batch, -1).tolist()
-    return numbers[0], numbers[1], numbers[2], chances
-
-
 class Recorder:
     """Keeps every step of the engines that it is given to, to be written or shown afterwards.
 
-    Give one to `generate` or `Engine`, and what it holds to `write_trace`. It keeps some 400 bytes of every step and 28
-    of every node, so its memory grows with the run until it is let go.
+    Give one to `generate` or `Engine`, and what it holds to `write_trace`. It keeps some 2 kB of every step and 28
+    bytes of every node, so its memory grows with the run until it is let go.
     """
 
     def __init__(self) -> None:
@@ -288,13 +202,3 @@ def about_engine(
         "acceptance": "lossless" if lossy is None else type(lossy).__name__,
         "strict": strict,
     }
-
-
-def check_recorder(recorder: object) -> None:
-    """Refuse what is no recorder.
-
-    Raises:
-        TypeError: something else.
-    """
-    if recorder is not None and not isinstance(recorder, Recorder):
-        raise TypeError(f"recorder is a {type(recorder).__name__}: pass draftree.Recorder(), or None for no record.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STAGES = ("draft", "verify", "accept", "commit")
+COUNTS = ("steps", "drafted", "accepted", "emitted", "re_decided", "pruned", "rollbacks")
 
 
 @dataclass(slots=True)
@@ -88,13 +89,8 @@ class RequestStats:
 
     def add(self, other: RequestStats) -> None:
         """Add another request's counts to these."""
-        self.steps += other.steps
-        self.drafted += other.drafted
-        self.accepted += other.accepted
-        self.emitted += other.emitted
-        self.re_decided += other.re_decided
-        self.pruned += other.pruned
-        self.rollbacks += other.rollbacks
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.accepted_by_depth.extend([0] * (len(other.accepted_by_depth) - len(self.accepted_by_depth)))
         for depth, hits in enumerate(other.accepted_by_depth):
             self.accepted_by_depth[depth] += hits
@@ -105,17 +101,11 @@ class RequestStats:
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
         return {
-            "steps": self.steps,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "emitted": self.emitted,
+            **{name: getattr(self, name) for name in COUNTS},
             "acceptance_length": self.acceptance_length,
             "accepted_by_depth": list(self.accepted_by_depth),
             "accepted_by_source": dict(self.accepted_by_source),
             "seconds": dict(self.seconds),
-            "re_decided": self.re_decided,
-            "pruned": self.pruned,
-            "rollbacks": self.rollbacks,
             "calls_per_token": self.calls_per_token,
             "engagement": self.engagement,
             "rollback_ratio": self.rollback_ratio,

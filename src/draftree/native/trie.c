@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#define ABI 6 /* raised when a signature changes; c_trie.py refuses a library of another number */
+#define ABI 7 /* raised when a signature changes; c_trie.py refuses a library of another number */
 #define FROM_PROMPT 1
 #define FROM_OUTPUT 2
 #define HIERARCHICAL 0
@@ -361,59 +361,6 @@ int32_t trie_retrieve(Trie *t, int32_t slot, int32_t budget, int32_t depth, int 
     }
     free(branch);
     return d.n;
-}
-
-/* place [n] becomes the order of n draft tokens by falling log-probability; of equals the earlier comes first, so that a parent
- * precedes its children. */
-static void order(int32_t n, const float *logp, int32_t *place) {
-    for (int32_t i = 0; i < n; i++) { /* most come in order, or nearly */
-        int32_t at = i;
-        for (; at > 0 && logp[place[at - 1]] < logp[i]; at--) place[at] = place[at - 1];
-        place[at] = i;
-    }
-}
-
-/* Retrieval for a batch: request slots[b] first takes in the next news_counts[b] of news, and once all have, gives up to budgets[b]
- * draft tokens, depths[b] deep at most; 0 for none. Columns are [batch, room]. place [batch, room] becomes their order by falling
- * log-probability, and counts [batch] how many there are. Returns the most. */
-int32_t trie_collect(Trie *t, int32_t batch, const int32_t *slots, const int32_t *news, const int32_t *news_counts,
-                     const int32_t *budgets, const int32_t *depths, int mode, int sources, int32_t room, int32_t *tokens,
-                     int32_t *parents, float *logp, uint8_t *source, int32_t *place, int32_t *counts) {
-    int32_t most = 0;
-    for (int32_t b = 0; b < batch; news += news_counts[b++]) trie_extend(t, slots[b], news, news_counts[b]);
-    for (int32_t b = 0; b < batch; b++) {
-        size_t at = (size_t)b * room;
-        counts[b] = 0;
-        if (budgets[b] < 1 || depths[b] < 1) continue;
-        int32_t n = trie_retrieve(t, slots[b], budgets[b], depths[b], mode, sources, tokens + at, parents + at, logp + at, source + at);
-        order(n, logp + at, place + at);
-        counts[b] = n;
-        most = n > most ? n : most;
-    }
-    return most;
-}
-
-/* What `trie_collect` found as a batch of trees: ids [3, batch, width] are tokens, parents and sources with the root in front, best
- * [batch, width] the log-probabilities; padded as a TokenTree is. where [room]. */
-void trie_stack(int32_t batch, int32_t room, int32_t width, const int64_t *roots, const int32_t *tokens, const int32_t *parents,
-                const float *logp, const uint8_t *source, const int32_t *counts, const int32_t *place, int32_t *where, int64_t *ids,
-                float *best) {
-    int64_t plane = (int64_t)batch * width;
-    for (int32_t b = 0; b < batch; b++, ids += width, best += width, place += room) {
-        int64_t *above = ids + plane, *sources = above + plane;
-        size_t at = (size_t)b * room;
-        ids[0] = roots[b], above[0] = -1, sources[0] = 0, best[0] = 0;
-        for (int32_t i = 1; i <= counts[b]; i++) {
-            int32_t from = place[i - 1];
-            size_t row = at + from;
-            where[from] = i;
-            ids[i] = tokens[row];
-            sources[i] = source[row];
-            best[i] = logp[row];
-            above[i] = parents[row] < 0 ? 0 : where[parents[row]];
-        }
-        for (int32_t i = counts[b] + 1; i < width; i++) ids[i] = 0, above[i] = -1, sources[i] = 0, best[i] = -INFINITY;
-    }
 }
 
 /* ---------------------------------------------------------------- files */

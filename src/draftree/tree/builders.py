@@ -1,4 +1,4 @@
-"""How trees come to be: from flat arrays, token paths or other trees.
+"""How trees come to be: from flat arrays, token paths, drafts of many requests, or other trees.
 
 Each builder returns the plain fields of a `TokenTree`, whose class methods carry the documentation.
 What the user hands in is checked here, once; everything after trusts the arrays.
@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.nn import functional as F
 
 from draftree.tree.arrays import TreeArrays
 from draftree.tree.structure import Structure, structure_of
 
 Fields = tuple[Tensor, Tensor, Tensor, Tensor, tuple[int, ...], Structure | None]
 NOTHING = float("-inf")
+PADDING = (0, -1, NOTHING, 0)  # of tokens, parents, log-probabilities and sources
+
+Numbers = Sequence[int] | Sequence[float] | np.ndarray
+Draft = tuple[Numbers, Numbers, Numbers | float, Numbers | int]
+"""Tokens, parents (-1: the root), path log-probabilities and sources of one request's draft tokens."""
 
 
 def roots(tokens: Tensor) -> Fields:
@@ -44,7 +51,6 @@ def from_arrays(
     source: ArrayLike | Tensor | int | None,
     root: int,
 ) -> Fields:
-    device = tokens.device if isinstance(tokens, Tensor) else None
     drafted, above = to_numpy(tokens), to_numpy(parents)
     n = drafted.shape[0] if drafted.ndim == 1 else -1
     if n < 0 or above.shape != drafted.shape:
@@ -54,23 +60,41 @@ def from_arrays(
         )
     if n and (above.min() < -1 or (above >= np.arange(n)).any()):
         raise ValueError("A parent must be -1 (the root) or the index of an earlier node: put parents first.")
-    token_row = np.empty((1, n + 1), dtype=np.int64)
-    parent_row = np.empty((1, n + 1), dtype=np.int64)
-    logp_row = np.zeros((1, n + 1), dtype=np.float32)
-    source_row = np.empty((1, n + 1), dtype=np.int64)
-    token_row[0, 0], parent_row[0, 0], source_row[0, 0] = root, -1, 0
-    token_row[0, 1:] = drafted
-    np.add(above, 1, out=parent_row[0, 1:], casting="unsafe")
-    if logp is not None:
-        logp_row[0, 1:] = _like(logp, n, "logp")
-    if source is None or isinstance(source, int | np.integer):
-        source_row[0, 1:] = 1 if source is None else source
-    else:
-        source_row[0, 1:] = _like(source, n, "source")
-    rows = [torch.from_numpy(row) for row in (token_row, parent_row, logp_row, source_row)]
-    if device is None or device.type == "cpu":
-        return rows[0], rows[1], rows[2], rows[3], (n + 1,), None
-    return (*(row.to(device) for row in rows), (n + 1,), structure_of(rows[1], device))  # type: ignore[return-value]
+    chances = 0.0 if logp is None else _like(logp, n, "logp")
+    masks: Any = 1 if source is None else source
+    if not isinstance(masks, int | np.integer):
+        masks = _like(masks, n, "source")
+    return laid_out([root], [(drafted, above, chances, masks)])
+
+
+def laid_out(root_tokens: Sequence[int], drafts: Sequence[Draft]) -> Fields:
+    """A tree for each root and draft, padded to the largest; parents come before their children."""
+    sizes = tuple(1 + len(draft[0]) for draft in drafts)
+    shape = (len(sizes), max(sizes, default=1))
+    kinds = (np.int64, np.int64, np.float32, np.int64)
+    columns = [np.full(shape, fill, kind) for fill, kind in zip(PADDING, kinds, strict=True)]
+    for b, (size, draft) in enumerate(zip(sizes, drafts, strict=True)):
+        for column, values in zip(columns, draft, strict=True):
+            column[b, 1:size] = values
+        columns[1][b, 1:size] += 1  # the root stands in front now
+    columns[0][:, 0], columns[2][:, 0] = root_tokens, 0.0
+    tokens, parents, logp, source = (torch.from_numpy(column) for column in columns)
+    return tokens, parents, logp, source, sizes, None
+
+
+def best_first(root_tokens: Sequence[int], drafts: Sequence[Draft], budgets: Sequence[int]) -> Fields:
+    return laid_out(root_tokens, [_best(*draft, budget) for draft, budget in zip(drafts, budgets, strict=True)])
+
+
+def _best(tokens: Numbers, parents: Numbers, logp: Numbers | float, source: Numbers | int, budget: int) -> Draft:
+    """The `budget` likeliest draft tokens, in falling order."""
+    chances = np.asarray(logp)
+    # Stable, so that a parent precedes a child of equal probability. What cannot be comes last, and is left out.
+    order = np.argsort(-chances, kind="stable")[: min(budget, np.count_nonzero(chances > NOTHING))]
+    place = np.full(len(chances) + 1, -1)  # the last entry is the root's, which parents name by -1
+    place[order] = np.arange(len(order))
+    masks = source if isinstance(source, int) else np.asarray(source)[order]
+    return np.asarray(tokens)[order], place[np.asarray(parents, dtype=np.int64)[order]], chances[order], masks
 
 
 def from_paths(
@@ -83,9 +107,12 @@ def from_paths(
     if len(sources) != len(paths) or (logp is not None and [len(p) for p in logp] != [len(p) for p in paths]):
         raise ValueError("logp takes one number a token and source one mask a path: give both the paths' shape.")
     ids: dict[tuple[int, int], int] = {}
-    tokens, parents, scores, masks = [int(root)], [-1], [0.0], [0]
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    masks: list[int] = []
     for p, path in enumerate(paths):
-        node, score = 0, 0.0
+        node, score = -1, 0.0
         for d, token in enumerate(path):
             score += 0.0 if logp is None else float(logp[p][d])
             parent, node = node, ids.setdefault((node, int(token)), len(tokens))
@@ -96,14 +123,7 @@ def from_paths(
                 masks.append(0)
             scores[node] = max(scores[node], score)
             masks[node] |= sources[p]
-    return (
-        torch.tensor([tokens], dtype=torch.long, device="cpu"),
-        torch.tensor([parents], dtype=torch.long, device="cpu"),
-        torch.tensor([scores], dtype=torch.float32, device="cpu"),
-        torch.tensor([masks], dtype=torch.long, device="cpu"),
-        (len(tokens),),
-        None,
-    )
+    return laid_out([int(root)], [(tokens, parents, scores, masks)])
 
 
 def stack(trees: Sequence[TreeArrays]) -> Fields:
@@ -116,37 +136,11 @@ def stack(trees: Sequence[TreeArrays]) -> Fields:
         raise ValueError("The trees to stack lie on several devices: move them to one first.")
     width = max(tree.width for tree in trees)
     sizes = tuple(size for tree in trees for size in tree.sizes)
-    if trees[0].tokens.is_cpu:  # numpy's slices cost a tenth of torch's, and batches are stacked every step
-        columns = []
-        for name, fill in (("tokens", 0), ("parents", -1), ("logp", NOTHING), ("source", 0)):
-            parts = [getattr(tree, name).numpy() for tree in trees]
-            held = np.full((len(sizes), width), fill, parts[0].dtype)
-            row = 0
-            for part in parts:
-                held[row : row + len(part), : part.shape[1]] = part
-                row += len(part)
-            columns.append(torch.from_numpy(held))
-        return columns[0], columns[1], columns[2], columns[3], sizes, None
-    widened = [_widened(tree, width) for tree in trees]
-    tokens, parents, logp, source = (torch.cat(column) for column in zip(*widened, strict=True))
-    return tokens, parents, logp, source, sizes, None
-
-
-def select(tree: TreeArrays, requests: Sequence[int]) -> Fields:
-    sizes = tuple(tree.sizes[b] for b in requests)
-    rows = torch.tensor(list(requests), dtype=torch.long, device=tree.device)
-    width = max(sizes, default=1)
     tokens, parents, logp, source = (
-        column[rows, :width] for column in (tree.tokens, tree.parents, tree.logp, tree.source)
+        torch.cat([F.pad(getattr(tree, name), (0, width - tree.width), value=fill) for tree in trees])
+        for name, fill in zip(("tokens", "parents", "logp", "source"), PADDING, strict=True)
     )
     return tokens, parents, logp, source, sizes, None
-
-
-def pad(tree: TreeArrays, width: int) -> Fields:
-    if width < max(tree.sizes, default=1):
-        raise ValueError(f"A tree of {max(tree.sizes)} nodes does not fit {width}: pad to a larger width.")
-    tokens, parents, logp, source = _widened(tree, width)
-    return tokens, parents, logp, source, tree.sizes, None
 
 
 def per_request(value: int | Sequence[int], batch: int, name: str) -> list[int]:
@@ -155,17 +149,6 @@ def per_request(value: int | Sequence[int], batch: int, name: str) -> list[int]:
     if len(values) != batch or min(values, default=0) < 0:
         raise ValueError(f"{name} must be one number >= 0, or one for each of the {batch} requests.")
     return values
-
-
-def _widened(tree: TreeArrays, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    columns = (tree.tokens, tree.parents, tree.logp, tree.source)
-    if width <= tree.width:
-        return tuple(column[:, :width] for column in columns)  # type: ignore[return-value]
-    more = (0, width - tree.width)
-    return tuple(  # type: ignore[return-value]
-        torch.nn.functional.pad(column, more, value=fill)
-        for column, fill in zip(columns, (0, -1, NOTHING, 0), strict=True)
-    )
 
 
 def to_numpy(values: ArrayLike | Tensor) -> np.ndarray:

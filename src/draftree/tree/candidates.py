@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.tree.builders import NOTHING, Fields, per_request, to_numpy
-from draftree.tree.structure import Structure, moved, structure_of
+from draftree.tree.builders import NOTHING, Fields, laid_out, per_request, to_numpy
+from draftree.tree.structure import Structure, structure_of
 
 Choices = Sequence[Sequence[int]]
 
@@ -76,55 +76,42 @@ def from_candidates(
     if np.isnan(scores).any():
         raise ValueError("Candidate log-probabilities hold NaN: check the drafter's logits.")
     ids = to_numpy(candidates).tolist()
-    trees = [_best_first(*one, off_path) for one in zip(roots.tolist(), ids, scores.tolist(), budgets, strict=True)]
-    sizes = tuple(len(tree[0]) for tree in trees)
-    shape = (len(trees), max(sizes, default=1))
-    columns = [np.zeros(shape, np.int64), np.full(shape, -1), np.full(shape, NOTHING, np.float32)]
-    masks = np.zeros(shape, np.int64)
-    for b, (tree, size) in enumerate(zip(trees, sizes, strict=True)):
-        for column, values in zip(columns, tree, strict=True):
-            column[b, :size] = values
-        masks[b, 1:size] = source
-    tokens, parents, logps, sources = (torch.from_numpy(column) for column in (*columns, masks))
-    device = roots.device
-    if device.type == "cpu":
-        return tokens, parents, logps, sources, sizes, None
-    structure = structure_of(parents, device)
-    return (
-        *(moved(tokens, device), moved(parents, device), moved(logps, device), moved(sources, device)),
-        *(sizes, structure),
-    )
+    drafts = [(*_best_first(*one, off_path), source) for one in zip(ids, scores.tolist(), budgets, strict=True)]
+    return laid_out(roots.tolist(), drafts)
 
 
 def _best_first(
-    root: int, ids: list[list[int]], scores: list[list[float]], budget: int, off_path: float
+    ids: list[list[int]], scores: list[list[float]], budget: int, off_path: float
 ) -> tuple[list[int], list[int], list[float]]:
-    """Tokens, parents and log-probabilities of one tree, the root first.
+    """Tokens, parents (-1: the root) and log-probabilities of one tree, best first.
 
     A heap holds the best node not yet taken below each taken parent: n nodes cost n pops and 2 n pushes.
     """
     levels = [_distinct(*level) for level in zip(ids, scores, strict=True)]
     penalty = math.log(off_path)
-    tokens, parents, paths = [root], [-1], [0.0]
-    sums = [0.0]  # of log-probabilities from the root to the node, without the penalty
-    strays, stray = [0], [False]  # steps below a second choice; whether the path has one
+    tokens: list[int] = []
+    parents: list[int] = []
+    paths: list[float] = []
+    # Of each node: the sum of log-probabilities on its path without the penalty, how many of its steps are below a
+    # second choice, and whether its path has one.
+    known: dict[int, tuple[float, int, bool]] = {-1: (0.0, 0, False)}
     heap: list[tuple[float, int, int, int]] = []
 
     def offer(parent: int, depth: int, rank: int) -> None:
         if depth < len(levels) and rank < len(levels[depth]):
-            score = sums[parent] + levels[depth][rank][1] + (strays[parent] + stray[parent]) * penalty
+            total, strays, stray = known[parent]
+            score = total + levels[depth][rank][1] + (strays + stray) * penalty
             heapq.heappush(heap, (-score, depth, parent, rank))
 
-    offer(0, 0, 0)
-    while heap and len(tokens) <= budget:
+    offer(-1, 0, 0)
+    while heap and len(tokens) < budget:
         cost, depth, parent, rank = heapq.heappop(heap)
         token, logp = levels[depth][rank]
+        total, strays, stray = known[parent]
+        known[len(tokens)] = total + logp, strays + stray, stray or rank > 0
         tokens.append(token)
         parents.append(parent)
         paths.append(-cost)
-        sums.append(sums[parent] + logp)
-        strays.append(strays[parent] + stray[parent])
-        stray.append(stray[parent] or rank > 0)
         offer(parent, depth, rank + 1)
         offer(len(tokens) - 1, depth + 1, 0)
     return tokens, parents, paths
@@ -137,14 +124,6 @@ def _distinct(ids: list[int], scores: list[float]) -> list[tuple[int, float]]:
         if score > NOTHING:
             best.setdefault(token, score)
     return list(best.items())
-
-
-def all_distinct(candidates: Tensor) -> bool:
-    """Whether the candidates [B, D, K] of each depth differ; one device sync."""
-    if candidates.shape[-1] < 2:
-        return True
-    ordered = candidates.sort(-1).values
-    return not bool((ordered[..., 1:] == ordered[..., :-1]).any())
 
 
 def _check_candidates(roots: Tensor, candidates: Tensor | np.ndarray, logp: Tensor | np.ndarray | None) -> None:

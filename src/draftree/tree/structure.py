@@ -8,15 +8,15 @@ kept in a bounded cache under the bytes of the parent array, copies on other dev
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-CACHE_BYTES = 4 * 2**20  # a few hundred trees of 64 nodes; shapes that come back do so soon
+KEPT = 256  # structures in the cache; shapes that come back do so soon
+LARGEST = 1 << 16  # bytes of ancestor masks that are kept: 16 trees of 64 nodes
 
 
 class Structure(NamedTuple):
@@ -31,41 +31,6 @@ class Structure(NamedTuple):
     height: int | None
 
 
-class _Cache:
-    """Least recently used structures, bounded by the bytes of keys and masks; safe under threads."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.used = 0
-        self.entries: OrderedDict[tuple[Any, ...], tuple[Structure, int]] = OrderedDict()
-        self.lock = threading.Lock()
-
-    def get(self, key: tuple[Any, ...]) -> Structure | None:
-        with self.lock:
-            entry = self.entries.get(key)
-            if entry is None:
-                return None
-            self.entries.move_to_end(key)
-            return entry[0]
-
-    def put(self, key: tuple[Any, ...], value: Structure) -> None:
-        # The fixed part stands for the Python objects around a small entry.
-        cost = 1024 + len(key[1]) + value.ancestors.nbytes + value.depth.nbytes
-        if cost > self.capacity // 8:
-            return
-        with self.lock:
-            if key in self.entries:
-                return
-            self.entries[key] = (value, cost)
-            self.used += cost
-            while self.used > self.capacity:
-                _, (_, freed) = self.entries.popitem(last=False)
-                self.used -= freed
-
-
-_cache = _Cache(CACHE_BYTES)
-
-
 def structure_of(parents: Tensor, device: torch.device | None = None) -> Structure:
     """The structure of `parents` (LongTensor [B, N], -1 for roots and padding) on `device`.
 
@@ -76,18 +41,15 @@ def structure_of(parents: Tensor, device: torch.device | None = None) -> Structu
         found = on_device(parents)
         return found if device is None else _moved(found, device)
     array = parents.numpy()
-    # Batch and width are part of the key: one byte string can be cut into rows in several ways.
-    shape_and_bytes = (array.shape, array.tobytes())
-    key = (*shape_and_bytes, device if device is not None and device.type != "cpu" else None)
-    hit = _cache.get(key)
-    if hit is not None:
-        return hit
-    if key[2] is None:
-        found = on_cpu(array)
-    else:
-        found = _moved(structure_of(parents), key[2])
-    _cache.put(key, found)
-    return found
+    make = _kept if array.size * array.shape[1] <= LARGEST else _kept.__wrapped__
+    return make(array.tobytes(), *array.shape, None if device is None or device.type == "cpu" else device)
+
+
+@lru_cache(maxsize=KEPT)
+def _kept(parents: bytes, batch: int, width: int, device: torch.device | None) -> Structure:
+    """The structure of so many trees of so many nodes, by the bytes of their parents, on `device` (None: the CPU)."""
+    found = on_cpu(np.frombuffer(parents, np.int64).reshape(batch, width))
+    return found if device is None else _moved(found, device)
 
 
 def on_cpu(parents: np.ndarray) -> Structure:

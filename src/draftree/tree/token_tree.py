@@ -10,16 +10,17 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from draftree.tree import algebra, builders, walks
+from draftree.tree import algebra, builders
 from draftree.tree import candidates as fills
 from draftree.tree.arrays import TreeArrays
+from draftree.tree.builders import Draft
 from draftree.tree.candidates import Choices
 from draftree.tree.structure import moved, structure_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTree(TreeArrays):
-    """B trees of up to N nodes: how they are made, joined, cut and followed; see `TreeArrays` for what they hold."""
+    """B trees of up to N nodes: how they are made and cut; see `TreeArrays` for what they hold."""
 
     def to(self, device: torch.device | str) -> TokenTree:
         """The same trees on `device`; the structure goes along through the cache (no rebuild there)."""
@@ -32,14 +33,6 @@ class TokenTree(TreeArrays):
         tokens, parents, source = moved(torch.stack([self.tokens, self.parents, self.source]), device)
         structure = structure_of(self.parents, device)
         return TokenTree(tokens, parents, moved(self.logp, device), source, self.sizes, structure)
-
-    def select(self, requests: Sequence[int]) -> TokenTree:
-        """The trees of some requests, in the order given, cut to the largest of them."""
-        return TokenTree(*builders.select(self, requests))
-
-    def pad(self, width: int) -> TokenTree:
-        """The same trees padded to `width` nodes (a row-count bucket). ValueError if a tree is larger."""
-        return TokenTree(*builders.pad(self, width))
 
     # ---- builders
 
@@ -64,7 +57,18 @@ class TokenTree(TreeArrays):
         (None: 1). Equal paths are kept apart. Lives on the device of `tokens`.
         ValueError when shapes differ or a parent does not come before its child.
         """
-        return cls(*builders.from_arrays(tokens, parents, logp, source, root))
+        tree = cls(*builders.from_arrays(tokens, parents, logp, source, root))
+        return tree.to(tokens.device) if isinstance(tokens, Tensor) else tree
+
+    @classmethod
+    def from_drafts(cls, roots: Sequence[int], drafts: Sequence[Draft], budgets: Sequence[int]) -> TokenTree:
+        """A tree for each request, of its `budgets[b]` likeliest draft tokens in falling order of probability.
+
+        roots: the requests' newest tokens. drafts: for each the tokens [n], parents [n] (-1: the root), path
+        log-probabilities [n] and sources ([n], or one mask for all) of its draft tokens, in which a parent comes before
+        its children and is no less likely. Those of log-probability -inf are left out. Lives on the CPU.
+        """
+        return cls(*builders.best_first(roots, drafts, budgets))
 
     @classmethod
     def from_paths(
@@ -90,19 +94,15 @@ class TokenTree(TreeArrays):
         choices: Choices,
         logp: Tensor | None = None,
         source: int = 1,
-        *,
-        distinct: bool = False,
     ) -> TokenTree:
         """The Medusa / EAGLE choice list `choices` filled from per-depth candidates.
 
-        roots: LongTensor [B]; candidates: LongTensor [B, D, K], best first; choices: tuples of child ranks
-        from the root; logp: FloatTensor [B, D, K], log-probability at each depth (None: 0.0).
-        Nodes are ordered by depth, then ranks. `distinct=True` promises that the K candidates of a depth
-        differ, as `topk` gives them; else equal ones are looked for (one device sync) and merged.
+        roots: LongTensor [B]; candidates: LongTensor [B, D, K], best first, those of one depth all different, as `topk`
+        gives them; choices: tuples of child ranks from the root; logp: FloatTensor [B, D, K], log-probability at each
+        depth (None: 0.0). Nodes are ordered by depth, then ranks.
         ValueError when a prefix is missing from the list or a rank or depth is beyond the candidates.
         """
-        tree = cls(*fills.from_choices(roots, candidates, choices, logp, source))
-        return tree if distinct or fills.all_distinct(candidates) else tree.merge()
+        return cls(*fills.from_choices(roots, candidates, choices, logp, source))
 
     @classmethod
     def from_candidates(
@@ -122,7 +122,8 @@ class TokenTree(TreeArrays):
         depth. Candidates of log-probability -inf are never used. Lives on the device of `roots`. ValueError on shapes
         or NaN.
         """
-        return cls(*fills.from_candidates(roots, candidates, logp, node_budget, source, off_path))
+        made = cls(*fills.from_candidates(roots, candidates, logp, node_budget, source, off_path))
+        return made.to(roots.device)
 
     @classmethod
     def stack(cls, trees: Sequence[TokenTree]) -> TokenTree:
@@ -130,17 +131,6 @@ class TokenTree(TreeArrays):
         return cls(*builders.stack(trees))
 
     # ---- algebra
-
-    def merge(self, *others: TokenTree, weights: Sequence[float] | None = None) -> TokenTree:
-        """The union, request by request: one node for one path, own nodes first, then what others add.
-
-        Sources are OR-ed. A node's logp is the largest that any tree gives it: two drafters that draft the
-        same path look at the same text, so adding their probabilities would count one piece of evidence
-        twice; the maximum keeps children under their parents. weights: one positive factor a tree (self
-        first) on its draft tokens' probability, capped at 1.
-        ValueError when batches, devices or roots differ. Runs on the CPU.
-        """
-        return TokenTree(*algebra.merge((self, *others), weights))
 
     def best(self, n: int | Sequence[int]) -> TokenTree:
         """The n most probable draft tokens of each tree (fewer where it has fewer) and the root, connected.
@@ -163,35 +153,43 @@ class TokenTree(TreeArrays):
         arrays, index = algebra.prune(self, keep)
         return TokenTree(*arrays), index
 
-    def longest_match(self, next_tokens: Tensor) -> Tensor:
-        """Greedy acceptance: the deepest accepted node of each tree, LongTensor [B]; 0 when none is.
+    def paths(self, nodes: Sequence[int]) -> list[list[int]]:
+        """The nodes from the root of each tree to `nodes[b]`, both included."""
+        found = []
+        for node, parents in zip(nodes, self.parents.tolist(), strict=True):
+            path = [node]
+            while path[-1] > 0:
+                path.append(parents[path[-1]])
+            found.append(path[::-1])
+        return found
 
-        next_tokens: LongTensor [B, N], the model's choice after each node. A node is accepted when its
-        parent is and the model chooses its token there. Lowest index on a tie. No device sync.
-        """
-        return walks.longest_match(self, next_tokens)
-
-    def path_nodes(self, node: Tensor) -> tuple[Tensor, Tensor]:
-        """The nodes from the root to `node` (LongTensor [B]) of each tree.
-
-        Returns LongTensor [B, height + 1], node ids padded with -1, and lengths, LongTensor [B].
-        """
-        return walks.path_nodes(self, node)
-
-    # ---- one tree, on the CPU: for tests, traces and people
+    # ---- one tree, on the CPU
 
     def path(self, b: int, node: int) -> list[int]:
         """Token ids from the root of tree b to `node`, both included."""
-        return walks.path(self, b, node)
+        if not 0 <= node < self.sizes[b]:
+            raise IndexError(f"Tree {b} has nodes 0..{self.sizes[b] - 1}, not {node}.")
+        tokens, parents = self.tokens[b].tolist(), self.parents[b].tolist()
+        found = []
+        while node >= 0:
+            found.append(tokens[node])
+            node = parents[node]
+        return found[::-1]
 
     def children(self, b: int, node: int) -> list[int]:
         """Node ids of the children of `node` in tree b, ascending."""
-        return walks.children(self, b, node)
+        return [i for i, parent in enumerate(self.parents[b, : self.sizes[b]].tolist()) if parent == node >= 0]
 
     def walk(self, b: int, tokens: Sequence[int]) -> list[int]:
         """The longest path (node ids, root first) of tree b that the continuation `tokens` confirms."""
-        return walks.walk(self, b, tokens)
-
-    def choices(self, b: int) -> list[tuple[int, ...]]:
-        """Tree b as a choice list: item i - 1 holds node i's ranks among siblings (best logp, then index)."""
-        return walks.choices(self, b)
+        known, parents = self.tokens[b, : self.sizes[b]].tolist(), self.parents[b, : self.sizes[b]].tolist()
+        # Siblings may share a token, so several paths can be confirmed at once.
+        reached = {0: [0]}
+        for token in tokens:
+            below = {
+                i: [*reached[parent], i] for i, parent in enumerate(parents) if parent in reached and known[i] == token
+            }
+            if not below:
+                break
+            reached = below
+        return reached[min(reached)]

@@ -102,8 +102,7 @@ class RecordedHeads(InModelDrafter):
         (request,) = step.requests
         gone = 0
         if self._groups is not None:
-            _, passed = self._groups.find(step, _one(step.accepted[0][-1]))
-            gone = 0 if passed is None else int(passed)
+            ((_, gone),) = self._groups.serving(step, step.accepted)
         found = None if self.text is None else self.text.drafts[self.name].get(len(request.tokens) - gone)
         if found is None or gone >= len(found[0]):
             return None
@@ -240,8 +239,7 @@ class _Replay:
 
     def _learn(self, plan: StepPlan, path: list[int], emitted: list[int]) -> float:
         """Let the drafter observe the step; the seconds that it takes."""
-        used = any(plan.budgets) or plan.prepares_any
-        if self._drafter is None or not (self._can.observes_plain or (self._can.observes and used)):
+        if self._drafter is None or not self._can.observes:
             return 0.0
         assert plan.trees is not None
         began = self._clock()

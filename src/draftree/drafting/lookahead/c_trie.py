@@ -11,35 +11,20 @@ from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_uint32, c_void_
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from draftree.drafting.lookahead._backend import Arrays, Dump, Settings
+from draftree.drafting.lookahead import twins
+from draftree.drafting.lookahead.twins import Arrays, Dump, TrieOptions
 from draftree.native import LIBRARY, library
-from draftree.native.addresses import address, array_address
-from draftree.tree import TokenTree
+from draftree.native.addresses import array_address
 
-ABI = 6
+ABI = 7
 
 _INTS = POINTER(c_int32)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "trie_abi": (c_int32, []),
     "trie_new": (
         c_void_p,
-        [
-            c_int32,
-            c_int32,
-            c_int32,
-            c_int32,
-            c_double,
-            c_double,
-            c_int64,
-            c_int64,
-            c_int,
-            c_int,
-            _INTS,
-            c_int32,
-        ],
+        [*[c_int32] * 4, c_double, c_double, c_int64, c_int64, c_int, c_int, _INTS, c_int32],
     ),
     "trie_free": (None, [c_void_p]),
     "trie_clear": (None, [c_void_p]),
@@ -54,11 +39,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_int32, c_int32, c_int32, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
-    "trie_collect": (
-        c_int32,
-        [c_void_p, c_int32, *[c_void_p] * 5, c_int, c_int, c_int32, *[c_void_p] * 6],
-    ),
-    "trie_stack": (None, [c_int32, c_int32, c_int32, *[c_void_p] * 10]),
     "trie_dump": (None, [c_void_p] * 6),
     "trie_restore": (c_int, [c_void_p, c_int32, *[c_void_p] * 4, c_uint32]),
 }
@@ -82,42 +62,29 @@ def _ints(tokens: Sequence[int]) -> Any:
 class CTrie:
     """Same calls as `PythonTrie`; arguments were checked by `Trie`, which also holds the lock."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, options: TrieOptions) -> None:
         self._lib = load_library()
-        s = settings
         self._trie = self._lib.trie_new(
-            s.branch_length,
-            s.max_query_length,
-            s.min_nodes,
-            s.scan,
-            s.prompt_weight,
-            s.smoothing,
-            s.per_key,
-            s.max_nodes,
-            s.prune,
-            s.eliminate,
-            _ints(s.eos_token_ids),
-            len(s.eos_token_ids),
+            options.branch_length,
+            options.max_query_length,
+            options.min_nodes,
+            twins.SCAN,
+            options.prompt_weight,
+            twins.SMOOTHING,
+            options.per_key,
+            options.max_nodes,
+            options.prune,
+            options.eliminate,
+            _ints(options.eos_token_ids),
+            len(options.eos_token_ids),
         )
         if not self._trie:
             raise MemoryError("there is no memory left for a trie; lower max_nodes")
-        self._scratch = (c_int32 * (2 * s.branch_length + 2))()
-        self._room = 0
-        self._make_room(256)
-        self._arrays: dict[int, tuple[Any, ...]] = {}  # by requests of a draft: to make them takes as long as to draft
+        self._cursors = 2 * (options.branch_length + 1)  # numbers that `trie_warm` needs room for
 
     def __del__(self) -> None:
         if getattr(self, "_trie", None):
             self._lib.trie_free(self._trie)
-
-    def _make_room(self, budget: int) -> None:
-        """Room for the columns of drafts: `budget` nodes in all."""
-        if budget > self._room:
-            self._room = budget
-            dtypes: tuple[Any, ...] = (np.int32, np.int32, np.float32, np.uint8)
-            self._out: tuple[NDArray[Any], ...] = tuple(np.empty(budget, dtype) for dtype in dtypes)
-            self._out_at = [array_address(column, column.dtype) for column in self._out]
-            self._place, self._where = (c_int32 * budget)(), (c_int32 * budget)()
 
     def begin(self, tokens: Sequence[int]) -> int:
         slot: int = self._lib.trie_begin(self._trie, _ints(tokens), len(tokens))
@@ -129,49 +96,17 @@ class CTrie:
         self._lib.trie_extend(self._trie, slot, _ints(tokens), len(tokens))
 
     def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int) -> Arrays:
-        self._make_room(budget)
-        n = self._lib.trie_retrieve(self._trie, slot, budget, depth, mode, sources, *self._out_at)
-        tokens, parents, logp, source = (column[:n].copy() for column in self._out)
-        return tokens, parents, logp, source
-
-    def draft(
-        self,
-        slots: Sequence[int],
-        news: Sequence[Sequence[int]],
-        roots: Sequence[int],
-        budgets: Sequence[int],
-        depths: Sequence[int],
-        mode: int,
-        sources: int,
-    ) -> TokenTree:
-        batch, room = len(slots), max(budgets)
-        self._make_room(batch * room)
-        held = self._arrays.get(batch)
-        if held is None:
-            held = self._arrays[batch] = tuple((c_int32 * batch)() for _ in range(5))
-        at, news_counts, most_of, deep, counts = held
-        at[:], news_counts[:], most_of[:], deep[:] = slots, [len(part) for part in news], budgets, depths
-        came = news[0] if batch == 1 else [token for part in news for token in part]
-        most = self._lib.trie_collect(
-            *(self._trie, batch, at, _ints(came), news_counts, most_of, deep),
-            *(mode, sources, room, *self._out_at, self._place, counts),
-        )
-        if not most:
-            return TokenTree.roots(torch.tensor(roots, dtype=torch.long, device="cpu"))
-        width = most + 1
-        ids = torch.empty(3, batch, width, dtype=torch.long, device="cpu")
-        logp = torch.empty(batch, width, dtype=torch.float32, device="cpu")
-        to = address(ids, torch.long), address(logp, torch.float32)
-        first = (c_int64 * batch)(*roots)
-        self._lib.trie_stack(batch, room, width, first, *self._out_at, counts, self._place, self._where, *to)
-        tokens, parents, source = ids.unbind()
-        return TokenTree(tokens, parents, logp, source, tuple([count + 1 for count in counts]))
+        tokens, parents = np.empty(budget, np.int32), np.empty(budget, np.int32)
+        logp, source = np.empty(budget, np.float32), np.empty(budget, np.uint8)
+        found = [array_address(column, column.dtype) for column in (tokens, parents, logp, source)]
+        n = self._lib.trie_retrieve(self._trie, slot, budget, depth, mode, sources, *found)
+        return tokens[:n], parents[:n], logp[:n], source[:n]
 
     def end(self, slot: int) -> None:
         self._lib.trie_end(self._trie, slot)
 
     def warm(self, tokens: Sequence[int]) -> None:
-        self._lib.trie_warm(self._trie, _ints(tokens), len(tokens), ctypes.addressof(self._scratch))
+        self._lib.trie_warm(self._trie, _ints(tokens), len(tokens), (c_int32 * self._cursors)())
 
     def clear(self) -> None:
         self._lib.trie_clear(self._trie)

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from draftree.drafting.base import Context, Drafter
-from draftree.drafting.lookahead.trie import Trie, checked_ids
+from draftree.drafting.lookahead.trie import Trie
+from draftree.drafting.lookahead.twins import MODES, SOURCES, checked_ids, chosen
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
-PROMPT, OUTPUT = 1, 2  # source bits of the trie
-NAMES = {PROMPT: "lookahead/prompt", OUTPUT: "lookahead/output", PROMPT | OUTPUT: "lookahead/both"}
+NAMES = {SOURCES["prompt"]: "lookahead/prompt", SOURCES["output"]: "lookahead/output", SOURCES["mix"]: "lookahead/both"}
 
 
 class Lookahead(Drafter):
@@ -30,7 +30,7 @@ class Lookahead(Drafter):
             budget) or "single" (the best branch, as in LLMA).
         sources: "mix", "prompt" or "output".
         trie_options: `max_query_length`, `prompt_weight`, `capacity`, `max_nodes`, `prune`, `eliminate` and
-            `backend`, see `Trie`.
+            `backend`, see `TrieOptions` and `Trie`.
     """
 
     name: ClassVar[str] = "lookahead"
@@ -44,10 +44,8 @@ class Lookahead(Drafter):
         sources: str = "mix",
         **trie_options: Any,
     ) -> None:
-        if mode not in ("hierarchical", "parallel", "single"):
-            raise ValueError(f"mode is {mode!r}: choose 'hierarchical', 'parallel' or 'single'.")
-        if sources not in ("mix", "prompt", "output"):
-            raise ValueError(f"sources is {sources!r}: choose 'mix', 'prompt' or 'output'.")
+        chosen("mode", mode, MODES)
+        chosen("sources", sources, SOURCES)
         self.max_nodes = decoding_length
         self.mode = mode
         self.sources = sources
@@ -137,7 +135,7 @@ class Lookahead(Drafter):
             ValueError: no trie file, a damaged one, or one of another tokenizer.
         """
         trie = Trie.load(path, tokenizer_fingerprint(tokenizer))
-        drafter = cls(trie.options["decoding_length"], trie.options["branch_length"], **options)
+        drafter = cls(trie.options.decoding_length, trie.options.branch_length, **options)
         drafter._trie = trie
         return drafter
 

@@ -1,4 +1,4 @@
-"""The branches that a Python trie keeps: the twin of `_forest.h`."""
+"""The branches that a Python trie keeps: the twin of `forest.h`."""
 
 from __future__ import annotations
 

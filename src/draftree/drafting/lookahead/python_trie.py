@@ -1,6 +1,6 @@
 """The Python twin of the Lookahead trie: dicts and a heap, written to be read.
 
-It is the fallback where no C compiler was found, and the oracle of `_trie.c`: under any sequence of calls
+It is the fallback where no C compiler was found, and the oracle of `trie.c`: under any sequence of calls
 both give the same drafts to the last element (tests/test_trie_twins.py). A change here is a change there. The
 rules of the store and of retrieval are described in `trie.py`.
 """
@@ -15,18 +15,9 @@ from itertools import islice
 
 import numpy as np
 
-from draftree.drafting.lookahead._backend import (
-    FROM_OUTPUT,
-    FROM_PROMPT,
-    MODES,
-    NO_PARENT,
-    Arrays,
-    Dump,
-    Settings,
-    in_order,
-)
+from draftree.drafting.lookahead import twins
 from draftree.drafting.lookahead.python_forest import ONE_HIT, Cursors, Forest, Node, close
-from draftree.tree import TokenTree
+from draftree.drafting.lookahead.twins import FROM_OUTPUT, FROM_PROMPT, MODES, NO_PARENT, Arrays, Dump, TrieOptions
 
 NODE_BYTES = 400  # a node, its dict and its share of the tables, as sys.getsizeof adds them up
 
@@ -66,23 +57,24 @@ class Path:
 class PythonTrie:
     """Same calls as `CTrie`; arguments were checked by `Trie`."""
 
-    def __init__(self, settings: Settings) -> None:
-        s = self.settings = settings
-        self.eos = frozenset(s.eos_token_ids)
-        self.n_context = max(s.branch_length, s.max_query_length)
-        self.output = Forest(s.max_nodes, s.per_key, s.prune)
-        self.shared = Forest(s.max_nodes, s.per_key, s.prune)
+    def __init__(self, options: TrieOptions) -> None:
+        self.options, self.scan = options, twins.SCAN
+        self.min_nodes = options.min_nodes or options.branch_length
+        self.eos = frozenset(options.eos_token_ids)
+        self.n_context = max(options.branch_length, options.max_query_length)
+        self.output = Forest(options.max_nodes, options.per_key, options.prune)
+        self.shared = Forest(options.max_nodes, options.per_key, options.prune)
         self.requests: dict[int, Request] = {}
         self.tick = 0
 
     def feed(self, forest: Forest, cursors: Cursors, token: int) -> Cursors:
         self.tick += 1
-        return forest.feed(cursors, token, self.tick, self.settings.branch_length, token in self.eos)
+        return forest.feed(cursors, token, self.tick, self.options.branch_length, token in self.eos)
 
     def begin(self, tokens: Sequence[int]) -> int:
         slot = next(i for i in range(len(self.requests) + 1) if i not in self.requests)
-        request = Request(Forest(self.settings.max_nodes, 0, False), list(tokens[-self.n_context :]))
-        forest = request.prompt if self.settings.eliminate else self.shared
+        request = Request(Forest(self.options.max_nodes, 0, False), list(tokens[-self.n_context :]))
+        forest = request.prompt if self.options.eliminate else self.shared
         cursors: Cursors = []
         for token in tokens:
             cursors = self.feed(forest, cursors, token)
@@ -93,7 +85,7 @@ class PythonTrie:
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
         r = self.requests[slot]
         if tokens and not r.started:
-            for token in r.context[-self.settings.branch_length :]:
+            for token in r.context[-self.options.branch_length :]:
                 r.cursors = self.feed(self.output, r.cursors, token)
             r.started = True
         for token in tokens:
@@ -122,21 +114,21 @@ class PythonTrie:
     def score(self, p: Node | None, o: Node | None) -> float:
         hits = 0.0
         if p is not None:
-            hits += self.settings.prompt_weight * (p.count / ONE_HIT)
+            hits += self.options.prompt_weight * (p.count / ONE_HIT)
         if o is not None:
             hits += o.count / ONE_HIT
         return hits
 
     def unseen(self, path: Path) -> float:
         """Hits that a path's parent is taken to have more. Behind a long text that was seen before, less is open."""
-        return self.settings.smoothing / (path.known * path.known)
+        return twins.SMOOTHING / (path.known * path.known)
 
     def expand(self, path: Path, at: int) -> list[Path]:
         """The merged children of a path, of each forest the `scan` most recently touched ones."""
         tokens: dict[int, None] = {}
         for node in (path.p, path.o):
             if node is not None:
-                tokens.update(dict.fromkeys(islice(reversed(node.children), self.settings.scan)))
+                tokens.update(dict.fromkeys(islice(reversed(node.children), self.scan)))
         kids = []
         for token in tokens:
             p = path.p.children.get(token) if path.p else None
@@ -148,12 +140,12 @@ class PythonTrie:
 
     def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int) -> Arrays:
         r = self.requests[slot]
-        prompt = r.prompt if self.settings.eliminate else self.shared
+        prompt = r.prompt if self.options.eliminate else self.shared
         rows: list[tuple[Path, int]] = []
         seen = 0
         escape = 0.0  # log-probability that no longer suffix knew the next token, as in PPM
-        for q in range(min(len(r.context), self.settings.max_query_length), 0, -1):
-            if seen >= self.settings.min_nodes or len(rows) >= budget:
+        for q in range(min(len(r.context), self.options.max_query_length), 0, -1):
+            if seen >= self.min_nodes or len(rows) >= budget:
                 break
             suffix = r.context[-q:]
             p = prompt.locate(suffix) if sources & FROM_PROMPT else None
@@ -177,26 +169,6 @@ class PythonTrie:
             np.array([path.logp for path, _ in rows], dtype=np.float32),
             np.array([FROM_PROMPT * bool(path.p) + FROM_OUTPUT * bool(path.o) for path, _ in rows], dtype=np.uint8),
         )
-
-    def draft(
-        self,
-        slots: Sequence[int],
-        news: Sequence[Sequence[int]],
-        roots: Sequence[int],
-        budgets: Sequence[int],
-        depths: Sequence[int],
-        mode: int,
-        sources: int,
-    ) -> TokenTree:
-        for slot, came in zip(slots, news, strict=True):
-            self.extend(slot, came)
-        trees = []
-        for slot, root, budget, depth in zip(slots, roots, budgets, depths, strict=True):
-            if budget < 1 or depth < 1:
-                trees.append(TokenTree.from_arrays([], [], root=root))
-                continue
-            trees.append(in_order(self.retrieve(slot, budget, depth, mode, sources), root))
-        return TokenTree.stack(trees)
 
     def take_tree(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> int:
         """Adds the best paths below the match; how many nodes of it were seen."""

@@ -25,32 +25,24 @@ longer one left open, u / (hits of its match + u), as in PPM.
 
 from __future__ import annotations
 
-import operator
 import os
 import warnings
 from collections.abc import Sequence
-from difflib import get_close_matches
+from dataclasses import asdict
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftree.drafting.lookahead import trie_file
-from draftree.drafting.lookahead._backend import MODES, SOURCES, Backend, Settings
 from draftree.drafting.lookahead.c_trie import CTrie
 from draftree.drafting.lookahead.python_trie import PythonTrie
+from draftree.drafting.lookahead.twins import MODES, SOURCES, Backend, TrieOptions, check_count, checked_ids, chosen
 from draftree.tree import TokenTree
 
-SCAN = 256
-"""Children of one node that retrieval looks at, in each forest: bounds the cost of a key like the comma."""
-
-SMOOTHING = 2.0
-"""Hits added to a parent behind one token before its children's share is taken: one of one is not certainty."""
-
-MAX_TOKEN = 2**31 - 1
-_BACKENDS = ("auto", "c", "python")
-_T = TypeVar("_T")
+_BACKENDS = {"auto": "auto", "c": "c", "python": "python"}
+_NO_DRAFT: tuple[list[int], list[int], list[float], list[int]] = [], [], [], []
 
 
 class Draft(NamedTuple):
@@ -71,76 +63,17 @@ class Draft(NamedTuple):
 class Trie:
     """Branches of prompts and outputs, and the drafts they give. Safe under threads: one lock a trie.
 
-    branch_length: tokens after a key, the greatest depth of a draft (paper: 12 alone, 8 in a batch).
-    decoding_length: the usual number of nodes of a draft; only scales `capacity`.
-    max_query_length: longest context suffix that is looked up, in tokens.
-    prompt_weight: hits that one prompt hit is worth (the paper's branch weighting).
-    min_nodes: fewer found nodes than this shorten the suffix (N_m of Algorithm 1; default: `branch_length`).
-    capacity: nodes per live key, in units of `decoding_length` (paper, table 4: 16).
-    max_nodes: absolute bound of a forest; 38 bytes a node in the C twin once it is full.
-    prune, eliminate: the paper's table 3 switches; without eliminating, prompts share a forest that stays.
-    eos_token_ids: a branch ends with the first of these; none starts with one.
     backend: "c", "python", or "auto": C where it was built, Python with one warning elsewhere.
+    fields: those of `TrieOptions`, by name.
 
     Every bad argument, here and in the methods, is a ValueError raised before anything was changed.
     """
 
-    def __init__(
-        self,
-        *,
-        branch_length: int = 12,
-        decoding_length: int = 64,
-        max_query_length: int = 4,
-        prompt_weight: float = 4.0,
-        min_nodes: int | None = None,
-        capacity: int = 16,
-        max_nodes: int = 2**20,
-        prune: bool = True,
-        eliminate: bool = True,
-        eos_token_ids: Sequence[int] = (),
-        backend: str = "auto",
-    ) -> None:
-        for name, number in (
-            ("branch_length", branch_length),
-            ("decoding_length", decoding_length),
-            ("max_query_length", max_query_length),
-            ("min_nodes", branch_length if min_nodes is None else min_nodes),
-            ("capacity", capacity),
-            ("max_nodes", max_nodes),
-        ):
-            _check_count(name, number)
-        if max_nodes > 2**30:
-            raise ValueError(f"max_nodes={max_nodes} is more than a trie can index: give at most 2**30.")
-        if not 0 < prompt_weight <= 1e6:
-            raise ValueError(f"prompt_weight={prompt_weight} must be over 0 and at most 1e6; 1 means no weighting.")
-        self.options: dict[str, Any] = {
-            "branch_length": branch_length,
-            "decoding_length": decoding_length,
-            "max_query_length": max_query_length,
-            "prompt_weight": float(prompt_weight),
-            "min_nodes": branch_length if min_nodes is None else min_nodes,
-            "capacity": capacity,
-            "max_nodes": max_nodes,
-            "prune": bool(prune),
-            "eliminate": bool(eliminate),
-            "eos_token_ids": checked_ids(eos_token_ids, "eos_token_ids"),
-        }
-        settings = Settings(
-            branch_length=branch_length,
-            min_nodes=self.options["min_nodes"],
-            max_query_length=max_query_length,
-            prompt_weight=float(prompt_weight),
-            smoothing=SMOOTHING,
-            scan=SCAN,
-            per_key=capacity * decoding_length,
-            max_nodes=max_nodes,
-            prune=bool(prune),
-            eliminate=bool(eliminate),
-            eos_token_ids=tuple(self.options["eos_token_ids"]),
-        )
+    def __init__(self, *, backend: str = "auto", **fields: Any) -> None:
+        self.options = TrieOptions(**fields)
         self._lock = Lock()
         self._slots: dict[int, int] = {}
-        self._backend: Backend = _make(settings, backend)
+        self._backend: Backend = _make(self.options, backend)
 
     def begin(self, request: int, prompt: Sequence[int]) -> None:
         """A prompt arrives: stores its branches and starts to track the request's context.
@@ -177,9 +110,13 @@ class Trie:
         mode: "hierarchical" merges shared prefixes, "parallel" repeats them in each branch (section 4.2),
         "single" is one branch. sources: "prompt", "output" or "mix" (table 3).
         """
-        query = self._query(budget, depth, mode, sources)
+        most = self.options.branch_length
+        check_count("budget", budget)
+        depth = most if depth is None else depth
+        check_count("depth", depth)
+        how = chosen("mode", mode, MODES), chosen("sources", sources, SOURCES)
         with self._lock:
-            return Draft(*self._backend.retrieve(self._slot(request), *query))
+            return Draft(*self._backend.retrieve(self._slot(request), budget, min(depth, most), *how))
 
     def draft(
         self,
@@ -201,20 +138,17 @@ class Trie:
         depths: most levels of each, at most `branch_length` (the default); 0 for no draft tokens.
         mode, sources: see `retrieve`.
         """
-        most: int = self.options["branch_length"]
-        chosen = _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
-        deep = [min(depth, most) for depth in depths] if depths else [most] * len(requests)
+        most = self.options.branch_length
+        how = chosen("mode", mode, MODES), chosen("sources", sources, SOURCES)
+        drafts = []
         with self._lock:
             slots = [self._slot(request) for request in requests]
-            return self._backend.draft(slots, news or [()] * len(slots), roots, budgets, deep, *chosen)
-
-    def _query(self, budget: int, depth: int | None, mode: str, sources: str) -> tuple[int, int, int, int]:
-        _check_count("budget", budget)
-        branch_length: int = self.options["branch_length"]
-        if depth is None:
-            depth = branch_length
-        _check_count("depth", depth)
-        return budget, min(depth, branch_length), _chosen("mode", mode, MODES), _chosen("sources", sources, SOURCES)
+            for slot, tokens in zip(slots, news, strict=False):
+                self._backend.extend(slot, tokens)
+            for slot, budget, depth in zip(slots, budgets, depths or [most] * len(slots), strict=True):
+                nothing = budget < 1 or depth < 1
+                drafts.append(_NO_DRAFT if nothing else self._backend.retrieve(slot, budget, min(depth, most), *how))
+        return TokenTree.from_drafts(roots, drafts, budgets)
 
     def end(self, request: int) -> None:
         """The request is over: its prompt's branches go, its output's stay (branch eliminating)."""
@@ -259,7 +193,7 @@ class Trie:
         """Writes options and output forest to a flat file, whole or not at all. Prompts are not saved."""
         with self._lock:
             dump = self._backend.dump()
-        trie_file.write(path, tokenizer_fingerprint, self.options, dump)
+        trie_file.write(path, tokenizer_fingerprint, asdict(self.options), dump)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], tokenizer_fingerprint: str, *, backend: str = "auto") -> Trie:
@@ -279,11 +213,11 @@ class Trie:
             raise ValueError(f"request {request} is not live: begin({request}, prompt) comes first.") from None
 
 
-def _make(settings: Settings, backend: str) -> Backend:
-    if _chosen("backend", backend, {name: name for name in _BACKENDS}) == "python":
-        return PythonTrie(settings)
+def _make(options: TrieOptions, backend: str) -> Backend:
+    if chosen("backend", backend, _BACKENDS) == "python":
+        return PythonTrie(options)
     try:
-        return CTrie(settings)
+        return CTrie(options)
     except OSError as error:
         if backend == "c":
             raise ValueError(
@@ -296,29 +230,4 @@ def _make(settings: Settings, backend: str) -> Backend:
             RuntimeWarning,
             stacklevel=3,
         )
-        return PythonTrie(settings)
-
-
-def _check_count(name: str, number: int) -> None:
-    if not isinstance(number, int | np.integer) or not 1 <= number < 2**31:
-        raise ValueError(f"{name}={number!r} must be a whole number of at least 1.")
-
-
-def _chosen(name: str, value: str, valid: dict[str, _T]) -> _T:
-    if value in valid:
-        return valid[value]
-    near = get_close_matches(str(value), valid, n=1, cutoff=0.0)
-    raise ValueError(f"{name}={value!r} is unknown: did you mean {near[0]!r}? Valid are {', '.join(valid)}.")
-
-
-def checked_ids(tokens: Sequence[int], name: str) -> list[int]:
-    """Plain ints within what a node can hold."""
-    try:
-        if hasattr(tokens, "tolist"):
-            tokens = tokens.tolist()
-        checked = [operator.index(token) for token in tokens]
-    except TypeError:
-        raise ValueError(f"{name} must be one flat sequence of token ids (whole numbers).") from None
-    if checked and (min(checked) < 0 or max(checked) > MAX_TOKEN):
-        raise ValueError(f"{name} holds an id outside 0..{MAX_TOKEN}: give ids as the tokenizer numbers them.")
-    return checked
+        return PythonTrie(options)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftree.drafting.lookahead._backend import NO_PARENT, Dump
+from draftree.drafting.lookahead.twins import NO_PARENT, Dump
 
 MAGIC = b"DRAFTRIE"
 VERSION = 1

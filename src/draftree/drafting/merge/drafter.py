@@ -20,7 +20,6 @@ from draftree.tree import TokenTree
 
 LEAST_BUDGET = 16  # draft tokens that each drafter may draft at least, so that it shows where two of them agree
 PASSES = 8  # under way at a time, in as many threads
-KEPT = 64  # most joint attachments in the cache
 
 
 class Merge(Drafter):
@@ -65,12 +64,10 @@ class Merge(Drafter):
             prepares=any(c.prepares for c in can),
             unprepared=any(c.unprepared or not c.prepares for c in can),
             observes=True,
-            observes_plain=any(c.observes_plain for c in can),
         )
         self.votes = Votes(len(self.drafters))
         self._begun: dict[int, list[int]] = {}  # by request, the drafters that have begun it
         self._passes: deque[tuple[TokenTree, Joint]] = deque(maxlen=PASSES)
-        self._joints: dict[tuple[Any, ...], tuple[list[Attachment | None], Joint]] = {}
 
     def bind(self, target: Target, **hints: Any) -> None:
         """See `Drafter.bind`.
@@ -88,7 +85,6 @@ class Merge(Drafter):
                 "for one: merge only one of them."
             )
         self.deep_prefix = prefixes[0][1] if prefixes else None
-        self._joints.clear()
 
     def source_name(self, source: int) -> str:
         """See `Drafter.source_name`: all drafters that drafted the token."""
@@ -115,16 +111,9 @@ class Merge(Drafter):
         for i, drafter in enumerate(self.drafters):
             with self._named(i):
                 parts.append(drafter.plan(step) if drafter.capabilities.attaches else None)
-        # A drafter that gives the same attachment again spares work; so does the same joint one.
-        key = (trees.width, trees.batch, *map(_key, parts))
-        found = self._joints.get(key)
-        if found is None:
-            if len(self._joints) >= KEPT:
-                self._joints.clear()
-            # The parts are kept along, so that none of these ids is given to another.
-            found = self._joints[key] = (parts, join(list(zip(self.names, parts, strict=True)), trees))
-        self._passes.append((trees, found[1]))
-        return found[1].attachment
+        joint = join(list(zip(self.names, parts, strict=True)), trees)
+        self._passes.append((trees, joint))
+        return joint.attachment
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
@@ -140,7 +129,7 @@ class Merge(Drafter):
         self.votes.compare(step.requests)
         joint = next((joint for trees, joint in self._passes if trees is step.trees), None)
         for i, drafter in enumerate(self.drafters):
-            if drafter.capabilities.observes or drafter.capabilities.observes_plain:
+            if drafter.capabilities.observes:
                 with self._named(i):
                     drafter.observe(step if joint is None else joint.view(step, i))
 
@@ -175,13 +164,6 @@ def _flat(drafters: Iterable[Any]) -> Iterator[Drafter]:
             yield drafter
         else:
             raise TypeError(f"{drafter!r} is no drafter: give Merge drafter objects such as draftree.Lookahead().")
-
-
-def _key(part: Attachment | None) -> Any:
-    """What an attachment is known by: by itself, or by what it reads where it has no rows."""
-    if part is None or (part.embeddings is None and not part.surgeries):
-        return None if part is None else part.taps
-    return id(part)
 
 
 def _numbered(names: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,77 @@
+"""The model that something was trained for: its name, and a hash of all its weights by which it is known again."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftree.runner.cpu.packed import PackedLinear
+from draftree.runner.target import inspect_model
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The model that something was trained for.
+
+    Attributes:
+        name: its hub name, or the last part of its folder's.
+        hash: `model_hash` of its weights.
+        model_type: Hugging Face's name of the family.
+    """
+
+    name: str
+    hash: str
+    model_type: str
+
+
+_hashes: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
+
+
+def model_hash(model: Any, *, again: bool = False) -> str:
+    """SHA-256 (hexadecimal) over the names, shapes, dtypes and bytes of a model's parameters, sorted by name.
+
+    Computed once per model object, and again when a parameter was seen to be written to or replaced; `again` computes
+    it in any case.
+    """
+    packed = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
+    named = [(name, part) for name, parameter in model.named_parameters() for part in _parts(parameter)]
+    parameters = sorted([*named, *((name, m.panels) for name, m in packed.items())], key=lambda pair: pair[0])
+    if any(parameter.is_meta for _, parameter in parameters):
+        raise ValueError(
+            "The model's weights are offloaded, so nobody can tell whose they are: load the drafter with "
+            "same_weights=False, or the model without offloading."
+        )
+    version = tuple((p._version if not p.is_inference() else 0, p.data_ptr()) for _, p in parameters)
+    held = _hashes.get(model)
+    if not again and held is not None and held[0] == version:
+        return held[1]
+    digest = hashlib.sha256()
+    for name, parameter in parameters:
+        if name in packed:
+            parameter = packed[name].weight
+        digest.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    _hashes[model] = (version, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def _parts(parameter: Tensor) -> list[Tensor]:
+    """A parameter, or the tensors that one of another class is made of, as quantised ones are."""
+    if type(parameter) in (nn.Parameter, Tensor) or not hasattr(parameter, "__tensor_flatten__"):
+        return [parameter]
+    return [part for name in parameter.__tensor_flatten__()[0] for part in _parts(getattr(parameter, name))]
+
+
+def base_of(model: Any) -> Base:
+    """Name, hash and family of `model`."""
+    target = inspect_model(model)
+    name = str(getattr(target.model.config, "_name_or_path", "") or target.model_type)
+    if Path(name).is_dir():  # a path of this machine says nothing to others
+        name = Path(name).resolve().name
+    return Base(name, model_hash(target.model), target.model_type)
