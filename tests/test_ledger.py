@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.drafting import Context
-from draftree.shaping.calibration import Calibration
+from draftree.drafting.merge.calibration import Calibration
 from draftree.shaping.ledger import BINS, CLASSES, HEAVY, WIDTH, Ledger, cells_of
 from draftree.tree import TokenTree
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.shaping.off_path import FIRST, OffPath
+from draftree.drafting.off_path import FIRST, OffPath
 from draftree.tree import TokenTree
 
 eighth = st.integers(0, 24).map(lambda e: -e / 8)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from draftree.drafting.base import Context
+from draftree.drafting.merge.calibration import Calibration
 from draftree.engine import Recorder
 from draftree.shaping.by_rank import ByRank
-from draftree.shaping.calibration import Calibration
 from draftree.tree import TokenTree
 
 OWN = "the drafter's own"

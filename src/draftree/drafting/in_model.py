@@ -19,11 +19,11 @@ from torch import Tensor
 
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.folder import Trained
+from draftree.drafting.off_path import OffPath
 from draftree.errors import did_you_mean
 from draftree.runner.hooked.probe import probe
 from draftree.runner.target import Target, inspect_model
 from draftree.runner.top_tokens import top_tokens
-from draftree.shaping.off_path import OffPath
 from draftree.shaping.static import Choices, choices_named
 from draftree.tree import TokenTree
 

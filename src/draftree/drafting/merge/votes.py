@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.drafting.base import Context
-from draftree.shaping.calibration import Calibration
+from draftree.drafting.merge.calibration import Calibration
 from draftree.tree import Draft, TokenTree
 
 TIE = 0.02  # weight of a drafter's own log-probability: keeps its order where calibration sees no difference
