@@ -138,12 +138,12 @@ def seconds_of_steps(demo: Any, rounds: int) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_recording_costs_about_a_hundredth_of_the_shortest_step(demo):
-    """The embedded model's, of half a millisecond or less. Only to be believed of a quiet machine."""
-    shares = []
+def test_recording_costs_a_few_microseconds_a_step(demo):
+    """Only to be believed of a quiet machine."""
+    found = []
     for _ in range(5):
         plain, added = seconds_of_steps(demo, 240)
-        shares.append(added / plain)
-        print(f"a step takes {1e6 * plain:.1f} microseconds, recording adds {1e6 * added:.2f}: {shares[-1]:.4f}")
-    print(f"the middle one of {len(shares)}: {middle.median(shares):.4f}")
-    assert middle.median(shares) < 0.015
+        found.append(added)
+        print(f"a step takes {1e6 * plain:.1f} microseconds, recording adds {1e6 * added:.2f}")
+    print(f"the middle one of {len(found)}: {1e6 * middle.median(found):.2f}")
+    assert middle.median(found) < 7.5e-6
