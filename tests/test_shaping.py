@@ -217,21 +217,6 @@ def test_rows_that_prepare_are_attached_where_they_pay() -> None:
     assert speed > 0.94 * best > 1.2 / kernel(1)
 
 
-def test_rows_are_not_attached_on_hope() -> None:
-    """Row counts that were never met are tried for draft tokens alone, which show at once whether they pay."""
-    drafter = Chain(lambda request: 0.7, most=3, attaches=4)
-    sizer = DynamicTree().bind(StepCost((1, 2, 40), (1.0, 1.02, 40.0)), drafter)
-    request = Context(0, [1, 5], 2, 100)
-    first = sizer.plan([request], 64)
-    assert not any(first.budgets)  # nothing is prepared for the first step
-    sizer.trim(first, drafter.draft([request], [0]))
-    second = sizer.plan([request], 64)
-    second = sizer.trim(second, drafter.draft([request], second.budgets))
-    assert second.trees is not None
-    assert second.trees.sizes == (4,)
-    assert second.attach_to == 1
-
-
 @pytest.mark.parametrize(("last", "attach_to"), [(1.02, None), (1.5, 1)])
 def test_rows_are_attached_to_all_nodes_where_they_are_nearly_free(last: float, attach_to: int | None) -> None:
     drafter = Chain(lambda request: 0.7, most=3, attaches=4)

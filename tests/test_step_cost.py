@@ -18,8 +18,6 @@ def test_between_and_beyond_known_points() -> None:
     cost = StepCost((1, 4, 8), (1.0, 4.0, 6.0))
     assert cost.of([1, 2, 4, 6, 8, 12]).tolist() == pytest.approx([1, 2, 4, 5, 6, 8])
     assert cost.table[[1, 2, 12]].tolist() == pytest.approx([1, 2, 8])
-    hoped = 0.9 * np.array([1, 1, 4, 4])
-    assert cost.hoped()[[1, 2, 4, 7]].tolist() == pytest.approx(hoped.tolist())
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ HALVINGS = 2  # further points, each in the middle of the stretch that rises mos
 PATIENCE = 4.0  # seconds after which nothing more is measured
 RATE = 0.05  # weight of one step in a settled curve; the first ones weigh more
 STALL = math.log(2.0)  # logarithm of how far off a single step counts, once its row count is known
-DOUBT = 0.1  # part by which a time that was never seen may be too long
 TABLE = 1024  # row counts in the table
 RENEW, SETTLED = 16, 3  # steps between two renewals of the table; steps of a size up to which each renews it
 
@@ -95,18 +94,6 @@ class StepCost:
         if self._table is None:
             self._table, self._news = self.of(np.arange(TABLE)), 0
         return self._table
-
-    def hoped(self) -> np.ndarray:
-        """Like `table`, but what was never met is taken to cost what the next lower known row count does.
-
-        Matrix kernels have steps, so it may, and to plan by that is what lets it be met. What was met seldom has the
-        benefit of the doubt, or one slow step could put an end to steps of its kind.
-        """
-        known, seconds = self._known()
-        seconds = seconds * [1 - DOUBT / (1 + self._seen.get(n, 0)) for n in known.tolist()]
-        rows = np.arange(TABLE)
-        below = np.searchsorted(known, rows, side="right") - 1
-        return np.where(rows > known[-1], self.table, seconds[below.clip(min=0)])
 
     def observe(self, rows: int, seconds: float) -> None:
         """A real step had `rows` rows and took `seconds`."""

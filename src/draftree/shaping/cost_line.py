@@ -73,10 +73,6 @@ class CostLine(StepCost):
         b0, b1 = self._line
         return np.maximum(b0 + b1 * np.asarray(rows, dtype=float), self._floor)
 
-    def hoped(self) -> np.ndarray:
-        """See `StepCost.hoped`: a line leaves nothing open."""
-        return self.table
-
     def for_batch(self) -> CostLine:
         """See `StepCost.for_batch`."""
         return CostLine(self, alpha=self.alpha, fading=self.fading)

@@ -221,8 +221,7 @@ class DynamicSizer(Sizer):
         held = self._seconds_of.get((kind, batch, attach_to))
         if held is None or held[0] is not table:
             rows = self._rows(kind, batch, np.arange(batch * (1 + self._max_nodes) + 1), attach_to or None)
-            seconds = self._times.table(batch, kind)
-            held = table, seconds[np.minimum(rows, len(table) - 1)].tolist()
+            held = table, table[np.minimum(rows, len(table) - 1)].tolist()
             self._seconds_of[kind, batch, attach_to] = held
         return held[1]
 
@@ -246,8 +245,7 @@ class DynamicSizer(Sizer):
 
         A draft that was prepared at the root still reaches beyond the draft tokens accepted last; one prepared at the
         last of them reaches further, which made steps a sixth longer at most where it was measured. Rows at all nodes
-        cost more than that wherever a pass is not far below its compute bound. What they bring comes a step later, so
-        no step shows whether they paid, and their time is read from the curve without hope.
+        cost more than that wherever a pass is not far below its compute bound.
         """
         table = self._times.curve(trees.batch, Kind.ATTACHED).table
         nodes = np.array(trees.batch * trees.width)

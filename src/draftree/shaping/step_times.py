@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-import numpy as np
-
 from draftree.runner.step_cost import StepCost
 
 RATE = 0.1  # weight of a step in the time of drafting; the first ones weigh more
@@ -47,11 +45,6 @@ class StepTimes:
             plain = self._curves.get((requests, Kind.TREES), self._cost)
             found = self._curves[key] = plain.for_batch() if self.learns else plain
         return found
-
-    def table(self, requests: int, kind: Kind) -> np.ndarray:
-        """The curve by number of rows, from 0 on; see `StepCost.hoped` for rows that were never met."""
-        curve = self.curve(requests, kind)
-        return curve.hoped() if self.learns else curve.table
 
     def plain(self, requests: int) -> float:
         """Seconds of a step without draft tokens."""
