@@ -209,8 +209,7 @@ def test_hash_tells_names_shapes_types_and_bytes():
         weight[0, 0] -= 1
     restored = model_hash(model)
     weight.data[0, 0] += 1  # goes around the version counter
-    assert model_hash(model) == restored
-    assert model_hash(model, again=True) != restored
+    assert model_hash(model) != restored
     assert model_hash(construct(MEMBERS["llama"]).bfloat16()) != first
 
 

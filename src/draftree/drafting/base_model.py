@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftree.runner.checksum import tensors_checksum
 from draftree.runner.cpu.packed import PackedLinear
 from draftree.runner.target import inspect_model
 
@@ -30,14 +31,16 @@ class Base:
     model_type: str
 
 
-_hashes: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
+_hashes: weakref.WeakKeyDictionary[Any, tuple[bytes, str]] = weakref.WeakKeyDictionary()
 
 
-def model_hash(model: Any, *, again: bool = False) -> str:
+def model_hash(model: Any) -> str:
     """SHA-256 (hexadecimal) over the names, shapes, dtypes and bytes of a model's parameters, sorted by name.
 
-    Computed once per model object, and again when a parameter was seen to be written to or replaced; `again` computes
-    it in any case.
+    Computed once per model object, and again when its weights have changed.
+
+    Raises:
+        ValueError: weights that are not in memory.
     """
     packed = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
     named = [(name, part) for name, parameter in model.named_parameters() for part in _parts(parameter)]
@@ -47,9 +50,9 @@ def model_hash(model: Any, *, again: bool = False) -> str:
             "The model's weights are offloaded, so nobody can tell whose they are: load the drafter with "
             "same_weights=False, or the model without offloading."
         )
-    version = tuple((p._version if not p.is_inference() else 0, p.data_ptr()) for _, p in parameters)
+    checksum = tensors_checksum(parameter for _, parameter in parameters)
     held = _hashes.get(model)
-    if not again and held is not None and held[0] == version:
+    if held is not None and held[0] == checksum:
         return held[1]
     digest = hashlib.sha256()
     for name, parameter in parameters:
@@ -57,7 +60,7 @@ def model_hash(model: Any, *, again: bool = False) -> str:
             parameter = packed[name].weight
         digest.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    _hashes[model] = (version, digest.hexdigest())
+    _hashes[model] = (checksum, digest.hexdigest())
     return digest.hexdigest()
 
 

@@ -19,9 +19,14 @@ MOST_COLUMNS = 1 << 14  # of the cache to begin with; it grows with what is real
 
 
 def engine_for(model: Any, config: EngineConfig, count: int, length: int) -> Engine:
-    """An engine for `count` requests of at most `length` tokens each, answers included, and no others."""
+    """An engine for `count` requests of at most `length` tokens each, answers included, and no others.
+
+    Its runner has been opened just now, when the weights were compared.
+    """
     sized = replace(config, slots=min(count, MOST_SLOTS), capacity=min(length + 64, MOST_COLUMNS), closed=True)
-    return Engine(model, sized)
+    engine = Engine(model, sized)
+    engine.compared = True
+    return engine
 
 
 def seeds_of(sample: bool | None, seed: int | None, count: int) -> list[int | None]:

@@ -70,6 +70,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i lives in slot i
         self._stepping = False
+        self.compared = False  # whether the weights were compared with the runner's since the last step
 
     # ---------------------------------------------------------------- requests come and go
 
@@ -94,8 +95,10 @@ class Engine:
             on_token: called with every token as it is emitted.
 
         Raises:
-            ValueError: an empty prompt, ids outside the vocabulary, or a request beyond the model's context.
+            ValueError: an empty prompt, ids outside the vocabulary, a request beyond the model's context, or a model that
+                was changed since the engine was made (looked at while no request runs).
         """
+        self._compare_weights()
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         rules = rules or Rules(eos_token_ids=eos_token_ids(self.target.model))
         if self.config.rule is not None:
@@ -112,6 +115,17 @@ class Engine:
         )
         self.waiting.append(request)
         return request
+
+    def _compare_weights(self) -> None:
+        """Refuse to answer with old weights; between requests only, as it takes as long as a step."""
+        if self.busy or self.compared:
+            return
+        if self.runner.outdated:
+            raise ValueError(
+                "The model's weights have changed since this engine was made, which would answer with the old ones: make "
+                "a new Engine."
+            )
+        self.compared = True
 
     def cancel(self, request: Request) -> None:
         """End a request now; what it has emitted stays."""
@@ -162,7 +176,7 @@ class Engine:
         """
         if self._stepping:
             raise RuntimeError("The engine is in a step already: call step() from one thread and from no callback.")
-        self._stepping = True
+        self._stepping, self.compared = True, False
         try:
             with self.runner.guard():
                 self._step()

@@ -15,7 +15,7 @@ from pathlib import Path
 from draftree.native.structures import Layer, Matrix, Pass, T5Decoder
 
 LIBRARY = Path(__file__).with_name("_draftree.so")
-ABI = 12  # of layers.c
+ABI = 13  # of layers.c
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
@@ -44,6 +44,8 @@ def load_library() -> ctypes.CDLL | None:
         return None
     found.layer_norm.argtypes = [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p]
     found.layer_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p]
+    found.weights_checksum.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
+    found.weights_checksum.restype = None
     found.layer_enter.argtypes = [POINTER(Layer), POINTER(Pass), *[c_void_p] * 4]
     found.layer_leave.argtypes = [POINTER(Layer), POINTER(Pass), c_void_p, c_int64, c_int64, c_int64, c_void_p]
     found.layer_run.argtypes = [c_void_p, c_int64, POINTER(Pass), c_void_p, c_void_p, c_void_p]

@@ -6,8 +6,9 @@
 #include "products.h"
 
 #include "attention.h"
+#include "checksum.h"
 
-#define ABI 12 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 13 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -198,7 +199,7 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
 typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels or tiles [first, last) of a task */
 /* The functions for one kind of processor. */
 typedef struct {
-    Share product, gating, attending;
+    Share product, gating, attending, checksum;
     void (*norm)(const float *, const float *, float, int64_t, int64_t, int, float *);
     void (*rotate)(const Layer *, const Pass *, const float *, float *, float *, float *);
 } Kernels;
@@ -233,6 +234,9 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
     target static void attending_##name(const void *task, int64_t first, int64_t last) {                          \
         attending_share(task, first, last, registers >= 24 ? 12 : 4);                                             \
     }                                                                                                             \
+    target static void checksum_##name(const void *task, int64_t first, int64_t last) {                           \
+        checksum_share(task, first, last);                                                                        \
+    }                                                                                                             \
     target static void norm_##name(const float *x, const float *weight, float epsilon, int64_t rows,              \
                                    int64_t width, int add, float *out) {                                          \
         norm_rows(x, weight, epsilon, rows, width, add, out);                                                     \
@@ -241,7 +245,8 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
                                      float *values) {                                                             \
         rotate_rows(l, p, qkv, query, keys, values);                                                              \
     }                                                                                                             \
-    static const Kernels kernels_##name = {product_##name, gating_##name, attending_##name, norm_##name, rotate_##name};
+    static const Kernels kernels_##name = {product_##name, gating_##name, attending_##name,                       \
+                                           checksum_##name, norm_##name, rotate_##name};
 
 KERNELS(plain, , 6)
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -315,6 +320,12 @@ void layer_norm(const float *x, const float *weight, float epsilon, int64_t rows
 void layer_product(const Matrix *m, const float *x, int64_t rows, int64_t threads, int add, float *out) {
     Product t = {m, x, rows, add, out};
     spread(kernels->product, &t, panels_of(m), threads, rows * m->inputs * m->outputs);
+}
+
+/* A number for each block of BLOCK_WORDS words, of which the last may be shorter. */
+void weights_checksum(const uint32_t *words, int64_t count, int64_t threads, uint64_t *sums) {
+    Checksum t = {words, count, sums};
+    spread(kernels->checksum, &t, (count + BLOCK_WORDS - 1) / BLOCK_WORDS, threads, count);
 }
 
 /* From hidden states x [batch * rows, hidden] to rotated queries, and keys and values in the cache. */

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from draftree.runner.base import Runner
+from draftree.runner.checksum import weights_checksum
 from draftree.runner.cpu.packed import PackedLinear
 from draftree.runner.cpu.packing import pack_weights, unpack_weights
 from draftree.runner.cpu.runner import CpuRunner
@@ -42,7 +43,8 @@ __all__ = [
 CHOICES = ("auto", "hooked", "eager", "cpu", "cuda_graphs")
 
 # Building a runner inspects and may copy weights, so one serves all engines on a model for as long as the model stays
-# as it is; it holds no request's state, and the model only weakly, so an entry goes with its model.
+# as it is; it holds no request's state, and the model only weakly, so an entry goes with its model. With the runners, by
+# choice and by name, is kept how the model was built.
 _runners: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Runner]]] = weakref.WeakKeyDictionary()
 _opening = threading.RLock()
 
@@ -72,14 +74,14 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
         known, held = _runners.get(model, (None, {}))
         with lock_of(model):  # no pass of another thread may have its hooks on the model while it is looked at
             state = _state_of(model)
-        if known == state and choice in held:
+        if known == state and choice in held and not held[choice].outdated:
             return held[choice]
         target = inspect_model(model)
         if known != state:
             held = {}
             _runners[model] = state, held
         way = choose(target, choice)
-        if way.name not in held:
+        if way.name not in held or held[way.name].outdated:
             held[way.name] = _open(target, way)
         held[choice] = held[way.name]
         return held[way.name]
@@ -105,18 +107,19 @@ def choose(target: Target, choice: str = "auto") -> type[Runner]:
 
 
 def _open(target: Target, way: type[Runner]) -> Runner:
+    copied = weights_checksum(target.model) if way.copies else None  # before they are copied: changes in between show
     runner = way(target)
+    runner.copied = copied
     if target.model_type not in TESTED_FAMILIES:
         check_trees(runner)
     return runner
 
 
 def _state_of(model: nn.Module) -> list[Any]:
-    """Whatever a runner depends on: modules, hooks, where weights lie and their version, kind of attention.
+    """How a model is built: modules, hooks, where weights lie, kind of attention. Not what the weights are.
 
-    Moving or casting a model gives its parameters other memory, training gives them another version. One flat list:
-    this runs before every text, and with a tuple for each part Python's collector took five times as long as the
-    rest.
+    Compiled layers read some weights where they lie. One flat list: this runs before every text, and with a tuple for
+    each part Python's collector took five times as long as the rest.
     """
     state: list[Any] = [getattr(getattr(model, "config", None), "_attn_implementation", None)]
     for module in _modules(model):
@@ -124,9 +127,11 @@ def _state_of(model: nn.Module) -> list[Any]:
         state.append(type(module))
         for parameter in module._parameters.values():
             if parameter is not None:
-                _add_place(parameter, state)
+                # Quantised ones have no single place in memory.
+                plain = type(parameter) in (nn.Parameter, Tensor)
+                state.append(parameter.data_ptr() if plain else id(parameter))
         if isinstance(module, PackedLinear):
-            _add_place(module.panels, state)
+            state.append(module.panels.data_ptr())
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             if hooks:
                 state += map(id, hooks.values())
@@ -145,9 +150,3 @@ def _modules(model: nn.Module) -> list[nn.Module]:
             found[id(module)] = module
             waiting += module._modules.values()
     return list(found.values())
-
-
-def _add_place(parameter: Tensor, to: list[Any]) -> None:
-    plain = type(parameter) in (nn.Parameter, Tensor)  # quantised ones have no single place in memory
-    to.append(parameter.data_ptr() if plain else id(parameter))
-    to.append(0 if parameter.is_inference() else parameter._version)  # made in inference mode, they count no changes

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.runner.checksum import weights_checksum
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan
@@ -23,6 +24,7 @@ class Runner(ABC):
 
     name: ClassVar[str]
     packs: ClassVar[bool] = False  # whether rows beyond a plan's `sizes` cost nothing
+    copies: ClassVar[bool] = True  # whether it computes with anything but the model's own weights as they are
     # What a step runs under: passes, commits and acceptance all together, since tensors made in inference mode can
     # be changed only there. Never held across steps (a generator that does so disturbs other threads).
     guard: ClassVar[type[torch.no_grad | torch.inference_mode]] = torch.no_grad
@@ -43,6 +45,12 @@ class Runner(ABC):
         # Held around a pass where passes of several threads would meet on the model.
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
+        self.copied: bytes | None = None  # the checksum of the weights that it has copied; see `open_runner`
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the model's weights are no longer those that this runner has copied; takes as long as a step."""
+        return self.copied is not None and self.copied != weights_checksum(self.target.model)
 
     @property
     def plan_device(self) -> torch.device:

@@ -71,7 +71,7 @@ def train(
     with _frozen(target.model):
         target.model.to(session.args.device)
         final = session.fit(objective, splits, tell)[-1]
-    if model_hash(target.model, again=True) != before:
+    if model_hash(target.model) != before:
         raise ValueError("The base model's weights have changed in training, so the drafter is of no use: report this.")
     recipe = {
         "method": method,

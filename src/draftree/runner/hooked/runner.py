@@ -43,6 +43,7 @@ class HookedRunner(Runner):
     """Drives any decoder-only model, and the decoder of an encoder-decoder, through `forward`."""
 
     name = "hooked"
+    copies = False
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)

@@ -1,0 +1,34 @@
+/* A checksum over the bytes of a model's weights, to notice that they were changed. Included by layers.c only.
+ *
+ * Words of four bytes go through CHAINS x LANES polynomials side by side, sum = sum * MIX + word, which one after the other
+ * are folded into one number a block. MIX and FOLD are odd, so multiplying by them loses nothing: a change of a single word
+ * always changes its block's number, and other changes go unnoticed once in four billion. It takes as long as memory does. */
+
+#define CHAINS 8
+#define BLOCK_WORDS 16384
+#define MIX 0x9E3779B1u
+#define FOLD 1099511628211ull
+
+typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4)));
+
+/* Words, and a number for each block of them. */
+typedef struct {
+    const uint32_t *words;
+    int64_t count;
+    uint64_t *sums;
+} Checksum;
+
+INLINE void checksum_share(const Checksum *c, int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; block++) {
+        int64_t i = block * BLOCK_WORDS, end = i + BLOCK_WORDS < c->count ? i + BLOCK_WORDS : c->count;
+        Words chains[CHAINS];
+        UNROLL for (int k = 0; k < CHAINS; k++) chains[k] = (Words){0};
+        for (; i + CHAINS * LANES <= end; i += CHAINS * LANES)
+            UNROLL for (int k = 0; k < CHAINS; k++) chains[k] = chains[k] * MIX + *(const Words *)(c->words + i + k * LANES);
+        uint64_t sum = (uint64_t)end;
+        for (int k = 0; k < CHAINS; k++)
+            for (int lane = 0; lane < LANES; lane++) sum = (sum ^ chains[k][lane]) * FOLD;
+        for (; i < end; i++) sum = (sum ^ c->words[i]) * FOLD;
+        c->sums[block] = sum;
+    }
+}

@@ -1,0 +1,77 @@
+"""Whether a model's weights are still those that were copied: a checksum over all their bytes.
+
+Runners that are faster than the model's own `forward` keep weights in a layout of their own. A model can be changed
+behind them in ways that leave no trace on its tensors (fused optimizers, edits of `parameter.data`, views of NumPy), so
+nothing less than the contents tells. Reading all of them takes about as long as one step of decoding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftree.native import load_library
+from draftree.native.addresses import array_address
+
+BLOCK_WORDS = 16384  # as in native/checksum.h
+CHUNK = 2**20  # words that are summed at once on other devices than the CPU
+
+
+def weights_checksum(model: nn.Module) -> bytes:
+    """`tensors_checksum` of a model's parameters and buffers.
+
+    Raises:
+        ValueError: weights that are not in memory.
+    """
+    return tensors_checksum(_tensors(model))
+
+
+def tensors_checksum(tensors: Iterable[Tensor]) -> bytes:
+    """16 bytes that change with the tensors' contents; a change of a single number is never missed.
+
+    Raises:
+        ValueError: a tensor that is not in memory.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        if tensor.is_meta:
+            raise ValueError("The model's weights are offloaded, so they cannot be read: load the model into memory.")
+        flat = tensor.detach().contiguous().view(-1)
+        data = flat.view(torch.uint8) if flat.dtype != torch.bool else flat.byte()
+        digest.update(_of_cpu(data.numpy()) if data.is_cpu else _of_device(data))
+    return digest.digest()
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Every parameter and buffer, those that share their memory once."""
+    seen: set[tuple[int, int]] = set()
+    for module in model.modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None and tensor.numel() and (tensor.data_ptr(), tensor.nbytes) not in seen:
+                seen.add((tensor.data_ptr(), tensor.nbytes))
+                yield tensor
+
+
+def _of_cpu(data: np.ndarray) -> bytes:
+    """Of contiguous bytes."""
+    library = load_library()
+    if library is None or len(data) % 4 or data.ctypes.data % 4:
+        return zlib.crc32(data).to_bytes(4, "little")
+    words = data.view(np.uint32)
+    sums = np.empty(-(-len(words) // BLOCK_WORDS), np.uint64)
+    at, to = array_address(words, np.uint32), array_address(sums, np.uint64)
+    library.weights_checksum(at, len(words), torch.get_num_threads(), to)
+    return sums.tobytes()
+
+
+def _of_device(data: Tensor) -> bytes:
+    """Of contiguous bytes: every word times an odd number of its own, summed; only the sums are copied."""
+    words = data.view(torch.int32) if data.numel() % 4 == 0 and data.storage_offset() % 4 == 0 else data
+    factors = 2 * torch.arange(min(CHUNK, len(words)), device=data.device) * 0x9E3779B97F4A7C1 + 1
+    sums = [(part.long() * factors[: len(part)]).sum() for part in words.split(CHUNK)]
+    return torch.stack(sums).cpu().numpy().tobytes()

@@ -1,0 +1,139 @@
+"""A model that was changed between two calls answers with its new weights, however they were changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from zoo import MEMBERS, build, construct
+
+import draftree
+from draftree.engine import Engine
+from draftree.runner import checksum, open_runner
+from draftree.runner.checksum import tensors_checksum, weights_checksum
+
+PROMPT = torch.tensor([[5, 9, 3, 17, 4]])
+
+
+def by_fused_optimizer(model: Any) -> None:
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+    model(PROMPT, labels=PROMPT).loss.backward()
+    optimizer.step()
+    model.eval()
+
+
+def by_data(model: Any) -> None:
+    model.get_output_embeddings().weight.data.neg_()
+
+
+def by_numpy(model: Any) -> None:
+    with torch.no_grad():
+        model.get_input_embeddings().weight.numpy()[5:20] *= -3.0
+
+
+def by_assigning_data(model: Any) -> None:
+    for parameter in model.model.layers[0].parameters():
+        parameter.data = -parameter.data
+
+
+WAYS = (by_fused_optimizer, by_data, by_numpy, by_assigning_data)
+
+
+def own(model: Any) -> list[int]:
+    with torch.no_grad():
+        return model.generate(PROMPT, max_new_tokens=12, do_sample=False, pad_token_id=0)[0].tolist()
+
+
+def ours(model: Any, runner: str, drafter: Any = None) -> list[int]:
+    out = draftree.generate(model, PROMPT, drafter=drafter, runner=runner, max_new_tokens=12, do_sample=False)
+    return out.sequences[0].tolist()
+
+
+@pytest.mark.parametrize("runner", ["auto", "eager", "hooked", "cuda_graphs"])
+@pytest.mark.parametrize("change", WAYS)
+def test_the_next_answer_is_that_of_the_changed_model(runner: str, change: Callable[[Any], None]) -> None:
+    model, drafter = construct(MEMBERS["llama"]), draftree.Lookahead()
+    before = own(model)
+    assert ours(model, runner, drafter) == ours(model, runner) == before
+    change(model)
+    after = own(model)
+    assert after != before, "the change is one that shows"
+    assert ours(model, runner) == after
+    assert ours(model, runner, drafter) == after
+
+
+@pytest.mark.parametrize("change", WAYS[:3])
+def test_an_engine_does_not_answer_with_old_weights(change: Callable[[Any], None]) -> None:
+    model = construct(MEMBERS["llama"])
+    engine = Engine(model, slots=2)
+    first, second = engine.add([5, 9, 3]), engine.add([4, 4])
+    engine.run()
+    assert first.output
+    assert second.output
+    engine.add([7])
+    change(model)
+    engine.add([8])  # while requests run nothing is looked at
+    engine.run()
+    with pytest.raises(ValueError, match="weights have changed since this engine was made"):
+        engine.add([5, 9, 3])
+    assert Engine(model).add([5, 9, 3]) is not None
+
+
+def test_a_change_before_the_first_request_shows() -> None:
+    model = construct(MEMBERS["llama"])
+    engine = Engine(model)
+    by_data(model)
+    with pytest.raises(ValueError, match="make a new Engine"):
+        engine.add([1, 2])
+
+
+def test_packed_weights_that_change_are_noticed() -> None:
+    model = construct(MEMBERS["llama"])
+    draftree.runner.pack_weights(model)
+    before = ours(model, "auto")
+    model.model.layers[0].mlp.down_proj.panels.neg_()
+    model.model.layers[1].mlp.down_proj.panels.data.neg_()
+    assert ours(model, "auto") == own(model) != before
+
+
+def test_an_unchanged_model_keeps_its_runner() -> None:
+    model = construct(MEMBERS["llama"])
+    assert open_runner(model) is open_runner(model)
+    assert not open_runner(model).outdated
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool])
+@pytest.mark.parametrize("count", [1, 3, 127, 4097, 70_001])
+@pytest.mark.parametrize("way", ["compiled", "python", "device"])
+def test_every_number_counts(dtype: torch.dtype, count: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "python":
+        monkeypatch.setattr(checksum, "load_library", lambda: None)
+    if way == "device":  # what other devices do, on this one
+        monkeypatch.setattr(checksum, "_of_cpu", lambda data: checksum._of_device(torch.from_numpy(data)))
+    monkeypatch.setattr(checksum, "CHUNK", 1000)
+    tensor = (torch.arange(count) % 7 > 2).to(dtype)
+    first = tensors_checksum([tensor])
+    assert tensors_checksum([tensor.clone()]) == first
+    for place in np.random.default_rng(0).choice(count, min(count, 12), replace=False).tolist():
+        changed = tensor.clone()
+        changed[place] = 1 - changed[place].long() if dtype != torch.bool else ~changed[place]
+        assert tensors_checksum([changed]) != first
+    if count > 3:
+        assert tensors_checksum([tensor.roll(1)]) != first, "order counts"
+
+
+def test_threads_do_not_change_it() -> None:
+    model = build("llama")
+    threads = torch.get_num_threads()
+    try:
+        found = set()
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            found.add(weights_checksum(model))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
