@@ -95,8 +95,8 @@ class Engine:
             on_token: called with every token as it is emitted.
 
         Raises:
-            ValueError: an empty prompt, ids outside the vocabulary, a request beyond the model's context, or a model that
-                was changed since the engine was made (looked at while no request runs).
+            ValueError: an empty prompt, ids outside the vocabulary, a request beyond the model's context, or a model
+                that was changed since the engine was made (looked at while no request runs).
         """
         self._compare_weights()
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
@@ -122,8 +122,8 @@ class Engine:
             return
         if self.runner.outdated:
             raise ValueError(
-                "The model's weights have changed since this engine was made, which would answer with the old ones: make "
-                "a new Engine."
+                "The model's weights have changed since this engine was made, which would answer with the old ones: "
+                "make a new Engine."
             )
         self.compared = True
 

@@ -43,8 +43,8 @@ __all__ = [
 CHOICES = ("auto", "hooked", "eager", "cpu", "cuda_graphs")
 
 # Building a runner inspects and may copy weights, so one serves all engines on a model for as long as the model stays
-# as it is; it holds no request's state, and the model only weakly, so an entry goes with its model. With the runners, by
-# choice and by name, is kept how the model was built.
+# as it is; it holds no request's state, and the model only weakly, so an entry goes with its model. With the runners,
+# by choice and by name, is kept how the model was built.
 _runners: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Runner]]] = weakref.WeakKeyDictionary()
 _opening = threading.RLock()
 
