@@ -197,6 +197,17 @@ def test_a_drafter_that_knows_nothing_costs_little(attaches: int, drafting: floa
     assert np.mean(speeds) > 0.93 * plain
 
 
+def test_rows_that_bring_no_draft_tokens_are_charged() -> None:
+    """As Jacobi's, whose rows cost the same where they bring no draft tokens at all."""
+
+    def seconds(rows: int) -> float:
+        return 1.0 + 0.1 * rows
+
+    world = World(Chain(lambda request: 0.5, most=0, attaches=4), DynamicTree(), seconds)
+    speeds = [world.run([i], 100) for i in range(6)]
+    assert np.mean(speeds) > 0.93 / seconds(1)
+
+
 def test_a_drafter_that_gets_better_is_noticed() -> None:
     quality = [0.0]
     drafter = Chain(lambda request: quality[0], claims=0.5)

@@ -298,7 +298,7 @@ class DynamicSizer(Sizer):
         booked: dict[int, float] = {}
         for b, (request, way) in enumerate(zip(plan.requests, ways, strict=True)):
             state = self._states[request.id]
-            if not plan.budgets[b] or (way == PREPARED and not plan.gains):
+            if not plan.budgets[b]:
                 continue
             # The time of rows has steps, so each pays for what it brings of them all, and not by the row.
             spent = (whole - bare) * gains[b] / hoped + (bare - plain) / batch + drafting / drafted
