@@ -108,7 +108,7 @@ def test_the_eager_runner_takes_stock_models_only() -> None:
 def test_a_runner_serves_as_long_as_the_model_stays_as_it_is() -> None:
     changes: list[Callable[[Any], Any]] = [
         lambda m: m.to(torch.bfloat16),
-        lambda m: m.load_state_dict(zoo.build("mistral").state_dict()),
+        lambda m: m.load_state_dict({name: 2 * weight for name, weight in zoo.build("mistral").state_dict().items()}),
         lambda m: m.model.layers[2].mlp.up_proj.weight.detach().mul_(2),
         lambda m: m.model.layers[1].register_forward_pre_hook(lambda module, args: None),
         lambda m: setattr(m.model.layers[0].mlp, "up_proj", Lora(m.model.layers[0].mlp.up_proj)),

@@ -107,7 +107,9 @@ def choose(target: Target, choice: str = "auto") -> type[Runner]:
 
 
 def _open(target: Target, way: type[Runner]) -> Runner:
-    copied = weights_checksum(target.model) if way.copies else None  # before they are copied: changes in between show
+    copied = None
+    if way.copies and way.qualifies(target):  # else the runner itself says why it is none for this model
+        copied = weights_checksum(target.model)  # before they are copied, so that changes in between show
     runner = way(target)
     runner.copied = copied
     if target.model_type not in TESTED_FAMILIES:

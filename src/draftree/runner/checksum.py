@@ -61,7 +61,7 @@ def _of_cpu(data: np.ndarray) -> bytes:
     """Of contiguous bytes."""
     library = load_library()
     if library is None or len(data) % 4 or data.ctypes.data % 4:
-        return zlib.crc32(data).to_bytes(4, "little")
+        return zlib.crc32(data.data).to_bytes(4, "little")
     words = data.view(np.uint32)
     sums = np.empty(-(-len(words) // BLOCK_WORDS), np.uint64)
     at, to = array_address(words, np.uint32), array_address(sums, np.uint64)
