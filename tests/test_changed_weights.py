@@ -91,6 +91,18 @@ def test_a_change_before_the_first_request_shows() -> None:
         engine.add([1, 2])
 
 
+def test_a_runner_opened_before_the_change_is_refused() -> None:
+    model = construct(MEMBERS["llama"])
+    runner: Any = open_runner(model)
+    ours(model, runner)
+    by_data(model)
+    with pytest.raises(ValueError, match="since this runner was opened"):
+        ours(model, runner)
+    with pytest.raises(ValueError, match="since this runner was opened"):
+        model.generate(PROMPT, custom_generate=draftree.custom_generate(runner=runner), max_new_tokens=4)
+    assert ours(model, "auto") == own(model)
+
+
 def test_packed_weights_that_change_are_noticed() -> None:
     model = construct(MEMBERS["llama"])
     draftree.runner.pack_weights(model)

@@ -19,7 +19,7 @@ from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
 from draftree.pruning import EarlyPruning, LossyCALM
-from draftree.runner import Runner, open_runner
+from draftree.runner import Runner, open_current, open_runner
 from draftree.shaping import Shape
 
 
@@ -100,7 +100,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "eos_token_id": eos_token_id,
     }
-    opened = open_runner(model, runner)
+    opened = open_current(model, runner)
     target = opened.target
     _check_ids(input_ids, attention_mask)
     input_ids = input_ids.long()

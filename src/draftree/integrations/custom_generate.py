@@ -25,7 +25,7 @@ from draftree.engine.options import refuse_other_methods, split_criteria
 from draftree.integrations.batched_processors import processors_by_request
 from draftree.integrations.model_inputs import check_inputs
 from draftree.pruning import EarlyPruning, LossyCALM
-from draftree.runner import Runner, Target, open_runner
+from draftree.runner import Runner, Target, open_current
 from draftree.shaping import Shape
 
 
@@ -89,7 +89,7 @@ def custom_generate(
         **model_kwargs: Any,
     ) -> Any:
         refuse_other_methods(generation_config)
-        opened = open_runner(model, runner)
+        opened = open_current(model, runner)
         target = opened.target
         length, eos, criteria = split_criteria(stopping_criteria)
         new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]

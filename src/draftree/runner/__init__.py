@@ -35,6 +35,7 @@ __all__ = [
     "Target",
     "choose",
     "inspect_model",
+    "open_current",
     "open_runner",
     "pack_weights",
     "unpack_weights",
@@ -85,6 +86,21 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
             held[way.name] = _open(target, way)
         held[choice] = held[way.name]
         return held[way.name]
+
+
+def open_current(model: Any, choice: str | Runner = "auto") -> Runner:
+    """`open_runner` for a text that begins now: a runner that was opened before must still have the model's weights.
+
+    Raises:
+        TypeError, ValueError: as `open_runner`, or a model that has changed since its runner was opened.
+    """
+    opened = open_runner(model, choice)
+    if opened is choice and opened.outdated:
+        raise ValueError(
+            "The model's weights have changed since this runner was opened, which would answer with the old ones: "
+            "open it again, or give its name."
+        )
+    return opened
 
 
 def choose(target: Target, choice: str = "auto") -> type[Runner]:
