@@ -9,21 +9,22 @@ import threading
 import weakref
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from draftree.runner.base import Runner
 from draftree.runner.checksum import weights_checksum
-from draftree.runner.cpu.packed import PackedLinear
 from draftree.runner.cpu.packing import pack_weights, unpack_weights
 from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.cpu.t5 import FAMILIES as T5_FAMILIES
 from draftree.runner.cpu.t5 import T5Runner
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 from draftree.runner.eager.runner import EagerRunner
+from draftree.runner.hooked.anatomy import forget_anatomy
 from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
 from draftree.runner.hooked.runner import HookedRunner, lock_of
-from draftree.runner.target import Target, inspect_model
+from draftree.runner.stock import state_of
+from draftree.runner.target import Target, inspect_model, offloaded
 
 __all__ = [
     "CpuRunner",
@@ -53,7 +54,8 @@ _opening = threading.RLock()
 def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
     """The runner for `model`: one of `CHOICES`, or one that has been opened already.
 
-    A family that is not in the tests is looked at once: its tree logits must be those of its branches.
+    A model of a family that is not in the tests, or altered by its user, is looked at once: its tree logits must be
+    those of its branches.
 
     Args:
         model: a Hugging Face model.
@@ -74,11 +76,12 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
     with _opening:
         known, held = _runners.get(model, (None, {}))
         with lock_of(model):  # no pass of another thread may have its hooks on the model while it is looked at
-            state = _state_of(model)
+            state = state_of(model)
         if known == state and choice in held and not held[choice].outdated:
             return held[choice]
         target = inspect_model(model)
         if known != state:
+            forget_anatomy(model)
             held = {}
             _runners[model] = state, held
         way = choose(target, choice)
@@ -128,43 +131,6 @@ def _open(target: Target, way: type[Runner]) -> Runner:
         copied = weights_checksum(target.model)  # before they are copied, so that changes in between show
     runner = way(target)
     runner.copied = copied
-    if target.model_type not in TESTED_FAMILIES:
+    if target.model_type not in TESTED_FAMILIES or (target.alteration is not None and not offloaded(target.model)):
         check_trees(runner)
     return runner
-
-
-def _state_of(model: nn.Module) -> list[Any]:
-    """How a model is built: modules, hooks, where weights lie, kind of attention. Not what the weights are.
-
-    Compiled layers read some weights where they lie. One flat list: this runs before every text, and with a tuple for
-    each part Python's collector took five times as long as the rest.
-    """
-    state: list[Any] = [getattr(getattr(model, "config", None), "_attn_implementation", None)]
-    for module in _modules(model):
-        state.append(id(module))
-        state.append(type(module))
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                # Quantised ones have no single place in memory.
-                plain = type(parameter) in (nn.Parameter, Tensor)
-                state.append(parameter.data_ptr() if plain else id(parameter))
-        if isinstance(module, PackedLinear):
-            state.append(module.panels.data_ptr())
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            if hooks:
-                state += map(id, hooks.values())
-        if "_hf_hook" in module.__dict__:
-            state.append("_hf_hook")
-    return state
-
-
-def _modules(model: nn.Module) -> list[nn.Module]:
-    """Every module once. `Module.modules` takes five times as long, and this runs before every text."""
-    found: dict[int, nn.Module] = {}
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None and id(module) not in found:
-            found[id(module)] = module
-            waiting += module._modules.values()
-    return list(found.values())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.runner.layout.kinds import LayerKind
+from draftree.runner.stock import alteration
 
 KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 RECURRENT = ("linear", "conv", "mamba", "recurrent")  # in the names of layer types that keep a state
@@ -35,6 +36,7 @@ class Target:
         hidden_size: width of the hidden states.
         max_positions: context limit in tokens, None where the model has none.
         encoder_decoder: whether trees grow in the decoder of an encoder-decoder.
+        alteration: what about it is not as its class builds it, see `stock.alteration`; None for a stock model.
     """
 
     reference: weakref.ref[Any]
@@ -46,6 +48,7 @@ class Target:
     hidden_size: int
     max_positions: int | None
     encoder_decoder: bool
+    alteration: str | None
 
     @property
     def model(self) -> Any:
@@ -161,6 +164,7 @@ def inspect_model(model: Any) -> Target:
         hidden_size=int(model.get_input_embeddings().weight.shape[1]),
         max_positions=_max_positions(config),
         encoder_decoder=encoder_decoder,
+        alteration=alteration(model),
     )
 
 
@@ -178,19 +182,16 @@ def _unwrap(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def plain_weight(parameter: Tensor) -> bool:
-    """Whether a weight may be copied into another layout, once: it is a plain tensor that counts its changes.
-
-    Quantised weights are of classes of their own. Those made in inference mode count no changes.
-    """
-    return type(parameter) is nn.Parameter and not parameter.is_inference()
-
-
 def device_of(model: Any) -> torch.device:
     """Where the input ids of a model go."""
     embedding = model.get_input_embeddings()
     device = torch.device(embedding.weight.device)
     return torch.device(_brought_to(embedding) or device) if device.type == "meta" else device
+
+
+def offloaded(model: nn.Module) -> bool:
+    """Whether accelerate moves a model's weights or states as it is called; a pass may then take minutes."""
+    return any("_hf_hook" in module.__dict__ for module in model.modules())
 
 
 def weight_of(module: Any) -> Tensor:

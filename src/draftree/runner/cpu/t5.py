@@ -19,7 +19,7 @@ from draftree.native import ABI, load_library
 from draftree.native.addresses import address
 from draftree.native.structures import Matrix, Pass, T5Decoder, T5Layer
 from draftree.runner.cpu.layers import threads_for
-from draftree.runner.cpu.packed import Packed, PackedLinear
+from draftree.runner.cpu.packed import Packed
 from draftree.runner.eager.product import may_copy
 from draftree.runner.hooked.anatomy import anatomy_of
 from draftree.runner.hooked.runner import HookedRunner
@@ -27,9 +27,8 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
-from draftree.runner.target import Target, plain_weight
+from draftree.runner.target import Target
 
-PLAIN = ("torch.nn.", "transformers.", "draftree.runner.cpu.packed")  # modules whose classes nobody has changed
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
 ACTIVATIONS = (("relu", False), ("gelu_new", True))  # with a gate or without
 
@@ -42,7 +41,7 @@ class T5Runner(HookedRunner):
     @classmethod
     def refusal(cls, target: Target) -> str | None:
         """See `Runner.refusal`."""
-        if _stock(target):
+        if _drives(target):
             return None
         return (
             f"This '{target.model_type}' model does not qualify for runner='cpu', which drives stock T5 and mT5 models "
@@ -197,37 +196,15 @@ class _OwnTypeEncoder(EncoderState):
     admit = in_own_type(EncoderState.admit)
 
 
-def _stock(target: Target) -> bool:
-    """Whether the model is a T5 or mT5 in its stock state that the compiled functions can drive."""
-    if not target.encoder_decoder or target.model_type not in FAMILIES or load_library() is None:
+def _drives(target: Target) -> bool:
+    """Whether the model is a stock T5 or mT5 that the compiled functions can drive."""
+    config, model = target.config, target.model
+    if target.model_type not in FAMILIES or not target.encoder_decoder or load_library() is None:
         return False
-    if (target.config.dense_act_fn, bool(target.config.is_gated_act)) not in ACTIVATIONS:
+    if (config.dense_act_fn, bool(config.is_gated_act)) not in ACTIVATIONS or target.alteration is not None:
         return False
-    model = target.model
-    if target.dtype != torch.float32 or not all(
-        plain_weight(p) and p.is_cpu and p.dtype == torch.float32 for p in model.parameters()
-    ):
-        return False
-    if not (_plain(model) and _all_plain(target.decoder) and _all_plain(model.get_output_embeddings())):
-        return False
-    layers: list[Any] = target.layers
-    linears = [m for layer in layers for group in _linears(layer) for m in group]
-    if not all(type(m) in (torch.nn.Linear, PackedLinear) for m in linears):
-        return False
-    contiguous = target.decoder.get_input_embeddings().weight.is_contiguous()
-    return contiguous and may_copy(model, target.device, much_faster=True)
-
-
-def _plain(module: torch.nn.Module) -> bool:
-    """Whether a module computes what its class says: no hooks, no class of others; its parts may be anything."""
-    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
-        return False
-    return type(module).__module__.startswith(PLAIN)
-
-
-def _all_plain(part: torch.nn.Module) -> bool:
-    """Whether that holds for a part of a model and all of its own."""
-    return all(_plain(module) for module in part.modules())
+    on_cpu = target.dtype == torch.float32 and all(p.is_cpu for p in model.parameters())
+    return on_cpu and may_copy(model, target.device, much_faster=True)
 
 
 def _bias_by_distance(attention: Any) -> Tensor:

@@ -26,10 +26,8 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.skip import Skip
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment, logit_slice, operate
-from draftree.runner.target import Target, plain_weight
+from draftree.runner.target import Target
 
-STOCK_MODULES = ("torch.nn.", "transformers.")
-OUTPUT_HOOKS = ("transformers.utils.output_capturing",)
 KEPT_STACKS = 32  # sets of layers that are remembered
 
 
@@ -57,13 +55,17 @@ class EagerRunner(Runner):
 
     @classmethod
     def refusal(cls, target: Target) -> str | None:
-        """See `Runner.refusal`: adapters, quantised linears, offloading, weights on several devices."""
-        if _stock(target):
+        """See `Runner.refusal`: other families, models that were altered, weights on several devices."""
+        reason = target.alteration
+        if not known_shape(target):
+            reason = f"only of the families {', '.join(FAMILIES)}"
+        elif reason is None and len({p.device for p in target.model.parameters()}) > 1:
+            reason = "its weights lie on several devices"
+        if reason is None:
             return None
         return (
-            f"This '{target.model_type}' model does not qualify for runner={cls.name!r}, which drives stock "
-            f"{', '.join(FAMILIES)} models without adapters, quantisation or offloading: use runner='hooked' or "
-            "runner='auto'."
+            f"This '{target.model_type}' model does not qualify for runner={cls.name!r}, which drives stock models "
+            f"alone, and {reason}: use runner='hooked' or runner='auto'."
         )
 
     def __init__(self, target: Target) -> None:
@@ -189,25 +191,3 @@ def copies(target: Target, *, much_faster: bool) -> bool:
     """Whether the weights may be copied into a faster layout, or lie in it already."""
     packed = any(isinstance(module, PackedLinear) for module in target.model.modules())
     return packed or may_copy(target.model, target.device, much_faster=much_faster)
-
-
-def _stock(target: Target) -> bool:
-    """Whether the model is of a known shape, and nothing about it has been changed."""
-    if not known_shape(target) or type(target.model).__module__.split(".")[0] != "transformers":
-        return False
-    for module in target.model.modules():
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        # A model that has returned hidden states keeps hooks of transformers, which only look.
-        foreign = any(getattr(hook, "__module__", None) not in OUTPUT_HOOKS for hook in hooks)
-        if foreign or hasattr(module, "_hf_hook"):
-            return False
-        if type(module) is PackedLinear:  # by `pack_weights`, and not moved or cast since
-            if module.panels.dtype != torch.float32 or not module.panels.is_cpu:
-                return False
-            continue
-        if not type(module).__module__.startswith(STOCK_MODULES):
-            return False
-        if "Linear" in type(module).__name__ and type(module) is not nn.Linear:
-            return False
-    parameters = list(target.model.parameters())
-    return all(map(plain_weight, parameters)) and len({p.device for p in parameters}) == 1

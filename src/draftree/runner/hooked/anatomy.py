@@ -102,6 +102,11 @@ def anatomy_of(runner: Runner) -> Anatomy:
     return found
 
 
+def forget_anatomy(model: Any) -> None:
+    """Look at a model anew the next time, as it has changed."""
+    _known.pop(model, None)
+
+
 @torch.no_grad()
 def _look(runner: Runner) -> Anatomy:
     target = runner.target

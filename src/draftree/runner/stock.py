@@ -1,0 +1,208 @@
+"""Whether a model computes what its class says.
+
+Runners that compute a stock model's layers themselves may drive nothing else. A model can be changed in more ways than
+can be listed, so it is compared whole with what its class builds from its configuration, on the meta device, where that
+takes milliseconds: modules, their settings, the shapes of their weights. What the comparison cannot see is looked for:
+methods that were replaced on an object or on a class, functions that those call, hooks.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules import module as hooks_of_all
+from transformers import PretrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from draftree.runner.cpu.packed import PackedLinear
+
+ORIGINS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, transformers))
+OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
+# Settings of modules that change in use, or change nothing about what a pass in evaluation mode computes.
+LOOSE = ("training", "name_or_path", "gradient_checkpointing", "max_seq_len_cached")
+SETTINGS = (bool, int, float, str, tuple, list, dict, type(None))
+
+
+def alteration(model: Any) -> str | None:
+    """What about a model is not as its class builds it from its configuration, in words; None for a stock model.
+
+    The numbers in its weights and buffers may be any.
+    """
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            stock = type(model)(copy.deepcopy(model.config))
+    except Exception:  # a class of the user's own may take other arguments
+        return f"{type(model).__name__} is not built from its configuration alone"
+    own, theirs = dict(model.named_modules()), dict(stock.named_modules())
+    if own.keys() != theirs.keys():
+        name = sorted(own.keys() ^ theirs.keys())[0]
+        return f"the module {name!r} is {'one too many' if name in own else 'missing'} by its configuration"
+    for name, module in own.items():
+        difference = _difference(module, theirs[name], model.dtype)
+        if difference is not None:
+            return f"the {difference} of {f'its module {name!r}' if name else 'the model'} is not that of a stock model"
+    if hooks_of_all._global_forward_hooks or hooks_of_all._global_forward_pre_hooks:
+        return "torch calls a hook for every module"
+    for namespace, name in _places(model, {type(module) for module in own.values()}):
+        if not _stock_function(namespace.get(name)):
+            return f"{name!r}, which it calls, is not as torch or transformers define it"
+    return None
+
+
+def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str | None:
+    """The first thing about a module that is not as in the stock one, by name."""
+    if _foreign_hooks(module):
+        return "hooks"
+    if type(module) is PackedLinear:
+        same = type(stock) is nn.Linear and (module.in_features, module.out_features) == stock.weight.shape[::-1]
+        return None if same and module.panels.dtype == torch.float32 and module.panels.is_cpu else "class"
+    if type(module) is not type(stock):
+        return "class"
+    for name, value in stock.__dict__.items():
+        settings = not name.startswith("_") and name not in LOOSE and isinstance(value, SETTINGS)
+        if settings and module.__dict__.get(name) != value:
+            return f"setting {name!r}"
+    for name, value in module.__dict__.items():
+        if callable(value) and name not in stock.__dict__ and hasattr(type(module), name):
+            return f"method {name!r}"
+    for kind, own, theirs in (
+        ("parameter", module._parameters, stock._parameters),
+        ("buffer", module._buffers, stock._buffers),
+    ):
+        if own.keys() != theirs.keys():
+            return f"set of {kind}s"
+        for name, tensor in own.items():
+            if not _alike(tensor, theirs[name], dtype if kind == "parameter" else None):
+                return f"{kind} {name!r}"
+    return None
+
+
+def _alike(tensor: Tensor | None, stock: Tensor | None, dtype: torch.dtype | None) -> bool:
+    """Whether a tensor lies in memory as a stock one does; of a quantised class none does."""
+    if tensor is None or stock is None:
+        return tensor is stock
+    plain = type(tensor) is type(stock) and tensor.shape == stock.shape and tensor.is_contiguous()
+    # A parameter made in inference mode counts no changes.
+    return plain and (dtype is None or (tensor.dtype == dtype and not tensor.is_inference()))
+
+
+def _foreign_hooks(module: nn.Module) -> bool:
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return "_hf_hook" in module.__dict__ or any(getattr(h, "__module__", None) not in OUTPUT_HOOKS for h in hooks)
+
+
+Place = tuple[Any, str]  # a namespace, and the name of a function in it
+_seen: dict[type, list[Place]] = {}
+
+
+def _places(model: Any, kinds: set[type]) -> Iterator[Place]:
+    """Where the functions that a model's passes call are looked up: those of its modules' classes, and of attention."""
+    yield vars(F), "scaled_dot_product_attention"
+    yield ALL_ATTENTION_FUNCTIONS, model.config._attn_implementation
+    for kind in kinds - {PackedLinear}:
+        known = _seen.get(kind)
+        if known is None:
+            known = _places_of(kind)
+            if all(_stock_function(namespace.get(name)) for namespace, name in known):
+                _seen[kind] = known
+        yield from known
+
+
+def _places_of(kind: type) -> list[Place]:
+    """Methods of a class below `nn.Module`, and the functions of their own modules that these call."""
+    found: list[Place] = []
+    for part in kind.__mro__:
+        if part is nn.Module:
+            break
+        found += [(vars(part), name) for name, value in vars(part).items() if isinstance(value, FunctionType)]
+    for namespace, name in found:  # which grows
+        function = inspect.unwrap(namespace[name])
+        if not isinstance(function, FunctionType) or not function.__module__.startswith("transformers.models."):
+            continue
+        for called in function.__code__.co_names:
+            place = function.__globals__, called
+            if isinstance(place[0].get(called), FunctionType) and not any(
+                place[0] is known and called == as_ for known, as_ in found
+            ):
+                found.append(place)
+    return found
+
+
+def _stock_function(function: Any) -> bool:
+    """Whether torch or transformers define a function; what is none (an attention that is not known) passes."""
+    parts = (function, inspect.unwrap(function)) if callable(function) else ()
+    return all(
+        part.__code__.co_filename.startswith(ORIGINS)
+        if isinstance(part, FunctionType)
+        else not isinstance(part, partial)
+        for part in parts
+    )
+
+
+_TORCHS = frozenset(nn.Module().__dict__) | set(LOOSE)  # what every module has, and is looked at by itself
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
+
+def state_of(model: nn.Module) -> list[Any]:
+    """What `alteration` looks at on the model itself, to be compared with what it was before a runner was opened.
+
+    Not what the weights are. One flat list: this runs before every text, and with a tuple for each part Python's
+    collector took five times as long as the rest.
+    """
+    state: list[Any] = [*map(id, hooks_of_all._global_forward_hooks.values())]
+    state += map(id, hooks_of_all._global_forward_pre_hooks.values())
+    _add_config(state, getattr(model, "config", None))
+    modules = _modules(model)
+    state += [namespace.get(name) for namespace, name in _places(model, {type(module) for module in modules})]
+    for module in modules:
+        kind, own = type(module), module.__dict__
+        state += (id(module), kind)
+        for parameter in module._parameters.values():
+            if parameter is None:
+                state.append(None)
+            elif type(parameter) in (nn.Parameter, Tensor):
+                state += (parameter.data_ptr(), parameter.dtype, parameter.stride())
+            else:  # quantised ones have no single place in memory
+                state.append(id(parameter))
+        if isinstance(module, PackedLinear):
+            state.append(module.panels.data_ptr())
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            if hooks:
+                state += map(id, hooks.values())
+        for name in own.keys() - _TORCHS:
+            value = own[name]
+            state.append(value if type(value) in _PLAIN else id(value))
+    return state
+
+
+def _add_config(state: list[Any], config: Any) -> None:
+    """Add a configuration's values, and those of the ones in it."""
+    for value in getattr(config, "__dict__", {}).values():
+        if type(value) in _PLAIN:
+            state.append(value)
+        elif isinstance(value, dict | list | tuple):
+            state.append(str(value))
+        elif isinstance(value, PretrainedConfig):
+            _add_config(state, value)
+
+
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """Every module once. `Module.modules` takes five times as long, and this runs before every text."""
+    found: dict[int, nn.Module] = {}
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and id(module) not in found:
+            found[id(module)] = module
+            waiting += module._modules.values()
+    return list(found.values())
