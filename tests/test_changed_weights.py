@@ -78,7 +78,7 @@ def test_an_engine_does_not_answer_with_old_weights(change: Callable[[Any], None
     change(model)
     engine.add([8])  # while requests run nothing is looked at
     engine.run()
-    with pytest.raises(ValueError, match="weights have changed since this engine was made"):
+    with pytest.raises(ValueError, match="model has changed since this engine was made"):
         engine.add([5, 9, 3])
     assert Engine(model).add([5, 9, 3]) is not None
 

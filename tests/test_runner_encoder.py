@@ -174,7 +174,8 @@ def test_decoders_that_are_not_compiled() -> None:
     hooked = copy.deepcopy(zoo.build("t5"))
     hooked.decoder.block[1].register_forward_hook(lambda *_: None)
     other = copy.deepcopy(zoo.build("t5"))
-    other.decoder.block[0].layer[2].DenseReluDense.wo = torch.nn.Sequential(torch.nn.Identity())
+    dense = other.decoder.block[0].layer[2].DenseReluDense
+    dense.wo = type("OtherLinear", (torch.nn.Linear,), {})(dense.wo.in_features, dense.wo.out_features, bias=False)
     for model in (zoo.build("bart"), zoo.build("umt5"), copy.deepcopy(zoo.build("t5")).bfloat16(), hooked, other):
         assert not T5Runner.qualifies(inspect_model(model))
         assert type(open_runner(model)) is HookedRunner

@@ -70,7 +70,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i lives in slot i
         self._stepping = False
-        self.compared = False  # whether the weights were compared with the runner's since the last step
+        self.compared = False  # whether the model was compared with the runner's since the last step
 
     # ---------------------------------------------------------------- requests come and go
 
@@ -98,7 +98,7 @@ class Engine:
             ValueError: an empty prompt, ids outside the vocabulary, a request beyond the model's context, or a model
                 that was changed since the engine was made (looked at while no request runs).
         """
-        self._compare_weights()
+        self._compare_model()
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         rules = rules or Rules(eos_token_ids=eos_token_ids(self.target.model))
         if self.config.rule is not None:
@@ -116,14 +116,13 @@ class Engine:
         self.waiting.append(request)
         return request
 
-    def _compare_weights(self) -> None:
-        """Refuse to answer with old weights; between requests only, as it takes as long as a step."""
+    def _compare_model(self) -> None:
+        """Refuse to answer as the model no longer is; between requests only, as it takes as long as a step."""
         if self.busy or self.compared:
             return
         if self.runner.outdated:
             raise ValueError(
-                "The model's weights have changed since this engine was made, which would answer with the old ones: "
-                "make a new Engine."
+                "The model has changed since this engine was made, which would answer as it was: make a new Engine."
             )
         self.compared = True
 

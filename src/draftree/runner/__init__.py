@@ -22,9 +22,10 @@ from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.hooked.anatomy import forget_anatomy
 from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
-from draftree.runner.hooked.runner import HookedRunner, lock_of
+from draftree.runner.hooked.own_thread import lock_of
+from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.stock import state_of
-from draftree.runner.target import Target, inspect_model, offloaded
+from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
 
 __all__ = [
     "CpuRunner",
@@ -45,9 +46,9 @@ __all__ = [
 CHOICES = ("auto", "hooked", "eager", "cpu", "cuda_graphs")
 
 # Building a runner inspects and may copy weights, so one serves all engines on a model for as long as the model stays
-# as it is; it holds no request's state, and the model only weakly, so an entry goes with its model. With the runners,
-# by choice and by name, is kept how the model was built.
-_runners: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Runner]]] = weakref.WeakKeyDictionary()
+# as it is; it holds no request's state, and the model only weakly, so an entry goes with its model. Runners are kept by
+# choice and by name.
+_runners: weakref.WeakKeyDictionary[Any, dict[str, Runner]] = weakref.WeakKeyDictionary()
 _opening = threading.RLock()
 
 
@@ -74,25 +75,25 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
         target = inspect_model(model)  # says what is wrong with it
         return _open(target, choose(target, choice))
     with _opening:
-        known, held = _runners.get(model, (None, {}))
-        with lock_of(model):  # no pass of another thread may have its hooks on the model while it is looked at
-            state = state_of(model)
-        if known == state and choice in held and not held[choice].outdated:
-            return held[choice]
-        target = inspect_model(model)
-        if known != state:
-            forget_anatomy(model)
-            held = {}
-            _runners[model] = state, held
-        way = choose(target, choice)
-        if way.name not in held or held[way.name].outdated:
-            held[way.name] = _open(target, way)
-        held[choice] = held[way.name]
-        return held[way.name]
+        held = _runners.setdefault(model, {})
+        known = held.get(choice)
+        if known is None or known.outdated:
+            with lock_of(unwrapped(model)):  # no pass of another thread may have its hooks there while it is looked at
+                target = inspect_model(model)
+                state = state_of(target.model)
+            way = choose(target, choice)
+            if known is not None or (way.name in held and held[way.name].outdated):
+                held.clear()
+            if way.name not in held:
+                forget_anatomy(target.model)
+                held[way.name] = _open(target, way)
+                held[way.name].seen = state
+            held[choice] = held[way.name]
+        return held[choice]
 
 
 def open_current(model: Any, choice: str | Runner = "auto") -> Runner:
-    """`open_runner` for a text that begins now: a runner that was opened before must still have the model's weights.
+    """`open_runner` for a text that begins now: the model must be as it was when a runner given here was opened.
 
     Raises:
         TypeError, ValueError: as `open_runner`, or a model that has changed since its runner was opened.
@@ -100,8 +101,8 @@ def open_current(model: Any, choice: str | Runner = "auto") -> Runner:
     opened = open_runner(model, choice)
     if opened is choice and opened.outdated:
         raise ValueError(
-            "The model's weights have changed since this runner was opened, which would answer with the old ones: "
-            "open it again, or give its name."
+            "The model has changed since this runner was opened, which would answer as it was: open it again, or give "
+            "its name."
         )
     return opened
 

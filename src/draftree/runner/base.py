@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from draftree.runner.checksum import weights_checksum
+from draftree.runner.hooked.own_thread import lock_of
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan
+from draftree.runner.stock import state_of
 from draftree.runner.target import Target
 from draftree.runner.top_tokens import top_tokens
 
@@ -45,12 +47,18 @@ class Runner(ABC):
         # Held around a pass where passes of several threads would meet on the model.
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
-        self.copied: bytes | None = None  # the checksum of the weights that it has copied; see `open_runner`
+        # The state of the model when `open_runner` looked at it, and the checksum of the weights that were copied.
+        self.seen: list[Any] | None = None
+        self.copied: bytes | None = None
 
     @property
     def outdated(self) -> bool:
-        """Whether the model's weights are no longer those that this runner has copied; takes as long as a step."""
-        return self.copied is not None and self.copied != weights_checksum(self.target.model)
+        """Whether the model has changed since this runner was opened; takes as long as a step where it has copies."""
+        model = self.target.model
+        with lock_of(model):  # no pass of another thread may have its hooks there
+            if self.seen is not None and self.seen != state_of(model):
+                return True
+        return self.copied is not None and self.copied != weights_checksum(model)
 
     @property
     def plan_device(self) -> torch.device:

@@ -29,7 +29,7 @@ from draftree.runner.cpu.packed import PackedLinear
 ORIGINS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, transformers))
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
 # Settings of modules that change in use, or change nothing about what a pass in evaluation mode computes.
-LOOSE = ("training", "name_or_path", "gradient_checkpointing", "max_seq_len_cached")
+LOOSE = ("training", "name_or_path", "generation_config", "gradient_checkpointing", "max_seq_len_cached")
 SETTINGS = (bool, int, float, str, tuple, list, dict, type(None))
 
 
@@ -97,8 +97,13 @@ def _alike(tensor: Tensor | None, stock: Tensor | None, dtype: torch.dtype | Non
 
 
 def _foreign_hooks(module: nn.Module) -> bool:
+    return "_hf_hook" in module.__dict__ or bool(_hooks(module))
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    """A module's hooks, but for transformers' that only look."""
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return "_hf_hook" in module.__dict__ or any(getattr(h, "__module__", None) not in OUTPUT_HOOKS for h in hooks)
+    return [hook for hook in hooks if getattr(hook, "__module__", None) not in OUTPUT_HOOKS]
 
 
 Place = tuple[Any, str]  # a namespace, and the name of a function in it
@@ -176,12 +181,12 @@ def state_of(model: nn.Module) -> list[Any]:
                 state.append(id(parameter))
         if isinstance(module, PackedLinear):
             state.append(module.panels.data_ptr())
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            if hooks:
-                state += map(id, hooks.values())
+        if module._forward_hooks or module._forward_pre_hooks:
+            state += map(id, _hooks(module))
         for name in own.keys() - _TORCHS:
             value = own[name]
-            state.append(value if type(value) in _PLAIN else id(value))
+            if not name.startswith("_") or callable(value):
+                state.append(value if type(value) in _PLAIN else id(value))
     return state
 
 

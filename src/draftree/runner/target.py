@@ -107,7 +107,7 @@ def inspect_model(model: Any) -> Target:
         TypeError: not a Hugging Face model with a decoder and a language-model head.
         ValueError: a model that cannot hold trees, or not in its present state; the message says what to do.
     """
-    model = _unwrap(model)
+    model = unwrapped(model)
     needed = ("config", "get_decoder", "can_generate")
     known = isinstance(model, nn.Module) and all(hasattr(model, name) for name in needed)
     if not known:
@@ -168,7 +168,7 @@ def inspect_model(model: Any) -> Target:
     )
 
 
-def _unwrap(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
     """The model inside a torch.compile or PEFT wrapper, whose own `forward` hides the arguments."""
     model = getattr(model, "_orig_mod", model)
     if not hasattr(model, "peft_config"):

@@ -7,7 +7,7 @@ with as many nodes. Shaping and pruning work on merged trees as on any other.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -19,7 +19,6 @@ from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 LEAST_BUDGET = 16  # draft tokens that each drafter may draft at least, so that it shows where two of them agree
-PASSES = 8  # under way at a time, in as many threads
 
 
 class Merge(Drafter):
@@ -67,7 +66,7 @@ class Merge(Drafter):
         )
         self.votes = Votes(len(self.drafters))
         self._begun: dict[int, list[int]] = {}  # by request, the drafters that have begun it
-        self._passes: deque[tuple[TokenTree, Joint]] = deque(maxlen=PASSES)
+        self._joints: dict[int, Joint] = {}  # of the pass under way, by its first request
 
     def bind(self, target: Target, **hints: Any) -> None:
         """See `Drafter.bind`.
@@ -112,7 +111,7 @@ class Merge(Drafter):
             with self._named(i):
                 parts.append(drafter.plan(step) if drafter.capabilities.attaches else None)
         joint = join(list(zip(self.names, parts, strict=True)), trees)
-        self._passes.append((trees, joint))
+        self._joints[step.requests[0].id] = joint
         return joint.attachment
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
@@ -127,7 +126,7 @@ class Merge(Drafter):
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`."""
         self.votes.compare(step.requests)
-        joint = next((joint for trees, joint in self._passes if trees is step.trees), None)
+        joint = self._joints.pop(step.requests[0].id, None)
         for i, drafter in enumerate(self.drafters):
             if drafter.capabilities.observes:
                 with self._named(i):
@@ -136,6 +135,7 @@ class Merge(Drafter):
     def end(self, request: Context) -> None:
         """See `Drafter.end`; one drafter's error keeps no other from forgetting the request."""
         self.votes.forget(request)
+        self._joints.pop(request.id, None)
         errors = []
         for i in self._begun.pop(request.id, ()):
             try:

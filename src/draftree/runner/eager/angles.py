@@ -46,9 +46,7 @@ class AngleTables:
 
     def reach(self, longest: int, dtype: torch.dtype, device: torch.device) -> dict[str | None, tuple[Tensor, Tensor]]:
         """Cosines and sines by kind, long enough for positions below `longest`."""
-        for table in self.tables.values():
-            table.reach(longest, dtype, device)
-        return {name: (table.cosines, table.sines) for name, table in self.tables.items()}
+        return {name: table.reach(longest, dtype, device) for name, table in self.tables.items()}
 
     def of(
         self, segment: Segment, floor: tuple[int, ...], dtype: torch.dtype, cache: SlotCache, kind: LayerKind

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.runner.base import Runner
+from draftree.runner.hooked.own_thread import on_this_thread
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import Plan
 from draftree.runner.target import Target
@@ -130,10 +131,13 @@ def _look(runner: Runner) -> Anatomy:
         with ExitStack() as stack:
             for module in target.decoder.modules():
                 if id(module) not in inside and not list(module.children()):
-                    stack.callback(module.register_forward_hook(note).remove)
-            stack.callback(target.layers[-1].register_forward_pre_hook(lambda *_: calls.clear()).remove)
-            stack.callback(head.register_forward_pre_hook(lambda _, args: read.append(args[0])).remove)
-            stack.callback(head.register_forward_hook(lambda *call: outputs.append(call[-1])).remove)
+                    stack.callback(module.register_forward_hook(on_this_thread(note)).remove)
+            for register, hook in (
+                (target.layers[-1].register_forward_pre_hook, lambda *_: calls.clear()),
+                (head.register_forward_pre_hook, lambda _, args: read.append(args[0])),
+                (head.register_forward_hook, lambda *call: outputs.append(call[-1])),
+            ):
+                stack.callback(register(on_this_thread(hook)).remove)
             row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
             one = torch.zeros(1, 1, dtype=torch.long, device=device)
             result = runner.run(Plan(one, one, row, taps=(len(target.layers),)), cache, encoder=encoder)

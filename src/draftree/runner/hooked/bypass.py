@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftree.runner.hooked.own_thread import on_this_thread, replaced
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.skip import Omitted, Skip
 from draftree.runner.target import Target
@@ -84,9 +85,7 @@ class Bypass:
         with ExitStack() as stack:
             for at in layers:
                 for module, forward in self._stands[at]:
-                    held = module.__dict__.get("forward")  # of a wrapper, such as accelerate's
-                    stack.callback(_put_back, module, held)
-                    module.__dict__["forward"] = forward
+                    stack.enter_context(replaced(module, "forward", forward))
             yield
 
     @contextmanager
@@ -118,8 +117,7 @@ class Bypass:
         with ExitStack() as stack:
             for i, layer in enumerate(layers):
                 ((_, stand_in),) = self._stands[whole[i]]
-                stack.callback(_put_back, layer, layer.__dict__.get("forward"))
-                layer.__dict__["forward"] = gate(i, layer, stand_in)
+                stack.enter_context(replaced(layer, "forward", gate(i, layer, stand_in)))
             yield
 
     def _watch(self, places: list[tuple[int, Omitted]]) -> None:
@@ -141,7 +139,7 @@ class Bypass:
 
         with ExitStack() as stack:
             for module in {module for found in parts.values() for module, _ in found}:
-                stack.callback(module.register_forward_hook(note, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(on_this_thread(note), with_kwargs=True).remove)
             self._one_row()
         for at, found in parts.items():
             self._stands[at] = [(module, forms[module].stand_in(module, zeros=zeros)) for module, zeros in found]
@@ -203,10 +201,3 @@ def named_arguments(
         if parameter.kind is parameter.VAR_KEYWORD:
             named |= named.pop(name, {})
     return named
-
-
-def _put_back(module: nn.Module, held: Any) -> None:
-    if held is None:
-        module.__dict__.pop("forward", None)
-    else:
-        module.__dict__["forward"] = held

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from draftree.runner.hooked.own_thread import on_this_thread, replaced
 from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.layout.masks import PassMasks
 from draftree.runner.target import Target
@@ -220,13 +221,10 @@ class Umt5(Family):
 
             return compute_bias
 
-        try:
+        with ExitStack() as stack:
             for attention in attentions:
-                attention.compute_bias = by_position(attention)
+                stack.enter_context(replaced(attention, "compute_bias", by_position(attention)))
             yield
-        finally:
-            for attention in attentions:
-                attention.__dict__.pop("compute_bias", None)
 
 
 def _relative_positions(masks: PassMasks) -> Tensor:
@@ -247,7 +245,7 @@ class LearnedByColumn(Family):
             tokens = kwargs.get("input_ids", args[0] if args else None)
             return self.look_up(mod, positions, tokens).to(output)
 
-        handle = module.register_forward_hook(look_up, with_kwargs=True)
+        handle = module.register_forward_hook(on_this_thread(look_up), with_kwargs=True)
         try:
             yield
         finally:

@@ -1,17 +1,17 @@
 """The hooked runner: any stock model through its own `forward`, with our cache, masks and positions.
 
 A pass without surgery is a plain `forward` call. Only while a plan changes rows mid-stack (or a family needs
-arguments that `forward` does not take) are hooks on the decoder layers, and they are gone when the pass ends,
-however it ends. The layers' arguments are bound by signature, so no family's argument order is known here.
+arguments that `forward` does not take) are hooks on the decoder layers. They act on the pass's own thread alone, and
+are gone when the pass ends, however it ends. The layers' arguments are bound by signature, so no family's argument
+order is known here.
 """
 
 from __future__ import annotations
 
 import inspect
-import threading
-import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,22 +21,15 @@ from draftree.runner.base import Runner
 from draftree.runner.hooked.anatomy import Anatomy, anatomy_of
 from draftree.runner.hooked.bypass import Bypass, named_arguments
 from draftree.runner.hooked.families import family_of
+from draftree.runner.hooked.own_thread import lock_of, on_this_thread, replaced
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.gradient import GradientCache
 from draftree.runner.layout.masks import PassMasks
-from draftree.runner.layout.positions import is_length_dependent, per_row_angles, unchanged
+from draftree.runner.layout.positions import is_length_dependent, per_row_angles
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery, logit_slice, operate
 from draftree.runner.target import Target
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
-_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
-
-
-def lock_of(model: nn.Module) -> threading.RLock:
-    """The lock of all hooked passes through a model: hooks are on its modules, which all runners and threads share."""
-    with _making:
-        return _locks.setdefault(model, threading.RLock())
 
 
 class HookedRunner(Runner):
@@ -191,12 +184,12 @@ class _HookedPass:
         stack.enter_context(self.family.patched(lambda: self.masks))
         if plan.embeddings is not None:
             module = target.decoder.get_input_embeddings() or target.model.get_input_embeddings()
-            self._add(stack, module.register_forward_hook(self._replace_embeddings))
+            self._add(stack, module.register_forward_hook, self._replace_embeddings)
         if self.runner._length_dependent or plan.surgeries:
             for module in self.runner._rotary:
                 if is_length_dependent(module):
-                    stack.enter_context(unchanged(module))
-                self._add(stack, module.register_forward_hook(self._after_rotary, with_kwargs=True))
+                    stack.enter_context(replaced(module, "forward", partial(self._own_angles, module)))
+                self._add(stack, module.register_forward_hook, self._after_rotary, with_kwargs=True)
         needed = range(len(target.layers))
         if not self.family.layer_arguments_needed:
             start = min((s.layer for s in plan.surgeries), default=len(target.layers))
@@ -204,30 +197,30 @@ class _HookedPass:
         for i, layer in enumerate(target.layers):
             if i in needed or i in plan.taps:
                 hook = self._before_layer(i, rewrite=i in needed)
-                self._add(stack, layer.register_forward_pre_hook(hook, with_kwargs=True))
+                self._add(stack, layer.register_forward_pre_hook, hook, with_kwargs=True)
         if len(target.layers) in plan.taps:
-            self._add(stack, target.layers[-1].register_forward_hook(self._tap_last))
+            self._add(stack, target.layers[-1].register_forward_hook, self._tap_last)
         if self.family.views_final_rows and plan.surgeries:
-            self._add(stack, target.decoder.ln_f.register_forward_hook(self._view_final))
+            self._add(stack, target.decoder.ln_f.register_forward_hook, self._view_final)
         head = target.model.get_output_embeddings()
-        self._add(stack, head.register_forward_pre_hook(self._before_head))
+        self._add(stack, head.register_forward_pre_hook, self._before_head)
 
     @staticmethod
-    def _add(stack: ExitStack, handle: Any) -> None:
-        stack.callback(handle.remove)
+    def _add(stack: ExitStack, register: Any, hook: Any, **options: Any) -> None:
+        stack.callback(register(on_this_thread(hook), **options).remove)
 
     def _replace_embeddings(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         assert self.plan.embeddings is not None
         count = self.plan.embeddings.shape[1]
         return torch.cat([output[:, :-count], self.plan.embeddings.to(output.dtype)], 1)
 
-    def _after_rotary(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if is_length_dependent(module):
-            segment = self.segments[-1]
-            output = per_row_angles(module, segment.positions, self.plan.rope_floor, output[0].dtype)
+    def _after_rotary(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self.recomputing:
             self.rotary_calls.append((module, args, kwargs, output))
-        return output
+
+    def _own_angles(self, module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """In place of a length-dependent module's `forward`, which would also remember the longest text."""
+        return per_row_angles(module, self.segments[-1].positions, self.plan.rope_floor, x.dtype)
 
     def _tap_last(self, module: nn.Module, args: Any, output: Any) -> None:
         self.hidden[len(self.target.layers)] = output[0] if isinstance(output, tuple) else output

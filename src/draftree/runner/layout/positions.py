@@ -9,8 +9,6 @@ given it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,19 +21,6 @@ LENGTH_DEPENDENT = ("dynamic", "longrope")
 def is_length_dependent(module: nn.Module) -> bool:
     """Whether a rotary module chooses its frequencies from the length of the call."""
     return getattr(module, "rope_type", None) in LENGTH_DEPENDENT
-
-
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Undo what a rotary module remembers of the calls made inside: the longest length and its frequencies."""
-    attributes, buffers = dict(module.__dict__), dict(module._buffers)
-    try:
-        yield
-    finally:
-        module.__dict__.clear()
-        module.__dict__.update(attributes)
-        module._buffers.clear()
-        module._buffers.update(buffers)
 
 
 def per_row_angles(module: Any, positions: Tensor, floor: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -7,13 +7,12 @@ signs, where entries that are not turned have cosine 1 and sine 0.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from draftree.runner.layout.positions import unchanged
 
 BLOCK = 1024  # positions by which a table grows
 
@@ -62,28 +61,26 @@ class RotaryTable:
         module: the model's.
         rotation: what it is used for.
         layer_type: of the layers that it is used in, where their angles differ.
-
-    Attributes:
-        cosines: [positions, dim]; grows as longer texts come.
-        sines: the same, signs included.
     """
 
     def __init__(self, module: Any, rotation: Rotation, layer_type: str | None = None) -> None:
         self._module, self._rotation, self._type = module, rotation, layer_type
-        self.cosines = self.sines = torch.empty(0, dtype=torch.float32, device="cpu")
+        empty = torch.empty(0, dtype=torch.float32, device="cpu")
+        self._both = empty, empty  # replaced together, as passes of several threads read them
 
-    def reach(self, longest: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Let positions below `longest` be in the table."""
-        if longest <= self.cosines.shape[0]:
-            return
-        positions = torch.arange(-(-longest // BLOCK) * BLOCK, device=device)[None]
-        cosine, sine = call(self._module, positions, dtype, self._type)
-        self.cosines, self.sines = self._rotation.spread(cosine[0], sine[0])
+    def reach(self, longest: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines [positions, dim], and sines with their signs, of all positions below `longest` and maybe more."""
+        both = self._both
+        if longest > both[0].shape[0]:
+            positions = torch.arange(-(-longest // BLOCK) * BLOCK, device=device)[None]
+            cosine, sine = call(self._module, positions, dtype, self._type)
+            both = self._both = self._rotation.spread(cosine[0], sine[0])
+        return both
 
     def look(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, N, dim] of positions [B, N]."""
-        self.reach(int(positions.max()) + 1, dtype, positions.device)
-        return F.embedding(positions, self.cosines), F.embedding(positions, self.sines)
+        cosines, sines = self.reach(int(positions.max()) + 1, dtype, positions.device)
+        return F.embedding(positions, cosines), F.embedding(positions, sines)
 
 
 def call(module: Any, positions: Tensor, dtype: torch.dtype, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
@@ -96,6 +93,8 @@ def call(module: Any, positions: Tensor, dtype: torch.dtype, layer_type: str | N
 
 def width_of(module: Any, device: torch.device, layer_type: str | None = None) -> int:
     """How many entries of a head a rotary module turns."""
-    with unchanged(module), torch.no_grad():
-        cosine, _ = call(module, torch.zeros(1, 1, dtype=torch.long, device=device), torch.float32, layer_type)
+    copied = copy.copy(module)  # a call of some changes what they remember of earlier ones
+    copied._buffers = dict(module._buffers)
+    with torch.no_grad():
+        cosine, _ = call(copied, torch.zeros(1, 1, dtype=torch.long, device=device), torch.float32, layer_type)
     return int(cosine.shape[-1])

@@ -1,0 +1,117 @@
+"""One model, and one drafter, in several threads; and Hugging Face's own `generate` on the model meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from generate_driver import prompts
+from runner_driver import one_thread  # noqa: F401
+
+import draftree
+
+THREADS, NEW = 8, 16
+PROMPTS = [torch.tensor([prompt]) for prompt in prompts()]
+
+
+@pytest.fixture(autouse=True)
+def _switch_often() -> Iterator[None]:
+    """Let threads take turns far more often than by default, so that what can meet does meet."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def fresh(family: str) -> Any:
+    return copy.deepcopy(draftree.demo_model()[0] if family == "demo" else zoo.build(family))
+
+
+def ours(model: Any, prompt: Any, drafter: Any = None, runner: str = "auto") -> list[int]:
+    out = draftree.generate(model, prompt, drafter=drafter, max_new_tokens=NEW, runner=runner)
+    found: list[int] = out.sequences[0].tolist()
+    return found
+
+
+def theirs(model: Any, prompt: Any) -> list[int]:
+    found: list[int] = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NEW, do_sample=False
+    )[0].tolist()
+    return found
+
+
+def small(model: Any) -> Any:
+    return draftree.DraftModel(copy.deepcopy(model))
+
+
+DRAFTERS: dict[str, Callable[[Any], Any]] = {
+    "lookahead": lambda model: draftree.Lookahead(),
+    "prompt-lookup": lambda model: draftree.PromptLookup(),
+    "jacobi": lambda model: draftree.Jacobi(),
+    "medusa": lambda model: draftree.demo_drafter("medusa", model),
+    "bita": lambda model: draftree.demo_drafter("bita", model),
+    "hidden-transfer": lambda model: draftree.demo_drafter("hidden-transfer", model),
+    "draft-model": small,
+    "self-speculative": lambda model: draftree.SelfSpeculative(exit_layer=3),
+    "merge": lambda model: draftree.Merge(
+        [draftree.Lookahead(), draftree.Jacobi(), draftree.demo_drafter("medusa", model)]
+    ),
+}
+
+
+@pytest.mark.parametrize("runner", ["auto", "hooked"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_one_drafter_in_eight_threads(name: str, runner: str) -> None:
+    model = fresh("demo")
+    wanted = [ours(model, prompt) for prompt in PROMPTS]
+    drafter = DRAFTERS[name](model)
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = list(pool.map(lambda prompt: ours(model, prompt, drafter, runner), PROMPTS * 8))
+    assert found == wanted * 8
+
+
+@pytest.mark.parametrize("name", ["lookahead", "jacobi", "merge"])
+def test_a_drafter_of_its_own_for_every_call(name: str) -> None:
+    """A runner and its step costs are shared all the same."""
+    model = fresh("demo")
+    wanted = [ours(model, prompt) for prompt in PROMPTS]
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = list(pool.map(lambda prompt: ours(model, prompt, DRAFTERS[name](model)), PROMPTS * 8))
+    assert found == wanted * 8
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "llama-dynamic", "gpt2", "gpt_neo", "bloom", "mpt", "t5", "umt5", "bart", "m2m_100"]
+)
+def test_hugging_face_beside_hooked_passes(family: str) -> None:
+    """Rows that join in mid-stack (Jacobi's) and layers left out need hooks and other methods on shared modules."""
+    model = fresh(family)
+    wanted = [theirs(model, prompt) for prompt in PROMPTS]
+    drafters = [None, draftree.Jacobi(), draftree.SelfSpeculative(skip_mlp=[1])]
+
+    def call(turn: int) -> list[int]:
+        prompt = PROMPTS[turn % len(PROMPTS)]
+        if turn % 2:
+            return theirs(model, prompt)
+        return ours(model, prompt, drafters[turn // 2 % len(drafters)], "hooked")
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(call, range(len(PROMPTS) * 6)))
+    assert found == wanted * 6
+
+
+def test_asyncio() -> None:
+    model, drafter = fresh("demo"), draftree.Lookahead()
+    wanted = [ours(model, prompt) for prompt in PROMPTS]
+
+    async def all_at_once() -> list[list[int]]:
+        return await asyncio.gather(*(asyncio.to_thread(ours, model, prompt, drafter) for prompt in PROMPTS * 4))
+
+    assert asyncio.run(all_at_once()) == wanted * 4
