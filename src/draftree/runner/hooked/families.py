@@ -7,6 +7,7 @@ a patch that lasts for one pass. Everything else in the library is free of famil
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -78,6 +79,9 @@ TESTED_FAMILIES = frozenset(
         "xglm",
     }
 )
+
+
+COLUMNS = 1 << 30  # more than any cache has
 
 
 class Family:
@@ -170,17 +174,16 @@ class GptNeo(ViewsFinalRows):
 
     @contextmanager
     def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
-        """Make every layer's buffer all-visible for the pass."""
+        """Make every layer's buffer all-visible for the pass, and wide enough for rows behind the context's end."""
         layers: list[Any] = self.target.layers
-        attentions = [layer.attn.attention for layer in layers]
-        stock = [a.bias for a in attentions]
-        try:
-            for attention in attentions:
-                attention.bias = torch.ones_like(attention.bias)
+        with ExitStack() as stack:
+            for attention in (layer.attn.attention for layer in layers):
+                seeing = copy.copy(attention)
+                # The last draft tokens stand in columns beyond the context. One element, read everywhere.
+                everything = torch.ones_like(attention.bias[:, :, :1, :1]).expand(1, 1, COLUMNS, COLUMNS)
+                seeing._buffers = attention._buffers | {"bias": everything}
+                stack.enter_context(replaced(attention, "_attn", seeing._attn))
             yield
-        finally:
-            for attention, bias in zip(attentions, stock, strict=True):
-                attention.bias = bias
 
 
 class T5(Family):
