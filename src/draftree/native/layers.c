@@ -108,6 +108,16 @@ INLINE void rotate_head(const float *x, const float *weight, float scale, const 
     }
 }
 
+/* Infinities and what is no number become 0: a row that does not see a column gives it the weight 0, and 0 times those is no
+ * number. (Bits are compared, as compilers may take it that numbers are finite.) */
+INLINE void only_finite(float *x, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        x[i] = (bits & 0x7f800000) == 0x7f800000 ? 0.0f : x[i];
+    }
+}
+
 /* qkv [batch, rows, queries | keys | values] to query [batch, kv heads, groups, rows, dim], and to keys and values
  * [slots, kv heads, capacity, dim] behind each slot's context. */
 INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *query, float *keys, float *values) {
@@ -133,6 +143,8 @@ INLINE void rotate_rows(const Layer *l, const Pass *p, const float *qkv, float *
                 if (weight && !l->wide) of_key = inverse_root_mean_square(key + h * dim, dim, l->head_epsilon);
                 rotate_head(key + h * dim, weight, of_key, l->partner, cosine, sine, dim, keys + to);
                 memcpy(values + to, qkv + (heads + kv_heads + h) * dim, dim * sizeof *values);
+                only_finite(keys + to, dim);
+                only_finite(values + to, dim);
             }
         }
 }

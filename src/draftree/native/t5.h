@@ -156,6 +156,8 @@ void t5_layers(const T5Decoder *c, const Pass *p, float *x, float *const *keys, 
                 const float *key = wide + (3 * r + 1) * width + h * c->dim;
                 memcpy(keys[i] + at, key, c->dim * sizeof *key);
                 memcpy(values[i] + at, key + width, c->dim * sizeof *key);
+                only_finite(keys[i] + at, c->dim);
+                only_finite(values[i] + at, c->dim);
             }
         T5Attending text = {c, p, wide, keys[i], values[i], 3 * width, p->capacity, 0, mixed};
         spread(attending, &text, items, p->threads, rows * width * c->longest);

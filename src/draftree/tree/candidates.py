@@ -72,9 +72,7 @@ def from_candidates(
 ) -> Fields:
     _check_candidates(roots, candidates, logp)
     budgets = per_request(node_budget, len(roots), "node_budget")
-    scores = np.minimum(to_numpy(logp).astype(np.float64), 0.0)
-    if np.isnan(scores).any():
-        raise ValueError("Candidate log-probabilities hold NaN: check the drafter's logits.")
+    scores = np.minimum(np.nan_to_num(to_numpy(logp).astype(np.float64), nan=-np.inf, neginf=-np.inf), 0.0)
     ids = to_numpy(candidates).tolist()
     drafts = [(*_best_first(*one, off_path), source) for one in zip(ids, scores.tolist(), budgets, strict=True)]
     return laid_out(roots.tolist(), drafts)

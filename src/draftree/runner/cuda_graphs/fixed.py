@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from draftree.runner.cuda_graphs.frames import Frame, PassInputs
 from draftree.runner.eager.attention import Attention
 from draftree.runner.eager.layer import Angles
+from draftree.runner.kv.cache import finite
 from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.layout.rotary import Rotation
 
@@ -45,6 +46,7 @@ class FixedSlots:
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """As `SlotCache.update`, of rows [B, heads, R, dim]."""
+        key_states, value_states = finite(key_states), finite(value_states)
         held_keys, held_values = self._stores[layer_idx]
         if len(self._slot) == 1:  # a fifth of the other's time on a CPU
             held_keys.index_copy_(2, self._column[0], key_states)

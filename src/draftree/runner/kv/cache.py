@@ -22,6 +22,15 @@ from draftree.runner.plan import Segment
 BLOCK = 256  # columns; growing by blocks keeps reallocations rare and memory close to what is used
 
 
+def finite(states: Tensor) -> Tensor:
+    """Keys or values with 0 for infinities and for what is no number.
+
+    Rows that must not see a column give it the weight 0, and 0 times those would be no number: a draft token on which
+    the model overflows would change its neighbours, and what is left of one request the next one in its slot.
+    """
+    return torch.nan_to_num(states, nan=0.0, posinf=0.0, neginf=0.0)
+
+
 class SlotCache(Cache):
     """Keys/values of `slots` requests for every layer; accepted by any Hugging Face `forward`.
 
@@ -88,7 +97,7 @@ class SlotCache(Cache):
         for which, store in enumerate((self._keys, self._values)):
             new = like.new_zeros(self.slots, heads, self.capacity, widths[which])
             if self.prefix is not None:
-                new[:, :, : self.prefix_length] = self.prefix[layer][which].to(new)
+                new[:, :, : self.prefix_length] = finite(self.prefix[layer][which].to(new))
             store[layer] = new
         self.notes.clear()
 
@@ -138,6 +147,7 @@ class SlotCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write rows [count, heads, n, dim] behind each slot's context; give views up to the longest end."""
         _, heads, rows, width = key_states.shape
+        key_states, value_states = finite(key_states), finite(value_states)
         keys, values = self.stores(layer_idx, heads, (width, value_states.shape[3]), key_states)
         first, count = self._first, self._count
         starts = self.starts

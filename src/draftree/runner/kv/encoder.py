@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.cache import SlotCache, finite
 from draftree.runner.target import Target
 
 BLOCK = 64  # columns by which the store grows
@@ -77,8 +77,8 @@ class EncoderState:
         layers = self._stock(source, seen, states)
         self._reserve([(layer.keys, layer.values) for layer in layers], length)
         for layer, keys, values in zip(layers, self._keys, self._values, strict=True):
-            keys[slot, :, :length] = layer.keys[0]
-            values[slot, :, :length] = layer.values[0]
+            keys[slot, :, :length] = finite(layer.keys[0])
+            values[slot, :, :length] = finite(layer.values[0])
         assert self._mask is not None
         self._mask[slot] = False
         self._mask[slot, :length] = seen
