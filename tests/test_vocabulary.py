@@ -1,0 +1,137 @@
+"""Draft tokens that the model does not have are dropped with what hangs below them, whoever drafted them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drafters_for_tests import InModel, RandomTree, References
+from generate_driver import NEW, SAMPLED, hf, left_pad, prompts, references_of, same
+from zoo import MEMBERS, VOCABULARY, build, construct
+
+from draftree.acceptance import LossyTypical
+from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup
+from draftree.engine import Recorder, generate
+from draftree.pruning import EarlyHead, EarlyPruning
+from draftree.shaping import DynamicTree, Fixed
+from draftree.tree import TokenTree
+
+LARGER = 300
+
+
+@functools.cache
+def larger() -> Any:
+    """A model of 300 token ids."""
+    return construct(MEMBERS["llama"], vocab_size=LARGER)
+
+
+class Negative(RandomTree):
+    """A drafter with a fault: some of its ids are below 0."""
+
+    def _tree(self, request: Any, budget: int) -> TokenTree:
+        tree = super()._tree(request, budget)
+        tokens = tree.tokens.where((tree.depth == 0) | (tree.tokens % 5 > 0), -1 - tree.tokens)
+        return TokenTree(tokens, tree.parents, tree.logp, tree.source, tree.sizes)
+
+
+def after_the_larger(drafter: Drafter) -> Drafter:
+    """`drafter`, having drafted for the larger model, whose answers hold ids that the smaller one lacks."""
+    for row in prompts():
+        generate(larger(), torch.tensor([row]), drafter=drafter, shape=Fixed(8), max_new_tokens=NEW)
+    return drafter
+
+
+def learned(references: References, **options: Any) -> Lookahead:
+    """A trie that follows every token of the answers with the true one, and with ids of the larger model."""
+    trie = Lookahead(decoding_length=24, branch_length=6, **options)
+    for prompt, answer in references.items():
+        text = [prompt[-1], *answer]
+        for i, token in enumerate(text[:-1]):
+            trie.warm([[token, VOCABULARY + i, text[i + 1]], [token, text[i + 1], LARGER - 1, 5]])
+    return trie
+
+
+class Tokenizer:
+    """Two models of one tokenizer may have tables of different lengths."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 0}
+
+
+def loaded(references: References, folder: Path) -> Lookahead:
+    learned(references).save(folder / "trie", Tokenizer())
+    return Lookahead.load(folder / "trie", Tokenizer())
+
+
+MAKERS: dict[str, Callable[[References, Path], Drafter]] = {
+    "user-written": lambda references, _: RandomTree(references, 1, vocabulary=LARGER),
+    "negative": lambda references, _: Negative(references, 1),
+    "in-model": lambda references, _: InModel(references, 1, vocabulary=LARGER),
+    "trie": lambda references, _: learned(references),
+    "trie of one branch": lambda references, _: learned(references, mode="single"),
+    "trie after another model": lambda references, _: after_the_larger(learned(references)),
+    "trie file": loaded,
+    "merge": lambda references, _: Merge([learned(references), PromptLookup(4)]),
+    "jacobi": lambda references, _: after_the_larger(Jacobi(5, 3, 4, from_prompt=True, shared=True)),
+}
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED | {"seed": 4}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("runner", ["hooked", "cpu"])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_ids_that_the_model_lacks_are_dropped(kind: str, runner: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model, rows = build("llama"), prompts()
+    ids, mask = left_pad(rows)
+    wanted = generate(model, ids, mask, max_new_tokens=NEW, **options).sequences
+    references = references_of(rows, wanted)
+    recorder = Recorder()
+    out = generate(
+        model,
+        ids,
+        mask,
+        drafter=MAKERS[kind](references, tmp_path),
+        shape=Fixed(16),
+        runner=runner,
+        recorder=recorder,
+        max_new_tokens=NEW,
+        **options,
+    )
+    same(out.sequences, wanted)
+    assert out.stats.total.accepted > 0, "siblings of what is dropped stay"
+    verified = [t for record in recorder.records() for m in record.get("members", ()) for t in m["tokens"]]
+    assert 0 <= min(verified) <= max(verified) < VOCABULARY
+
+
+def test_before_pruners_lossy_rules_and_shapes_that_learn() -> None:
+    model, rows = build("llama"), prompts()
+    ids, mask = left_pad(rows)
+    wanted = hf(model, ids, mask)
+    references = references_of(rows, wanted)
+    pruner = EarlyPruning(EarlyHead.fresh(model, layer=1), top_k=30, always=True)
+    for options in ({"pruner": pruner, "shape": Fixed(16)}, {"shape": DynamicTree()}):
+        drafter = RandomTree(references, 1, vocabulary=LARGER)
+        same(generate(model, ids, mask, drafter=drafter, max_new_tokens=NEW, **options).sequences, wanted)
+    drafter = RandomTree(references, 1, vocabulary=LARGER)
+    kept = generate(model, ids, mask, drafter=drafter, acceptance=LossyTypical(), shape=Fixed(16), max_new_tokens=NEW)
+    assert int(kept.sequences.max()) < VOCABULARY
+
+
+def test_a_source_of_another_vocabulary() -> None:
+    """An encoder may read ids that its decoder does not write."""
+    model = construct(MEMBERS["marian"], decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
+    ids = torch.tensor([[60, 61, 62, 63, 64, 65, 66, 67]])
+    wanted = hf(model, ids)
+    trie = Lookahead(decoding_length=16, branch_length=4)
+    for token in wanted[0].tolist():
+        trie.warm([[token, 60, 61], [token, 5, 39]])
+    same(generate(model, ids, drafter=trie, shape=Fixed(8), max_new_tokens=NEW).sequences, wanted)
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="vocabulary of 300 and the large one of 97") as raised:
+        generate(build("llama"), torch.tensor(prompts((9,))), drafter=DraftModel(larger()))
+    assert "\n" not in str(raised.value)
