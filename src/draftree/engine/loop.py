@@ -111,7 +111,7 @@ class Loop:
         if not any(plan.budgets):
             return sizer.trim(plan, self._roots(requests))
         began = self.config.clock()
-        drafted = self._within_vocabulary(drafter.draft(contexts, plan.budgets))
+        drafted = self._usable(drafter.draft(contexts, plan.budgets))
         if self.track is not None:
             self.track.drafted(plan.budgets, drafted, began)
         if self.config.reject_drafts:  # -1 is no token, so no text confirms it
@@ -119,14 +119,18 @@ class Loop:
         plan = sizer.trim(plan, drafted)
         return replace(plan, trees=_trees_of(plan).to(self.device))
 
-    def _within_vocabulary(self, trees: TokenTree) -> TokenTree:
+    def _usable(self, trees: TokenTree) -> TokenTree:
         """`trees` without draft tokens that the model does not have, and without what hangs below them.
 
         A trie may have learned from another model, a draft model's table may be padded further: the target never emits
-        such a token, and has no embedding of it.
+        such a token, and has no embedding of it. Log-probabilities that are no numbers become -inf, and none is above 0.
         """
         known = (trees.tokens >= 0) & (trees.tokens < self.target.vocab_size)
-        return trees if bool(known.all()) else trees.prune(known)[0]
+        if not bool(known.all()):
+            trees = trees.prune(known)[0]
+        if not bool((trees.logp <= 0).all()):
+            trees = replace(trees, logp=trees.logp.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0.0))
+        return trees
 
     def _outcome(self, turn: TreePass, walks: list[Walk], seconds: float | None, drafting: float) -> Outcome:
         plan, trees = turn.plan, turn.trees

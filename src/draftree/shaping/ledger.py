@@ -37,9 +37,9 @@ def cells_of(logp: Sequence[float]) -> list[int]:
         ranks = [0] * len(logp)
         for rank, node in enumerate(sorted(range(len(logp)), key=logp.__getitem__, reverse=True)):
             ranks[node] = rank
-    # The log-probability of a token that cannot be is -inf.
+    # The log-probability of a token that cannot be is -inf, and drafters may give what is none.
     return [
-        CLASSES * (int(p / -WIDTH) if p > -WIDTH * BINS else most) + _CLASS_OF[rank if rank < last else last]
+        CLASSES * (int(min(p, 0.0) / -WIDTH) if p > -WIDTH * BINS else most) + _CLASS_OF[rank if rank < last else last]
         for p, rank in zip(logp, ranks, strict=True)
     ]
 

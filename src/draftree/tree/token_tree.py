@@ -119,8 +119,8 @@ class TokenTree(TreeArrays):
         roots: LongTensor [B]; candidates: LongTensor [B, D, K]; logp: FloatTensor [B, D, K], taken as
         independent of the path and capped at 0; node_budget: nodes besides the root, one number or one a
         request; off_path: factor on the probability for each step below a candidate that was not the best of its
-        depth. Candidates of log-probability -inf are never used. Lives on the device of `roots`. ValueError on shapes
-        or NaN.
+        depth. Candidates of log-probability -inf or NaN are never used. Lives on the device of `roots`. ValueError on
+        shapes.
         """
         made = cls(*fills.from_candidates(roots, candidates, logp, node_budget, source, off_path))
         return made.to(roots.device)
