@@ -15,6 +15,7 @@ from zoo import MEMBERS, build, construct
 from draftree.drafting import Lookahead, PromptLookup
 from draftree.engine import Engine, Rules, generate
 from draftree.integrations import custom_generate
+from draftree.runner import open_runner
 from draftree.shaping import DynamicTree, Fixed, default
 
 IDS = torch.tensor(prompts((9,)))
@@ -96,6 +97,8 @@ def test_one_sentence_before_any_work(arguments: dict[str, Any], kind: type[Exce
         calls: list[int] = []
         handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
         try:
+            open_runner(model)  # which tries a model with hooks out before anything is asked of it
+            calls.clear()
             with pytest.raises(kind) as raised:
                 generate(model, **arguments)
         finally:

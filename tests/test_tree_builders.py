@@ -205,12 +205,17 @@ def test_from_candidates_refuses():
         TokenTree.from_candidates(torch.tensor([1, 2]), candidates, logp, 2)
     with pytest.raises(ValueError, match="candidates' shape"):
         TokenTree.from_candidates(roots, candidates, logp[..., :1], 2)
-    with pytest.raises(ValueError, match="NaN"):
-        TokenTree.from_candidates(roots, candidates, logp * float("nan"), 2)
     with pytest.raises(ValueError, match="node_budget"):
         TokenTree.from_candidates(roots, candidates, logp, [1, 2])
     with pytest.raises(ValueError, match="node_budget"):
         TokenTree.from_candidates(roots, candidates, logp, -1)
+
+
+def test_candidates_of_no_probability():
+    logp = torch.tensor([[[-1.0, float("nan"), float("-inf")], [float("nan"), -2.0, -0.5]]])
+    tree = TokenTree.from_candidates(torch.tensor([1]), torch.tensor([[[5, 6, 7], [8, 9, 10]]]), logp, 9)
+    model = read(tree)
+    assert sorted(map(model.path, range(len(model)))) == [(1,), (1, 5), (1, 5, 9), (1, 5, 10)]
 
 
 @given(batches(), batches())

@@ -66,7 +66,8 @@ def finish(
     Raises:
         Exception: the first error that ended one of the requests.
     """
-    engine.run()
+    with engine:
+        engine.run()
     if streamer is not None:
         streamer.end()
     for request in requests:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -26,6 +28,9 @@ from draftree.shaping.base import Sizer
 
 class Engine:
     """Generates for many requests at once on one model.
+
+    It belongs to one thread at a time. In a `with` statement, or by `close`, it ends what still waits or runs, so that a
+    drafter which others use forgets these requests.
 
     Args:
         model: a Hugging Face causal LM or encoder-decoder, as loaded.
@@ -69,7 +74,8 @@ class Engine:
         self.loop = Loop(config, self.runner, self.cache, self.encoder, self._sizer, tolerance, track)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i lives in slot i
-        self._stepping = False
+        self._stepping = threading.Lock()
+        self.closed = False
         self.compared = False  # whether the model was compared with the runner's since the last step
 
     # ---------------------------------------------------------------- requests come and go
@@ -95,9 +101,12 @@ class Engine:
             on_token: called with every token as it is emitted.
 
         Raises:
+            RuntimeError: the engine is closed.
             ValueError: an empty prompt, ids outside the vocabulary, a request beyond the model's context, or a model
                 that was changed since the engine was made (looked at while no request runs).
         """
+        if self.closed:
+            raise RuntimeError("The engine is closed: make a new one.")
         self._compare_model()
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         rules = rules or Rules(eos_token_ids=eos_token_ids(self.target.model))
@@ -127,15 +136,39 @@ class Engine:
         self.compared = True
 
     def cancel(self, request: Request) -> None:
-        """End a request now; what it has emitted stays."""
-        if request.state is State.WAITING:
+        """End a request now; what it has emitted stays. One that has finished stays as it is.
+
+        Raises:
+            ValueError: a request of another engine.
+        """
+        if request.state is State.FINISHED:
+            return
+        if request in self.waiting:
             self.waiting.remove(request)
             request.state, request.finish_reason = State.FINISHED, "cancelled"
-        elif request.state is State.RUNNING:
+        elif request in self.running:
             request.finish_reason = "cancelled"
-            if not self._stepping:  # a step lets it go when it is done: slots must not move under it
-                with self.runner.guard():
-                    self._leave(request)
+            if not self._stepping.locked():  # a step lets it go when it is done: slots must not move under it
+                self._release([request])
+        else:
+            raise ValueError("This request belongs to another engine: cancel it there.")
+
+    def close(self) -> None:
+        """End all requests; those that wait or run count as cancelled. Nothing can be added afterwards."""
+        self.closed = True
+        for request in [*self.waiting, *self.running]:
+            self.cancel(request)
+
+    def __del__(self) -> None:
+        if getattr(self, "running", None):  # dropped in the middle: a drafter that others use must forget the requests
+            with suppress(Exception):
+                self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def busy(self) -> bool:
@@ -145,17 +178,22 @@ class Engine:
     def stream(self, request: Request) -> Iterator[Emitted]:
         """Step the engine and yield `request`'s tokens as they come; other requests advance as well.
 
+        Closing the iterator before its end, or dropping it, cancels the request.
+
         Raises:
             Exception: whatever ended the request with an error.
         """
         given = 0
-        while True:
-            while given < len(request.output):
-                yield request.output[given]
-                given += 1
-            if request.state is State.FINISHED:
-                break
-            self.step()
+        try:
+            while True:
+                while given < len(request.output):
+                    yield request.output[given]
+                    given += 1
+                if request.state is State.FINISHED:
+                    break
+                self.step()
+        finally:
+            self.cancel(request)
         if request.error is not None:
             raise request.error
 
@@ -173,20 +211,20 @@ class Engine:
             RuntimeError: called while a step runs (from a callback, or from another thread).
             Exception: whatever the drafter or the model raised; all running requests have failed with it.
         """
-        if self._stepping:
+        if not self._stepping.acquire(blocking=False):
             raise RuntimeError("The engine is in a step already: call step() from one thread and from no callback.")
-        self._stepping, self.compared = True, False
         try:
+            self.compared = False
             with self.runner.guard():
                 self._step()
         finally:
-            self._stepping = False
+            self._stepping.release()
 
     def _step(self) -> None:
         joined = len(self.running)
-        while self.waiting and len(self.running) < self.config.slots:
-            self._join(self.waiting.popleft())
         try:
+            while self.waiting and len(self.running) < self.config.slots:
+                self._join(self.waiting.popleft())
             if len(self.running) > joined:
                 self.loop.advance(joined, self.running[joined:])
             if joined:
@@ -197,8 +235,7 @@ class Engine:
                     request.error, request.finish_reason = error, "error"
             raise
         finally:
-            for request in [r for r in self.running if r.finish_reason is not None]:
-                self._leave(request)
+            self._release([r for r in self.running if r.finish_reason is not None])
 
     # ---------------------------------------------------------------- slots
 
@@ -216,7 +253,19 @@ class Engine:
                 self.config.drafter.begin(request.context)
         except Exception as error:
             request.error, request.finish_reason = error, "error"
-            self._leave(request)
+            self._release([request])
+
+    def _release(self, requests: list[Request]) -> None:
+        """Let requests go, all of them also where a drafter, or whoever presses Ctrl-C, interrupts that."""
+        interrupted = None
+        with self.runner.guard():
+            for request in requests:
+                try:
+                    self._leave(request)
+                except BaseException as error:
+                    interrupted = error
+        if interrupted is not None:
+            raise interrupted
 
     def _leave(self, request: Request) -> None:
         """Free a request's slot; the last running request moves into it, so live slots stay contiguous."""
@@ -241,3 +290,7 @@ class Engine:
                 self.config.drafter.end(request.context)
             except Exception as error:  # the slot is free by now; the first error of a request is the one to raise
                 request.error = request.error or error
+            except BaseException:  # Ctrl-C in the middle of it: once more, as others may go on using the drafter
+                with suppress(Exception):
+                    self.config.drafter.end(request.context)
+                raise

@@ -100,11 +100,13 @@ class Lookahead(Drafter):
 
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""
-        news = self._news(request)
-        if news:
-            self.trie.extend(request.id, news)
-        self._seen.pop(request.id, None)
-        self.trie.end(request.id)
+        try:
+            news = self._news(request)
+            if news:
+                self.trie.extend(request.id, news)
+        finally:
+            self._seen.pop(request.id, None)
+            self.trie.end(request.id)
 
     def _news(self, request: Context) -> list[int]:
         """The request's tokens that the trie has yet to read; none before its first draft."""

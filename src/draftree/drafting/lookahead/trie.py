@@ -29,7 +29,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
-from threading import Lock
+from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,7 +71,7 @@ class Trie:
 
     def __init__(self, *, backend: str = "auto", **fields: Any) -> None:
         self.options = TrieOptions(**fields)
-        self._lock = Lock()
+        self._lock = RLock()  # collecting garbage may end a request in the middle of another call
         self._slots: dict[int, int] = {}
         self._backend: Backend = _make(self.options, backend)
 

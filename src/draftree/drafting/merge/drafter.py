@@ -136,13 +136,15 @@ class Merge(Drafter):
         """See `Drafter.end`; one drafter's error keeps no other from forgetting the request."""
         self.votes.forget(request)
         self._joints.pop(request.id, None)
-        errors = []
-        for i in self._begun.pop(request.id, ()):
+        begun, errors = self._begun.get(request.id, []), []
+        while begun:
             try:
-                with self._named(i):
-                    self.drafters[i].end(request)
+                with self._named(begun[-1]):
+                    self.drafters[begun[-1]].end(request)
             except Exception as error:
                 errors.append(error)
+            begun.pop()  # one that was interrupted stays, and is ended when this is called again
+        self._begun.pop(request.id, None)
         if errors:
             raise errors[0]
 
