@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -78,12 +79,20 @@ def parse_json(data: bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is none, in whatever way: bytes that are no UTF-8, or nested deeper than Python can go.
+        ValueError: it is none, in whatever way: bytes that are no UTF-8, values nested deeper than Python can go, numbers
+            that are infinite or none.
     """
     try:
-        return json.loads(data.decode("utf-8"))
+        return json.loads(data.decode("utf-8"), parse_float=_finite, parse_constant=_finite)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("it is nested too deeply") from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no number")
+    return value
 
 
 def is_whole(value: Any, low: int = 0, high: int = 2**63 - 1) -> bool:

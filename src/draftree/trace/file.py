@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from draftree.engine.recorder import Recorder
+from draftree.errors import brief
+from draftree.files import parse_json, replacing
+from draftree.trace.checks import wrong_record, wrong_whole
 from draftree.trace.labels import label, pieces
 from draftree.version import __version__
 
@@ -66,7 +69,7 @@ def write_trace(recorder: Recorder, path: str | Path, tokenizer: Any = None) -> 
                 output.setdefault(member["request"], []).extend(member["emitted"])
                 seen.update(member["tokens"], member["emitted"])
     path = Path(path)
-    with path.open("w", encoding="utf-8") as file:
+    with replacing(path) as aside, aside.open("w", encoding="utf-8") as file:
         _line(file, {"kind": "trace", "format": FORMAT, "draftree": __version__})
         for record in records:
             if record["kind"] == "request":
@@ -97,8 +100,8 @@ def read_trace(path: str | Path) -> Trace:
         raise ValueError(f"{path} is no trace: give a file that draftree trace or draftree.write_trace wrote.")
     if first["format"] != FORMAT:
         raise ValueError(
-            f"{path} is a trace of format {first['format']}, and this version reads format {FORMAT}: record it again, "
-            f"or read it with draftree {first.get('draftree', 'of its time')}."
+            f"{path} is a trace of format {brief(repr(first['format']))}, and this version reads format {FORMAT}: record "
+            f"it again, or read it with draftree {brief(first.get('draftree', 'of its time'))}."
         )
     trace = Trace({}, {}, [], {})
     whole = False
@@ -108,7 +111,13 @@ def read_trace(path: str | Path) -> Trace:
         record = _parsed(path, number, line)
         kind = record.get("kind")
         if kind not in KINDS:
-            raise ValueError(f"{path}, line {number}: there is no {kind!r} in a trace; the file was changed.")
+            raise ValueError(
+                f"{path}, line {number}: there is no {brief(repr(kind))} in a trace; the file was changed, so record it "
+                "again."
+            )
+        wrong = wrong_record(trace, record)
+        if wrong is not None:
+            raise ValueError(f"{path}, line {number}, is not as draftree writes it, {wrong}: record the run again.")
         if kind == "run":
             trace.runs[record["run"]] = record
         elif kind == "request":
@@ -120,12 +129,15 @@ def read_trace(path: str | Path) -> Trace:
             whole = True
     if not whole:
         raise ValueError(f"{path} was cut off: its last line, with the texts of tokens, is missing. Record it again.")
+    wrong = wrong_whole(trace)
+    if wrong is not None:
+        raise ValueError(f"{path} does not add up, {wrong}: record the run again.")
     return trace
 
 
 def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         record = None
     if not isinstance(record, dict):
