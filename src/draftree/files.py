@@ -1,7 +1,8 @@
 """How files are written and read: a user's file is replaced whole or not at all, and a damaged one is refused.
 
 Everything that draftree writes over a file of the user's goes through `replacing` or `replacing_files`: the new
-content is written aside, brought to the disk, and renamed. A full disk, an error or a kill leaves the old file as it was.
+content is written aside, brought to the disk, and renamed. A full disk, an error or a kill leaves the old file as it
+was.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 def replacing_files(folder: Path) -> Iterator[Path]:
     """An empty folder whose files and folders, when the block ends, replace those of the same names in `folder`.
 
-    All of them are on the disk before the first one is renamed, in the order of their names. Where the block raises, none
-    is.
+    All of them are on the disk before the first one is renamed, in the order of their names. Where the block raises,
+    none is.
 
     Raises:
         OSError: of the disk.
@@ -79,8 +80,8 @@ def parse_json(data: bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is none, in whatever way: bytes that are no UTF-8, values nested deeper than Python can go, numbers
-            that are infinite or none.
+        ValueError: it is none, in whatever way: bytes that are no UTF-8, values nested deeper than Python can go,
+            numbers that are infinite or none.
     """
     try:
         return json.loads(data.decode("utf-8"), parse_float=_finite, parse_constant=_finite)

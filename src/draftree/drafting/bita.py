@@ -57,12 +57,17 @@ class BiTAWeights(nn.Module):
     ) -> None:
         super().__init__()
         self.deep = deep
-        self.mask_embeddings = nn.Parameter(STD * torch.randn(masks, hidden_size, dtype=torch.float32, device=weights_device()))
+        self.mask_embeddings = nn.Parameter(
+            STD * torch.randn(masks, hidden_size, dtype=torch.float32, device=weights_device())
+        )
         self.prompt_keys = nn.Parameter(
             STD * torch.randn(layers, kv_heads, prompts, head_dim, dtype=torch.float32, device=weights_device())
         )
         self.prompt_values = nn.Parameter(
-            STD * torch.randn(layers, kv_heads, prompts, value_dim or head_dim, dtype=torch.float32, device=weights_device())
+            STD
+            * torch.randn(
+                layers, kv_heads, prompts, value_dim or head_dim, dtype=torch.float32, device=weights_device()
+            )
         )
 
     def prefix(self) -> list[tuple[Tensor, Tensor]] | None:

@@ -49,7 +49,7 @@ _device: ContextVar[str] = ContextVar("device", default="cpu")
 
 
 def weights_device() -> str:
-    """Where the tensors of a new drafter are made: on the CPU, whatever torch's default; nowhere in `_without_tensors`."""
+    """Where tensors of a new drafter are made: on the CPU, whatever torch's default; nowhere in `_without_tensors`."""
     return _device.get()
 
 
@@ -259,7 +259,9 @@ def method_class(method: Any) -> type[Trained]:
         ValueError: no such method.
     """
     if method not in HOMES:
-        raise ValueError(f"there is no method {brief(repr(method))} among {', '.join(HOMES)}.{did_you_mean(method, HOMES)}")
+        raise ValueError(
+            f"there is no method {brief(repr(method))} among {', '.join(HOMES)}.{did_you_mean(method, HOMES)}"
+        )
     home = vars(import_module(HOMES[method])).values()
     return next(c for c in home if isinstance(c, type) and c.__dict__.get("method") == method)
 
@@ -269,8 +271,8 @@ def _check_shapes(folder: Path, trained: Mapping[str, Any], present: Mapping[str
         if trained.get(name) != value:
             raise ValueError(
                 f"The drafter in {str(folder)!r} was trained for a {name.replace('_', ' ')} of "
-                f"{brief(repr(trained.get(name)))}, and this model has {value}: load it with {brief(repr(base.name))}, or "
-                "train one for this model."
+                f"{brief(repr(trained.get(name)))}, and this model has {value}: load it with {brief(repr(base.name))}, "
+                "or train one for this model."
             )
 
 
@@ -300,9 +302,7 @@ def _fill(weights: nn.Module, path: Path, digest: Any) -> None:
             )
     extra = sorted(set(tensors) - set(expected))
     if extra:
-        raise ValueError(
-            f"{path} holds an unknown tensor {brief(repr(extra[0]))}: it does not belong to its {CONFIG}."
-        )
+        raise ValueError(f"{path} holds an unknown tensor {brief(repr(extra[0]))}: it does not belong to its {CONFIG}.")
     wrong = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
     if wrong:
         raise ValueError(f"{path} holds {wrong[0]!r} in whole or complex numbers: it does not belong to its {CONFIG}.")
@@ -312,4 +312,6 @@ def _fill(weights: nn.Module, path: Path, digest: Any) -> None:
             "folder anew."
         )
     # Copies, as what was read is a view of the file.
-    weights.load_state_dict({name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True)
+    weights.load_state_dict(
+        {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True
+    )

@@ -44,7 +44,8 @@ class HiddenTransferWeights(nn.Module):
         super().__init__()
         self.transfer_layers = tuple(transfer_layers)
         linears = [
-            nn.Linear(hidden_size, hidden_size, bias=False, dtype=torch.float32, device=weights_device()) for _ in transfer_layers
+            nn.Linear(hidden_size, hidden_size, bias=False, dtype=torch.float32, device=weights_device())
+            for _ in transfer_layers
         ]
         for linear in linears:
             linear.weight.detach().copy_(torch.eye(hidden_size, dtype=torch.float32, device=weights_device()))

@@ -61,7 +61,9 @@ class MedusaWeights(nn.Module):
         for i in range(heads):
             parts: list[nn.Module] = [ResidualBlock(hidden_size) for _ in range(layers)]
             if own_head:
-                parts.append(nn.Linear(hidden_size, vocab_size, bias=False, dtype=torch.float32, device=weights_device()))
+                parts.append(
+                    nn.Linear(hidden_size, vocab_size, bias=False, dtype=torch.float32, device=weights_device())
+                )
             self.add_module(str(i), nn.Sequential(*parts))
 
     def forward(self, hidden: Tensor, head: Head) -> Tensor:

@@ -92,8 +92,8 @@ def choices_named(tree: str | Sequence[Sequence[int]], depth: int) -> Choices:
         depth: of the candidates.
 
     Raises:
-        ValueError: an unknown name, more than 4096 nodes, or a list that is empty, deeper than the candidates or lacks a
-            prefix.
+        ValueError: an unknown name, more than 4096 nodes, or a list that is empty, deeper than the candidates or lacks
+            a prefix.
     """
     if isinstance(tree, str):
         found = re.fullmatch(r"(chain)|(full|efficient|efficient-code)-([1-9][0-9]*)", tree)
@@ -103,7 +103,9 @@ def choices_named(tree: str | Sequence[Sequence[int]], depth: int) -> Choices:
             return chain(depth)
         k = min(int(found[3][:9]), LARGEST + 1)
         if (k**depth if found[2] == "full" else k * depth) > LARGEST:
-            raise ValueError(f"tree is {brief(repr(tree))}, of {depth} levels: take fewer siblings, for at most {LARGEST} nodes.")
+            raise ValueError(
+                f"tree is {brief(repr(tree))}, of {depth} levels: take fewer siblings, for at most {LARGEST} nodes."
+            )
         return full(k, depth) if found[2] == "full" else efficient(k, depth, "code" if "code" in found[2] else "paper")
     nodes = sorted({tuple(int(rank) for rank in node) for node in tree}, key=lambda node: (len(node), node))
     if len(nodes) > LARGEST:

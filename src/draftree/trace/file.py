@@ -7,44 +7,19 @@ format is described in `docs/trace.md`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftree.engine.recorder import Recorder
 from draftree.errors import brief
 from draftree.files import parse_json, replacing
-from draftree.trace.checks import wrong_record, wrong_whole
 from draftree.trace.labels import label, pieces
+from draftree.trace.records import Trace as Trace
+from draftree.trace.records import wrong_record, wrong_whole
 from draftree.version import __version__
 
 FORMAT = 1
 KINDS = ("run", "request", "step", "tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A recorded run as read from its file; entries are plain values as `docs/trace.md` tells.
-
-    Attributes:
-        runs: the engines, by number.
-        requests: by id.
-        steps: in the order they happened, run by run.
-        tokens: token id -> text of it alone.
-    """
-
-    runs: dict[int, dict[str, Any]]
-    requests: dict[int, dict[str, Any]]
-    steps: list[dict[str, Any]]
-    tokens: dict[int, str]
-
-    def of(self, request: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """(step, this request's part of it) for every step that the request took part in."""
-        for step in self.steps:
-            for member in step["members"]:
-                if member["request"] == request:
-                    yield step, member
 
 
 def write_trace(recorder: Recorder, path: str | Path, tokenizer: Any = None) -> Path:
@@ -100,8 +75,8 @@ def read_trace(path: str | Path) -> Trace:
         raise ValueError(f"{path} is no trace: give a file that draftree trace or draftree.write_trace wrote.")
     if first["format"] != FORMAT:
         raise ValueError(
-            f"{path} is a trace of format {brief(repr(first['format']))}, and this version reads format {FORMAT}: record "
-            f"it again, or read it with draftree {brief(first.get('draftree', 'of its time'))}."
+            f"{path} is a trace of format {brief(repr(first['format']))}, and this version reads format {FORMAT}: "
+            f"record it again, or read it with draftree {brief(first.get('draftree', 'of its time'))}."
         )
     trace = Trace({}, {}, [], {})
     whole = False
@@ -112,8 +87,8 @@ def read_trace(path: str | Path) -> Trace:
         kind = record.get("kind")
         if kind not in KINDS:
             raise ValueError(
-                f"{path}, line {number}: there is no {brief(repr(kind))} in a trace; the file was changed, so record it "
-                "again."
+                f"{path}, line {number}: there is no {brief(repr(kind))} in a trace; the file was changed, so record "
+                "it again."
             )
         wrong = wrong_record(trace, record)
         if wrong is not None:

@@ -1,8 +1,8 @@
 """The folder of a data set while it is made: a journal of whole answers, then the finished file.
 
 The journal is only ever appended to, one line for each answered question. What a kill leaves is whole lines and at
-most one torn one at the end, which is cut off when the run goes on. A whole line that is no answer was not written here,
-and is refused. The finished file is written aside and renamed.
+most one torn one at the end, which is cut off when the run goes on. A whole line that is no answer was not written
+here, and is refused. The finished file is written aside and renamed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,8 +120,8 @@ class Journal:
                     self.done.add(_entry(line)["number"])
                 except ValueError as error:
                     raise ValueError(
-                        f"{journal}, line {i}, is no answer of this data set ({brief(error)}): take that line out, or name "
-                        "another folder."
+                        f"{journal}, line {i}, is no answer of this data set ({brief(error)}): take that line out, or "
+                        "name another folder."
                     ) from None
                 good += len(line)
         os.truncate(journal, good)

@@ -121,7 +121,7 @@ def _entries(folder: Path, about: dict[str, Any]) -> Iterable[dict[str, Any]]:
             except ValueError:
                 entry = None
             if not isinstance(entry, dict):
-                raise ValueError(f"{path}, line {number}, is no JSON object: make the data set anew.")
+                raise ValueError(f"{path}, line {number}, is not JSON of a row: make the data set anew.")
             yield entry
 
 
@@ -133,11 +133,15 @@ def _row(entry: dict[str, Any], number: int, folder: Path, target: Target) -> Ro
             "questions with draftree train data."
         )
     for ids in (prompt, answer):
-        outside = [token for token in ids if not is_whole(token, 0, target.vocab_size - 1)] if isinstance(ids, Sequence) else [ids]
+        outside = (
+            [token for token in ids if not is_whole(token, 0, target.vocab_size - 1)]
+            if isinstance(ids, Sequence)
+            else [ids]
+        )
         if outside:
             raise ValueError(
-                f"Row {number} of {str(folder)!r} holds token {brief(repr(outside[0]))}, outside the model's vocabulary: "
-                "make the data anew with this model."
+                f"Row {number} of {str(folder)!r} holds token {brief(repr(outside[0]))}, outside the model's "
+                "vocabulary: make the data anew with this model."
             )
     dev = kept_out(str(entry.get("set")), str(entry.get("id")))
     source: tuple[int, ...] = ()

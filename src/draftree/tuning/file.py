@@ -192,15 +192,15 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
     tuned = _read(path)
     if tuned.model_hash != model_hash(inspect_model(model).model):
         raise ValueError(
-            f"{path} was tuned for another model (a {brief(tuned.model_type)} with other weights or dtype): run draftree tune "
-            "with this one."
+            f"{path} was tuned for another model (a {brief(tuned.model_type)} with other weights or dtype): run "
+            "draftree tune with this one."
         )
     here = machine_of(model)
     for name, value in here.items():
         if tuned.machine.get(name, value) != value:
             warnings.warn(
-                f"{path} was tuned with {name} {brief(tuned.machine[name])}, and this is {value}: something else may be "
-                "faster here; draftree tune finds out.",
+                f"{path} was tuned with {name} {brief(tuned.machine[name])}, and this is {value}: something else may "
+                "be faster here; draftree tune finds out.",
                 stacklevel=2,
             )
     if tuned.spec is None:
@@ -265,9 +265,7 @@ def _read(path: Path) -> _Tuned:
             return _checked(entries)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path} holds no choice of draftree tune: give a file that it wrote.") from None
-    raise ValueError(
-        f"{path} is of format {brief(repr(found))}, and this draftree reads {FORMAT}: run draftree tune."
-    )
+    raise ValueError(f"{path} is of format {brief(repr(found))}, and this draftree reads {FORMAT}: run draftree tune.")
 
 
 def _checked(entries: dict[str, Any]) -> _Tuned:

@@ -58,7 +58,9 @@ def read(path: str | os.PathLike[str], tokenizer_fingerprint: str) -> tuple[Trie
         header = parse_json(bytes(body[_START.size : offset]))
         options, n, tick = _checked(header, len(body) - offset)
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"The header of {path} is not one that Trie.save writes ({error}): save the trie again.") from None
+        raise ValueError(
+            f"The header of {path} is not one that Trie.save writes ({error}): save the trie again."
+        ) from None
     if header["tokenizer"] != tokenizer_fingerprint:
         raise ValueError(
             f"{path} was saved with tokenizer {header['tokenizer']!r}, not {tokenizer_fingerprint!r}: "
@@ -131,7 +133,7 @@ def _in_file_order(
 
 
 def _depths(parents: NDArray[Any]) -> NDArray[Any]:
-    """How many nodes stand above each. Each round looks twice as far up, so a long branch costs no more than a short."""
+    """How many nodes stand above each. Each round looks twice as far up, so long branches are no trouble."""
     depth, above = (parents != NO_PARENT).astype(np.int32), parents
     while (above != NO_PARENT).any():
         depth = depth + np.where(above == NO_PARENT, 0, depth[above])

@@ -1,20 +1,43 @@
-"""What must hold in the records of a trace, so that whatever shows one can rely on it.
+"""The records of a trace, and what must hold in them, so that whatever shows one can rely on it.
 
-A file may have been changed by hand or by damage. Each check says what is wrong in a few words; `docs/trace.md` describes
-the fields.
+A file may have been changed by hand or by damage. Each check says what is wrong in a few words; `docs/trace.md`
+describes the fields.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from draftree.engine.stats import STAGES
 from draftree.errors import LARGEST
 from draftree.files import is_whole
 
-if TYPE_CHECKING:
-    from draftree.trace.file import Trace
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recorded run as read from its file; entries are plain values as `docs/trace.md` tells.
+
+    Attributes:
+        runs: the engines, by number.
+        requests: by id.
+        steps: in the order they happened, run by run.
+        tokens: token id -> text of it alone.
+    """
+
+    runs: dict[int, dict[str, Any]]
+    requests: dict[int, dict[str, Any]]
+    steps: list[dict[str, Any]]
+    tokens: dict[int, str]
+
+    def of(self, request: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """(step, this request's part of it) for every step that the request took part in."""
+        for step in self.steps:
+            for member in step["members"]:
+                if member["request"] == request:
+                    yield step, member
 
 
 def wrong_record(trace: Trace, record: dict[str, Any]) -> str | None:
@@ -24,8 +47,10 @@ def wrong_record(trace: Trace, record: dict[str, Any]) -> str | None:
         fine = is_whole(record.get("run")) and _texts(record.get("sources"))
         return None if fine else "a run needs a number and the names of its sources"
     if kind == "tokens":
-        texts = record.get("texts")
-        fine = isinstance(texts, dict) and all(token.removeprefix("-").isdecimal() and len(token) < 20 for token in texts)
+        texts: Any = record.get("texts")
+        fine = isinstance(texts, dict) and all(
+            token.removeprefix("-").isdecimal() and len(token) < 20 for token in texts
+        )
         return None if fine and _texts(list(texts.values())) else "texts are those of tokens, by their ids"
     run = record.get("run")
     if not is_whole(run) or run not in trace.runs:
@@ -33,7 +58,11 @@ def wrong_record(trace: Trace, record: dict[str, Any]) -> str | None:
     if kind == "request":
         fine = is_whole(record.get("request")) and _tokens(record.get("prompt")) and _texts(record.get("pieces"))
         fine = fine and (record.get("source") is None or _tokens(record["source"]))
-        fine = fine and _texts([record.get("prompt_text"), record.get("finish_reason") or ""]) and "finish_reason" in record
+        fine = (
+            fine
+            and _texts([record.get("prompt_text"), record.get("finish_reason") or ""])
+            and "finish_reason" in record
+        )
         return None if fine else "a request needs a number, a prompt and the pieces of its answer"
     seconds, members = record.get("seconds"), record.get("members")
     if not isinstance(seconds, dict) or list(seconds) != list(STAGES) or not isinstance(record.get("passed"), bool):
@@ -67,11 +96,13 @@ def _wrong_member(trace: Trace, run: int, member: Any) -> str | None:
     request = member.get("request")
     if not is_whole(request) or request not in trace.requests or trace.requests[request]["run"] != run:
         return "a step names a request that does not stand before it"
-    tokens = member.get("tokens")
+    tokens: Any = member.get("tokens")
     if not _tokens(tokens) or not 1 <= len(tokens) <= 1 + LARGEST:
         return f"a tree needs 1 token or more, and at most {LARGEST} besides its root"
     parents, logp, sources = (member.get(name) for name in ("parents", "logp", "sources"))
-    if any(not isinstance(column, list) or len(column) != len(tokens) for column in (parents, logp, sources)):
+    if not isinstance(parents, list) or not isinstance(logp, list) or not isinstance(sources, list):
+        return "a tree needs lists of parents, probabilities and sources"
+    if not len(parents) == len(logp) == len(sources) == len(tokens):
         return "a tree needs a parent, a probability and a source for each token"
     if parents[0] != -1 or not all(is_whole(above, 0, i) for i, above in enumerate(parents[1:])):
         return "a node of a tree does not stand behind its parent"
@@ -80,10 +111,9 @@ def _wrong_member(trace: Trace, run: int, member: Any) -> str | None:
     names = len(trace.runs[run]["sources"])
     if sources[0] is not None or not all(is_whole(source, 0, names - 1) for source in sources[1:]):
         return "a node has a source that the run does not name"
-    lists = [member.get(name) for name in ("pruned", "walked", "guesses")]
-    if not all(isinstance(nodes, list) for nodes in lists):
+    pruned, walked, guesses = (member.get(name) for name in ("pruned", "walked", "guesses"))
+    if not isinstance(pruned, list) or not isinstance(walked, list) or not isinstance(guesses, list):
         return "a part of a step lacks nodes"
-    pruned, walked, guesses = lists
     if not all(is_whole(node, 0, len(tokens) - 1) for node in (*pruned, *walked)):
         return "a node is not in its tree"
     if not all(node is None or is_whole(node, 1, len(tokens) - 1) for node in guesses):
