@@ -1,4 +1,4 @@
-"""Files that somebody crafted or that went bad: refused in one sentence that names the file, in bounded memory and time.
+"""Crafted files, and files that went bad: refused in one sentence that names the file, in bounded memory and time.
 
 The cases are those of crafted_formats.py, each loaded in a process of its own; see crafted_driver.py.
 """
