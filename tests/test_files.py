@@ -204,10 +204,17 @@ def test_a_data_set_is_finished_or_goes_on(folder):
     def write(folder, version):
         with Journal(folder, {"model": "m"}) as journal:
             for number in () if journal.complete else range(5):
-                journal.add(number, [{"id": str(number), "answer_ids": [1, 2]}])
+                journal.add(number, [{"id": str(number), "answer_ids": [1, 2], "answer": "x" * 50}])
             journal.finish()
 
-    assert killed(write, folder, 0), "while the first line is written"
+    with small_disk(300), pytest.raises(OSError, match="File too large"):  # in the middle of a line
+        write(folder, 1)
+    assert 0 < (folder / "journal.jsonl").read_bytes().count(b"\n") < 5
+    write(folder, 2)
+    assert (folder / "rows.jsonl").read_text().count("\n") == 5
+    for file in folder.iterdir():
+        file.unlink()
+    assert killed(write, folder, 0), "while the first file is written"
     for at in range(1, 40):
         was_killed = killed(write, folder, at)
         write(folder, 2)
@@ -241,6 +248,8 @@ def test_devices_links_and_modes_stay_what_they_are(tmp_path):
         aside.write_text("half")
         raise KeyboardInterrupt
     assert real.read_text() == "two"
+    with pytest.raises(FileNotFoundError, match="There is no folder .*nowhere for x: make it"):
+        write_text(tmp_path / "nowhere" / "x", "x")
     write_json(real, {"a": "é"})
     assert parse_json(real.read_bytes()) == {"a": "é"}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "new", "real"]

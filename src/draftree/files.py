@@ -34,6 +34,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent} for {path.name}: make it, or name another.")
     with replacing_files(path.parent) as aside:
         yield aside / path.name
 

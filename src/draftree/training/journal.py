@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+from contextlib import ExitStack
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,10 +76,11 @@ class Journal:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for held in (self._file, self._lock):
-            if held is not None:
-                held.close()
-        self._file = self._lock = None
+        with ExitStack() as both:  # a full disk is told once more when the journal is closed
+            for held in (self._lock, self._file):
+                if held is not None:
+                    both.callback(held.close)
+            self._file = self._lock = None
 
     def _open(self) -> None:
         meta, journal = self.folder / META, self.folder / JOURNAL
