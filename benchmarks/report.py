@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.harness.tables import counted, markdown
+from draftree.files import replacing, write_text
 
 RESULTS = Path(__file__).parent / "results"
 SHOWN = tomllib.loads((RESULTS / "shown.toml").read_text(encoding="utf-8"))
@@ -106,7 +107,8 @@ def keep(argument: str, folder: Path = RESULTS) -> Path:
     path = Path(file if sign else argument)
     read(path)
     kept = folder / f"{name if sign else path.stem.removeprefix('bench-run-')}.json"
-    shutil.copyfile(path, kept)
+    with replacing(kept) as aside:
+        shutil.copyfile(path, aside)
     return kept
 
 
@@ -115,8 +117,8 @@ def main(arguments: list[str]) -> None:
     try:
         for argument in arguments:
             print(f"Kept: {keep(argument)}")
-        PAGE.write_text(page(), encoding="utf-8")
-        README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+        write_text(PAGE, page())
+        write_text(README, readme(README.read_text(encoding="utf-8")))
     except ValueError as error:
         sys.exit(str(error))
 

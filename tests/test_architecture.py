@@ -15,6 +15,7 @@ SRC = Path(__file__).parent.parent / "src" / "draftree"
 # A room may import rooms of its own floor and of lower ones. A new room gets its floor here and in the design page.
 FLOORS = {
     "errors": 0,
+    "files": 0,
     "version": 0,
     "demo_model": 0,
     "models": 0,

@@ -77,7 +77,7 @@ def test_early_heads_are_no_drafters(tmp_path):
         EarlyHead.fresh(model, layer=4)
     with pytest.raises(ValueError, match="rank is -1"):
         EarlyHead.fresh(model, layer=2, rank=-1)
-    with pytest.raises(ValueError, match="places is 0: give 1 for the next token alone, or more"):
+    with pytest.raises(ValueError, match="places is 0: give at least 1"):
         EarlyHead.fresh(model, layer=2, places=0)
 
 
@@ -100,7 +100,7 @@ def test_early_heads_keep_their_further_places(tmp_path):
     with pytest.raises(ValueError, match=r"has no tensor 'further\.0\.norm'"):
         EarlyHead.from_pretrained(tmp_path, model)
     config = json.loads((tmp_path / CONFIG).read_text())
-    del config["settings"]["places"]
+    del config["settings"]["places"], config["weights"]
     (tmp_path / CONFIG).write_text(json.dumps(config))
     old = EarlyHead.from_pretrained(tmp_path, model)
     assert old.settings["places"] == 1
@@ -166,6 +166,11 @@ def test_refuses_broken_files(held):
     refused("broken", base_model={"name": "x"})
     refused("broken", settings=None)
     refused("does not know", settings={"maskz": 3})
+    refused("masks is 1000000000: give at most 64", settings={"masks": 10**9})
+    refused("prompts is 1000000000: give at most 4096", settings={"prompts": 10**9})
+    refused("tree is 'full-99', of 3 levels: take fewer", settings={"masks": 3, "tree": "full-99"})
+    refused("no method 'None'", method="None")
+    refused("broken", method=["bita"])
     for text in ("{", '"text"'):
         (folder / CONFIG).write_text(text)
         with pytest.raises(ValueError, match="broken"):
@@ -181,6 +186,8 @@ def test_refuses_broken_files(held):
     refused_tensors("has no tensor 'prompt_keys'", {k: v for k, v in tensors.items() if k != "prompt_keys"})
     refused_tensors(r"shape \[3, 64\], not \[2, 64\]", tensors | {"mask_embeddings": torch.zeros(3, 64)})
     refused_tensors("unknown tensor 'more'", tensors | {"more": torch.zeros(1)})
+    refused_tensors("whole or complex numbers", {k: v.int() for k, v in tensors.items()})
+    refused_tensors("not hold the tensors that its", {k: 2 * v for k, v in tensors.items()})
     (folder / WEIGHTS).write_bytes(b"torn")
     with pytest.raises(ValueError, match="broken"):
         load_drafter(folder, model)

@@ -317,7 +317,7 @@ def test_bad_options_are_one_sentence(zoo_data, tmp_path):
     refused("give layers from 1 to 3", "hidden-transfer", settings={"transfer_layers": [2, 4]})
     refused("heads is 0", settings={"heads": 0})
     refused("layer is 9: the model has 4", "early-head", settings={"layer": 9})
-    refused("places is 0: give 1", "early-head", settings={"layer": 2, "places": 0})
+    refused("places is 0: give at least 1", "early-head", settings={"layer": 2, "places": 0})
     refused("decay is 0", training={"decay": 0})
     refused("no option 'prefix_dropuot'", "bita", TypeError, training={"prefix_dropuot": 0.1})
     refused("no method 'medussa'.*Did you mean 'medusa'", "medussa")

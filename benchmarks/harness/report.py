@@ -7,7 +7,6 @@ says where it was made, so that it can be quoted alone.
 from __future__ import annotations
 
 import base64
-import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from rich.text import Text
 
 from benchmarks.harness.experiment import Experiment
 from benchmarks.harness.tables import counted, records, rich_table, shown
+from draftree.files import replacing, write_json, write_text
 
 MADE = ("commit", "device", "dtype", "threads", "command")
 
@@ -115,15 +115,13 @@ class Report:
         self.write_json(data)
         partial_file(self.experiment, folder).unlink(missing_ok=True)
         self.draw(picture)
-        page.write_text(self.page(base64.b64encode(picture.read_bytes()).decode()), encoding="utf-8")
+        write_text(page, self.page(base64.b64encode(picture.read_bytes()).decode()))
         return [data, picture, page]
 
     def write_json(self, path: Path) -> None:
         """Write `as_dict` to `path`; a reader, and whoever comes after a kill, finds the old file or the new one."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{path.name}.new")
-        unfinished.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_json(path, self.as_dict())
 
     def draw(self, path: Path) -> None:
         """The picture, as PNG."""
@@ -134,7 +132,8 @@ class Report:
         FigureCanvasAgg(figure)
         self.experiment.plot(figure, self.table)
         figure.suptitle(textwrap.fill(self.heading, int(14 * figure.get_figwidth())), fontsize=8, color="0.35")
-        figure.savefig(path, dpi=120)
+        with replacing(path) as aside:
+            figure.savefig(aside, dpi=120)
 
     def page(self, picture: str) -> str:
         """One HTML file: picture (base64), tables, remarks and examples; nothing is fetched, no script runs."""

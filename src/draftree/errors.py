@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral
+
+LARGEST = 4096  # of what counts draft tokens in some way: more would only take memory and time
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -12,12 +15,20 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def check_least(least: int, **options: int | None) -> None:
-    """Refuse options under `least`; None is no number.
+def check_least(least: int, most: int = LARGEST, **options: int | None) -> None:
+    """Refuse options that are no whole numbers from `least` to `most`; None is no number.
 
     Raises:
         ValueError: the first such option, by its name.
     """
     for option, value in options.items():
-        if value is not None and value < least:
-            raise ValueError(f"{option} is {value}: give at least {least}.")
+        if value is not None and not isinstance(value, Integral):
+            raise ValueError(f"{option} is {brief(repr(value))}: give a whole number.")
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"{option} is {value}: give at {f'least {least}' if value < least else f'most {most}'}.")
+
+
+def brief(text: object) -> str:
+    """What another error or a file says, in one line of at most 300 characters, to be quoted within a sentence."""
+    line = " ".join(str(text).split())
+    return (line if len(line) <= 300 else f"{line[:300]} ..").rstrip(".")

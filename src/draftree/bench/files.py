@@ -19,6 +19,7 @@ from draftree.bench.report import CAPTION, HEADINGS, cells, remarks, title, writ
 from draftree.bench.samples import Sample
 from draftree.bench.summary import Row
 from draftree.engine.stats import STAGES
+from draftree.files import replacing, write_text
 
 
 def write_all(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> list[Path]:
@@ -26,8 +27,8 @@ def write_all(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> li
     table, text, html = (folder / f"bench-compare.{ending}" for ending in ("csv", "md", "html"))
     data = write_json(found.as_dict(), folder / "bench-compare.json")
     write_csv(found, table)
-    text.write_text("\n".join(markdown(found)), encoding="utf-8")
-    html.write_text(page(found), encoding="utf-8")
+    write_text(text, "\n".join(markdown(found)))
+    write_text(html, page(found))
     return [data, table, text, html, write_answers(found, tokenizers, folder)]
 
 
@@ -44,7 +45,7 @@ def write_csv(found: Comparison, path: Path) -> None:
                 continue
             lines.append(named | {"differing_prompts": len(row.parted)} | _flat(row, result))
             lines += [named | {"set": one} | _flat(own, result) for one, own in row.by_set.items()]
-    with path.open("w", encoding="utf-8", newline="") as out:
+    with replacing(path) as aside, aside.open("w", encoding="utf-8", newline="") as out:
         writer = csv.DictWriter(out, list(dict.fromkeys(name for line in lines for name in line)), restval="")
         writer.writeheader()
         writer.writerows(lines)
@@ -108,7 +109,7 @@ def write_answers(found: Comparison, tokenizers: dict[str, Any], folder: Path) -
             for name in result.rows:
                 rows = _spec_bench(result, name, tokenizers[model], model)
                 text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-                (own / f"{file_name(name)}.jsonl").write_text(text, encoding="utf-8")
+                write_text(own / f"{file_name(name)}.jsonl", text)
     return out
 
 

@@ -5,7 +5,6 @@ A `Report` is what `bench quick`, `speed` and `gpu` print and write; `files` wri
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from draftree import files
 from draftree.bench import pictures
 from draftree.bench.case import Result
 from draftree.bench.kit import REFERENCE, WARM, label_of
@@ -89,13 +89,14 @@ class Report:
         figure = pictures.new_figure()
         self.draw(figure)
         figure.suptitle(self.heading, fontsize=8, color="0.35", wrap=True)
-        figure.savefig(picture, dpi=140)
+        with files.replacing(picture) as aside:
+            figure.savefig(aside, dpi=140)
         return [data, picture]
 
 
 def write_json(facts: dict[str, Any], path: Path) -> Path:
     """Write plain values; returns the path."""
-    path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    files.write_json(path, facts)
     return path
 
 

@@ -97,7 +97,7 @@ def _tree(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Any:
             return Text(label, style="bold")
         source = names[sources[node]]
         mark = "✓ " if node in accepted else "✕ " if node in pruned else ""
-        chance = "" if logp[node] is None else f"  {math.exp(logp[node]):.2f}"
+        chance = "" if logp[node] is None else f"  {math.exp(min(logp[node], 0)):.2f}"
         weight = "bold" if node in accepted else "dim strike" if node in pruned else ""
         return Text.assemble(mark, (label, f"{source_style(source)} {weight}".strip()), (f"{chance}  {source}", "dim"))
 

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment
+from draftree.drafting.folder import weights_device
 from draftree.drafting.groups import GroupDrafter, GroupNodes
+from draftree.drafting.in_model import DEEPEST
+from draftree.errors import check_least
 from draftree.runner.plan import Surgery
 from draftree.runner.target import Target
 
@@ -54,12 +57,17 @@ class BiTAWeights(nn.Module):
     ) -> None:
         super().__init__()
         self.deep = deep
-        self.mask_embeddings = nn.Parameter(STD * torch.randn(masks, hidden_size, dtype=torch.float32, device="cpu"))
+        self.mask_embeddings = nn.Parameter(
+            STD * torch.randn(masks, hidden_size, dtype=torch.float32, device=weights_device())
+        )
         self.prompt_keys = nn.Parameter(
-            STD * torch.randn(layers, kv_heads, prompts, head_dim, dtype=torch.float32, device="cpu")
+            STD * torch.randn(layers, kv_heads, prompts, head_dim, dtype=torch.float32, device=weights_device())
         )
         self.prompt_values = nn.Parameter(
-            STD * torch.randn(layers, kv_heads, prompts, value_dim or head_dim, dtype=torch.float32, device="cpu")
+            STD
+            * torch.randn(
+                layers, kv_heads, prompts, value_dim or head_dim, dtype=torch.float32, device=weights_device()
+            )
         )
 
     def prefix(self) -> list[tuple[Tensor, Tensor]] | None:
@@ -105,10 +113,8 @@ class BiTA(GroupDrafter):
         groups: int | None = None,
         **options: Any,
     ) -> None:
-        if masks < 1:
-            raise ValueError(f"masks is {masks}: BiTA needs 1 mask token or more to draft anything.")
-        if prompts < 0:
-            raise ValueError(f"prompts is {prompts}: give 0 (mask tokens only) or more.")
+        check_least(1, DEEPEST, masks=masks)
+        check_least(0, prompts=prompts)
         super().__init__(shapes, masks, groups=groups, **options, masks=masks, prompts=prompts, deep=deep)
         s = self._shapes
         self.weights = BiTAWeights(

@@ -2,14 +2,17 @@
 
 A drafter inside the model is worth nothing with another model, and would look as if it worked. So the folder names
 its base model by a hash of all weights, and whatever does not fit is refused in one sentence before anything runs.
+The config holds a digest of the tensors, so that it is never taken with those of another save, or with damaged ones.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict
 from importlib import import_module
 from importlib.resources import as_file, files
@@ -24,7 +27,8 @@ from torch import Tensor, nn
 from draftree.drafting.base_model import Base as Base
 from draftree.drafting.base_model import base_of as base_of
 from draftree.drafting.base_model import model_hash as model_hash
-from draftree.errors import did_you_mean
+from draftree.errors import brief, did_you_mean
+from draftree.files import parse_json, replacing_files
 from draftree.runner.target import inspect_model
 
 CONFIG = "draftree_config.json"
@@ -40,6 +44,23 @@ HOMES = {
 }
 NOT_DRAFTERS = ("early-head",)
 SMALL = "draft-model"  # has a model of its own, in a folder of Hugging Face's
+
+_device: ContextVar[str] = ContextVar("device", default="cpu")
+
+
+def weights_device() -> str:
+    """Where tensors of a new drafter are made: on the CPU, whatever torch's default; nowhere in `_without_tensors`."""
+    return _device.get()
+
+
+@contextmanager
+def _without_tensors() -> Iterator[None]:
+    """Drafters made in this block have the shapes of their tensors and no memory for them."""
+    token = _device.set("meta")
+    try:
+        yield
+    finally:
+        _device.reset(token)
 
 
 class Trained(ABC):
@@ -95,11 +116,11 @@ class Trained(ABC):
             "shapes": self.shapes(),
             "settings": self.settings,
             "recipe": self.recipe,
+            "weights": _digest(tensors),
         }
-        (folder / f"{WEIGHTS}.new").write_bytes(save(tensors, {"format": "pt"}))  # save_file would hide it from others
-        (folder / f"{CONFIG}.new").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        for name in (WEIGHTS, CONFIG):
-            os.replace(folder / f"{name}.new", folder / name)
+        with replacing_files(folder) as aside:
+            (aside / WEIGHTS).write_bytes(save(tensors, {"format": "pt"}))  # save_file would hide it from others
+            (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload the folder to a hub repository, made where it is missing; returns the address of the commit."""
@@ -163,25 +184,29 @@ def demo_drafter(method: str, model: Any) -> Any:
 
 
 def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained:
+    target = inspect_model(model)
     folder = _fetch(folder_or_repo)
     config = _read_config(folder)
     try:
         home = method_class(config["method"])
     except ValueError as error:
-        raise ValueError(f"{folder / CONFIG} is of no use here: {error}") from None
+        raise ValueError(f"{folder / CONFIG} is of no use here: {brief(error)}.") from None
     try:
-        held = home.fresh(model, **config["settings"])
+        with _without_tensors():  # no setting of a file takes memory before its tensors are there
+            held = home.fresh(model, **config["settings"])
     except TypeError as error:
-        raise ValueError(f"{folder / CONFIG} has settings that this version does not know: {error}.") from None
+        raise ValueError(f"{folder / CONFIG} has settings that this version does not know: {brief(error)}.") from None
+    except (ValueError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"{folder / CONFIG} does not fit this model: {brief(error)}.") from None
     base = Base(**config["base_model"])
-    _check_shapes(config["shapes"], held.shapes(), base)
-    target = inspect_model(model)
+    _check_shapes(folder, config["shapes"], held.shapes(), base)
     if same_weights and base.hash != model_hash(target.model):
         raise ValueError(
-            f"The drafter was trained for {base.name!r} with other weights (or another dtype) than this model's, so "
-            "few draft tokens would be accepted: load that model, or pass same_weights=False to try all the same."
+            f"The drafter in {str(folder)!r} was trained for {brief(repr(base.name))} with other weights (or another "
+            "dtype) than this model's, so few draft tokens would be accepted: load that model, or pass "
+            "same_weights=False to try all the same."
         )
-    _fill(held.weights, folder / WEIGHTS)
+    _fill(held.weights, folder / WEIGHTS, config.get("weights"))
     held.base, held.recipe = base, config.get("recipe")
     return held
 
@@ -210,14 +235,19 @@ def _read_config(folder: Path) -> dict[str, Any]:
         if not (folder / name).is_file():
             raise ValueError(f"The folder {str(folder)!r} has no {name}: give a folder that save_pretrained wrote.")
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if config["format"] != FORMAT:
-            raise ValueError(f"{folder / CONFIG} is of format {config['format']}, and this draftree reads {FORMAT}.")
-        Base(**config["base_model"])
-        complete = isinstance(config["shapes"], dict) and isinstance(config["settings"], dict)
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-        complete = False
-    if not complete:
+        config = parse_json((folder / CONFIG).read_bytes())
+        found = config["format"]
+        whole = all(isinstance(value, str) for value in asdict(Base(**config["base_model"])).values())
+        whole = whole and isinstance(config["method"], str)
+        whole = whole and isinstance(config["shapes"], dict) and isinstance(config["settings"], dict)
+    except (ValueError, KeyError, TypeError):
+        whole, found = False, FORMAT
+    if found != FORMAT:
+        raise ValueError(
+            f"{folder / CONFIG} is of format {brief(repr(found))}, and this draftree reads {FORMAT}: take a draftree "
+            "of its time, or train again."
+        )
+    if not whole:
         raise ValueError(f"{folder / CONFIG} is broken: save the drafter again, or fetch the folder anew.")
     return dict(config)
 
@@ -229,24 +259,37 @@ def method_class(method: Any) -> type[Trained]:
         ValueError: no such method.
     """
     if method not in HOMES:
-        raise ValueError(f"there is no method {method!r} among {', '.join(HOMES)}.{did_you_mean(method, HOMES)}")
+        raise ValueError(
+            f"there is no method {brief(repr(method))} among {', '.join(HOMES)}.{did_you_mean(method, HOMES)}"
+        )
     home = vars(import_module(HOMES[method])).values()
     return next(c for c in home if isinstance(c, type) and c.__dict__.get("method") == method)
 
 
-def _check_shapes(trained: Mapping[str, Any], present: Mapping[str, Any], base: Base) -> None:
+def _check_shapes(folder: Path, trained: Mapping[str, Any], present: Mapping[str, Any], base: Base) -> None:
     for name, value in present.items():
         if trained.get(name) != value:
             raise ValueError(
-                f"The drafter was trained for a {name.replace('_', ' ')} of {trained.get(name)}, and this model has "
-                f"{value}: load it with {base.name!r}, or train one for this model."
+                f"The drafter in {str(folder)!r} was trained for a {name.replace('_', ' ')} of "
+                f"{brief(repr(trained.get(name)))}, and this model has {value}: load it with {brief(repr(base.name))}, "
+                "or train one for this model."
             )
 
 
-def _fill(weights: nn.Module, path: Path) -> None:
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hexadecimal) over names, shapes, types and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _fill(weights: nn.Module, path: Path, digest: Any) -> None:
+    """Put the tensors of the file in the place of those that were left out; `digest` is the config's, if it has one."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError):
+    except (SafetensorError, OSError, KeyError, AttributeError, TypeError, ValueError, RuntimeError):
         raise ValueError(f"{path} is broken: save the drafter again, or fetch the folder anew.") from None
     expected = weights.state_dict()
     for name, tensor in expected.items():
@@ -259,5 +302,16 @@ def _fill(weights: nn.Module, path: Path) -> None:
             )
     extra = sorted(set(tensors) - set(expected))
     if extra:
-        raise ValueError(f"{path} holds an unknown tensor {extra[0]!r}: it does not belong to its {CONFIG}.")
-    weights.load_state_dict(tensors)
+        raise ValueError(f"{path} holds an unknown tensor {brief(repr(extra[0]))}: it does not belong to its {CONFIG}.")
+    wrong = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
+    if wrong:
+        raise ValueError(f"{path} holds {wrong[0]!r} in whole or complex numbers: it does not belong to its {CONFIG}.")
+    if digest not in (None, _digest(tensors)):
+        raise ValueError(
+            f"{path} does not hold the tensors that its {CONFIG} was saved with: save the drafter again, or fetch the "
+            "folder anew."
+        )
+    # Copies, as what was read is a view of the file.
+    weights.load_state_dict(
+        {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True
+    )

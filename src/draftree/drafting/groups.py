@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftree.drafting.base import Attachment, Step
 from draftree.drafting.in_model import InModelDrafter
+from draftree.errors import check_least
 from draftree.tree import TokenTree
 
 KEPT = 512  # most layouts in the cache
@@ -48,8 +49,7 @@ class Groups:
     """
 
     def __init__(self, most: int | None, lay_out: Callable[[GroupNodes], Attachment]) -> None:
-        if most is not None and most < 1:
-            raise ValueError(f"groups is {most}: let 1 node or more look ahead, or give None for all.")
+        check_least(1, groups=most)
         self.most = most
         self.lay_out = lay_out
         self._made: dict[tuple[Any, ...], tuple[Tensor, Attachment]] = {}

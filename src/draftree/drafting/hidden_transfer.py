@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafting.base import Attachment
+from draftree.drafting.folder import weights_device
 from draftree.drafting.groups import GroupDrafter, GroupNodes
-from draftree.drafting.in_model import checked_shapes
+from draftree.drafting.in_model import DEEPEST, checked_shapes
+from draftree.errors import check_least
 from draftree.runner.plan import Projection, Surgery
 from draftree.runner.target import Target
 
@@ -42,10 +44,11 @@ class HiddenTransferWeights(nn.Module):
         super().__init__()
         self.transfer_layers = tuple(transfer_layers)
         linears = [
-            nn.Linear(hidden_size, hidden_size, bias=False, dtype=torch.float32, device="cpu") for _ in transfer_layers
+            nn.Linear(hidden_size, hidden_size, bias=False, dtype=torch.float32, device=weights_device())
+            for _ in transfer_layers
         ]
         for linear in linears:
-            linear.weight.detach().copy_(torch.eye(hidden_size, dtype=torch.float32, device="cpu"))
+            linear.weight.detach().copy_(torch.eye(hidden_size, dtype=torch.float32, device=weights_device()))
         self.transfer = nn.ModuleList(linears)
 
     def matrices(self) -> list[Tensor]:
@@ -88,6 +91,7 @@ class HiddenTransfer(GroupDrafter):
         chosen = [int(layer) for layer in transfer_layers]
         if not chosen:
             raise ValueError("transfer_layers is empty: give one layer per token to be drafted.")
+        check_least(1, DEEPEST, transfers=len(chosen))
         if chosen != sorted(chosen) or not 1 <= chosen[0] <= chosen[-1] < layers:
             raise ValueError(
                 f"transfer_layers is {chosen}: give layers from 1 to {layers - 1} (of the model's {layers}), none "

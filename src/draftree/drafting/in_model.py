@@ -20,7 +20,7 @@ from torch import Tensor
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.folder import Trained
 from draftree.drafting.off_path import OffPath
-from draftree.errors import did_you_mean
+from draftree.errors import check_least, did_you_mean
 from draftree.runner.hooked.probe import probe
 from draftree.runner.target import Target, inspect_model
 from draftree.runner.top_tokens import top_tokens
@@ -29,6 +29,7 @@ from draftree.tree import TokenTree
 
 SHAPES = ("hidden_size", "layers", "vocab_size", "kv_heads", "head_dim", "value_dim")
 BEST_FIRST = "best-first"
+DEEPEST = 64  # levels that a drafter may be made for; papers take three to five
 
 
 @dataclass(slots=True)
@@ -84,8 +85,7 @@ class InModelDrafter(Trained, Drafter):
         **settings: Any,
     ) -> None:
         self._refuse_unknown(settings)
-        if candidates < 1:
-            raise ValueError(f"candidates is {candidates}: keep 1 or more tokens per depth.")
+        check_least(1, candidates=candidates, depth=depth)
         if depth is not None and not 1 <= depth <= steps:
             raise ValueError(f"depth is {depth}: this drafter was made for 1 to {steps}.")
         self._shapes = checked_shapes(shapes)
@@ -95,6 +95,7 @@ class InModelDrafter(Trained, Drafter):
         self.candidates = candidates
         if self.choices is not None:
             self.max_nodes = self.node_budget = len(self.choices)
+            check_least(0, self._shapes["vocab_size"] - 1, rank=max(choice[-1] for choice in self.choices))
             self.candidates = max(candidates, 1 + max(choice[-1] for choice in self.choices))
         self.candidates = min(self.candidates, self._shapes["vocab_size"])
         saved = tree if isinstance(tree, str) else [list(choice) for choice in tree]

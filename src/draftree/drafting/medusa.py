@@ -19,7 +19,9 @@ from torch.nn import functional as F
 
 from draftree.drafting.base import Attachment, Step
 from draftree.drafting.base_model import base_of
-from draftree.drafting.in_model import InModelDrafter
+from draftree.drafting.folder import weights_device
+from draftree.drafting.in_model import DEEPEST, InModelDrafter
+from draftree.errors import check_least
 from draftree.runner.hooked.probe import probe
 from draftree.runner.target import Target, inspect_model, weight_of
 from draftree.tree import TokenTree
@@ -33,7 +35,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size, dtype=torch.float32, device="cpu")
+        self.linear = nn.Linear(hidden_size, hidden_size, dtype=torch.float32, device=weights_device())
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
@@ -59,7 +61,9 @@ class MedusaWeights(nn.Module):
         for i in range(heads):
             parts: list[nn.Module] = [ResidualBlock(hidden_size) for _ in range(layers)]
             if own_head:
-                parts.append(nn.Linear(hidden_size, vocab_size, bias=False, dtype=torch.float32, device="cpu"))
+                parts.append(
+                    nn.Linear(hidden_size, vocab_size, bias=False, dtype=torch.float32, device=weights_device())
+                )
             self.add_module(str(i), nn.Sequential(*parts))
 
     def forward(self, hidden: Tensor, head: Head) -> Tensor:
@@ -89,9 +93,9 @@ class Medusa(InModelDrafter):
     def __init__(
         self, shapes: Mapping[str, int], *, heads: int = 4, layers: int = 1, own_head: bool = False, **options: Any
     ) -> None:
-        if heads < 1:
-            raise ValueError(f"heads is {heads}: Medusa needs 1 head or more to draft anything.")
-        if layers < 0 or (layers == 0 and not own_head):
+        check_least(1, DEEPEST, heads=heads)
+        check_least(0, DEEPEST, layers=layers)
+        if layers == 0 and not own_head:
             raise ValueError(f"layers is {layers}: give 1 or more, or 0 with own_head=True.")
         super().__init__(shapes, heads, **options, heads=heads, layers=layers, own_head=own_head)
         self.weights = MedusaWeights(

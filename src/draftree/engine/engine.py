@@ -29,8 +29,8 @@ from draftree.shaping.base import Sizer
 class Engine:
     """Generates for many requests at once on one model.
 
-    It belongs to one thread at a time. In a `with` statement, or by `close`, it ends what still waits or runs, so that a
-    drafter which others use forgets these requests.
+    It belongs to one thread at a time. In a `with` statement, or by `close`, it ends what still waits or runs, so that
+    a drafter which others use forgets these requests.
 
     Args:
         model: a Hugging Face causal LM or encoder-decoder, as loaded.

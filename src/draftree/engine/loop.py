@@ -123,7 +123,7 @@ class Loop:
         """`trees` without draft tokens that the model does not have, and without what hangs below them.
 
         A trie may have learned from another model, a draft model's table may be padded further: the target never emits
-        such a token, and has no embedding of it. Log-probabilities that are no numbers become -inf, and none is above 0.
+        such a token, and has no embedding of it. Log-probabilities that are no numbers become -inf, none is above 0.
         """
         known = (trees.tokens >= 0) & (trees.tokens < self.target.vocab_size)
         if not bool(known.all()):

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from draftree.drafting.folder import Trained
+from draftree.drafting.folder import Trained, weights_device
+from draftree.errors import check_least
 from draftree.runner.target import inspect_model
 
 EPSILON = 1e-6
@@ -38,14 +39,14 @@ class EarlyHeadWeights(nn.Module):
     def __init__(self, hidden_size: int, rank: int = 0, places: int = 1) -> None:
         super().__init__()
         self.rank = rank
-        self.norm = nn.Parameter(torch.ones(hidden_size, dtype=torch.float32, device="cpu"))
+        self.norm = nn.Parameter(torch.ones(hidden_size, dtype=torch.float32, device=weights_device()))
         if rank:
             self.down = nn.Parameter(
-                torch.randn(rank, hidden_size, dtype=torch.float32, device="cpu") * hidden_size**-0.5
+                torch.randn(rank, hidden_size, dtype=torch.float32, device=weights_device()) * hidden_size**-0.5
             )
-            self.up = nn.Parameter(torch.zeros(hidden_size, rank, dtype=torch.float32, device="cpu"))
+            self.up = nn.Parameter(torch.zeros(hidden_size, rank, dtype=torch.float32, device=weights_device()))
         else:
-            self.projection = nn.Parameter(torch.eye(hidden_size, dtype=torch.float32, device="cpu"))
+            self.projection = nn.Parameter(torch.eye(hidden_size, dtype=torch.float32, device=weights_device()))
         self.further = nn.ModuleList(EarlyHeadWeights(hidden_size, rank) for _ in range(places - 1))
 
     def forward(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
@@ -76,14 +77,12 @@ class EarlyHead(Trained):
     weights: EarlyHeadWeights
 
     def __init__(self, shapes: Mapping[str, int], layer: int = 4, rank: int = 0, places: int = 1) -> None:
-        if not 1 <= layer < shapes["layers"]:
+        check_least(1, layer=layer, places=places)
+        check_least(0, shapes["hidden_size"], rank=rank)
+        if layer >= shapes["layers"]:
             raise ValueError(
                 f"layer is {layer}: the model has {shapes['layers']}, so give 1 to {shapes['layers'] - 1}."
             )
-        if not 0 <= rank <= shapes["hidden_size"]:
-            raise ValueError(f"rank is {rank}: give 0 for a full projection, or 1 to {shapes['hidden_size']}.")
-        if places < 1:
-            raise ValueError(f"places is {places}: give 1 for the next token alone, or more.")
         self._shapes = dict(shapes)
         self.layer = layer
         self.settings: dict[str, Any] = {"layer": layer, "rank": rank, "places": places}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from draftree.drafting.base import Context, Drafter, StepPlan
+from draftree.errors import check_least
 from draftree.runner.step_cost import StepCost
 from draftree.tree import TokenTree
 
@@ -100,8 +101,7 @@ class Fixed(Shape, Sizer):
     """
 
     def __init__(self, node_budget: int, attach_to: int | None = None) -> None:
-        if node_budget < 0:
-            raise ValueError(f"node_budget is {node_budget}: give 0 (no drafting) or more.")
+        check_least(0, node_budget=node_budget)
         if attach_to is not None and attach_to < 1:
             raise ValueError(f"attach_to is {attach_to}: give 1 (the root) or more, or None for all nodes.")
         self.node_budget = node_budget

@@ -11,6 +11,8 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from draftree.errors import LARGEST, brief
+
 Choices = list[tuple[int, ...]]
 NAMES = "'best-first', 'chain', 'full-K', 'efficient-K' or 'efficient-code-K' (K siblings)"
 
@@ -90,17 +92,24 @@ def choices_named(tree: str | Sequence[Sequence[int]], depth: int) -> Choices:
         depth: of the candidates.
 
     Raises:
-        ValueError: an unknown name, or a list that is empty, deeper than the candidates or lacks a prefix.
+        ValueError: an unknown name, more than 4096 nodes, or a list that is empty, deeper than the candidates or lacks
+            a prefix.
     """
     if isinstance(tree, str):
         found = re.fullmatch(r"(chain)|(full|efficient|efficient-code)-([1-9][0-9]*)", tree)
         if found is None:
-            raise ValueError(f"tree is {tree!r}: choose {NAMES}, or give a choice list.")
+            raise ValueError(f"tree is {brief(repr(tree))}: choose {NAMES}, or give a choice list.")
         if found[1]:
             return chain(depth)
-        k = int(found[3])
+        k = min(int(found[3][:9]), LARGEST + 1)
+        if (k**depth if found[2] == "full" else k * depth) > LARGEST:
+            raise ValueError(
+                f"tree is {brief(repr(tree))}, of {depth} levels: take fewer siblings, for at most {LARGEST} nodes."
+            )
         return full(k, depth) if found[2] == "full" else efficient(k, depth, "code" if "code" in found[2] else "paper")
     nodes = sorted({tuple(int(rank) for rank in node) for node in tree}, key=lambda node: (len(node), node))
+    if len(nodes) > LARGEST:
+        raise ValueError(f"The choice list has {len(nodes)} nodes: give at most {LARGEST}.")
     if not nodes:
         raise ValueError("The choice list is empty: name at least one node, such as (0,), or use no drafter.")
     known = {(), *nodes}

@@ -7,41 +7,19 @@ format is described in `docs/trace.md`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftree.engine.recorder import Recorder
+from draftree.errors import brief
+from draftree.files import parse_json, replacing
 from draftree.trace.labels import label, pieces
+from draftree.trace.records import Trace as Trace
+from draftree.trace.records import wrong_record, wrong_whole
 from draftree.version import __version__
 
 FORMAT = 1
 KINDS = ("run", "request", "step", "tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A recorded run as read from its file; entries are plain values as `docs/trace.md` tells.
-
-    Attributes:
-        runs: the engines, by number.
-        requests: by id.
-        steps: in the order they happened, run by run.
-        tokens: token id -> text of it alone.
-    """
-
-    runs: dict[int, dict[str, Any]]
-    requests: dict[int, dict[str, Any]]
-    steps: list[dict[str, Any]]
-    tokens: dict[int, str]
-
-    def of(self, request: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """(step, this request's part of it) for every step that the request took part in."""
-        for step in self.steps:
-            for member in step["members"]:
-                if member["request"] == request:
-                    yield step, member
 
 
 def write_trace(recorder: Recorder, path: str | Path, tokenizer: Any = None) -> Path:
@@ -66,7 +44,7 @@ def write_trace(recorder: Recorder, path: str | Path, tokenizer: Any = None) -> 
                 output.setdefault(member["request"], []).extend(member["emitted"])
                 seen.update(member["tokens"], member["emitted"])
     path = Path(path)
-    with path.open("w", encoding="utf-8") as file:
+    with replacing(path) as aside, aside.open("w", encoding="utf-8") as file:
         _line(file, {"kind": "trace", "format": FORMAT, "draftree": __version__})
         for record in records:
             if record["kind"] == "request":
@@ -97,8 +75,8 @@ def read_trace(path: str | Path) -> Trace:
         raise ValueError(f"{path} is no trace: give a file that draftree trace or draftree.write_trace wrote.")
     if first["format"] != FORMAT:
         raise ValueError(
-            f"{path} is a trace of format {first['format']}, and this version reads format {FORMAT}: record it again, "
-            f"or read it with draftree {first.get('draftree', 'of its time')}."
+            f"{path} is a trace of format {brief(repr(first['format']))}, and this version reads format {FORMAT}: "
+            f"record it again, or read it with draftree {brief(first.get('draftree', 'of its time'))}."
         )
     trace = Trace({}, {}, [], {})
     whole = False
@@ -108,7 +86,13 @@ def read_trace(path: str | Path) -> Trace:
         record = _parsed(path, number, line)
         kind = record.get("kind")
         if kind not in KINDS:
-            raise ValueError(f"{path}, line {number}: there is no {kind!r} in a trace; the file was changed.")
+            raise ValueError(
+                f"{path}, line {number}: there is no {brief(repr(kind))} in a trace; the file was changed, so record "
+                "it again."
+            )
+        wrong = wrong_record(trace, record)
+        if wrong is not None:
+            raise ValueError(f"{path}, line {number}, is not as draftree writes it, {wrong}: record the run again.")
         if kind == "run":
             trace.runs[record["run"]] = record
         elif kind == "request":
@@ -120,12 +104,15 @@ def read_trace(path: str | Path) -> Trace:
             whole = True
     if not whole:
         raise ValueError(f"{path} was cut off: its last line, with the texts of tokens, is missing. Record it again.")
+    wrong = wrong_whole(trace)
+    if wrong is not None:
+        raise ValueError(f"{path} does not add up, {wrong}: record the run again.")
     return trace
 
 
 def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         record = None
     if not isinstance(record, dict):

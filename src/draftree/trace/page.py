@@ -13,6 +13,7 @@ from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 
+from draftree.files import write_text
 from draftree.trace.file import Trace
 
 # What could end the data's element, or begin another one, is written as JSON's own escapes.
@@ -33,6 +34,5 @@ def write_trace_page(trace: Trace, path: str | Path, title: str = "draftree trac
     filled = {"title": html.escape(title), "style": parts["css"], "script": parts["js"], "data": data}
     # In one pass: what is filled in may look like a place for something else.
     page = re.sub(r"\{\{(\w+)\}\}", lambda place: filled[place[1]], parts["html"])
-    path = Path(path)
-    path.write_text(page, encoding="utf-8")
-    return path
+    write_text(path, page)
+    return Path(path)

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from draftree.files import replacing, write_text
+
 
 def write_curve(history: list[dict[str, Any]], folder: Path, title: str) -> list[Path]:
     """Write curve.json, and curve.png where matplotlib is installed; returns the paths.
@@ -22,7 +24,7 @@ def write_curve(history: list[dict[str, Any]], folder: Path, title: str) -> list
         "dev_accuracy": [[entry["step"], entry["eval_accuracy"]] for entry in history if "eval_accuracy" in entry],
     }
     written = [folder / "curve.json"]
-    written[0].write_text(json.dumps(curve) + "\n", encoding="utf-8")
+    write_text(written[0], json.dumps(curve) + "\n")
     if find_spec("matplotlib") is not None:
         written.append(_draw(curve, folder / "curve.png", title))
     return written
@@ -50,5 +52,6 @@ def _draw(curve: dict[str, Any], path: Path, title: str) -> Path:
         axis.legend(frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=9, color="0.35")
-    figure.savefig(path, dpi=110)
+    with replacing(path) as aside:
+        figure.savefig(aside, dpi=110)
     return path

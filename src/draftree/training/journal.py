@@ -1,8 +1,8 @@
 """The folder of a data set while it is made: a journal of whole answers, then the finished file.
 
 The journal is only ever appended to, one line for each answered question. What a kill leaves is whole lines and at
-most one torn one at the end, which is cut off when the run goes on. The finished file is
-written under another name and renamed.
+most one torn one at the end, which is cut off when the run goes on. A whole line that is no answer was not written
+here, and is refused. The finished file is written aside and renamed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
+from contextlib import ExitStack
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Self
+
+from draftree.errors import brief
+from draftree.files import PREFIX, is_whole, parse_json, replacing_files, write_json
 
 FORMATS = ("jsonl", "arrow")
 META, JOURNAL, LOCK = "meta.json", "journal.jsonl", ".lock"
@@ -73,15 +76,16 @@ class Journal:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for held in (self._file, self._lock):
-            if held is not None:
-                held.close()
-        self._file = self._lock = None
+        with ExitStack() as both:  # a full disk is told once more when the journal is closed
+            for held in (self._lock, self._file):
+                if held is not None:
+                    both.callback(held.close)
+            self._file = self._lock = None
 
     def _open(self) -> None:
         meta, journal = self.folder / META, self.folder / JOURNAL
         if meta.exists():
-            found = json.loads(meta.read_text(encoding="utf-8"))
+            found = read_meta(self.folder)
             for key, value in self.about.items():
                 if found.get(key) != value:
                     raise ValueError(
@@ -90,11 +94,11 @@ class Journal:
                     )
             self.meta = found
         else:
-            left = [p.name for p in self.folder.iterdir() if p.name != LOCK]
+            left = [p.name for p in self.folder.iterdir() if p.name != LOCK and not p.name.startswith(PREFIX)]
             if left:
                 raise ValueError(f"{str(self.folder)!r} holds {left[0]!r} and no data: name an empty folder.")
             self.meta = self.about | {"complete": False}
-            self._write_meta()
+            write_json(meta, self.meta)
         if self.complete:
             journal.unlink(missing_ok=True)
             return
@@ -111,14 +115,16 @@ class Journal:
         """Read the whole lines; cut off a torn one."""
         good = 0
         with journal.open("rb") as lines:
-            for line in lines:
-                try:
-                    number = json.loads(line)["number"] if line.endswith(b"\n") else None
-                except (json.JSONDecodeError, UnicodeDecodeError, KeyError):
-                    number = None
-                if number is None:
+            for i, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
                     break
-                self.done.add(number)
+                try:
+                    self.done.add(_entry(line)["number"])
+                except ValueError as error:
+                    raise ValueError(
+                        f"{journal}, line {i}, is no answer of this data set ({brief(error)}): take that line out, or "
+                        "name another folder."
+                    ) from None
                 good += len(line)
         os.truncate(journal, good)
 
@@ -135,7 +141,7 @@ class Journal:
     def entries(self) -> dict[int, list[dict[str, Any]]]:
         """What is in the journal of an unfinished data set: by number of the question, its rows."""
         with (self.folder / JOURNAL).open("rb") as lines:
-            found = [json.loads(line) for line in lines]
+            found = [_entry(line) for line in lines]
         return {entry["number"]: entry["rows"] for entry in found}
 
     def finish(self, skipped: int = 0) -> dict[str, Any]:
@@ -148,30 +154,48 @@ class Journal:
         assert self._file is not None
         os.fsync(self._file.fileno())
         rows = [row for _, answered in sorted(self.entries().items()) for row in answered]
-        path = self.folder / ROWS[self.file_format]
-        unfinished = path.with_name(f"{path.name}.new")
-        if self.file_format == "jsonl":
-            with unfinished.open("w", encoding="utf-8") as out:
-                out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        else:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            _write_arrow(rows, unfinished)
-            shutil.rmtree(path, ignore_errors=True)
-        os.replace(unfinished, path)
+        with replacing_files(self.folder) as aside:
+            path = aside / ROWS[self.file_format]
+            if self.file_format == "jsonl":
+                with path.open("w", encoding="utf-8") as out:
+                    out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            else:
+                _write_arrow(rows, path)
         self.meta |= {
             "complete": True,
             "rows": len(rows),
-            "answer_tokens": sum(len(row["answer_ids"]) for row in rows),
+            "answer_tokens": sum(len(row.get("answer_ids", ())) for row in rows),
             "skipped": skipped,
         }
-        self._write_meta()
+        write_json(self.folder / META, self.meta)
         (self.folder / JOURNAL).unlink()
         return self.meta
 
-    def _write_meta(self) -> None:
-        unfinished = self.folder / f"{META}.new"
-        unfinished.write_text(json.dumps(self.meta, indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, self.folder / META)
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """What a data set says of itself.
+
+    Raises:
+        ValueError: the file is broken.
+    """
+    try:
+        found = parse_json((folder / META).read_bytes())
+        whole = isinstance(found["complete"], bool) and found["format"] in ROWS
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise ValueError(f"{folder / META} is broken: make the data set anew, in another folder.")
+    return dict(found)
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    """A line of the journal; ValueError where it is none."""
+    entry = parse_json(line)
+    if not isinstance(entry, dict) or not is_whole(entry.get("number")) or not isinstance(entry.get("rows"), list):
+        raise ValueError("it has no number and rows")
+    if not all(isinstance(row, dict) and isinstance(row.get("answer_ids", []), list) for row in entry["rows"]):
+        raise ValueError("a row is none")
+    return entry
 
 
 def _write_arrow(rows: list[dict[str, Any]], folder: Path) -> None:

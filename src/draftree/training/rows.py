@@ -7,7 +7,6 @@ drafted: the prompt's last token and the answer's, as long as two more tokens fo
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from draftree.drafting.folder import model_hash
+from draftree.errors import brief
+from draftree.files import is_whole, parse_json
 from draftree.runner.target import Target
 from draftree.training.answers import decoder_start
-from draftree.training.journal import META, ROWS
+from draftree.training.journal import META, ROWS, read_meta
 
 DEV_OF = 20  # one row in so many is kept for the dev set
 POOL = 32  # batches among whose rows like lengths are sought
@@ -76,12 +77,14 @@ def read_data(folder: Path, target: Target, max_length: int | None = None) -> Da
     """
     if not (folder / META).is_file():
         raise ValueError(f"{str(folder)!r} is no data set: make one with draftree train data.")
-    about = json.loads((folder / META).read_text(encoding="utf-8"))
-    if not about.get("complete"):
+    about = read_meta(folder)
+    if not about["complete"]:
         raise ValueError(f"The data set {str(folder)!r} is unfinished: run the draftree train data of it again.")
-    if about["model"]["hash"] != model_hash(target.model):
+    made_by = about.get("model")
+    if not isinstance(made_by, dict) or made_by.get("hash") != model_hash(target.model):
+        name = brief(made_by.get("name")) if isinstance(made_by, dict) else "another model"
         raise ValueError(
-            f"The data set {str(folder)!r} was made by {about['model']['name']!r} with other weights (or another dtype)"
+            f"The data set {str(folder)!r} was made by {name!r} with other weights (or another dtype)"
             " than this model's: make data with this model, for a drafter must draft what it writes."
         )
     train: list[Row] = []
@@ -111,12 +114,15 @@ def _entries(folder: Path, about: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
         yield from load_from_disk(str(path))
         return
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                raise ValueError(f"{path}, line {number}, is not JSON: make the data set anew.") from None
+                entry = parse_json(line)
+            except ValueError:
+                entry = None
+            if not isinstance(entry, dict):
+                raise ValueError(f"{path}, line {number}, is not JSON of a row: make the data set anew.")
+            yield entry
 
 
 def _row(entry: dict[str, Any], number: int, folder: Path, target: Target) -> Row:
@@ -126,6 +132,17 @@ def _row(entry: dict[str, Any], number: int, folder: Path, target: Target) -> Ro
             f"Row {number} of {str(folder)!r} has no {'answer' if prompt else 'prompt'}: let the model answer its "
             "questions with draftree train data."
         )
+    for ids in (prompt, answer):
+        outside = (
+            [token for token in ids if not is_whole(token, 0, target.vocab_size - 1)]
+            if isinstance(ids, Sequence)
+            else [ids]
+        )
+        if outside:
+            raise ValueError(
+                f"Row {number} of {str(folder)!r} holds token {brief(repr(outside[0]))}, outside the model's "
+                "vocabulary: make the data anew with this model."
+            )
     dev = kept_out(str(entry.get("set")), str(entry.get("id")))
     source: tuple[int, ...] = ()
     if target.encoder_decoder:
@@ -136,9 +153,6 @@ def _row(entry: dict[str, Any], number: int, folder: Path, target: Target) -> Ro
             f"Row {number} of {str(folder)!r} has {max(len(prompt) + len(answer), len(source))} tokens and the model's "
             f"context is {limit}: make the data anew with this model."
         )
-    highest = max(max(prompt), max(answer))
-    if highest >= target.vocab_size:
-        raise ValueError(f"Row {number} of {str(folder)!r} holds token {highest}, outside the model's vocabulary.")
     return Row((*prompt, *answer), len(prompt), source, dev)
 
 

@@ -20,6 +20,7 @@ import transformers
 from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+from draftree.files import write_json
 from draftree.training.curve import write_curve
 from draftree.training.objective import Objective
 from draftree.training.options import TrainOptions
@@ -186,8 +187,3 @@ def command() -> str | None:
     """The command line of this process, for the recipe; None where another program called."""
     own = Path(sys.argv[0]).stem in ("draftree", "__main__")
     return " ".join(["draftree", *sys.argv[1:]]) if own else None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write plain values, for people to read too."""
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

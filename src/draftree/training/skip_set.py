@@ -17,12 +17,13 @@ import torch
 
 from draftree.drafting.folder import base_of
 from draftree.drafting.self_speculative import SelfSpeculative
+from draftree.files import write_json
 from draftree.progress import Watcher
 from draftree.runner import Runner, open_runner
 from draftree.runner.layout.skip import Skip
 from draftree.training.options import SearchOptions
 from draftree.training.rows import read_data
-from draftree.training.session import command, write_json
+from draftree.training.session import command
 from draftree.training.skip_replay import ROUNDS, Prices, Replay, Score, measure_prices, parted
 
 PATIENCE = 4  # rounds without a better set, after which the search ends

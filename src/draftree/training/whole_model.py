@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from draftree.files import replacing_files
 from draftree.runner.hooked.probe import probe
 from draftree.runner.target import inspect_model
 from draftree.training.objective import Objective, cross_entropy
@@ -103,9 +104,15 @@ class EarlyExitObjective(AlignObjective):
 
 def save_model(model: Any, tokenizer: Any, out: Path) -> None:
     """A model as Hugging Face saves it, with its tokenizer if there is one."""
-    model.save_pretrained(out)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing_files(out) as aside:
+        model.save_pretrained(aside)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(aside)
+        written = {path.name for path in aside.iterdir()}
+    for path in out.glob("model*.safetensors*"):  # parts of a larger model before it would be read in place of this one
+        if path.name not in written:
+            path.unlink()
 
 
 def _answers_in(batch: Batch) -> tuple[Tensor, Tensor]:

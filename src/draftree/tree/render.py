@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftree.files import replacing
+
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
@@ -134,7 +136,8 @@ def to_picture(tree: TokenTree, path: str | Path, b: int = 0, decode: Decode | N
     legend.outline.set_visible(False)
     key = f"path probability  ≤{FAINTEST:g} … 1"
     axes.text(wide - 1.18, 0.075, key, ha="right", va="center", fontsize=5, color=GREY)
-    figure.savefig(path)
+    with replacing(path) as aside:
+        figure.savefig(aside)
 
 
 def _labels(tree: TokenTree, b: int, decode: Decode | None) -> list[str]:

@@ -7,7 +7,6 @@ line.
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable
@@ -19,12 +18,15 @@ import torch
 
 from draftree.drafting import Drafter, DraftModel, Lookahead, Merge, PromptLookup
 from draftree.drafting.folder import demo_drafter, load_drafter, model_hash
+from draftree.errors import LARGEST, brief
+from draftree.files import is_whole, parse_json, replacing, write_json
 from draftree.runner import inspect_model
 from draftree.runner.step_cost import chip_name
 from draftree.shaping import DynamicTree, Fixed, Shape
 
 FORMAT = 1
 KINDS = ("lookahead", "prompt-lookup", "trained", "draft-model", "merge")
+NAMED = ("trained", "draft-model")
 LABELS = {"lookahead": "Lookahead", "prompt-lookup": "PromptLookup", "draft-model": "DraftModel"}
 
 
@@ -78,10 +80,14 @@ class Spec:
         """The spec that `as_dict` wrote; ValueError where it is none."""
         if not isinstance(entries, dict) or entries.get("kind") not in KINDS:
             raise ValueError("no drafter of a known kind")
-        parts = tuple(cls.from_dict(part) for part in entries.get("parts", ()))
-        return cls(
-            entries["kind"], dict(entries.get("options", {})), entries.get("name"), bool(entries.get("warm")), parts
-        )
+        kind, name, warm = entries["kind"], entries.get("name"), entries.get("warm", False)
+        options, parts = entries.get("options", {}), entries.get("parts", [])
+        named = isinstance(name, str) and 0 < len(name) < 1000 and "\0" not in name
+        if named != (kind in NAMED) or not isinstance(options, dict) or not isinstance(warm, bool):
+            raise ValueError(f"a {kind} that is not described as one")
+        if bool(parts) != (kind == "merge") or any(part.get("kind") == "merge" for part in parts):
+            raise ValueError("only a merge has parts, and none of them is a merge")
+        return cls(kind, dict(options), name, warm, tuple(map(cls.from_dict, parts)))
 
 
 def make(spec: Spec, model: Any, tokenizer: Any, trie: Callable[[Spec], Lookahead]) -> Drafter:
@@ -155,10 +161,12 @@ def write_tuned(
         "why": why,
     }
     if trie is not None:
-        trie.save(trie_path, tokenizer)
         entries["trie"] = trie_path.name
         written.append(trie_path)
-    path.write_text(json.dumps(entries | more, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with replacing(path) as aside:  # the choice takes its place after its trie
+        write_json(aside, entries | more)
+        if trie is not None:
+            trie.save(trie_path, tokenizer)
     return written
 
 
@@ -184,15 +192,15 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
     tuned = _read(path)
     if tuned.model_hash != model_hash(inspect_model(model).model):
         raise ValueError(
-            f"{path} was tuned for another model (a {tuned.model_type} with other weights or dtype): run draftree tune "
-            "with this one."
+            f"{path} was tuned for another model (a {brief(tuned.model_type)} with other weights or dtype): run "
+            "draftree tune with this one."
         )
     here = machine_of(model)
-    for name, value in tuned.machine.items():
-        if here.get(name) != value:
+    for name, value in here.items():
+        if tuned.machine.get(name, value) != value:
             warnings.warn(
-                f"{path} was tuned with {name} {value}, and this is {here.get(name)}: something else may be faster "
-                "here; draftree tune finds out.",
+                f"{path} was tuned with {name} {brief(tuned.machine[name])}, and this is {value}: something else may "
+                "be faster here; draftree tune finds out.",
                 stacklevel=2,
             )
     if tuned.spec is None:
@@ -210,7 +218,11 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
             )
         return Lookahead.load(trie_path, tokenizer)
 
-    drafter = make(tuned.spec.renamed(lambda name: _at(path, name)), model, tokenizer, trie)
+    spec = tuned.spec.renamed(lambda name: _at(path, name))
+    try:
+        drafter = make(spec, model, tokenizer, trie)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{path} cannot be used: {brief(error)}.") from None
     drafter.node_budget = tuned.node_budget
     return drafter
 
@@ -222,10 +234,12 @@ def _from(folder: Path, name: str) -> str:
 
 def _at(path: Path, name: str) -> str:
     folder = path.parent / name
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return str(folder)
     if os.sep in name or name.startswith("."):
-        raise ValueError(f"{path} names the drafter {name!r}, which is not there: put it back, or run draftree tune.")
+        raise ValueError(
+            f"{path} names the drafter {brief(repr(name))}, which is not there: put it back, or run draftree tune."
+        )
     return name
 
 
@@ -245,18 +259,24 @@ def _read(path: Path) -> _Tuned:
     if not path.is_file():
         raise ValueError(f"There is no tuned choice {str(path)!r}: give a file that draftree tune wrote.")
     try:
-        entries: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        entries: dict[str, Any] = parse_json(path.read_bytes())
         found = entries["format"]
         if found == FORMAT:
-            drafter, shape = entries["drafter"], entries["shape"]
-            return _Tuned(
-                entries["model"]["hash"],
-                entries["model"]["type"],
-                dict(entries["machine"]),
-                None if drafter is None else Spec.from_dict(drafter),
-                shape["node_budget"] if shape["kind"] == "fixed" else None,
-                entries.get("trie"),
-            )
+            return _checked(entries)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path} holds no choice of draftree tune: give a file that it wrote.") from None
-    raise ValueError(f"{path} is of format {found}, and this draftree reads {FORMAT}: run draftree tune.")
+    raise ValueError(f"{path} is of format {brief(repr(found))}, and this draftree reads {FORMAT}: run draftree tune.")
+
+
+def _checked(entries: dict[str, Any]) -> _Tuned:
+    """What a file's entries say; any error where they are not what `write_tuned` writes."""
+    model, drafter, shape, trie = entries["model"], entries["drafter"], entries["shape"], entries.get("trie")
+    budget = shape["node_budget"] if shape["kind"] == "fixed" else None
+    if not (budget is None or is_whole(budget, 0, LARGEST)) or shape["kind"] not in ("fixed", "dynamic"):
+        raise ValueError("shape")
+    if not isinstance(model["hash"], str) or not isinstance(model["type"], str):
+        raise ValueError("model")
+    if trie is not None and (Path(trie).name != trie or len(trie) > 255 or "\0" in trie):
+        raise ValueError("trie")
+    spec = None if drafter is None else Spec.from_dict(drafter)
+    return _Tuned(model["hash"], model["type"], dict(entries["machine"]), spec, budget, trie)

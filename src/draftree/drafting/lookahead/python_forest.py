@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-ONE_HIT = 256  # counts are fixed point, so that halving is exact in both twins
-MAX_COUNT = 1 << 31
+from draftree.drafting.lookahead.twins import MAX_COUNT, ONE_HIT
+
 HAND_STEPS = 64
 
 

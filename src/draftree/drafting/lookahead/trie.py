@@ -28,7 +28,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -193,7 +192,7 @@ class Trie:
         """Writes options and output forest to a flat file, whole or not at all. Prompts are not saved."""
         with self._lock:
             dump = self._backend.dump()
-        trie_file.write(path, tokenizer_fingerprint, asdict(self.options), dump)
+        trie_file.write(path, tokenizer_fingerprint, self.options, dump)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], tokenizer_fingerprint: str, *, backend: str = "auto") -> Trie:
@@ -202,7 +201,7 @@ class Trie:
         ValueError when the file is not a trie, is damaged, of a newer version or of another tokenizer.
         """
         options, dump = trie_file.read(path, tokenizer_fingerprint)
-        trie = cls(**options, backend=backend)
+        trie = cls(**vars(options), backend=backend)
         trie._backend.restore(dump)
         return trie
 

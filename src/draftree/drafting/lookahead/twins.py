@@ -10,6 +10,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from reprlib import repr
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -27,6 +28,11 @@ SMOOTHING = 2.0
 """Hits added to a parent behind one token before its children's share is taken: one of one is not certainty."""
 
 MAX_TOKEN = 2**31 - 1
+ONE_HIT = 256  # counts are fixed point, so that halving is exact in both twins
+MAX_COUNT = 1 << 31
+
+LONGEST = 4096
+"""Most tokens of a branch, a query or a draft: longer ones would take memory and are accepted nowhere."""
 
 Arrays = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]
 """tokens, parents, logp, source of a draft."""
@@ -67,14 +73,17 @@ class TrieOptions:
     def __post_init__(self) -> None:
         if self.min_nodes is None:
             object.__setattr__(self, "min_nodes", self.branch_length)
-        for name in ("branch_length", "decoding_length", "max_query_length", "min_nodes", "capacity", "max_nodes"):
-            check_count(name, getattr(self, name))
-        if self.max_nodes > 2**30:
-            raise ValueError(f"max_nodes={self.max_nodes} is more than a trie can index: give at most 2**30.")
-        if not 0 < self.prompt_weight <= 1e6:
-            raise ValueError(
-                f"prompt_weight={self.prompt_weight} must be over 0 and at most 1e6; 1 means no weighting."
-            )
+        for name in ("branch_length", "decoding_length", "max_query_length"):
+            check_count(name, getattr(self, name), LONGEST)
+        check_count("min_nodes", self.min_nodes)
+        check_count("capacity", self.capacity, 2**20)
+        check_count("max_nodes", self.max_nodes, 2**30)  # more could not be numbered
+        weight = self.prompt_weight
+        if not isinstance(weight, int | float | np.number) or not 1e-6 <= weight <= 1e6:
+            raise ValueError(f"prompt_weight={repr(weight)} must be a number from 1e-6 to 1e6; 1 means no weighting.")
+        for name in ("prune", "eliminate"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={repr(getattr(self, name))} must be True or False.")
         object.__setattr__(self, "eos_token_ids", tuple(checked_ids(self.eos_token_ids, "eos_token_ids")))
 
     @property
@@ -100,10 +109,10 @@ class Backend(Protocol):
     def nbytes(self) -> int: ...
 
 
-def check_count(name: str, number: Any) -> None:
-    """Refuse what is no whole number of at least 1."""
-    if not isinstance(number, int | np.integer) or not 1 <= number < 2**31:
-        raise ValueError(f"{name}={number!r} must be a whole number of at least 1.")
+def check_count(name: str, number: Any, most: int = MAX_TOKEN) -> None:
+    """Refuse what is no whole number from 1 to `most`."""
+    if not isinstance(number, int | np.integer) or not 1 <= number <= most:
+        raise ValueError(f"{name}={repr(number)} must be a whole number from 1 to {most}.")
 
 
 def chosen(name: str, value: str, valid: dict[str, _T]) -> _T:
