@@ -13,11 +13,15 @@ from typing import Any
 from draftree.bench.inputs import Texts
 from draftree.bench.kit import COMPILED, HOOKED, PLAIN, REFERENCE, Kit, label_of
 from draftree.bench.log import Log
-from draftree.bench.machine import MADE, now
+from draftree.bench.machine import now
 from draftree.bench.measure import groups_of, measure, ready
 from draftree.bench.samples import Sample, Task
 from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
 from draftree.progress import Watcher
+
+COLUMNS = (
+    "method", "tokens/s", "over HF generate", "over plain", "acceptance length", "overhead efficiency", "differing",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +59,32 @@ class Result:
         """See `count_disturbed`."""
         return count_disturbed(self.samples)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; every row says where it was made."""
-        made = {key: self.about[key] for key in MADE}
-        rows = []
-        for name in self.names:
-            entry: dict[str, Any] = {"method": name, "label": label_of(name)}
-            if name in self.rows:
-                entry |= self.rows[name].as_dict(self.plain) | {"compared": name not in self.uncompared}
-            else:
-                entry["not_measured"] = self.unmeasured.get(name, "")
-            rows.append(entry | {"note": self.notes.get(name, "")} | made)
+    def entries(self) -> list[dict[str, Any]]:
+        """A row for each measured method, under the names of `COLUMNS` and more, for tables and JSON."""
+        return [self._entry(name) for name in self.names if name in self.rows]
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        row = self.rows[name]
+        entry: dict[str, Any] = {"method": label_of(name), "name": name} | row.figures(self.plain)
+        entry["differing"] = None if name in self.uncompared else len(row.parted)
+        entry["stats"] = None if row.stats is None else row.stats.as_dict()
+        entry["differing_prompts"] = [
+            {"id": task.prompt.id, "set": task.prompt.set} | where.as_dict() for task, where in row.parted
+        ]
+        return entry | {"by_set": {one: own.figures(self.plain) for one, own in row.by_set.items()}}
+
+    def facts(self) -> dict[str, Any]:
+        """What else there is to say, as plain values, for JSON."""
         slow, compared = self.disturbed
-        facts = {
-            "about": self.about,
-            "disturbed": {"slow": slow, "compared": compared},
+        return {
             "reference": self.reference,
             "plain": self.plain,
-            "rows": rows,
+            "not_measured": self.unmeasured,
+            "notes": self.notes,
+            "disturbed": {"slow": slow, "compared": compared},
+            "memory": self.memory,
             "samples": [self._flat(sample) for sample in self.samples],
         }
-        return facts | ({"memory": self.memory} if self.memory else {})
 
     def _flat(self, sample: Sample) -> dict[str, Any]:
         """An answer's counts and time, without its tokens."""

@@ -1,4 +1,4 @@
-"""Finds the experiments: the folder `benchmarks` of a checkout of draftree, which is not in the wheel."""
+"""Finds what lies in the folder `benchmarks` of a checkout of draftree and not in its wheel: experiments, inflation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-MARKS = (
-    "benchmarks/harness/command.py",
-    "src/draftree/__init__.py",
-)  # files that a checkout has and other folders lack
+# Files that a checkout has and other folders lack.
+MARKS = ("benchmarks/harness/command.py", "src/draftree/__init__.py")
+EXPERIMENTS = "The experiments are not part of the installed package: clone draftree's repository and call this there."
+INFLATION = (
+    "Inflating a model is not part of the installed package: clone draftree's repository and call this there, or "
+    "measure the model as it is (with draftree bench speed by --no-inflated)."
+)
 
 
 def find_checkout(*starts: Path) -> Path | None:
@@ -20,21 +23,32 @@ def find_checkout(*starts: Path) -> Path | None:
 
 
 def experiments() -> ModuleType:
-    """`benchmarks.harness.command` of the checkout that the working folder or the package lies in.
+    """`benchmarks.harness.command`.
 
     Raises:
         ValueError: there is no checkout, or a package that the experiments need is missing.
     """
+    return _load("benchmarks.harness.command", EXPERIMENTS)
+
+
+def inflation() -> ModuleType:
+    """`benchmarks.inflate`.
+
+    Raises:
+        ValueError: there is no checkout.
+    """
+    return _load("benchmarks.inflate", INFLATION)
+
+
+def _load(name: str, missing: str) -> ModuleType:
+    """A module of the checkout that the working folder or the package lies in; without one `missing` is raised."""
     root = find_checkout(Path.cwd().absolute(), Path(__file__).absolute().parent)
     if root is None:
-        raise ValueError(
-            "The experiments are not part of the installed package: clone draftree's repository and call draftree "
-            "bench run from there."
-        )
+        raise ValueError(missing)
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     try:
-        return importlib.import_module("benchmarks.harness.command")
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("benchmarks", "draftree"):
             raise

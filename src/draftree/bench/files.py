@@ -2,80 +2,72 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from draftree.bench.case import Result
+from draftree.bench.case import COLUMNS, Result
+from draftree.bench.case_report import CAPTION, case_table, remarks
 from draftree.bench.compare import Comparison
-from draftree.bench.kit import REFERENCE, label_of
-from draftree.bench.machine import MADE
-from draftree.bench.pictures import case_data
-from draftree.bench.report import CAPTION, HEADINGS, cells, remarks, title, write_json
+from draftree.bench.pictures import case_picture, png
+from draftree.bench.report import Report, Table
 from draftree.bench.samples import Sample
-from draftree.bench.summary import Row
-from draftree.engine.stats import STAGES
 
 
 def write_all(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> list[Path]:
     """Write bench-compare.json, .csv, .md, .html and Spec-Bench's answers into `folder`; returns their paths."""
+    report = comparison_report(found)
     table, text, html = (folder / f"bench-compare.{ending}" for ending in ("csv", "md", "html"))
-    data = write_json(found.as_dict(), folder / "bench-compare.json")
-    write_csv(found, table)
+    write_csv(report, table)
     text.write_text("\n".join(markdown(found)), encoding="utf-8")
     html.write_text(page(found), encoding="utf-8")
-    return [data, table, text, html, write_answers(found, tokenizers, folder)]
+    return [*report.write(folder), table, text, html, write_answers(found, tokenizers, folder)]
 
 
-def write_csv(found: Comparison, path: Path) -> None:
+def comparison_report(found: Comparison) -> Report:
+    """All cases in one table, whose rows name model and case."""
+    rows, lines, cases = [], [], []
+    for result in found.cases:
+        named = {name: result.about[name] for name in ("model", "case")}
+        rows += [named | row for row in result.entries()]
+        lines += [f"{named['model']}, {line}" for line in remarks(result)]
+        cases.append({"about": result.about} | result.facts())
+    says = "Whole answers, by model, batch size, sampling and method"
+    more = {"resumed": found.resumed, "cases": cases}
+    return Report("compare", says, found.about, [Table(says, rows, ("model", "case", *COLUMNS))], lines, more)
+
+
+def write_csv(report: Report, path: Path) -> None:
     """A line for each model, case, method and set."""
     lines: list[dict[str, Any]] = []
-    for result in (result for cases in found.models.values() for result in cases):
-        made = {name: result.about[name] for name in ("model", "case", *MADE)}
-        for name in result.names:
-            named = made | {"method": name, "label": label_of(name), "set": "all"}
-            row = result.rows.get(name)
-            if row is None:
-                lines.append(named | {"not_measured": result.unmeasured.get(name, "")})
-                continue
-            lines.append(named | {"differing_prompts": len(row.parted)} | _flat(row, result))
-            lines += [named | {"set": one} | _flat(own, result) for one, own in row.by_set.items()]
+    for row in report.as_dict()["rows"]:
+        plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
+        seconds = row["stats"]["seconds"] if row["stats"] else {}
+        lines.append({"set": "all"} | plain | {f"{stage}_seconds": spent for stage, spent in seconds.items()})
+        of_method = {name: row[name] for name in ("model", "case", "method", "name")}
+        lines += [{"set": name} | of_method | figures for name, figures in row["by_set"].items()]
     with path.open("w", encoding="utf-8", newline="") as out:
         writer = csv.DictWriter(out, list(dict.fromkeys(name for line in lines for name in line)), restval="")
         writer.writeheader()
         writer.writerows(lines)
 
 
-def _flat(row: Row, result: Result) -> dict[str, Any]:
-    entry: dict[str, Any] = {"tokens": row.tokens, "seconds": row.seconds}
-    over = {"over_hf_generate": row.over.get(REFERENCE), "over_plain": row.over.get(result.plain)}
-    for column, estimate in {"tokens_per_second": row.speed, **over}.items():
-        if estimate is not None:
-            entry |= {column: estimate.value, f"{column}_low": estimate.low, f"{column}_high": estimate.high}
-    stats = row.stats
-    if stats is not None:
-        entry |= {"steps": stats.steps, "drafted": stats.drafted, "accepted": stats.accepted}
-        entry |= {f"{stage}_seconds": stats.seconds[stage] for stage in STAGES}
-        entry |= {"acceptance_length": stats.acceptance_length, "overhead_efficiency": row.efficiency(result.plain)}
-    return entry
-
-
 def markdown(found: Comparison) -> list[str]:
     """Lines of a Markdown page."""
     about = found.about
-    made = f"`{about['command']}` at commit {about['commit'] or 'unknown'}. {CAPTION}the reference."
-    lines = ["# Comparison", "", made, ""]
+    lines = ["# Comparison", "", f"`{about['command']}` at commit {about['commit'] or 'unknown'}. {CAPTION}", ""]
     for name, cases in found.models.items():
         lines += [f"## {name}", ""]
         for result in cases:
-            lines += [f"### {result.about['case']}", "", f"{title(result)}.", ""]
-            lines += [f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
-            lines += [f"| {' | '.join(cells(result, method))} |" for method in result.names]
-            lines += ["", *(f"- {remark}" for remark in remarks(result)), ""]
+            table = case_table(result)
+            lines += [f"### {result.about['case']}", "", f"{table.title}.", "", *table.markdown(), ""]
+            lines += [*(f"- {remark}" for remark in remarks(result)), ""]
     return lines
 
 
@@ -84,14 +76,15 @@ def page(found: Comparison) -> str:
     here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     models = {name: [_for_page(result) for result in cases] for name, cases in found.models.items()}
     return here.get_template("page.html.j2").render(
-        about=found.about, resumed=found.resumed, headings=HEADINGS, caption=CAPTION, models=models
+        about=found.about, resumed=found.resumed, caption=CAPTION, models=models
     )
 
 
 def _for_page(result: Result) -> dict[str, Any]:
-    lines = [cells(result, method) for method in result.names]
-    shown = {"title": title(result), "name": result.about["case"], "lines": lines, "remarks": remarks(result)}
-    return shown | {"picture": case_data(result)}
+    table, picture = case_table(result), png(partial(case_picture, result=result))
+    headings, *lines = table.texts()
+    shown = {"title": table.title, "name": result.about["case"], "headings": headings, "lines": lines}
+    return shown | {"remarks": remarks(result), "picture": base64.b64encode(picture or b"").decode()}
 
 
 def write_answers(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> Path:

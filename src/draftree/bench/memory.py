@@ -74,16 +74,13 @@ def _run(job: dict[str, Any]) -> int:
     """Answer the prompts of a job, plainly where its decoding length is None; the peak of this process."""
     import torch
 
-    from draftree.bench.inflate import inflate
+    from draftree.bench.inputs import Subject
     from draftree.bench.methods import Draftree
     from draftree.drafting import Lookahead
-    from draftree.models import load_model
     from draftree.shaping import Fixed
 
     torch.set_num_threads(job["threads"])
-    model, _ = load_model(job["model"])
-    if job["params"] is not None:
-        model = inflate(model, job["params"])
+    model = Subject.load(job["model"]).inflated(job["params"]).model
     length = job["decoding_length"]
     method = Draftree("", model, job["max_new_tokens"])
     if length is not None:

@@ -55,11 +55,11 @@ def compare(
 ) -> None:
     """Methods x models x batch sizes x sampling, interleaved by prompt; a stopped run goes on when called again."""
     from draftree.bench.agree import agreement, read_result
+    from draftree.bench.case_report import case_report
     from draftree.bench.compare import Plan, discard_unfinished, run_compare
     from draftree.bench.files import write_all
     from draftree.bench.inputs import Settings
     from draftree.bench.kit import METHODS, checked_name
-    from draftree.bench.report import case_report
     from draftree.bench.samples import samplings_of
     from draftree.cli.screen import StageBar, tell_written, wide_console
     from draftree.models import load_tokenizer
@@ -76,7 +76,7 @@ def compare(
     kept = f"what was measured is kept in {out}, and the same command goes on from there"
     with StageBar(console, kept) as bar:
         comparison = run_compare(models, prompts, plan, out, bar)
-    for result in (result for cases in comparison.models.values() for result in cases):
+    for result in comparison.cases:
         for part in case_report("compare", result).printed():
             console.print(part)
     tokenizers = dict(zip(comparison.models, map(load_tokenizer, models), strict=True))

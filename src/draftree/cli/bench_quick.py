@@ -19,9 +19,9 @@ def quick(
     measuring: Measuring,
 ) -> None:
     """Hugging Face's ways of decoding and ours, interleaved in one process: speed, acceptance, equality, memory."""
+    from draftree.bench.case_report import case_report
     from draftree.bench.inputs import Settings, Subject
     from draftree.bench.quick import run_quick
-    from draftree.bench.report import case_report
     from draftree.cli.screen import StageBar, show_report, wide_console
 
     prompts, console = measuring.begin(), wide_console()

@@ -26,14 +26,14 @@ def speed(
     measuring: Measuring,
 ) -> None:
     """How far the engine is from the machine's limits and from Hugging Face's ways, on a small and a large model."""
-    from draftree.bench.inflate.sizes import parameters_named
-    from draftree.bench.inputs import Subject
+    from draftree.bench.inputs import Settings, Subject
     from draftree.bench.speed import SpeedSettings, run_speed
     from draftree.cli.screen import StageBar, show_report, wide_console
 
-    parameters_named(params)
     prompts, console = measuring.begin(), wide_console()
-    settings = SpeedSettings(per_set, max_new_tokens, rounds, context, drafter_warm, compiled, answers)
+    settings = SpeedSettings(
+        Settings(per_set, max_new_tokens, 1, drafter_warm, compiled), rounds, context, inflated_answers=answers
+    )
     subject = Subject.load(model)
     with StageBar(console) as bar:
         report = run_speed(subject, prompts, settings, params=params if inflated else None, watcher=bar)
