@@ -9,7 +9,7 @@ import torch
 from browser import look_at, needs_chromium
 from typer.testing import CliRunner
 
-from draftree.bench.agree import agreement
+from benchmarks.agree import agreement
 from draftree.bench.case import run_case
 from draftree.bench.compare import JOURNAL, Plan, run_compare
 from draftree.bench.inputs import Settings, Subject, encode_all

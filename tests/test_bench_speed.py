@@ -28,7 +28,7 @@ from draftree.models import encode_prompt
 from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts
 
-TINY = ["bench", "speed", "--params", "20M", "--answers", "1", "--max-new-tokens", "10", "--rounds", "1"]
+TINY = ["bench", "speed", "--max-new-tokens", "10", "--rounds", "1"]
 
 
 @pytest.fixture(autouse=True)
@@ -49,62 +49,57 @@ def prompts_file(tmp_path):
 
 
 def table_of(result, words):
-    """The rows of the table whose title has these words."""
-    ((_, rows),) = [entry for entry in result["tables"].items() if words in entry[0]]
+    """The rows of the table whose title begins with these words."""
+    ((_, rows),) = [entry for entry in result["tables"].items() if entry[0].startswith(words)]
     return rows
 
 
-def case_of(about):
-    return f"{about['model']}, {about['dtype']}, "
-
-
-def test_the_command_writes_figures_that_follow_from_what_was_measured(prompts_file, tmp_path):
+@pytest.mark.parametrize(("params", "targets"), [(None, OF_EMBEDDED), ("20M", OF_INFLATED)])
+def test_the_command_writes_figures_that_follow_from_what_was_measured(params, targets, prompts_file, tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "made" / "here"
     arguments = [*TINY, "--per-set", "2", "--context", "16", "--prompts", str(prompts_file), "--out", str(out)]
-    done = CliRunner().invoke(app, arguments)
+    done = CliRunner().invoke(app, [*arguments, *(["--params", params] if params else [])])
     assert done.exit_code == 0, done.output
     assert "\x1b" not in done.output
     result = json.loads((out / "bench-speed.json").read_text())
     assert str(tmp_path) not in json.dumps(result), "no machine paths in a result file"
-    models = result["more"]["models"]
-    assert set(models) == {"embedded", "20M"}
-    for label, targets in (("embedded", OF_EMBEDDED), ("20M", OF_INFLATED)):
-        figures = {r["figure"]: r for r in result["rows"] if r["model"] == label}
-        steps = {(r["name"], r["rows"]): r for r in table_of(result, f"a step, {label};")}
-        answers = {r["name"]: r for r in table_of(result, case_of(models[label]["about"]))}
-        assert set(steps) == {(method, n) for method in (HF, LOOP) for n in ROWS}
-        for end in ("", "_low", "_high"):
-            assert figures[OVER_HF][f"value{end}"] == answers[PLAIN][f"over HF generate{end}"]
-        one = steps[LOOP, 1]["ms"] / 1000
-        assert figures[STEP_FLOOR]["value"] == pytest.approx(models[label]["floor"]["seconds"] / one)
-        for n in ROWS[1:]:
-            over = steps[LOOP, n]["ms"] / steps[LOOP, 1]["ms"]
-            assert figures[f"{n}-row step / 1-row step"]["value"] == pytest.approx(over)
-        assert figures[EFFICIENCY]["value"] == pytest.approx(answers[LIMITED]["overhead efficiency"])
-        assert 0 < figures[SHARE]["value"] < 1
-        # A token of plain decoding takes at least a share of a second that the answers' own speed allows.
-        assert figures[TOKEN_FLOOR]["value"] > 0
-        drafted = [m for m in ("draft_model", "lookahead_warm", "lookahead_warm+draft_model", LIMITED) if m in answers]
-        best = max(answers[m]["over HF generate"] for m in drafted)
-        assert figures[BEST]["value"] == pytest.approx(best)
-        shown = {name: row["target"] for name, row in figures.items() if row["target"] is not None}
-        assert shown == {
-            name: f"{sense} {target:.3g}" for name, (sense, target) in targets.items() if "compile" not in name
-        }
-        for row in answers.values():
-            assert row["differing_prompts"] == [], "greedy fp32 answers equal Hugging Face's"
+    assert result["about"]["model"] == ("embedded chat-4m inflated to 20M" if params else "embedded chat-4m")
+    figures = {r["figure"]: r for r in result["rows"]}
+    steps = {(r["name"], r["rows"]): r for r in table_of(result, "Milliseconds of a step")}
+    answers = {r["name"]: r for r in table_of(result, "embedded chat-4m")}
+    assert set(steps) == {(method, n) for method in (HF, LOOP) for n in ROWS}
+    for end in ("", "_low", "_high"):
+        assert figures[OVER_HF][f"value{end}"] == answers[PLAIN][f"over HF generate{end}"]
+    one = steps[LOOP, 1]["ms"]
+    assert figures[STEP_FLOOR]["value"] == pytest.approx(1000 * result["more"]["floor"]["seconds"] / one)
+    for n in ROWS[1:]:
+        assert figures[f"{n}-row step / 1-row step"]["value"] == pytest.approx(steps[LOOP, n]["ms"] / one)
+    assert figures[EFFICIENCY]["value"] == pytest.approx(answers[LIMITED]["overhead efficiency"])
+    assert 0 < figures[SHARE]["value"] < 1
+    # A token of plain decoding takes at least a share of a second that the answers' own speed allows.
+    assert figures[TOKEN_FLOOR]["value"] > 0
+    drafted = [m for m in ("draft_model", "lookahead_warm", "lookahead_warm+draft_model", LIMITED) if m in answers]
+    assert figures[BEST]["value"] == pytest.approx(max(answers[m]["over HF generate"] for m in drafted))
+    shown = {name: row["target"] for name, row in figures.items() if row["target"] is not None}
+    aimed = {name: f"{sense} {target:.3g}" for name, (sense, target) in targets.items() if "compile" not in name}
+    assert shown == aimed
+    for row in answers.values():
+        assert row["differing_prompts"] == [], "greedy fp32 answers equal Hugging Face's"
     for row in result["rows"]:
         assert {"commit", "device", "dtype", "threads", "command"} <= set(row)
     assert (out / "bench-speed.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_an_inflated_model_there_is_less(prompts_file, tmp_path):
-    arguments = [*TINY, "--no-inflated", "--prompts", str(prompts_file), "--out", str(tmp_path)]
+def test_a_model_of_the_users_has_no_targets(demo, prompts_file, tmp_path):
+    demo.model.save_pretrained(tmp_path / "model")
+    demo.tokenizer.save_pretrained(tmp_path / "model")
+    arguments = [*TINY, "--model", str(tmp_path / "model"), "--prompts", str(prompts_file), "--out", str(tmp_path)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     result = json.loads((tmp_path / "bench-speed.json").read_text())
-    assert set(result["more"]["models"]) == {row["model"] for row in result["rows"]} == {"embedded"}
+    assert result["about"]["model"] == "model"
+    assert {row["target"] for row in result["rows"]} == {None}
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,10 @@ def test_quick_without_prompts_to_warm_with_says_so(demo, no_memory):
     assert "lookahead_cold" in result.rows
 
 
-@pytest.mark.parametrize("verb", [["quick", "--params", "20M"], ["compare", "--params", "20M"], ["speed"], ["gpu"]])
+@pytest.mark.parametrize(
+    "verb",
+    [*([verb, "--params", "20M"] for verb in ("quick", "compare", "speed")), ["compare", "--against", "x"], ["gpu"]],
+)
 def test_without_a_checkout_a_sentence_says_what_is_missing(verb, monkeypatch, tmp_path):
     monkeypatch.setattr(checkout, "find_checkout", lambda *starts: None)
     done = CliRunner().invoke(app, ["bench", *verb, "--out", str(tmp_path)])

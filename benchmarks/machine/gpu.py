@@ -88,7 +88,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     each = seconds_of_answer(large.model, texts.tasks[0].ids, settings.max_new_tokens)
     # Every method answers two prompts before it is measured.
     texts = texts.spread(max(FEWEST, int(left / (each * len((*METHODS, *FORMS)))) - 2))
-    one = measure_answers(label, TARGETS, kit, steps, texts, (*METHODS, *forms), setup.watcher)
+    one = measure_answers(kit, steps, texts, (*METHODS, *forms), TARGETS, setup.watcher)
     curve = {row["rows"]: row["ms"] / 1000 for row in steps.rows if row["name"] == LOOP}
     chosen = choices(StepCost(list(curve), list(curve.values())), by_depth(one.case), packed=runner.packs)
     tables = {table.title: frame(table) for table in one.tables}
@@ -104,7 +104,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
 def plot(figure: Any, table: pd.DataFrame) -> None:
     """The part of its target that each figure reaches, and the steps."""
     more = table.attrs["more"]
-    draw(figure, records(table), [(table["model"].iloc[0], Steps(more["steps"], more["floor"]))])
+    draw(figure, records(table), Steps(more["steps"], more["floor"]))
 
 
 def check_device(name: str) -> str:

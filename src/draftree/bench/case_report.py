@@ -41,14 +41,14 @@ def set_table(result: Result) -> list[Table]:
     return [Table(f"{label_of(WARM)}, by set", rows, ("set", "tokens", *COLUMNS[1:-1]))]
 
 
-def stage_table(label: str, result: Result) -> Table:
-    """Microseconds a token by stage, of draftree's methods; `label` names the model."""
+def stage_table(result: Result) -> Table:
+    """Microseconds a token by stage, of draftree's methods."""
     rows = [
         {"method": label_of(name)} | {stage: 1e6 * row.stats.seconds[stage] / row.tokens for stage in STAGES}
         for name, row in result.rows.items()
         if row.stats is not None
     ]
-    return Table(f"Microseconds a token by stage, {label}", rows, ("method", *STAGES))
+    return Table("Microseconds a token by stage", rows, ("method", *STAGES))
 
 
 def remarks(result: Result) -> list[str]:

@@ -1,4 +1,4 @@
-"""Finds what lies in the folder `benchmarks` of a checkout of draftree and not in its wheel: experiments, inflation."""
+"""Finds what lies in the folder `benchmarks` of a checkout of draftree and not in its wheel."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ MARKS = ("benchmarks/harness/command.py", "src/draftree/__init__.py")
 EXPERIMENTS = "The experiments are not part of the installed package: clone draftree's repository and call this there."
 INFLATION = (
     "Inflating a model is not part of the installed package: clone draftree's repository and call this there, or "
-    "measure the model as it is (with draftree bench speed by --no-inflated)."
+    "measure the model as it is."
 )
+AGREEMENT = "Comparing results is not part of the installed package: clone draftree's repository and call this there."
 
 
 def find_checkout(*starts: Path) -> Path | None:
@@ -38,6 +39,15 @@ def inflation() -> ModuleType:
         ValueError: there is no checkout.
     """
     return _load("benchmarks.inflate", INFLATION)
+
+
+def agreement() -> ModuleType:
+    """`benchmarks.agree`.
+
+    Raises:
+        ValueError: there is no checkout.
+    """
+    return _load("benchmarks.agree", AGREEMENT)
 
 
 def _load(name: str, missing: str) -> ModuleType:

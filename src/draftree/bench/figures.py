@@ -31,7 +31,7 @@ from draftree.bench.summary import Estimate
 DRAFTING = (SMALL, WARM, f"{WARM}+{SMALL}", LIMITED)
 OUTSIDE = ("draft", "accept", "commit")  # stages of a step outside the pass; the shape's work is part of the first
 WIDEST = 3.0  # times its target, beyond which a bar is not drawn longer
-COLUMNS = ("model", "figure", "of", "value", "target", "part of target")
+COLUMNS = ("figure", "of", "value", "target", "part of target")
 STEP_COLUMNS = ("rows", "method", "ms", "over_one_row", "floor_share")
 
 OVER_HF, OVER_COMPILED = "plain decoding / HF generate", "plain decoding / HF static + compile"
@@ -50,12 +50,11 @@ OF_INFLATED: Targets = {
 }
 
 
-def figures_of(targets: Targets, model: str, steps: Steps, case: Result) -> list[dict[str, Any]]:
+def figures_of(targets: Targets, steps: Steps, case: Result) -> list[dict[str, Any]]:
     """All figures of one model, as rows of a table.
 
     Args:
         targets: that it has.
-        model: its name in tables.
         steps: timed ones.
         case: the answers, of one interleaved run.
 
@@ -67,7 +66,7 @@ def figures_of(targets: Targets, model: str, steps: Steps, case: Result) -> list
 
     def add(name: str, estimate: Estimate | float, of: str = "") -> None:
         estimate = estimate if isinstance(estimate, Estimate) else Estimate(float(estimate))
-        entry = {"model": model, "figure": name, "of": of or None, **estimate.columns("value")}
+        entry = {"figure": name, "of": of or None, **estimate.columns("value")}
         found.append(entry | reached(estimate.value, *targets.get(name, ("", None))))
 
     over = {name: row.over[REFERENCE] for name, row in case.rows.items()}
@@ -114,33 +113,31 @@ def _decoding_speed(samples: Sequence[Sample], method: str) -> float:
     return tokens / sum(answer.seconds - answer.prompt_verify for answer in answers)
 
 
-def step_table(model: str, steps: Steps) -> Table:
+def step_table(steps: Steps) -> Table:
     """Timed steps, in milliseconds and over one row."""
     floor = steps.floor
     title = (
-        f"Milliseconds of a step, {model}; floor: {floor['weight_bytes'] / 1e9:.3f} GB of weights at "
+        f"Milliseconds of a step; floor: {floor['weight_bytes'] / 1e9:.3f} GB of weights at "
         f"{floor['bandwidth'] / 1e9:.1f} GB/s, {1000 * floor['seconds']:.2f} ms"
     )
     return Table(title, steps.rows, STEP_COLUMNS)
 
 
-def draw(figure: Any, figures: Sequence[Mapping[str, Any]], models: Sequence[tuple[str, Steps]]) -> None:
-    """The part of its target that each figure reaches, and the steps of each model, by its label."""
-    figure.set_size_inches(13, 4.8)
-    left, right = figure.subplots(1, 2)
-    _draw_targets(left, [row for row in figures if row["target"] is not None])
-    for (label, steps), line in zip(models, ("-", "--"), strict=False):
-        _draw_steps(right, label, steps, line)
-    right.set_xscale("log", base=2)
-    right.set_yscale("log")
-    plain_axis(right, "A step", "rows of a step", "milliseconds")
+def draw(figure: Any, figures: Sequence[Mapping[str, Any]], steps: Steps) -> None:
+    """The part of its target that each figure reaches, where there are targets, and the steps."""
+    aimed = [row for row in figures if row["target"] is not None]
+    figure.set_size_inches(13 if aimed else 6.5, 4.8)
+    *left, right = figure.subplots(1, 2 if aimed else 1, squeeze=False)[0]
+    if aimed:
+        _draw_targets(left[0], aimed)
+    _draw_steps(right, steps)
 
 
 def _draw_targets(axis: Any, figures: Sequence[Mapping[str, Any]]) -> None:
     parts = [min(row["part of target"], WIDEST) for row in figures]
     axis.barh(range(len(parts)), parts, color=[GREEN if part >= 1 else "#c8793a" for part in parts], height=0.6)
     axis.axvline(1, color="0.25", linewidth=1)
-    axis.set_yticks(range(len(parts)), [f"{row['model']}: {row['figure']}" for row in figures])
+    axis.set_yticks(range(len(parts)), [row["figure"] for row in figures])
     axis.invert_yaxis()
     for y, (row, part) in enumerate(zip(figures, parts, strict=True)):
         axis.text(max(part, 1.02), y, f" {row['value']:.2f} ({row['target']})", va="center", fontsize=7)
@@ -148,9 +145,11 @@ def _draw_targets(axis: Any, figures: Sequence[Mapping[str, Any]]) -> None:
     plain_axis(axis, "Part of the target that is reached", "1 and more: reached", "")
 
 
-def _draw_steps(axis: Any, label: str, steps: Steps, line: str) -> None:
+def _draw_steps(axis: Any, steps: Steps) -> None:
     for method in dict.fromkeys(row["name"] for row in steps.rows):
         held = [(row["rows"], row["ms"]) for row in steps.rows if row["name"] == method]
-        colour = {HF: THEIRS, LOOP: GREEN}.get(method)
-        axis.plot(*zip(*held, strict=True), line, marker="o", color=colour, label=f"{LABELS[method]}, {label}")
-    axis.axhline(1000 * steps.floor["seconds"], color="0.25", linestyle=":", label=f"weights read once, {label}")
+        axis.plot(*zip(*held, strict=True), "-o", color={HF: THEIRS, LOOP: GREEN}.get(method), label=LABELS[method])
+    axis.axhline(1000 * steps.floor["seconds"], color="0.25", linestyle=":", label="weights read once")
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    plain_axis(axis, "A step", "rows of a step", "milliseconds")

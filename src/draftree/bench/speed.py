@@ -1,18 +1,16 @@
 """`draftree bench speed`: how far the engine is from the machine's limits, and from Hugging Face's ways of decoding.
 
-Two models, the embedded one (or a named one) and one inflated from it, are measured alike: steps by their rows against
-the memory's speed, and answers of all methods in one interleaved run. The figures made of both stand next to their
-targets. The trie is warmed once, by the small model, since both give the same answers. `draftree bench gpu` measures
-with the same parts.
+Steps by their rows are timed against the memory's speed, and answers of all methods in one interleaved run. The figures
+made of both stand next to their targets, where there are any. `draftree bench gpu` measures with the same parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from draftree.bench.case import Result, facts_of, run_case
+from draftree.bench.case import Result, run_case
 from draftree.bench.case_report import case_table, remarks, stage_table
 from draftree.bench.figures import (
     COLUMNS,
@@ -26,7 +24,6 @@ from draftree.bench.figures import (
 )  # fmt: skip
 from draftree.bench.inputs import Settings, Subject, Texts, encode_all
 from draftree.bench.kit import ASSISTED, COMPILED, PLAIN, PROMPT_LOOKUP, REFERENCE, Kit, make_kit
-from draftree.bench.machine import now
 from draftree.bench.report import Report, Table
 from draftree.bench.steps import Steps, check_context, time_rows
 from draftree.progress import Watcher
@@ -34,32 +31,13 @@ from draftree.prompts import Prompt
 from draftree.runner import open_runner
 
 ROWS = (1, 2, 4, 8, 16, 32)
-SMALL_ROUNDS = 5  # times as many rounds of the small model's steps, which are short
 METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED, PLAIN, *DRAFTING)
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedSettings:
-    """How much `bench speed` measures.
-
-    Attributes:
-        answers: prompts, their lengths and what warms the trie.
-        rounds: how often a step of each kind is timed.
-        context: tokens before its rows.
-        inflated_answers: how many prompts the inflated model answers at most.
-    """
-
-    answers: Settings
-    rounds: int = 3
-    context: int = 128
-    inflated_answers: int = 4
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of one model: `label` names it in tables, `figures` are rows of a table."""
+    """What was measured of one model; `figures` are rows of a table."""
 
-    label: str
     steps: Steps
     case: Result
     figures: list[dict[str, Any]]
@@ -67,74 +45,64 @@ class Measured:
     @property
     def tables(self) -> list[Table]:
         """All but the figures."""
-        return [step_table(self.label, self.steps), case_table(self.case), stage_table(self.label, self.case)]
+        return [step_table(self.steps), case_table(self.case), stage_table(self.case)]
 
     @property
     def remarks(self) -> list[str]:
         """Lines below the tables."""
-        return [f"{self.label}: {line}" for line in (f"runner {self.case.about['runner']}.", *remarks(self.case))]
+        return [*remarks(self.case), f"Runner: {self.case.about['runner']}."]
 
     def facts(self) -> dict[str, Any]:
         """Further plain values, for JSON."""
-        return {"about": self.case.about, "floor": self.steps.floor} | self.case.facts()
+        return {"floor": self.steps.floor} | self.case.facts()
+
+    def draw(self, figure: Any) -> None:
+        """Put the picture into a matplotlib figure."""
+        draw(figure, self.figures, self.steps)
 
 
 def run_speed(
     subject: Subject,
     prompts: Sequence[Prompt],
-    settings: SpeedSettings,
+    settings: Settings,
     *,
-    params: str | None = "400M",
+    params: str | None = None,
+    rounds: int = 7,
+    context: int = 128,
     watcher: Watcher | None = None,
 ) -> Report:
     """Measure.
 
     Args:
-        subject: a llama, mistral or qwen2 model on the CPU.
+        subject: a decoder-only model on the CPU.
         prompts: to measure on and to warm the trie with.
-        settings: how much.
-        params: inflate it to about so many parameters; None leaves the inflated model out.
+        settings: of the answers.
+        params: inflate the model to about so many parameters; None for the model itself.
+        rounds: how often a step of each kind is timed.
+        context: tokens before its rows.
         watcher: shows progress.
 
     Raises:
         ValueError: a size that cannot be made, a prompt or context that does not fit, before any work.
     """
     watcher = watcher or Watcher()
-    check_context(settings.context, ROWS[-1], subject.model)
-    texts = encode_all(subject, prompts, settings.answers)
-    about = subject.about() | {"started": now()}
-    watcher.stage("inflating", None)
-    large = subject.inflated(params)
-    kit = make_kit(subject, texts.lessons, settings.answers, watcher)
-
-    def measured(label: str, targets: Targets, kit: Kit, texts: Texts, rounds: int) -> Measured:
-        steps = time_rows(kit.model, open_runner(kit.model), ROWS, settings.context, rounds, watcher)
-        return measure_answers(label, targets, kit, steps, texts, METHODS, watcher)
-
-    label = "embedded" if subject.name is None else "small"
-    found = [measured(label, OF_EMBEDDED, kit, texts, SMALL_ROUNDS * settings.rounds)]
-    if params is not None:
-        about["model"] += f", and inflated to {params}"
-        few = texts.spread(settings.inflated_answers)
-        found.append(measured(params, OF_INFLATED, replace(kit, subject=large), few, settings.rounds))
-    figures = [row for one in found for row in one.figures]
-    return Report(
-        "speed",
-        "Speed against the machine's limits and Hugging Face's ways",
-        about | facts_of(settings, texts),
-        [Table("Figures and their targets", figures, COLUMNS), *(table for one in found for table in one.tables)],
-        [line for one in found for line in one.remarks],
-        {"models": {one.label: one.facts() for one in found}},
-        lambda figure: draw(figure, figures, [(one.label, one.steps) for one in found]),
-    )
+    check_context(context, ROWS[-1], subject.model)
+    texts = encode_all(subject, prompts, settings)
+    kit = make_kit(subject.inflated(params), texts.lessons, settings, watcher)
+    steps = time_rows(kit.model, open_runner(kit.model), ROWS, context, rounds, watcher)
+    targets = OF_INFLATED if params is not None else OF_EMBEDDED if subject.name is None else {}
+    found = measure_answers(kit, steps, texts, METHODS, targets, watcher)
+    tables, says = found.tables, "Speed against the machine's limits and Hugging Face's ways"
+    figures = Table("Figures and their targets", found.figures, COLUMNS)
+    return Report("speed", says, found.case.about, [figures, *tables], found.remarks, found.facts(), found.draw)
 
 
 def measure_answers(
-    label: str, targets: Targets, kit: Kit, steps: Steps, texts: Texts, names: Sequence[str], watcher: Watcher
+    kit: Kit, steps: Steps, texts: Texts, names: Sequence[str], targets: Targets, watcher: Watcher
 ) -> Measured:
     """Answer `texts` with the methods `names` of a model whose `steps` were timed, and make its figures."""
     names = [method for method in names if kit.settings.compiled or method != COMPILED]
-    case = run_case(kit, texts, names, watcher, part=f"{label}: ")
+    case = run_case(kit, texts, names, watcher)
     parameters = sum(weight.numel() for weight in kit.model.parameters())
     case.about.update({"runner": open_runner(kit.model).form, "parameters": parameters})
-    return Measured(label, steps, case, figures_of(targets, label, steps, case))
+    return Measured(steps, case, figures_of(targets, steps, case))

@@ -49,13 +49,13 @@ def compare(
         bool, typer.Option("--restart", help="Begin anew where an unfinished run lies in --out.")
     ] = False,
     against: Annotated[
-        Path | None, typer.Option(help="bench-compare.json of another run: say whether both agree.")
+        Path | None, typer.Option(help="bench-compare.json of another run: say whether both agree; in a checkout.")
     ] = None,
     measuring: Measuring,
 ) -> None:
     """Methods x models x batch sizes x sampling, interleaved by prompt; a stopped run goes on when called again."""
-    from draftree.bench.agree import agreement, read_result
     from draftree.bench.case_report import case_report
+    from draftree.bench.checkout import agreement
     from draftree.bench.compare import Plan, discard_unfinished, run_compare
     from draftree.bench.files import write_all
     from draftree.bench.inputs import Settings
@@ -66,7 +66,8 @@ def compare(
 
     names = tuple(dict.fromkeys(checked_name(name) for name in method)) if method else METHODS
     samplings = samplings_of(temperature or [0.0, 0.8], top_k, top_p, seed)
-    other = None if against is None else read_result(against)
+    judge = None if against is None else agreement()
+    other = None if judge is None else judge.read_result(against)
     prompts, console, out = measuring.begin(), wide_console(), measuring.out
     if restart:
         discard_unfinished(out)
@@ -81,6 +82,6 @@ def compare(
             console.print(part)
     tokenizers = dict(zip(comparison.models, map(load_tokenizer, models), strict=True))
     written = write_all(comparison, tokenizers, out)
-    for line in [] if other is None else agreement(other, read_result(written[0])):
+    for line in [] if judge is None else judge.agreement(other, judge.read_result(written[0])):
         console.print(line, markup=False)
     tell_written(console, written)

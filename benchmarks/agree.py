@@ -1,5 +1,6 @@
-"""Whether two runs of a comparison agree: in the order of methods, and in every speed within both intervals.
+"""Whether two runs of `draftree bench compare` agree, for its `--against`.
 
+They agree in the order of methods, and in every speed within both intervals.
 An order is certain only where the intervals of two methods lie apart; what one run leaves open, another cannot
 contradict. Two speeds agree where they differ by no more than the interval of a difference, the root of the summed
 squares of theirs: to lie within the other's interval is too much to expect of one in six, by chance alone.
