@@ -256,7 +256,7 @@ def test_the_report_shows_its_pictures_without_an_error(compared, tmp_path, widt
     out, _ = compared
     seen = look_at(out / "bench-compare.html", tmp_path, width)
     assert seen.console == []
-    assert seen.dom.count("<h3>") == seen.dom.count('<img alt="batch') == 2, "a picture for each case"
+    assert seen.dom.count("<h2>") == seen.dom.count('<img alt="embedded chat-4m, batch') == 2, "a picture for each case"
     assert seen.dom.count("<tr>") > 10
     assert "://" not in seen.dom, "nothing is fetched; base64 has no colon"
     assert seen.picture.stat().st_size > 20_000
@@ -315,8 +315,8 @@ def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
     kit = Kit(Subject(*demo), settings)
     names = ("hf_generate", "draftree_loop", "lookahead_cold")
     result = run_case(kit, texts, names, Watcher())
-    assert result.reference == "draftree_loop"
-    assert result.uncompared == {"hf_generate"}
+    assert result.baselines.reference == "draftree_loop"
+    assert result.baselines.uncompared == {"hf_generate"}
     assert result.rows["lookahead_cold"].parted == []
 
 

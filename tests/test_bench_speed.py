@@ -19,7 +19,7 @@ from draftree.bench.figures import (
     TOKEN_FLOOR,
     reached,
 )  # fmt: skip
-from draftree.bench.inputs import Settings, Subject, Texts
+from draftree.bench.inputs import Settings, Subject
 from draftree.bench.kit import LIMITED, NODES, PLAIN, Kit, LeftOutError, WarmTrie
 from draftree.bench.speed import ROWS
 from draftree.bench.steps import HF, LOOP, weight_bytes
@@ -154,9 +154,3 @@ def test_the_limited_trie_never_offers_more(demo, warm):
     assert 0 < max(steps) < NODES
     with pytest.raises(LeftOutError, match="no prompts"):
         Kit(Subject(*demo), Settings(max_new_tokens=24)).method(LIMITED)
-
-
-def test_a_few_of_many_are_spread():
-    many = Texts(list("abcdefghij"), [], list(range(10)), None)
-    assert (many.spread(3).tasks, many.spread(3).longest) == (["a", "d", "g"], [0, 3, 6])
-    assert Texts(list("ab"), [], [0, 1], None).spread(5).tasks == ["a", "b"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from draftree.bench.figures import (
     STEP_FLOOR,
     draw,
 )  # fmt: skip
-from draftree.bench.inputs import Settings, Subject, encode_all
+from draftree.bench.inputs import Settings, Subject, Texts, encode_all
 from draftree.bench.kit import (
     CAPTURED,
     COMPILED,
@@ -87,7 +88,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     left = 60 * setup["minutes"] - (time.perf_counter() - began) - COMPILING * compiled
     each = seconds_of_answer(large.model, texts.tasks[0].ids, settings.max_new_tokens)
     # Every method answers two prompts before it is measured.
-    texts = texts.spread(max(FEWEST, int(left / (each * len((*METHODS, *FORMS)))) - 2))
+    texts = spread(texts, max(FEWEST, int(left / (each * len((*METHODS, *FORMS)))) - 2))
     one = measure_answers(kit, steps, texts, (*METHODS, *forms), TARGETS, setup.watcher)
     curve = {row["rows"]: row["ms"] / 1000 for row in steps.rows if row["name"] == LOOP}
     chosen = choices(StepCost(list(curve), list(curve.values())), by_depth(one.case), packed=runner.packs)
@@ -136,6 +137,13 @@ def frame(table: Table) -> pd.DataFrame:
     """What people are shown of a table, with its intervals."""
     names = [f"{name}{end}" for name in table.columns for end in ("", "_low", "_high")]
     return pd.DataFrame([{name: row[name] for name in names if name in row} for row in table.rows])
+
+
+def spread(texts: Texts, count: int) -> Texts:
+    """`count` tasks or all, evenly from the whole list, so that they are of as many sets as can be."""
+    count = min(count, len(texts.tasks))
+    chosen = [i * len(texts.tasks) // count for i in range(count)]
+    return replace(texts, tasks=[texts.tasks[i] for i in chosen], longest=[texts.longest[i] for i in chosen])
 
 
 def other_forms(model: Any, runner: Runner) -> dict[str, Runner]:

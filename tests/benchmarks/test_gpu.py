@@ -13,6 +13,7 @@ from benchmarks.machine import gpu
 from benchmarks.machine.gpu import BATCHES, EXPERIMENT, FORM_ROWS, ROOM, ROWS, TARGETS, choices, other_forms
 from draftree.bench import steps as timing
 from draftree.bench.figures import EFFICIENCY, STEP_FLOOR
+from draftree.bench.inputs import Texts
 from draftree.bench.steps import HF, LOOP, time_rows
 from draftree.cli import app
 from draftree.progress import Watcher
@@ -111,3 +112,10 @@ def test_every_form_that_is_not_the_runners_own_is_measured_as_well(demo):
     assert [(row["method"], row["name"], row["rows"]) for row in steps.rows][-1:] == [
         ("draftree, eager", "draftree_tensors", 1)
     ]
+
+
+def test_a_few_of_many_are_spread():
+    many = Texts(list("abcdefghij"), [], list(range(10)), None)
+    few = gpu.spread(many, 3)
+    assert (few.tasks, few.longest) == (["a", "d", "g"], [0, 3, 6])
+    assert gpu.spread(Texts(list("ab"), [], [0, 1], None), 5).tasks == ["a", "b"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from draftree.bench.case import COLUMNS, Result
 from draftree.bench.kit import WARM, label_of
 from draftree.bench.pictures import case_picture
 from draftree.bench.report import Report, Table
+from draftree.bench.summary import count_disturbed
 from draftree.engine.stats import STAGES
 
 SHOWN_DIFFERENCES = 5  # of a method; the JSON file has all
@@ -37,7 +36,7 @@ def set_table(result: Result) -> list[Table]:
     """Figures of the warm trie by set; none where it was not measured, or prompts of all sets were mixed in batches."""
     if WARM not in result.rows or not result.rows[WARM].by_set:
         return []
-    rows = [{"set": name} | row.figures(result.plain) for name, row in result.rows[WARM].by_set.items()]
+    rows = [{"set": name} | row.figures(result.baselines.plain) for name, row in result.rows[WARM].by_set.items()]
     return [Table(f"{label_of(WARM)}, by set", rows, ("set", "tokens", *COLUMNS[1:-1]))]
 
 
@@ -52,9 +51,9 @@ def stage_table(result: Result) -> Table:
 
 
 def remarks(result: Result) -> list[str]:
-    """Lines below the table: what was answered, memory, disturbances, why methods are missing, where answers differ."""
-    lines = [_answered(result), *_memory(result.memory)]
-    slow, compared = result.disturbed
+    """Lines below the table: what was answered, disturbances, why methods are missing, where answers differ."""
+    lines = [_answered(result)]
+    slow, compared = count_disturbed(result.samples)
     if slow > compared * MOST_DISTURBED:  # more than a quiet machine explains
         lines.append(
             f"The machine was not quiet: {slow} of {compared} answers took over twice the time of the same answer in "
@@ -82,15 +81,5 @@ def _answered(result: Result) -> str:
     return (
         f"{about['case'].capitalize()}; {about['prompts']} prompts of {len(about['sets'])} sets, up to "
         f"{settings['max_new_tokens']} new tokens, {rounds} {'round' if rounds == 1 else 'rounds'}{warmed}. Answers "
-        f"that differ from those of {label_of(result.reference)}: {differ}."
+        f"that differ from those of {label_of(result.baselines.reference)}: {differ}."
     )
-
-
-def _memory(memory: dict[str, Any]) -> list[str]:
-    if not memory:
-        return []
-    if "why" in memory:
-        return [f"Peak memory: not measured: {memory['why']}"]
-    drafted, plain = (f"{memory[way] / 2**20:.1f} MiB" for way in ("drafted_bytes", "plain_bytes"))
-    length, overhead = memory["decoding_length"], f"{100 * memory['overhead']:+.1f} %"
-    return [f"Peak memory at decoding length {length}: drafted {drafted}, plain {plain}: {overhead}."]

@@ -9,12 +9,7 @@ from types import ModuleType
 
 # Files that a checkout has and other folders lack.
 MARKS = ("benchmarks/harness/command.py", "src/draftree/__init__.py")
-EXPERIMENTS = "The experiments are not part of the installed package: clone draftree's repository and call this there."
-INFLATION = (
-    "Inflating a model is not part of the installed package: clone draftree's repository and call this there, or "
-    "measure the model as it is."
-)
-AGREEMENT = "Comparing results is not part of the installed package: clone draftree's repository and call this there."
+WHAT = {"harness.command": "The experiments are", "inflate": "Inflating a model is", "agree": "Comparing results is"}
 
 
 def find_checkout(*starts: Path) -> Path | None:
@@ -23,42 +18,21 @@ def find_checkout(*starts: Path) -> Path | None:
     return next((folder for folder in folders if all((folder / mark).is_file() for mark in MARKS)), None)
 
 
-def experiments() -> ModuleType:
-    """`benchmarks.harness.command`.
+def from_checkout(name: str) -> ModuleType:
+    """The module `name` of `WHAT`, in `benchmarks` of the checkout that the working folder or the package lies in.
 
     Raises:
         ValueError: there is no checkout, or a package that the experiments need is missing.
     """
-    return _load("benchmarks.harness.command", EXPERIMENTS)
-
-
-def inflation() -> ModuleType:
-    """`benchmarks.inflate`.
-
-    Raises:
-        ValueError: there is no checkout.
-    """
-    return _load("benchmarks.inflate", INFLATION)
-
-
-def agreement() -> ModuleType:
-    """`benchmarks.agree`.
-
-    Raises:
-        ValueError: there is no checkout.
-    """
-    return _load("benchmarks.agree", AGREEMENT)
-
-
-def _load(name: str, missing: str) -> ModuleType:
-    """A module of the checkout that the working folder or the package lies in; without one `missing` is raised."""
     root = find_checkout(Path.cwd().absolute(), Path(__file__).absolute().parent)
     if root is None:
-        raise ValueError(missing)
+        raise ValueError(
+            f"{WHAT[name]} not part of the installed package: clone draftree's repository and call this there."
+        )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(f"benchmarks.{name}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("benchmarks", "draftree"):
             raise

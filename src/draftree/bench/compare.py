@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.bench.case import Result, run_case
-from draftree.bench.checkout import inflation
+from draftree.bench.checkout import from_checkout
 from draftree.bench.inputs import Settings, Subject, encode_all
 from draftree.bench.kit import METHODS, Kit, make_kit
 from draftree.bench.log import Log
@@ -94,7 +94,7 @@ def run_compare(
             work.
     """
     if plan.params is not None:
-        inflation()  # says what is missing
+        from_checkout("inflate")  # says what is missing
     assistant = None if plan.assistant is None else load_model(plan.assistant)[0]
     for name in models:
         subject = Subject.load(name)

@@ -6,27 +6,36 @@ import base64
 import csv
 import json
 import re
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
 from draftree.bench.case import COLUMNS, Result
-from draftree.bench.case_report import CAPTION, case_table, remarks
+from draftree.bench.case_report import CAPTION, remarks
 from draftree.bench.compare import Comparison
-from draftree.bench.pictures import case_picture, png
+from draftree.bench.pictures import png
 from draftree.bench.report import Report, Table
 from draftree.bench.samples import Sample
 
+NESTED = ("stats", "differing_prompts", "by_set")  # of a row, what is no column
 
-def write_all(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> list[Path]:
-    """Write bench-compare.json, .csv, .md, .html and Spec-Bench's answers into `folder`; returns their paths."""
+
+def write_all(found: Comparison, reports: Sequence[Report], tokenizers: dict[str, Any], folder: Path) -> list[Path]:
+    """Write bench-compare.json, .csv, .md, .html and Spec-Bench's answers into `folder`; returns their paths.
+
+    Args:
+        found: what was measured.
+        reports: of its cases.
+        tokenizers: of the models, by name.
+        folder: where to.
+    """
     report = comparison_report(found)
     table, text, html = (folder / f"bench-compare.{ending}" for ending in ("csv", "md", "html"))
     write_csv(report, table)
-    text.write_text("\n".join(markdown(found)), encoding="utf-8")
-    html.write_text(page(found), encoding="utf-8")
+    text.write_text("\n".join(markdown(found, reports)), encoding="utf-8")
+    html.write_text(page(found, reports), encoding="utf-8")
     return [*report.write(folder), table, text, html, write_answers(found, tokenizers, folder)]
 
 
@@ -47,7 +56,7 @@ def write_csv(report: Report, path: Path) -> None:
     """A line for each model, case, method and set."""
     lines: list[dict[str, Any]] = []
     for row in report.as_dict()["rows"]:
-        plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
+        plain = {name: value for name, value in row.items() if name not in NESTED}
         seconds = row["stats"]["seconds"] if row["stats"] else {}
         lines.append({"set": "all"} | plain | {f"{stage}_seconds": spent for stage, spent in seconds.items()})
         of_method = {name: row[name] for name in ("model", "case", "method", "name")}
@@ -58,33 +67,28 @@ def write_csv(report: Report, path: Path) -> None:
         writer.writerows(lines)
 
 
-def markdown(found: Comparison) -> list[str]:
+def markdown(found: Comparison, reports: Sequence[Report]) -> list[str]:
     """Lines of a Markdown page."""
     about = found.about
     lines = ["# Comparison", "", f"`{about['command']}` at commit {about['commit'] or 'unknown'}. {CAPTION}", ""]
-    for name, cases in found.models.items():
-        lines += [f"## {name}", ""]
-        for result in cases:
-            table = case_table(result)
-            lines += [f"### {result.about['case']}", "", f"{table.title}.", "", *table.markdown(), ""]
-            lines += [*(f"- {remark}" for remark in remarks(result)), ""]
+    for report in reports:
+        lines += [f"## {report.about['model']}, {report.about['case']}", ""]
+        for table in report.tables:
+            lines += [f"{table.title}.", "", *table.markdown(), ""]
+        lines += [*(f"- {remark}" for remark in report.remarks), ""]
     return lines
 
 
-def page(found: Comparison) -> str:
+def page(found: Comparison, reports: Sequence[Report]) -> str:
     """One HTML file: tables and pictures, nothing fetched, no script; without matplotlib it has no pictures."""
     here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    models = {name: [_for_page(result) for result in cases] for name, cases in found.models.items()}
-    return here.get_template("page.html.j2").render(
-        about=found.about, resumed=found.resumed, caption=CAPTION, models=models
-    )
-
-
-def _for_page(result: Result) -> dict[str, Any]:
-    table, picture = case_table(result), png(partial(case_picture, result=result))
-    headings, *lines = table.texts()
-    shown = {"title": table.title, "name": result.about["case"], "headings": headings, "lines": lines}
-    return shown | {"remarks": remarks(result), "picture": base64.b64encode(picture or b"").decode()}
+    cases = [
+        {"name": f"{report.about['model']}, {report.about['case']}", "tables": report.tables, "remarks": report.remarks}
+        | {"picture": base64.b64encode((report.draw and png(report.draw)) or b"").decode()}
+        for report in reports
+    ]
+    shown = {"about": found.about, "resumed": found.resumed, "caption": CAPTION, "cases": cases}
+    return here.get_template("page.html.j2").render(shown)
 
 
 def write_answers(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> Path:

@@ -62,7 +62,7 @@ def _drafting(result: Result) -> list[str]:
 
 
 def _by_set(axis: Any, result: Result) -> None:
-    reference = REFERENCE if REFERENCE in result.rows else result.plain
+    reference = REFERENCE if REFERENCE in result.rows else result.baselines.plain
     for name in _drafting(result)[:MOST_SERIES]:
         held = result.rows[name].by_set
         axis.plot([row.over[reference].value for row in held.values()], list(held), "o", label=label_of(name))
