@@ -2,5 +2,5 @@
 
 They lie next to the package and are not in its wheel. `draftree bench list` names them, `draftree bench run NAME` runs
 one; `docs/developer/experiments.md` describes what is here and how one more is added. `inflate` makes a model larger
-without a change in what it says, `report` makes tables of the documentation from result files, and `agree` compares two.
+without a change in what it says, `report` makes the documentation's tables from result files, and `agree` compares two.
 """

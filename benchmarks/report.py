@@ -1,9 +1,10 @@
 """Makes docs/results.md and the tables of the README from benchmarks/results/*.json: `make results`.
 
-A result file is what `draftree bench run NAME`, `quick`, `compare` or `speed` has written, as it is. `python -m benchmarks.report FILE` checks it and
-copies it to benchmarks/results/NAME.json; `NAME=FILE` gives it another name. What the page shows, in which order, and
-what the README shows stand in benchmarks/results/shown.toml. In the README a table stands between
-`<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being one of the `readme` tables there.
+A result file is what `draftree bench run NAME`, `quick`, `compare` or `speed` has written, as it is.
+`python -m benchmarks.report FILE` checks it and copies it to benchmarks/results/NAME.json; `NAME=FILE` gives it another
+name. What the page shows, in which order, and what the README shows stand in benchmarks/results/shown.toml. In the
+README a table stands between `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being one of the `readme`
+tables there.
 """
 
 from __future__ import annotations
