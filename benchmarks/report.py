@@ -1,9 +1,10 @@
 """Makes docs/results.md and the tables of the README from benchmarks/results/*.json: `make results`.
 
-A result file is what `draftree bench run NAME` has written, as it is. `python -m benchmarks.report FILE` checks it and
-copies it to benchmarks/results/NAME.json; `NAME=FILE` gives it another name. What the page shows, in which order, and
-what the README shows stand in benchmarks/results/shown.toml. In the README a table stands between
-`<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being one of the `readme` tables there.
+A result file is what `draftree bench run NAME`, `quick`, `compare` or `speed` has written, as it is.
+`python -m benchmarks.report FILE` checks it and copies it to benchmarks/results/NAME.json; `NAME=FILE` gives it another
+name. What the page shows, in which order, and what the README shows stand in benchmarks/results/shown.toml. In the
+README a table stands between `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being one of the `readme`
+tables there.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def read(path: Path) -> dict[str, Any]:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         about, rows, complete = facts["about"], facts["rows"], facts["complete"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(f"{path} is no result file: name one that draftree bench run has written.") from None
+        raise ValueError(f"{path} is no result file: name one that draftree bench has written.") from None
     if not complete or not rows:
         raise ValueError(f"{path} is not complete: a run that was stopped is no result.")
     missing = [name for name in ABOUT if about.get(name) is None]
@@ -106,7 +107,7 @@ def keep(argument: str, folder: Path = RESULTS) -> Path:
     name, sign, file = argument.partition("=")
     path = Path(file if sign else argument)
     read(path)
-    kept = folder / f"{name if sign else path.stem.removeprefix('bench-run-')}.json"
+    kept = folder / f"{name if sign else path.stem.removeprefix('bench-').removeprefix('run-')}.json"
     with replacing(kept) as aside:
         shutil.copyfile(path, aside)
     return kept

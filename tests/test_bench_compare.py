@@ -9,7 +9,7 @@ import torch
 from browser import look_at, needs_chromium
 from typer.testing import CliRunner
 
-from draftree.bench.agree import agreement
+from benchmarks.agree import agreement
 from draftree.bench.case import run_case
 from draftree.bench.compare import JOURNAL, Plan, run_compare
 from draftree.bench.inputs import Settings, Subject, encode_all
@@ -17,6 +17,7 @@ from draftree.bench.kit import Kit, checked_name
 from draftree.bench.log import as_dict, from_dict
 from draftree.bench.measure import measure
 from draftree.bench.methods import Draftree, HuggingFace, Method
+from draftree.bench.report import number
 from draftree.bench.samples import Answer, Sample, Sampling, Task
 from draftree.cli import app, main
 from draftree.drafting import Lookahead
@@ -206,19 +207,17 @@ def as_sample(method, answer):
 def test_every_case_is_told_with_its_prompts_and_no_answer_differs(compared):
     out, said = compared
     told = json.loads((out / "bench-compare.json").read_text())
-    (model,) = told["models"]
-    assert [c["about"]["case"] for c in model["cases"]] == ["batch 1, greedy", "batch 2, greedy"]
-    for case in model["cases"]:
-        for row in case["rows"]:
-            assert row.get("differing_prompts", []) == []
-            assert row["commit"] is None or isinstance(row["commit"], str)
-    single, pair = model["cases"]
-    rows = {row["method"]: row for row in single["rows"]}
-    assert set(rows) == {"hf_generate", "hf_assisted", "draftree_loop", "lookahead_warm", "medusa",
-                         "lookahead_cold+medusa"}  # fmt: skip
-    assert rows["lookahead_warm"]["not_measured"] == "no prompts to warm the trie with"
+    assert {"experiment", "source", "says", "complete", "about", "columns", "rows", "remarks", "tables"} <= set(told)
+    single, pair = told["more"]["cases"]
+    assert [case["about"]["case"] for case in (single, pair)] == ["batch 1, greedy", "batch 2, greedy"]
+    for row in told["rows"]:
+        assert row["differing_prompts"] == []
+        assert row["commit"] is None or isinstance(row["commit"], str)
+    names = {row["name"] for row in told["rows"] if row["case"] == "batch 1, greedy"}
+    assert names == {"hf_generate", "hf_assisted", "draftree_loop", "medusa", "lookahead_cold+medusa"}
+    assert single["not_measured"] == {"lookahead_warm": "no prompts to warm the trie with"}
     assert {s["turn"] for s in single["samples"] if "turn" in s} == {1}
-    assert next(r for r in pair["rows"] if r["method"] == "hf_assisted")["not_measured"].endswith("at a time")
+    assert pair["not_measured"]["hf_assisted"].endswith("at a time")
     assert pair["about"]["prompts"] == 2, "a third prompt does not fill a batch of two"
     assert "\x1b" not in said
 
@@ -240,13 +239,14 @@ def test_csv_and_markdown_say_what_json_says(compared):
     import csv
 
     out, _ = compared
-    told = json.loads((out / "bench-compare.json").read_text())["models"][0]["cases"][0]
-    speeds = {row["method"]: row["tokens_per_second"]["value"] for row in told["rows"] if "tokens" in row}
+    told = json.loads((out / "bench-compare.json").read_text())["rows"]
+    speeds = {row["name"]: row["tokens/s"] for row in told if row["case"] == "batch 1, greedy"}
     with (out / "bench-compare.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if r["case"] == "batch 1, greedy" and r["set"] == "all"]
-    assert {r["method"]: float(r["tokens_per_second"]) for r in rows if r["tokens"]} == pytest.approx(speeds)
+    assert {r["name"]: float(r["tokens/s"]) for r in rows} == pytest.approx(speeds)
+    assert all(float(r["verify_seconds"]) > 0 for r in rows if r["name"] == "medusa")
     text = (out / "bench-compare.md").read_text()
-    assert f"| Medusa | {speeds['medusa']:.0f} [" in text
+    assert f"| Medusa | {number(speeds['medusa'])} [" in text
     assert "- Lookahead, warm trie: not measured: no prompts to warm the trie with" in text
 
 
@@ -256,7 +256,7 @@ def test_the_report_shows_its_pictures_without_an_error(compared, tmp_path, widt
     out, _ = compared
     seen = look_at(out / "bench-compare.html", tmp_path, width)
     assert seen.console == []
-    assert seen.dom.count("<h3>") == seen.dom.count('<img alt="batch') == 2, "a picture for each case"
+    assert seen.dom.count("<h2>") == seen.dom.count('<img alt="embedded chat-4m, batch') == 2, "a picture for each case"
     assert seen.dom.count("<tr>") > 10
     assert "://" not in seen.dom, "nothing is fetched; base64 has no colon"
     assert seen.picture.stat().st_size > 20_000
@@ -267,27 +267,29 @@ def test_two_results_agree_or_say_where_they_do_not():
         """Speeds over HF generate, low and high a tenth off; over plain decoding the same by its speed."""
         rows = []
         for name, value in speeds.items():
-            over = {ref: value / speeds[ref] for ref in ("hf_generate", "draftree_loop")}
-            told = {ref: {"value": v, "low": 0.9 * v, "high": 1.1 * v} for ref, v in over.items()}
-            rows.append({"method": name, "speed_over": told})
-        case = {"about": {"case": "c"}, "reference": "hf_generate", "plain": "draftree_loop", "rows": rows}
-        return {"models": [{"model": "m", "cases": [case]}]}
+            row = {"model": "m", "case": "c", "name": name}
+            for column, reference in (("over HF generate", "hf_generate"), ("over plain", "draftree_loop")):
+                over = value / speeds[reference]
+                row |= {column: over, f"{column}_low": 0.9 * over, f"{column}_high": 1.1 * over}
+            rows.append(row)
+        return {"rows": rows}
 
     first = result(hf_generate=1.0, hf_compiled=1.2, draftree_loop=5.0, trie=8.0)
     head = "c: 0 of 6 pairs in another order, {} of 2 speeds further apart than their intervals explain; "
-    refs = "draftree_loop over hf_generate 5.00 [4.50, 5.50] and "
+    refs = "draftree_loop over HF generate 5.00 [4.50, 5.50] and "
     assert agreement(first, first) == [head.format(0) + refs + "5.00 [4.50, 5.50]"]
     # All of ours a fifth slower beside HF generate: one figure has moved, and not that of every method.
     drifted = result(hf_generate=1.0, hf_compiled=1.25, draftree_loop=4.0, trie=6.5)
     assert agreement(first, drifted) == [head.format(0) + refs + "4.00 [3.60, 4.40]"]
     told = agreement(first, result(hf_generate=1.0, hf_compiled=1.2, draftree_loop=5.0, trie=9.3))
     assert told[0].startswith(head.format(1))
-    assert told[1] == "  trie over draftree_loop: 1.60 [1.44, 1.76] and 1.86 [1.67, 2.05]"
+    assert told[1] == "  trie over plain: 1.60 [1.44, 1.76] and 1.86 [1.67, 2.05]"
     told = agreement(first, result(hf_generate=1.0, hf_compiled=9.0, draftree_loop=5.0, trie=8.0))
     assert "  hf_compiled and draftree_loop have changed places" in told
-    assert any(line.startswith("  hf_compiled over hf_generate: 1.20") for line in told)
+    assert any(line.startswith("  hf_compiled over HF generate: 1.20") for line in told)
     other = result(hf_generate=1.0, draftree_loop=5.0)
-    other["models"][0]["model"] = "another"
+    for row in other["rows"]:
+        row["model"] = "another"
     assert agreement(first, other) == ["The two results have no case in common."]
 
 
@@ -313,8 +315,8 @@ def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
     kit = Kit(Subject(*demo), settings)
     names = ("hf_generate", "draftree_loop", "lookahead_cold")
     result = run_case(kit, texts, names, Watcher())
-    assert result.reference == "draftree_loop"
-    assert result.uncompared == {"hf_generate"}
+    assert result.baselines.reference == "draftree_loop"
+    assert result.baselines.uncompared == {"hf_generate"}
     assert result.rows["lookahead_cold"].parted == []
 
 

@@ -6,29 +6,29 @@ from itertools import pairwise
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.inflate.model import inflate
+from benchmarks.inflate.sizes import Size
 from draftree.bench.figures import (
     BEST,
     EFFICIENCY,
+    OF_EMBEDDED,
+    OF_INFLATED,
     OVER_HF,
     SHARE,
     STEP_FLOOR,
-    TARGETS,
     TOKEN_FLOOR,
-    Figure,
+    reached,
 )  # fmt: skip
-from draftree.bench.inflate.model import inflate
-from draftree.bench.inflate.sizes import Size
-from draftree.bench.inputs import Settings, Subject, Texts
-from draftree.bench.kit import LIMITED, NODES, PLAIN, REFERENCE, Kit, LeftOutError, WarmTrie
+from draftree.bench.inputs import Settings, Subject
+from draftree.bench.kit import LIMITED, NODES, PLAIN, Kit, LeftOutError, WarmTrie
 from draftree.bench.speed import ROWS
 from draftree.bench.steps import HF, LOOP, weight_bytes
-from draftree.bench.summary import Estimate
 from draftree.cli import app
 from draftree.models import encode_prompt
 from draftree.progress import Watcher
 from draftree.prompts import embedded_prompts
 
-TINY = ["bench", "speed", "--params", "20M", "--answers", "1", "--max-new-tokens", "10", "--rounds", "1"]
+TINY = ["bench", "speed", "--max-new-tokens", "10", "--rounds", "1"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,53 +48,58 @@ def prompts_file(tmp_path):
     return path
 
 
-def test_the_command_writes_figures_that_follow_from_what_was_measured(prompts_file, tmp_path):
+def table_of(result, words):
+    """The rows of the table whose title begins with these words."""
+    ((_, rows),) = [entry for entry in result["tables"].items() if entry[0].startswith(words)]
+    return rows
+
+
+@pytest.mark.parametrize(("params", "targets"), [(None, OF_EMBEDDED), ("20M", OF_INFLATED)])
+def test_the_command_writes_figures_that_follow_from_what_was_measured(params, targets, prompts_file, tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "made" / "here"
     arguments = [*TINY, "--per-set", "2", "--context", "16", "--prompts", str(prompts_file), "--out", str(out)]
-    done = CliRunner().invoke(app, arguments)
+    done = CliRunner().invoke(app, [*arguments, *(["--params", params] if params else [])])
     assert done.exit_code == 0, done.output
     assert "\x1b" not in done.output
     result = json.loads((out / "bench-speed.json").read_text())
     assert str(tmp_path) not in json.dumps(result), "no machine paths in a result file"
-    assert set(result["models"]) == {"embedded", "20M"}
-    for label, kind in (("embedded", "embedded"), ("20M", "inflated")):
-        figures = {r["name"]: r for r in result["rows"] if r["kind"] == "figure" and r["model"] == label}
-        steps = {(r["method"], r["rows"]): r for r in result["rows"] if r["kind"] == "step" and r["model"] == label}
-        told = result["models"][label]
-        answers = {r["method"]: r for r in told["answers"]["rows"]}
-        assert set(steps) == {(method, n) for method in (HF, LOOP) for n in ROWS}
-        assert figures[OVER_HF]["estimate"] == answers[PLAIN]["speed_over"][REFERENCE]
-        one = steps[LOOP, 1]["seconds"]
-        assert figures[STEP_FLOOR]["estimate"]["value"] == pytest.approx(told["floor"]["seconds"] / one)
-        for n in ROWS[1:]:
-            over = steps[LOOP, n]["seconds"] / one
-            assert figures[f"{n}-row step / 1-row step"]["estimate"]["value"] == pytest.approx(over)
-        limited = answers[LIMITED]
-        assert figures[EFFICIENCY]["estimate"]["value"] == pytest.approx(limited["overhead_efficiency"])
-        assert 0 < figures[SHARE]["estimate"]["value"] < 1
-        # A token of plain decoding takes at least a share of a second that the answers' own speed allows.
-        assert figures[TOKEN_FLOOR]["estimate"]["value"] > 0
-        drafted = [m for m in ("draft_model", "lookahead_warm", "lookahead_warm+draft_model", LIMITED) if m in answers]
-        best = max(answers[m]["speed_over"][REFERENCE]["value"] for m in drafted)
-        assert figures[BEST]["estimate"]["value"] == pytest.approx(best)
-        assert {name: (f["sense"], f["target"]) for name, f in figures.items() if f["target"] is not None} == {
-            name: target for name, target in TARGETS[kind].items() if "compile" not in name
-        }
-        for row in answers.values():
-            assert row["differing_prompts"] == [], "greedy fp32 answers equal Hugging Face's"
-        for row in result["rows"]:
-            assert {"commit", "device", "dtype", "threads", "command"} <= set(row)
+    assert result["about"]["model"] == ("embedded chat-4m inflated to 20M" if params else "embedded chat-4m")
+    figures = {r["figure"]: r for r in result["rows"]}
+    steps = {(r["name"], r["rows"]): r for r in table_of(result, "Milliseconds of a step")}
+    answers = {r["name"]: r for r in table_of(result, "embedded chat-4m")}
+    assert set(steps) == {(method, n) for method in (HF, LOOP) for n in ROWS}
+    for end in ("", "_low", "_high"):
+        assert figures[OVER_HF][f"value{end}"] == answers[PLAIN][f"over HF generate{end}"]
+    one = steps[LOOP, 1]["ms"]
+    assert figures[STEP_FLOOR]["value"] == pytest.approx(1000 * result["more"]["floor"]["seconds"] / one)
+    for n in ROWS[1:]:
+        assert figures[f"{n}-row step / 1-row step"]["value"] == pytest.approx(steps[LOOP, n]["ms"] / one)
+    assert figures[EFFICIENCY]["value"] == pytest.approx(answers[LIMITED]["overhead efficiency"])
+    assert 0 < figures[SHARE]["value"] < 1
+    # A token of plain decoding takes at least a share of a second that the answers' own speed allows.
+    assert figures[TOKEN_FLOOR]["value"] > 0
+    drafted = [m for m in ("draft_model", "lookahead_warm", "lookahead_warm+draft_model", LIMITED) if m in answers]
+    assert figures[BEST]["value"] == pytest.approx(max(answers[m]["over HF generate"] for m in drafted))
+    shown = {name: row["target"] for name, row in figures.items() if row["target"] is not None}
+    aimed = {name: f"{sense} {target:.3g}" for name, (sense, target) in targets.items() if "compile" not in name}
+    assert shown == aimed
+    for row in answers.values():
+        assert row["differing_prompts"] == [], "greedy fp32 answers equal Hugging Face's"
+    for row in result["rows"]:
+        assert {"commit", "device", "dtype", "threads", "command"} <= set(row)
     assert (out / "bench-speed.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_an_inflated_model_there_is_less(prompts_file, tmp_path):
-    arguments = [*TINY, "--no-inflated", "--prompts", str(prompts_file), "--out", str(tmp_path)]
+def test_a_model_of_the_users_has_no_targets(demo, prompts_file, tmp_path):
+    demo.model.save_pretrained(tmp_path / "model")
+    demo.tokenizer.save_pretrained(tmp_path / "model")
+    arguments = [*TINY, "--model", str(tmp_path / "model"), "--prompts", str(prompts_file), "--out", str(tmp_path)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     result = json.loads((tmp_path / "bench-speed.json").read_text())
-    assert set(result["models"]) == {"embedded"}
-    assert {row["kind"] for row in result["rows"]} == {"figure", "step"}
+    assert result["about"]["model"] == "model"
+    assert {row["target"] for row in result["rows"]} == {None}
 
 
 @pytest.mark.parametrize(
@@ -114,12 +119,10 @@ def test_refused_in_one_sentence(arguments, message, tmp_path):
 
 
 def test_what_is_reached_goes_by_the_sense():
-    value = Estimate(2.0, None, None)
-    assert Figure("m", "f", value, ">=", 1.5).reached is True
-    assert Figure("m", "f", value, "<=", 1.5).reached is False
-    assert Figure("m", "f", value).reached is None
-    assert Figure("m", "f", value, ">=", 4.0).part == 0.5
-    assert Figure("m", "f", value, "<=", 1.0).part == 0.5
+    assert reached(2.0, ">=", 4.0) == {"target": ">= 4", "part of target": 0.5}
+    assert reached(2.0, "<=", 1.0) == {"target": "<= 1", "part of target": 0.5}
+    assert reached(2.0, ">=", 1.5)["part of target"] > 1
+    assert reached(2.0, "", None) == {"target": None, "part of target": None}
 
 
 def test_weight_bytes_are_those_of_all_but_the_embedding(demo):
@@ -151,9 +154,3 @@ def test_the_limited_trie_never_offers_more(demo, warm):
     assert 0 < max(steps) < NODES
     with pytest.raises(LeftOutError, match="no prompts"):
         Kit(Subject(*demo), Settings(max_new_tokens=24)).method(LIMITED)
-
-
-def test_a_few_of_many_are_spread():
-    many = Texts(list("abcdefghij"), [], list(range(10)), None)
-    assert (many.spread(3).tasks, many.spread(3).longest) == (["a", "d", "g"], [0, 3, 6])
-    assert Texts(list("ab"), [], [0, 1], None).spread(5).tasks == ["a", "b"]

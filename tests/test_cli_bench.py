@@ -5,7 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from draftree.bench import pictures, quick
+from benchmarks.report import SHOWN, block_of
+from draftree.bench import checkout, pictures, quick
 from draftree.bench.inputs import Settings, Subject
 from draftree.bench.kit import WarmTrie
 from draftree.bench.memory import compare_memory
@@ -40,24 +41,27 @@ def test_quick_writes_a_picture_and_figures_that_agree_with_its_samples(prompts_
     assert "HF static + compile" in done.output
     assert "not measured:" in done.output
     result = json.loads((out / "bench-quick.json").read_text())
-    rows = {row["method"]: row for row in result["rows"]}
-    assert set(rows) == set(METHODS)
-    assert rows["hf_compiled"]["not_measured"] == "--no-compile"
-    measured = [row for row in rows.values() if "not_measured" not in row]
-    for row in measured:
-        samples = [s for s in result["samples"] if s["method"] == row["method"]]
+    rows = {row["name"]: row for row in result["rows"]}
+    assert set(rows) == set(METHODS) - {"hf_compiled"}
+    assert result["more"]["not_measured"] == {"hf_compiled": "--no-compile"}
+    for row in rows.values():
+        samples = [s for s in result["more"]["samples"] if s["method"] == row["name"]]
         assert len(samples) == 2 * result["about"]["prompts"]
         assert row["tokens"] == sum(s["tokens"] for s in samples)
         speed = row["tokens"] / sum(s["seconds"] for s in samples)
-        assert row["tokens_per_second"]["value"] == pytest.approx(speed)
+        assert row["tokens/s"] == pytest.approx(speed)
         assert row["differing_prompts"] == [], "greedy fp32 answers equal Hugging Face's"
         for fact in ("commit", "device", "dtype", "threads", "command"):
             assert fact in row
     assert rows["lookahead_rejected"]["stats"]["accepted"] == 0
     assert rows["draftree_loop"]["stats"]["drafted"] == 0
     assert result["about"]["versions"]["transformers"]
-    assert result["memory"]["plain_bytes"] > 0
+    assert result["more"]["memory"]["plain_bytes"] > 0
     assert str(tmp_path) not in json.dumps(result), "no machine paths in a result file"
+    for entry in (SHOWN["readme"]["400m"], {}):
+        _, _, head, _, *lines = block_of(result, entry)
+        assert head.startswith("| method | tokens/s | over HF generate | ")
+        assert len(lines) == len(rows), "the docs can show a file as it is"
     assert (out / "bench-quick.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -70,15 +74,13 @@ def no_memory(monkeypatch):
 def test_quick_without_matplotlib_names_the_extra_and_still_writes_figures(
     prompts_file, tmp_path, monkeypatch, no_memory
 ):
-    monkeypatch.setattr(pictures, "has_matplotlib", lambda: False)
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
     done = CliRunner().invoke(app, [*TINY, "--prompts", str(prompts_file), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "draftree[bench]" in done.output
     assert "Peak memory: not measured: left out" in done.output
     assert (tmp_path / "out" / "bench-quick.json").exists()
     assert not (tmp_path / "out" / "bench-quick.png").exists()
-    with pytest.raises(ValueError, match=r"draftree\[bench\]"):
-        pictures.new_figure()
 
 
 def test_a_warm_trie_starts_every_round_from_the_same_state(demo):
@@ -97,9 +99,22 @@ def test_a_warm_trie_starts_every_round_from_the_same_state(demo):
 
 def test_quick_without_prompts_to_warm_with_says_so(demo, no_memory):
     prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:1]
-    result = run_quick(Subject(*demo), prompts, Settings(1, 4, 1, 5, compiled=False))
-    assert result.unmeasured["lookahead_warm"] == "no prompts to warm the trie with"
-    assert "lookahead_cold" in result.rows
+    report = run_quick(Subject(*demo), prompts, Settings(1, 4, 1, 5, compiled=False))
+    assert report.more["not_measured"]["lookahead_warm"] == "no prompts to warm the trie with"
+    assert "lookahead_cold" in {row["name"] for row in report.tables[0].rows}
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [*([verb, "--params", "20M"] for verb in ("quick", "compare", "speed")), ["compare", "--against", "x"], ["gpu"]],
+)
+def test_without_a_checkout_a_sentence_says_what_is_missing(verb, monkeypatch, tmp_path):
+    monkeypatch.setattr(checkout, "find_checkout", lambda *starts: None)
+    done = CliRunner().invoke(app, ["bench", *verb, "--out", str(tmp_path)])
+    assert isinstance(done.exception, ValueError)
+    assert "not part of the installed package: clone draftree's repository" in str(done.exception)
+    assert "\n" not in str(done.exception)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_prompt_beyond_the_context_is_named_before_any_work(demo):
@@ -118,10 +133,10 @@ def test_quick_measures_hugging_face_compiled_where_a_compiler_is(prompts_file, 
     arguments = [a for a in TINY if a != "--no-compile"]
     done = CliRunner().invoke(app, [*arguments, "--prompts", str(prompts_file), "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    rows = json.loads((tmp_path / "bench-quick.json").read_text())["rows"]
-    row = next(row for row in rows if row["method"] == "hf_compiled")
-    if "not_measured" in row:
-        assert row["not_measured"], "a reason is given"
+    result = json.loads((tmp_path / "bench-quick.json").read_text())
+    row = next((row for row in result["rows"] if row["name"] == "hf_compiled"), None)
+    if row is None:
+        assert result["more"]["not_measured"]["hf_compiled"], "a reason is given"
     else:
         assert row["differing_prompts"] == []
-        assert "compiling took" in row["note"]
+        assert "compiling took" in result["more"]["notes"]["hf_compiled"]

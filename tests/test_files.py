@@ -248,7 +248,7 @@ def test_devices_links_and_modes_stay_what_they_are(tmp_path):
         aside.write_text("half")
         raise KeyboardInterrupt
     assert real.read_text() == "two"
-    with pytest.raises(FileNotFoundError, match="There is no folder .*nowhere for x: make it"):
+    with pytest.raises(FileNotFoundError, match=r"There is no folder .*nowhere for x: make it"):
         write_text(tmp_path / "nowhere" / "x", "x")
     write_json(real, {"a": "é"})
     assert parse_json(real.read_bytes()) == {"a": "é"}

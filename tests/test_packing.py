@@ -12,8 +12,8 @@ from generate_driver import hf, prompts
 from zoo import MEMBERS, build, construct
 
 import draftree
-from draftree.bench.inflate.model import inflate
-from draftree.bench.inflate.sizes import Size
+from benchmarks.inflate.model import inflate
+from benchmarks.inflate.sizes import Size
 from draftree.drafting.folder import model_hash
 from draftree.engine.generate import generate
 from draftree.native import load_library

@@ -16,7 +16,7 @@ import pandas as pd
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Way, measure, points, table_of
 from benchmarks.harness.measure import length, measure_parts, of, size, whole
-from draftree.bench.inflate import inflate_drafter
+from benchmarks.inflate import inflate_drafter
 from draftree.drafting import SelfSpeculative
 from draftree.drafting.folder import demo_drafter
 from draftree.pruning import LossyCALM

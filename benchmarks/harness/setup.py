@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import draftree
-from draftree.bench.inflate import inflate, inflate_drafter
+from benchmarks.inflate import inflate, inflate_drafter
 from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter
 from draftree.engine.limits import check_prompt

@@ -11,6 +11,8 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
+from draftree.bench.report import number as plain_number
+
 
 def table_of(rows: Iterable[Mapping[str, Any]], **attrs: Any) -> pd.DataFrame:
     """A table of rows; `attrs` is what else there is to say (see `Experiment.run`)."""
@@ -46,17 +48,9 @@ def shown(table: pd.DataFrame, columns: Sequence[str] = ()) -> pd.DataFrame:
 
 def number(value: Any) -> str:
     """A cell as people read it."""
-    if value is None or value is pd.NA or (isinstance(value, float) and pd.isna(value)):
+    if value is pd.NA:
         return ""
-    if isinstance(value, np.integer | np.floating):
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    if isinstance(value, int):
-        return str(value)
-    if 0 < abs(value) < 0.1:
-        return f"{value:.3g}"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}"
+    return plain_number(value.item() if isinstance(value, np.integer | np.floating) else value)
 
 
 def counted(number: int, noun: str) -> str:

@@ -14,10 +14,10 @@ import pandas as pd
 import torch
 
 from benchmarks.harness import Experiment, Setup, lines, table_of
+from benchmarks.inflate import Size, inflate
+from benchmarks.inflate.sizes import dtype_named, parameters_named, size_named
 from draftree.bench.equality import difference
-from draftree.bench.inflate import Size, inflate
-from draftree.bench.inflate.sizes import dtype_named, parameters_named, size_named
-from draftree.bench.steps import LABELS, check_context, time_rows
+from draftree.bench.steps import HF, LABELS, LOOP, check_context, time_rows
 from draftree.engine import generate
 from draftree.prompts import take_per_set
 from draftree.runner import open_runner
@@ -31,7 +31,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     if shape is not None and params is not None:
         raise ValueError("Inflate to a number of parameters or to a shape: give --params or shape.")
     kind = dtype_named(setup["dtype"]) if setup["dtype"] else None
-    device = device_named(setup["device"] or None)
+    device = device_named(setup["device"]) if setup["device"] else None
     params = params or ("400M" if shape is None else None)
     size_named(shape) if shape else parameters_named(str(params))
     check_context(setup["context"], ROWS[-1], setup.small)
@@ -40,13 +40,8 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     runner, size = open_runner(large, "auto"), Size.of(large.config)
     equal = compare_models(setup, large)
     steps = time_rows(large, runner, ROWS, setup["context"], setup["rounds"], setup.watcher)
-    rows = [
-        {"rows": row["rows"], "method": LABELS[row["method"]], "ms": 1000 * row["seconds"]}
-        | {"over_one_row": row["over_one_row"], "floor_share": row["floor_share"], "samples": row["samples"]}
-        for row in steps.rows
-    ]
-    wide = pd.DataFrame(rows).pivot(index="rows", columns="method", values="ms").reset_index()
-    wide["hf_over_draftree"] = wide[LABELS["hf_forward"]] / wide[LABELS["draftree_loop"]]
+    wide = pd.DataFrame(steps.rows).pivot(index="rows", columns="method", values="ms").reset_index()
+    wide["hf_over_draftree"] = wide[LABELS[HF]] / wide[LABELS[LOOP]]
     floor = steps.floor
     answers = (
         f"answers differ: {equal['where']}" if equal["where"] else f"all {equal['tokens']} greedy tokens are equal"
@@ -62,7 +57,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
         "dtype": str(large.dtype)[6:],
     }
     yield table_of(
-        rows,
+        steps.rows,
         remarks=remarks,
         tables={"Side by side": wide},
         about=about,
@@ -70,14 +65,12 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     )
 
 
-def device_named(name: str | None) -> str | None:
-    """`name`, if it is a device of this machine; None for None.
+def device_named(name: str) -> str:
+    """`name`, if it is a device of this machine.
 
     Raises:
         ValueError: it is not.
     """
-    if name is None:
-        return None
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError):

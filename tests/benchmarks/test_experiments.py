@@ -42,6 +42,7 @@ TINY: dict[str, Any] = {
     **{"burn_in": 2, "settled": 2, "seconds": 0.01, "windows": (4,), "limit": 2, "timed": 2, "examples": 1},
     **{"chains": (2,), "exits": ("4",), "prompts": 3, "prompt_tokens": 20, "answer_tokens": 8, "vocabulary": 100},
     **{"answers": 1, "context": 16, "seen": (0, 1), "rows": (1, 4), "batch": (1, 2)},
+    **{"minutes": 0.0, "device": "cpu", "dtype": "float32", "compiled": False},
 }
 LOSSY = ("bild", "layers")
 
@@ -76,7 +77,7 @@ def prompts() -> list[Any]:
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in TWINS])
 def test_an_experiment_runs_and_leaves_its_files(name, prompts, tmp_path):
     experiment = EXPERIMENTS[name]
-    params = "20M" if name == "inflate" else None
+    params = "20M" if name in ("inflate", "gpu") else None
     report = run(experiment, tiny(experiment), prompts=prompts, params=params)
     table = report.table
     assert len(table)

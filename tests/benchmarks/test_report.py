@@ -40,7 +40,7 @@ def test_every_shown_column_is_there():
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ("no json", "is no result file: name one that draftree bench run has written"),
+        ("no json", "is no result file: name one that draftree bench has written"),
         ({"rows": []}, "is no result file"),
         ({"about": {}, "rows": [{}], "complete": False}, "is not complete: a run that was stopped is no result"),
         ({"about": {"command": "make"}, "rows": [{}], "complete": True}, r"x\.json does not say its commit, device"),

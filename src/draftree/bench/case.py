@@ -7,17 +7,36 @@ one; docs/developer/experiments.md describes how they are measured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from draftree.bench.inputs import Texts
 from draftree.bench.kit import COMPILED, HOOKED, PLAIN, REFERENCE, Kit, label_of
 from draftree.bench.log import Log
-from draftree.bench.machine import MADE, now
+from draftree.bench.machine import now
 from draftree.bench.measure import groups_of, measure, ready
 from draftree.bench.samples import Sample, Task
 from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
 from draftree.progress import Watcher
+
+COLUMNS = (
+    "method", "tokens/s", "over HF generate", "over plain", "acceptance length", "overhead efficiency", "differing",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Baselines:
+    """What methods are held against.
+
+    Attributes:
+        reference: the method whose answers all others must equal.
+        plain: the method that speed-ups of drafting are given over.
+        uncompared: methods that draw other tokens from the same seed.
+    """
+
+    reference: str
+    plain: str
+    uncompared: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +49,9 @@ class Result:
         rows: by method, its figures.
         unmeasured: by method, why there are none.
         notes: by method, what else to know.
-        reference: the method whose answers all others must equal.
-        plain: the method that speed-ups of drafting are given over.
+        baselines: what they are held against.
         samples: every answer.
         tasks: what was answered.
-        uncompared: methods that draw other tokens from the same seed.
-        memory: of `compare_memory`; empty where memory was not measured.
     """
 
     about: dict[str, Any]
@@ -43,39 +59,35 @@ class Result:
     rows: dict[str, Row]
     unmeasured: dict[str, str]
     notes: dict[str, str]
-    reference: str
-    plain: str
+    baselines: Baselines
     samples: list[Sample]
     tasks: list[Task]
-    uncompared: frozenset[str] = frozenset()
-    memory: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def disturbed(self) -> tuple[int, int]:
-        """See `count_disturbed`."""
-        return count_disturbed(self.samples)
+    def entries(self) -> list[dict[str, Any]]:
+        """A row for each measured method, under the names of `COLUMNS` and more, for tables and JSON."""
+        return [self._entry(name) for name in self.names if name in self.rows]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; every row says where it was made."""
-        made = {key: self.about[key] for key in MADE}
-        rows = []
-        for name in self.names:
-            entry: dict[str, Any] = {"method": name, "label": label_of(name)}
-            if name in self.rows:
-                entry |= self.rows[name].as_dict(self.plain) | {"compared": name not in self.uncompared}
-            else:
-                entry["not_measured"] = self.unmeasured.get(name, "")
-            rows.append(entry | {"note": self.notes.get(name, "")} | made)
-        slow, compared = self.disturbed
-        facts = {
-            "about": self.about,
+    def _entry(self, name: str) -> dict[str, Any]:
+        row = self.rows[name]
+        entry: dict[str, Any] = {"method": label_of(name), "name": name} | row.figures(self.baselines.plain)
+        entry["differing"] = None if name in self.baselines.uncompared else len(row.parted)
+        entry["stats"] = None if row.stats is None else row.stats.as_dict()
+        entry["differing_prompts"] = [
+            {"id": task.prompt.id, "set": task.prompt.set} | where.as_dict() for task, where in row.parted
+        ]
+        return entry | {"by_set": {one: own.figures(self.baselines.plain) for one, own in row.by_set.items()}}
+
+    def facts(self) -> dict[str, Any]:
+        """What else there is to say, as plain values, for JSON."""
+        slow, compared = count_disturbed(self.samples)
+        return {
+            "reference": self.baselines.reference,
+            "plain": self.baselines.plain,
+            "not_measured": self.unmeasured,
+            "notes": self.notes,
             "disturbed": {"slow": slow, "compared": compared},
-            "reference": self.reference,
-            "plain": self.plain,
-            "rows": rows,
             "samples": [self._flat(sample) for sample in self.samples],
         }
-        return facts | ({"memory": self.memory} if self.memory else {})
 
     def _flat(self, sample: Sample) -> dict[str, Any]:
         """An answer's counts and time, without its tokens."""
@@ -130,29 +142,9 @@ def run_case(
     rows = summarise(samples, tasks, (REFERENCE, plain), batch=settings.batch)
     comparable = [sample for sample in samples if sample.method not in other_draws]
     find_differences(rows, comparable, tasks, reference, kit.model)
-    about |= facts_of(settings, texts) | {"prompts": sum(map(len, groups))}
+    about |= {"finished": now(), "settings": asdict(settings), "prompts": sum(map(len, groups)), "sets": texts.sets}
     about["warm_prompts"] = len(kit.warm.answers) if kit.warm else 0
     notes = {method.name: method.note for method in usable if method.note}
     notes |= dict.fromkeys(other_draws, "draws other tokens from the same seed, so that answers are not compared")
-    return Result(
-        about,
-        tuple(names),
-        rows,
-        unmeasured | refused,
-        notes,
-        reference,
-        plain,
-        samples,
-        list(tasks),
-        frozenset(other_draws),
-    )
-
-
-def facts_of(settings: Any, texts: Texts) -> dict[str, Any]:
-    """What a result file says of a run that is over: when it ended, its settings, how many prompts of which sets."""
-    return {
-        "finished": now(),
-        "settings": asdict(settings),
-        "prompts": len(texts.tasks),
-        "sets": texts.sets,
-    }
+    baselines = Baselines(reference, plain, frozenset(other_draws))
+    return Result(about, tuple(names), rows, unmeasured | refused, notes, baselines, samples, list(tasks))

@@ -1,4 +1,4 @@
-"""Finds the experiments: the folder `benchmarks` of a checkout of draftree, which is not in the wheel."""
+"""Finds what lies in the folder `benchmarks` of a checkout of draftree and not in its wheel."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-MARKS = (
-    "benchmarks/harness/command.py",
-    "src/draftree/__init__.py",
-)  # files that a checkout has and other folders lack
+# Files that a checkout has and other folders lack.
+MARKS = ("benchmarks/harness/command.py", "src/draftree/__init__.py")
+WHAT = {"harness.command": "The experiments are", "inflate": "Inflating a model is", "agree": "Comparing results is"}
 
 
 def find_checkout(*starts: Path) -> Path | None:
@@ -19,8 +18,8 @@ def find_checkout(*starts: Path) -> Path | None:
     return next((folder for folder in folders if all((folder / mark).is_file() for mark in MARKS)), None)
 
 
-def experiments() -> ModuleType:
-    """`benchmarks.harness.command` of the checkout that the working folder or the package lies in.
+def from_checkout(name: str) -> ModuleType:
+    """The module `name` of `WHAT`, in `benchmarks` of the checkout that the working folder or the package lies in.
 
     Raises:
         ValueError: there is no checkout, or a package that the experiments need is missing.
@@ -28,13 +27,12 @@ def experiments() -> ModuleType:
     root = find_checkout(Path.cwd().absolute(), Path(__file__).absolute().parent)
     if root is None:
         raise ValueError(
-            "The experiments are not part of the installed package: clone draftree's repository and call draftree "
-            "bench run from there."
+            f"{WHAT[name]} not part of the installed package: clone draftree's repository and call this there."
         )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     try:
-        return importlib.import_module("benchmarks.harness.command")
+        return importlib.import_module(f"benchmarks.{name}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("benchmarks", "draftree"):
             raise

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.bench.case import Result, run_case
+from draftree.bench.checkout import from_checkout
 from draftree.bench.inputs import Settings, Subject, encode_all
 from draftree.bench.kit import METHODS, Kit, make_kit
 from draftree.bench.log import Log
@@ -65,10 +66,10 @@ class Comparison:
     models: dict[str, list[Result]]
     resumed: int = 0
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        models = [{"model": name, "cases": [r.as_dict() for r in cases]} for name, cases in self.models.items()]
-        return {"about": self.about, "resumed": self.resumed, "models": models}
+    @property
+    def cases(self) -> list[Result]:
+        """Those of all models."""
+        return [result for cases in self.models.values() for result in cases]
 
 
 def discard_unfinished(out: Path) -> None:
@@ -92,6 +93,8 @@ def run_compare(
         ValueError: a model, prompt or drafter that cannot be used, or an unfinished run of another plan; before any
             work.
     """
+    if plan.params is not None:
+        from_checkout("inflate")  # says what is missing
     assistant = None if plan.assistant is None else load_model(plan.assistant)[0]
     for name in models:
         subject = Subject.load(name)

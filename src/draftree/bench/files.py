@@ -2,97 +2,94 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from draftree.bench.case import Result
+from draftree.bench.case import COLUMNS, Result
+from draftree.bench.case_report import CAPTION, remarks
 from draftree.bench.compare import Comparison
-from draftree.bench.kit import REFERENCE, label_of
-from draftree.bench.machine import MADE
-from draftree.bench.pictures import case_data
-from draftree.bench.report import CAPTION, HEADINGS, cells, remarks, title, write_json
+from draftree.bench.pictures import png
+from draftree.bench.report import Report, Table
 from draftree.bench.samples import Sample
-from draftree.bench.summary import Row
-from draftree.engine.stats import STAGES
 from draftree.files import replacing, write_text
 
+NESTED = ("stats", "differing_prompts", "by_set")  # of a row, what is no column
 
-def write_all(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> list[Path]:
-    """Write bench-compare.json, .csv, .md, .html and Spec-Bench's answers into `folder`; returns their paths."""
+
+def write_all(found: Comparison, reports: Sequence[Report], tokenizers: dict[str, Any], folder: Path) -> list[Path]:
+    """Write bench-compare.json, .csv, .md, .html and Spec-Bench's answers into `folder`; returns their paths.
+
+    Args:
+        found: what was measured.
+        reports: of its cases.
+        tokenizers: of the models, by name.
+        folder: where to.
+    """
+    report = comparison_report(found)
     table, text, html = (folder / f"bench-compare.{ending}" for ending in ("csv", "md", "html"))
-    data = write_json(found.as_dict(), folder / "bench-compare.json")
-    write_csv(found, table)
-    write_text(text, "\n".join(markdown(found)))
-    write_text(html, page(found))
-    return [data, table, text, html, write_answers(found, tokenizers, folder)]
+    write_csv(report, table)
+    write_text(text, "\n".join(markdown(found, reports)))
+    write_text(html, page(found, reports))
+    return [*report.write(folder), table, text, html, write_answers(found, tokenizers, folder)]
 
 
-def write_csv(found: Comparison, path: Path) -> None:
+def comparison_report(found: Comparison) -> Report:
+    """All cases in one table, whose rows name model and case."""
+    rows, lines, cases = [], [], []
+    for result in found.cases:
+        named = {name: result.about[name] for name in ("model", "case")}
+        rows += [named | row for row in result.entries()]
+        lines += [f"{named['model']}, {line}" for line in remarks(result)]
+        cases.append({"about": result.about} | result.facts())
+    says = "Whole answers, by model, batch size, sampling and method"
+    more = {"resumed": found.resumed, "cases": cases}
+    return Report("compare", says, found.about, [Table(says, rows, ("model", "case", *COLUMNS))], lines, more)
+
+
+def write_csv(report: Report, path: Path) -> None:
     """A line for each model, case, method and set."""
     lines: list[dict[str, Any]] = []
-    for result in (result for cases in found.models.values() for result in cases):
-        made = {name: result.about[name] for name in ("model", "case", *MADE)}
-        for name in result.names:
-            named = made | {"method": name, "label": label_of(name), "set": "all"}
-            row = result.rows.get(name)
-            if row is None:
-                lines.append(named | {"not_measured": result.unmeasured.get(name, "")})
-                continue
-            lines.append(named | {"differing_prompts": len(row.parted)} | _flat(row, result))
-            lines += [named | {"set": one} | _flat(own, result) for one, own in row.by_set.items()]
+    for row in report.as_dict()["rows"]:
+        plain = {name: value for name, value in row.items() if name not in NESTED}
+        seconds = row["stats"]["seconds"] if row["stats"] else {}
+        lines.append({"set": "all"} | plain | {f"{stage}_seconds": spent for stage, spent in seconds.items()})
+        of_method = {name: row[name] for name in ("model", "case", "method", "name")}
+        lines += [{"set": name} | of_method | figures for name, figures in row["by_set"].items()]
     with replacing(path) as aside, aside.open("w", encoding="utf-8", newline="") as out:
         writer = csv.DictWriter(out, list(dict.fromkeys(name for line in lines for name in line)), restval="")
         writer.writeheader()
         writer.writerows(lines)
 
 
-def _flat(row: Row, result: Result) -> dict[str, Any]:
-    entry: dict[str, Any] = {"tokens": row.tokens, "seconds": row.seconds}
-    over = {"over_hf_generate": row.over.get(REFERENCE), "over_plain": row.over.get(result.plain)}
-    for column, estimate in {"tokens_per_second": row.speed, **over}.items():
-        if estimate is not None:
-            entry |= {column: estimate.value, f"{column}_low": estimate.low, f"{column}_high": estimate.high}
-    stats = row.stats
-    if stats is not None:
-        entry |= {"steps": stats.steps, "drafted": stats.drafted, "accepted": stats.accepted}
-        entry |= {f"{stage}_seconds": stats.seconds[stage] for stage in STAGES}
-        entry |= {"acceptance_length": stats.acceptance_length, "overhead_efficiency": row.efficiency(result.plain)}
-    return entry
-
-
-def markdown(found: Comparison) -> list[str]:
+def markdown(found: Comparison, reports: Sequence[Report]) -> list[str]:
     """Lines of a Markdown page."""
     about = found.about
-    made = f"`{about['command']}` at commit {about['commit'] or 'unknown'}. {CAPTION}the reference."
-    lines = ["# Comparison", "", made, ""]
-    for name, cases in found.models.items():
-        lines += [f"## {name}", ""]
-        for result in cases:
-            lines += [f"### {result.about['case']}", "", f"{title(result)}.", ""]
-            lines += [f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
-            lines += [f"| {' | '.join(cells(result, method))} |" for method in result.names]
-            lines += ["", *(f"- {remark}" for remark in remarks(result)), ""]
+    lines = ["# Comparison", "", f"`{about['command']}` at commit {about['commit'] or 'unknown'}. {CAPTION}", ""]
+    for report in reports:
+        lines += [f"## {report.about['model']}, {report.about['case']}", ""]
+        for table in report.tables:
+            lines += [f"{table.title}.", "", *table.markdown(), ""]
+        lines += [*(f"- {remark}" for remark in report.remarks), ""]
     return lines
 
 
-def page(found: Comparison) -> str:
+def page(found: Comparison, reports: Sequence[Report]) -> str:
     """One HTML file: tables and pictures, nothing fetched, no script; without matplotlib it has no pictures."""
     here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    models = {name: [_for_page(result) for result in cases] for name, cases in found.models.items()}
-    return here.get_template("page.html.j2").render(
-        about=found.about, resumed=found.resumed, headings=HEADINGS, caption=CAPTION, models=models
-    )
-
-
-def _for_page(result: Result) -> dict[str, Any]:
-    lines = [cells(result, method) for method in result.names]
-    shown = {"title": title(result), "name": result.about["case"], "lines": lines, "remarks": remarks(result)}
-    return shown | {"picture": case_data(result)}
+    cases = [
+        {"name": f"{report.about['model']}, {report.about['case']}", "tables": report.tables, "remarks": report.remarks}
+        | {"picture": base64.b64encode((report.draw and png(report.draw)) or b"").decode()}
+        for report in reports
+    ]
+    shown = {"about": found.about, "resumed": found.resumed, "caption": CAPTION, "cases": cases}
+    return here.get_template("page.html.j2").render(shown)
 
 
 def write_answers(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> Path:

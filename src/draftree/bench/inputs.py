@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from draftree.bench.inflate import inflate
+from draftree.bench.checkout import from_checkout
 from draftree.bench.machine import describe
 from draftree.bench.measure import Talk
 from draftree.bench.samples import Sampling, Task
@@ -48,12 +48,21 @@ class Subject:
         """The model inflated to about `size` parameters, or by other `options` of `inflate`; itself for None.
 
         Raises:
-            TypeError, ValueError: of `inflate`.
+            TypeError, ValueError: of `inflate`; there is no checkout, in which that lies.
         """
         if size is None:
             return self
-        large = inflate(self.model, **(options or {"params": size}))
+        large = from_checkout("inflate").inflate(self.model, **(options or {"params": size}))
         return replace(self, model=large, small=self.model, size=size)
+
+    @property
+    def trained_for(self) -> Any:
+        """The model that drafters of the package and tries are made with: the one before it was inflated."""
+        return self.model if self.small is None else self.small
+
+    def fitted(self, drafter: Any) -> Any:
+        """A drafter for `trained_for` as one for the model."""
+        return drafter if self.small is None else from_checkout("inflate").inflate_drafter(drafter, self.model)
 
     def about(self) -> dict[str, Any]:
         """What a result file says of where and how it was made: see `describe`."""
@@ -113,12 +122,6 @@ class Texts:
     def sets(self) -> list[str]:
         """Names of the measured sets."""
         return list(dict.fromkeys(task.prompt.set for task in self.tasks))
-
-    def spread(self, count: int) -> Texts:
-        """`count` tasks or all, evenly from the whole list, so that they are of as many sets as can be."""
-        count = min(count, len(self.tasks))
-        chosen = [i * len(self.tasks) // count for i in range(count)]
-        return replace(self, tasks=[self.tasks[i] for i in chosen], longest=[self.longest[i] for i in chosen])
 
 
 def encode_all(subject: Subject, prompts: Sequence[Prompt], settings: Settings) -> Texts:

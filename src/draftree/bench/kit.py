@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.inflate import inflate_drafter
 from draftree.bench.inputs import Settings, Subject
 from draftree.bench.methods import CompiledHuggingFace, Draftree, HuggingFace, Method, teach
 from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup
@@ -185,18 +184,17 @@ class Kit:
         if self.assistant is not None:
             return self.assistant
         try:
-            return demo_drafter("draft-model", self.subject.small or self.model).model
+            return demo_drafter("draft-model", self.subject.trained_for).model
         except ValueError:
             raise LeftOutError(f"{EMBEDDED_ALONE}: name one with --assistant") from None
 
     def _packaged(self, name: str) -> Drafter:
         """A trained drafter of the package, inflated where the model was."""
-        subject = self.subject
         try:
-            held = demo_drafter(name.replace("_", "-"), subject.small or subject.model)
+            held = demo_drafter(name.replace("_", "-"), self.subject.trained_for)
         except ValueError:
             raise LeftOutError(EMBEDDED_ALONE) from None
-        drafter: Drafter = held if subject.small is None else inflate_drafter(held, subject.model)
+        drafter: Drafter = self.subject.fitted(held)
         return drafter
 
     def _hugging_face(self, name: str) -> Method:
@@ -220,8 +218,7 @@ def make_kit(
     subject: Subject, lessons: Sequence[Sequence[int]], settings: Settings, watcher: Watcher, assistant: Any = None
 ) -> Kit:
     """A kit whose trie has answered `lessons`, with the small model where there is one: both give the same answers."""
-    small = subject.small or subject.model
-    warm = WarmTrie.learn(small, lessons, settings.max_new_tokens, watcher) if lessons else None
+    warm = WarmTrie.learn(subject.trained_for, lessons, settings.max_new_tokens, watcher) if lessons else None
     return Kit(subject, settings, warm, assistant)
 
 

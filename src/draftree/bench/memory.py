@@ -63,6 +63,15 @@ def compare_memory(
     return {"decoding_length": decoding_length, "prompts": len(chosen)} | found
 
 
+def remark(memory: dict[str, Any]) -> str:
+    """What `compare_memory` has found, in a line."""
+    if "why" in memory:
+        return f"Peak memory: not measured: {memory['why']}"
+    drafted, plain = (f"{memory[way] / 2**20:.1f} MiB" for way in ("drafted_bytes", "plain_bytes"))
+    length, overhead = memory["decoding_length"], f"{100 * memory['overhead']:+.1f} %"
+    return f"Peak memory at decoding length {length}: drafted {drafted}, plain {plain}: {overhead}."
+
+
 def _peak(job: dict[str, Any]) -> int:
     """The peak of a process that runs `job`."""
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIMEOUT, "check": True}
@@ -74,16 +83,13 @@ def _run(job: dict[str, Any]) -> int:
     """Answer the prompts of a job, plainly where its decoding length is None; the peak of this process."""
     import torch
 
-    from draftree.bench.inflate import inflate
+    from draftree.bench.inputs import Subject
     from draftree.bench.methods import Draftree
     from draftree.drafting import Lookahead
-    from draftree.models import load_model
     from draftree.shaping import Fixed
 
     torch.set_num_threads(job["threads"])
-    model, _ = load_model(job["model"])
-    if job["params"] is not None:
-        model = inflate(model, job["params"])
+    model = Subject.load(job["model"]).inflated(job["params"]).model
     length = job["decoding_length"]
     method = Draftree("", model, job["max_new_tokens"])
     if length is not None:

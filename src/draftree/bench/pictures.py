@@ -3,8 +3,8 @@ none."""
 
 from __future__ import annotations
 
-import base64
 import io
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,35 +16,20 @@ OURS, THEIRS, BEST = "#7aa874", "#9aa5b1", "#2f7d32"
 MOST_SERIES = 5  # methods in pictures with a colour for each
 
 
-def has_matplotlib() -> bool:
-    """Whether a picture can be drawn."""
-    return find_spec("matplotlib") is not None
-
-
-def new_figure() -> Any:
-    """An empty figure.
-
-    Raises:
-        ValueError: matplotlib is missing.
-    """
-    if not has_matplotlib():
-        raise ValueError("The picture needs matplotlib: pip install 'draftree[bench]'.")
+def png(draw: Callable[[Any], None], caption: str = "") -> bytes | None:
+    """What `draw` puts into a matplotlib figure, `caption` above it; None without matplotlib."""
+    if find_spec("matplotlib") is None:
+        return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(layout="constrained")
+    figure, out = Figure(layout="constrained"), io.BytesIO()
     FigureCanvasAgg(figure)
-    return figure
-
-
-def case_data(result: Result) -> str:
-    """The picture of a case as base64 of a PNG; "" without matplotlib."""
-    if not has_matplotlib():
-        return ""
-    figure, out = new_figure(), io.BytesIO()
-    case_picture(figure, result)
-    figure.savefig(out, dpi=110)
-    return base64.b64encode(out.getvalue()).decode()
+    draw(figure)
+    if caption:
+        figure.suptitle(caption, fontsize=8, color="0.35", wrap=True)
+    figure.savefig(out, dpi=120)
+    return out.getvalue()
 
 
 def case_picture(figure: Any, result: Result) -> None:
@@ -77,7 +62,7 @@ def _drafting(result: Result) -> list[str]:
 
 
 def _by_set(axis: Any, result: Result) -> None:
-    reference = REFERENCE if REFERENCE in result.rows else result.plain
+    reference = REFERENCE if REFERENCE in result.rows else result.baselines.plain
     for name in _drafting(result)[:MOST_SERIES]:
         held = result.rows[name].by_set
         axis.plot([row.over[reference].value for row in held.values()], list(held), "o", label=label_of(name))

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draftree.bench.case import Result, run_case
+from draftree.bench.case import run_case
+from draftree.bench.case_report import case_report
 from draftree.bench.inputs import Settings, Subject, encode_all
 from draftree.bench.kit import COLD, COMPILED, HOOKED, PLAIN, PROMPT_LOOKUP, REFERENCE, REFUSED, SMALL, WARM, make_kit
-from draftree.bench.memory import compare_memory
+from draftree.bench.memory import compare_memory, remark
+from draftree.bench.report import Report
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 
@@ -30,7 +32,7 @@ def run_quick(
     *,
     params: str | None = None,
     watcher: Watcher | None = None,
-) -> Result:
+) -> Report:
     """Measure everything.
 
     Args:
@@ -50,4 +52,5 @@ def run_quick(
     watcher.stage("memory", None)
     ids, threads = [task.ids for task in texts.tasks], result.about["threads"]
     memory = compare_memory(ids, settings.max_new_tokens, threads, subject.name, params=params)
-    return replace(result, memory=memory)
+    report = case_report("quick", result)
+    return replace(report, remarks=[*report.remarks, remark(memory)], more=report.more | {"memory": memory})

@@ -1,10 +1,12 @@
-"""What a measurement leaves behind for people: tables and remarks of cases, alike in every kind of file, and `Report`.
+"""What a measurement leaves behind: tables and remarks on a terminal, a JSON file, and with matplotlib a picture.
 
-A `Report` is what `bench quick`, `speed` and `gpu` print and write; `files` writes those of `bench compare`.
+The JSON file has the form of the experiments' result files, so that `python -m benchmarks.report` of a checkout takes
+it as well. A table is rows of plain values; X_low and X_high are the interval of X.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,44 +16,69 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from draftree import files
-from draftree.bench import pictures
-from draftree.bench.case import Result
-from draftree.bench.kit import REFERENCE, WARM, label_of
-from draftree.bench.summary import shown
-from draftree.engine.stats import STAGES
-
-SHOWN_DIFFERENCES = 5  # of a method; the JSON file has all
-LONGEST_REASON = 90  # characters; the JSON file has the rest
-MOST_DISTURBED = 0.02  # share of answers that may be slow before a report warns
-HEADINGS = (
-    "method", "tokens/s", "over HF generate", "over plain", "acceptance length", "overhead efficiency", "differing",
-)  # fmt: skip
-CAPTION = (
-    "Total tokens / total time [95 % bootstrap over prompts]. Acceptance length: 1 + accepted / steps. Overhead "
-    "efficiency: speed over plain / acceptance length. Differing: prompts whose ids are not those of "
-)
+from draftree.bench.machine import MADE
+from draftree.bench.pictures import png
+from draftree.files import replacing, write_json
 
 
 class Table(NamedTuple):
-    """A table of texts, for every kind of file."""
+    """Rows of plain values.
+
+    Attributes:
+        title: above the table.
+        rows: column names to values; a row may have others than those that are shown.
+        columns: what people are shown, in order.
+        caption: below the table.
+    """
 
     title: str
-    headings: Sequence[str]
-    lines: Sequence[Sequence[str]]
+    rows: list[dict[str, Any]]
+    columns: Sequence[str]
     caption: str = ""
+
+    def texts(self) -> list[list[str]]:
+        """Headings, then a line for each row, intervals in brackets; columns without any value are left out."""
+        names = [name for name in self.columns if any(row.get(name) is not None for row in self.rows)]
+        return [
+            [name.replace("_", " ") for name in names],
+            *([_cell(row, name) for name in names] for row in self.rows),
+        ]
 
     def rich(self) -> RichTable:
         """For a terminal, its first column on the left."""
         options: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "caption_justify": "left"}
         options |= {"title": escape(self.title), "caption": escape(self.caption) or None}
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, **options)
-        for place, heading in enumerate(self.headings):
+        headings, *lines = self.texts()
+        for place, heading in enumerate(headings):
             text = heading.replace(" ", "\n", 1) if place else heading
             table.add_column(text, justify="right" if place else "left")
-        for line in self.lines:
+        for line in lines:
             table.add_row(*map(escape, line))
         return table
+
+    def markdown(self) -> list[str]:
+        """Lines of a Markdown table."""
+        headings, *lines = self.texts()
+        return [f"| {' | '.join(line)} |" for line in (headings, ["---"] * len(headings), *lines)]
+
+
+def number(value: Any) -> str:
+    """A value as tables show it; nothing for None and for what is not a number."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, int):
+        return str(value)
+    if 0 < abs(value) < 0.1:
+        return f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
+    return number(row.get(name)) + ("" if low is None else f" [{number(low)}, {number(high)}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +87,21 @@ class Report:
 
     Attributes:
         name: of its files, after "bench-".
-        heading: where and how it was made, in a line.
-        facts: plain values, for JSON.
-        tables: for a terminal.
+        says: what the first table shows, in a line.
+        about: commit, device, threads, dtype, command, model and more.
+        tables: the first has the rows of the JSON file.
         remarks: lines below the tables.
-        draw: puts the picture into a matplotlib figure.
+        more: further plain values for the JSON file.
+        draw: puts the picture into a matplotlib figure; None where there is none.
     """
 
     name: str
-    heading: str
-    facts: dict[str, Any]
+    says: str
+    about: dict[str, Any]
     tables: list[Table]
     remarks: list[str]
-    draw: Callable[[Any], None]
+    more: dict[str, Any]
+    draw: Callable[[Any], None] | None = None
 
     def printed(self) -> Iterator[Any]:
         """For a rich console."""
@@ -80,120 +109,37 @@ class Report:
             yield table.rich()
         yield from map(escape, self.remarks)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; every row says where it was made."""
+        first, *others = self.tables
+        made = {fact: self.about[fact] for fact in MADE}
+        return {
+            "experiment": self.name,
+            "source": "",
+            "says": self.says,
+            "complete": True,
+            "about": self.about,
+            "columns": list(first.columns),
+            "rows": [row | made for row in first.rows],
+            "remarks": self.remarks,
+            "tables": {table.title: table.rows for table in others},
+            "more": self.more,
+        }
+
     def write(self, folder: Path) -> list[Path]:
         """Write bench-NAME.json, and with matplotlib bench-NAME.png, into `folder`; returns their paths."""
-        data, picture = (folder / f"bench-{self.name}.{ending}" for ending in ("json", "png"))
-        write_json(self.facts, data)
-        if not pictures.has_matplotlib():
+        data = folder / f"bench-{self.name}.json"
+        write_json(data, self.as_dict())
+        picture = None if self.draw is None else png(self.draw, heading(self.about))
+        if picture is None:
             return [data]
-        figure = pictures.new_figure()
-        self.draw(figure)
-        figure.suptitle(self.heading, fontsize=8, color="0.35", wrap=True)
-        with files.replacing(picture) as aside:
-            figure.savefig(aside, dpi=140)
-        return [data, picture]
-
-
-def write_json(facts: dict[str, Any], path: Path) -> Path:
-    """Write plain values; returns the path."""
-    files.write_json(path, facts)
-    return path
-
-
-def case_report(name: str, result: Result) -> Report:
-    """What is said of a case: its table, of a warm trie its figures set by set, remarks, a picture."""
-    tables = [case_table(result), *set_table(result)]
-    draw = pictures.case_picture
-    return Report(name, title(result), result.as_dict(), tables, remarks(result), lambda figure: draw(figure, result))
-
-
-def title(result: Result) -> str:
-    """What a case is of, in a line."""
-    rounds = result.about["settings"].get("rounds", 1)
-    return f"{heading(result.about)}, {rounds} {'round' if rounds == 1 else 'rounds'}; {result.about['case']}"
+        with replacing(data.with_suffix(".png")) as aside:
+            aside.write_bytes(picture)
+        return [data, data.with_suffix(".png")]
 
 
 def heading(about: dict[str, Any]) -> str:
     """Where and how something was measured, in a line."""
     where = f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}"
-    return f"{where}: {about['prompts']} prompts of {len(about['sets'])} sets"
-
-
-def case_table(result: Result) -> Table:
-    """A line for each method."""
-    lines = [cells(result, name) for name in result.names]
-    return Table(title(result), HEADINGS, lines, f"{CAPTION}{label_of(result.reference)}.")
-
-
-def cells(result: Result, name: str) -> list[str]:
-    """A method's line under `HEADINGS`; its label alone where it was not measured."""
-    label = f"{label_of(name)} (plain)" if name == result.plain else label_of(name)
-    row = result.rows.get(name)
-    if row is None:
-        return [label, "not measured", *[""] * (len(HEADINGS) - 2)]
-    efficiency, drafts = row.efficiency(result.plain), row.stats is not None and row.stats.drafted > 0
-    over = [shown(row.over.get(name), "{:.2f}") for name in (REFERENCE, result.plain)]
-    return [
-        label,
-        shown(row.speed, "{:.0f}"),
-        *over,
-        f"{row.stats.acceptance_length:.2f}" if drafts and row.stats else "",
-        f"{efficiency:.2f}" if drafts and efficiency is not None else "",
-        "" if name in result.uncompared else str(len(row.parted)),
-    ]
-
-
-def set_table(result: Result) -> list[Table]:
-    """Figures of the warm trie by set; none where it was not measured, or prompts of all sets were mixed in batches."""
-    if WARM not in result.rows or not result.rows[WARM].by_set:
-        return []
-    reference = label_of(result.reference)
-    head = ("set", "tokens", f"{reference} tokens/s", "warm tokens/s", "over it", "acceptance length")
-    lines = []
-    for name, row in result.rows[WARM].by_set.items():
-        length = f"{row.stats.acceptance_length:.2f}" if row.stats else ""
-        plain = result.rows[result.reference].by_set[name].speed
-        speeds = [f"{plain.value:.0f}", f"{row.speed.value:.0f}"]
-        lines.append([name, str(row.tokens), *speeds, shown(row.over.get(result.reference), "{:.2f}"), length])
-    return [Table(f"{label_of(WARM)}, by set", head, lines)]
-
-
-def stage_table(label: str, result: Result) -> Table:
-    """Microseconds a token by stage, of draftree's methods; `label` names the model."""
-    lines = []
-    for name, row in result.rows.items():
-        if row.stats is not None:
-            stages = [f"{1e6 * row.stats.seconds[stage] / row.tokens:.0f}" for stage in STAGES]
-            lines.append([label_of(name), *stages])
-    return Table(f"Microseconds a token by stage, {label}", ("method", *STAGES), lines)
-
-
-def remarks(result: Result) -> list[str]:
-    """Lines below the table: memory, disturbances, why methods are missing, where answers differ."""
-    lines, memory = [], result.memory
-    if memory and "why" in memory:
-        lines.append(f"Peak memory: not measured: {memory['why']}")
-    elif memory:
-        lines.append(
-            f"Peak memory at decoding length {memory['decoding_length']}: drafted "
-            f"{memory['drafted_bytes'] / 2**20:.1f} MiB, plain {memory['plain_bytes'] / 2**20:.1f} MiB: "
-            f"{100 * memory['overhead']:+.1f} %."
-        )
-    slow, compared = result.disturbed
-    if slow > compared * MOST_DISTURBED:  # more than a quiet machine explains
-        lines.append(
-            f"The machine was not quiet: {slow} of {compared} answers took over twice the time of the same answer in "
-            "another round. Measure again before you trust these figures."
-        )
-    for name in filter(result.unmeasured.__contains__, result.names):
-        why = result.unmeasured[name]
-        why = why if len(why) <= LONGEST_REASON else f"{why[: LONGEST_REASON - 1]}…"
-        lines.append(f"{label_of(name)}: not measured: {why}")
-    lines += [f"{label_of(name)}: {note}." for name, note in result.notes.items()]
-    for name, row in result.rows.items():
-        lines += [
-            f"{label_of(name)}, prompt {task.prompt.id}: {where}" for task, where in row.parted[:SHOWN_DIFFERENCES]
-        ]
-        if len(row.parted) > SHOWN_DIFFERENCES:
-            lines.append(f"{label_of(name)}: {len(row.parted) - SHOWN_DIFFERENCES} more differ, see the JSON file.")
-    return lines
+    prompts = f"{about['prompts']} prompts of {len(about['sets'])} sets"
+    return f"{where}: {prompts}; commit {about['commit'] or 'unknown'}"

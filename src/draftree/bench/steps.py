@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from draftree.bench.inflate.sizes import Size
 from draftree.bench.kit import CAPTURED, TENSORS
 from draftree.bench.kit import PLAIN as LOOP
 from draftree.bench.measure import measure
@@ -40,8 +39,8 @@ class Steps:
     """Timed steps of a model.
 
     Attributes:
-        rows: for each method and number of rows `seconds` (median), `fastest`, `samples`, `over_one_row` and
-            `floor_share` (the floor over the median).
+        rows: for each method (its label) and number of rows the method's `name`, `ms` (median), `over_one_row`,
+            `floor_share` (the floor over the median) and `samples` (seconds).
         floor: `weight_bytes` of a step, `bandwidth` (bytes a second) and `seconds`, their quotient.
     """
 
@@ -89,9 +88,8 @@ def time_rows(
         for n in some:
             samples = times[f"{name}, {n}"]
             median = statistics.median(samples)
-            facts = {"method": name, "label": LABELS[name], "rows": n, "seconds": median, "fastest": min(samples)}
-            facts |= {"over_one_row": median / one, "floor_share": floor["seconds"] / median}
-            found.append(facts | {"samples": samples})
+            facts = {"rows": n, "method": LABELS[name], "name": name, "ms": 1000 * median, "over_one_row": median / one}
+            found.append(facts | {"floor_share": floor["seconds"] / median, "samples": samples})
     return Steps(found, floor)
 
 
@@ -147,8 +145,8 @@ class Bandwidth(Method):
 
 def weight_bytes(model: Any) -> int:
     """Bytes of the weights that a step reads: all but the embedding, of which it takes rows; a tied head counts."""
-    size = Size.of(model.config)
-    return (size.parameters - size.vocab_size * size.hidden_size) * int(model.dtype.itemsize)
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return sum(int(weight.nbytes) for weight in model.parameters() if weight is head or weight is not embedding)
 
 
 def check_context(context: int, most: int, model: Any) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftree.bench.equality import Difference, difference
+from draftree.bench.kit import REFERENCE
 from draftree.bench.measure import groups_of
 from draftree.bench.samples import Sample, Task
 from draftree.engine import RequestStats
@@ -33,6 +34,10 @@ class Estimate:
     def as_dict(self) -> dict[str, float | None]:
         """Plain numbers, for JSON."""
         return asdict(self)
+
+    def columns(self, name: str) -> dict[str, float | None]:
+        """The value and its interval as rows of tables hold them: name, name_low, name_high."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -90,23 +95,18 @@ class Row:
             return None
         return self.over[plain].value / self.stats.acceptance_length
 
-    def as_dict(self, plain: str) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
-        entry: dict[str, Any] = {
-            "method": self.method,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "tokens_per_second": self.speed.as_dict(),
-            "speed_over": {name: ratio.as_dict() for name, ratio in self.over.items()},
-            "overhead_efficiency": self.efficiency(plain),
-            "stats": None if self.stats is None else self.stats.as_dict(),
-            "differing_prompts": [
-                {"id": task.prompt.id, "set": task.prompt.set} | where.as_dict() for task, where in self.parted
-            ],
-        }
-        if self.by_set:
-            entry["by_set"] = {name: row.as_dict(plain) for name, row in self.by_set.items()}
-        return entry
+    def figures(self, plain: str) -> dict[str, Any]:
+        """Plain numbers by the names of columns; X_low and X_high are the interval of X."""
+        found: dict[str, Any] = {"tokens": self.tokens, "seconds": self.seconds} | self.speed.columns("tokens/s")
+        for column, reference in {"over HF generate": REFERENCE, "over plain": plain}.items():
+            if reference in self.over:
+                found |= self.over[reference].columns(column)
+        if self.stats is not None:
+            found |= {name: getattr(self.stats, name) for name in ("steps", "drafted", "accepted")}
+            if self.stats.drafted:
+                found["acceptance length"] = self.stats.acceptance_length
+                found["overhead efficiency"] = self.efficiency(plain)
+        return found
 
 
 def summarise(

@@ -49,24 +49,25 @@ def compare(
         bool, typer.Option("--restart", help="Begin anew where an unfinished run lies in --out.")
     ] = False,
     against: Annotated[
-        Path | None, typer.Option(help="bench-compare.json of another run: say whether both agree.")
+        Path | None, typer.Option(help="bench-compare.json of another run: say whether both agree; in a checkout.")
     ] = None,
     measuring: Measuring,
 ) -> None:
     """Methods x models x batch sizes x sampling, interleaved by prompt; a stopped run goes on when called again."""
-    from draftree.bench.agree import agreement, read_result
+    from draftree.bench.case_report import case_report
+    from draftree.bench.checkout import from_checkout
     from draftree.bench.compare import Plan, discard_unfinished, run_compare
     from draftree.bench.files import write_all
     from draftree.bench.inputs import Settings
     from draftree.bench.kit import METHODS, checked_name
-    from draftree.bench.report import case_report
     from draftree.bench.samples import samplings_of
     from draftree.cli.screen import StageBar, tell_written, wide_console
     from draftree.models import load_tokenizer
 
     names = tuple(dict.fromkeys(checked_name(name) for name in method)) if method else METHODS
     samplings = samplings_of(temperature or [0.0, 0.8], top_k, top_p, seed)
-    other = None if against is None else read_result(against)
+    judge = None if against is None else from_checkout("agree")
+    other = None if judge is None else judge.read_result(against)
     prompts, console, out = measuring.begin(), wide_console(), measuring.out
     if restart:
         discard_unfinished(out)
@@ -76,11 +77,11 @@ def compare(
     kept = f"what was measured is kept in {out}, and the same command goes on from there"
     with StageBar(console, kept) as bar:
         comparison = run_compare(models, prompts, plan, out, bar)
-    for result in (result for cases in comparison.models.values() for result in cases):
-        for part in case_report("compare", result).printed():
-            console.print(part)
+    reports = [case_report("compare", result) for result in comparison.cases]
+    for part in (part for report in reports for part in report.printed()):
+        console.print(part)
     tokenizers = dict(zip(comparison.models, map(load_tokenizer, models), strict=True))
-    written = write_all(comparison, tokenizers, out)
-    for line in [] if other is None else agreement(other, read_result(written[0])):
+    written = write_all(comparison, reports, tokenizers, out)
+    for line in [] if judge is None else judge.agreement(other, judge.read_result(written[0])):
         console.print(line, markup=False)
     tell_written(console, written)

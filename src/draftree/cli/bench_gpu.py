@@ -1,4 +1,4 @@
-"""`draftree bench gpu`: steps, answers and batches on a GPU, in one run."""
+"""`draftree bench gpu`: the experiment `gpu` of a checkout, with options of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from draftree.cli.bench_run import run_experiment
 from draftree.cli.measuring import Measuring
 from draftree.cli.options import Compiled, Context, DrafterWarm, Model, StepRounds, grouped
 
@@ -26,21 +27,7 @@ def gpu(
     minutes: Annotated[float, typer.Option(min=0, help="That all may take; fewer prompts where it is long.")] = 8,
     measuring: Measuring,
 ) -> None:
-    """A CUDA device against its memory's speed and Hugging Face's ways: steps, answers, batches, in one file."""
-    from draftree.bench.gpu import check_device, run_gpu
-    from draftree.bench.inflate.sizes import dtype_named, size_named
-    from draftree.bench.inputs import Subject
-    from draftree.bench.speed import SpeedSettings
-    from draftree.cli.screen import StageBar, show_report, wide_console
-
-    size_named(shape)
-    kind = dtype_named(dtype)
-    check_device(device)
-    prompts, console = measuring.begin(), wide_console()
-    settings = SpeedSettings(
-        per_set, max_new_tokens, rounds, context, drafter_warm, compiled=compiled, seconds=60 * minutes
-    )
-    subject = Subject.load(model)
-    with StageBar(console) as bar:
-        report = run_gpu(subject, prompts, settings, shape=shape, dtype=kind, device=device, watcher=bar)
-    show_report(console, report, measuring.out)
+    """A CUDA device against its memory's speed and Hugging Face's ways: steps, answers, batches; from a checkout."""
+    given = {"shape": shape, "dtype": dtype, "device": device, "per_set": per_set, "max_new_tokens": max_new_tokens}
+    given |= {"rounds": rounds, "context": context, "warm_per_set": drafter_warm, "compiled": compiled}
+    run_experiment("gpu", given | {"minutes": minutes}, measuring, model)

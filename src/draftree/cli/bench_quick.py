@@ -21,12 +21,11 @@ def quick(
     """Hugging Face's ways of decoding and ours, interleaved in one process: speed, acceptance, equality, memory."""
     from draftree.bench.inputs import Settings, Subject
     from draftree.bench.quick import run_quick
-    from draftree.bench.report import case_report
     from draftree.cli.screen import StageBar, show_report, wide_console
 
     prompts, console = measuring.begin(), wide_console()
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
     subject = Subject.load(model)
     with StageBar(console) as bar:
-        result = run_quick(subject, prompts, settings, params=params, watcher=bar)
-    show_report(console, case_report("quick", result), measuring.out)
+        report = run_quick(subject, prompts, settings, params=params, watcher=bar)
+    show_report(console, report, measuring.out)

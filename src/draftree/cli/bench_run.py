@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,10 +14,10 @@ def list_experiments(
     name: Annotated[str | None, typer.Argument(help="Show the options of this one.", show_default=False)] = None,
 ) -> None:
     """List the experiments that this checkout has; or the options of one."""
-    from draftree.bench.checkout import experiments
+    from draftree.bench.checkout import from_checkout
     from draftree.cli.screen import plain_table, wide_console
 
-    wide_console().print(plain_table(experiments().listed(name)))
+    wide_console().print(plain_table(from_checkout("harness.command").listed(name)))
 
 
 @grouped
@@ -55,13 +55,26 @@ def run(
     measuring: Measuring,
 ) -> None:
     """Run the experiment NAME: its table, and a JSON file, a picture and a page of it."""
-    from draftree.bench.checkout import experiments
+    from draftree.bench.checkout import from_checkout
+
+    named = {"drafters": drafter, "per_set": per_set, "max_new_tokens": max_new_tokens, "nodes": nodes}
+    given = from_checkout("harness.command").given_options(settings or [], named | {"warm_per_set": warm_per_set})
+    run_experiment(name, given, measuring, model, params)
+
+
+def run_experiment(
+    name: str | None, given: dict[str, Any], measuring: Measuring, model: str | None, params: str | None = None
+) -> None:
+    """Run an experiment with the options `given`, print its tables and write its files.
+
+    Raises:
+        ValueError: there is no checkout; an option, model or drafter that does not fit, before any work.
+    """
+    from draftree.bench.checkout import from_checkout
     from draftree.cli.screen import StageBar, tell_written, wide_console
 
-    command = experiments()
+    command = from_checkout("harness.command")
     experiment = command.find(name)
-    named = {"drafters": drafter, "per_set": per_set, "max_new_tokens": max_new_tokens, "nodes": nodes}
-    given = command.given_options(settings or [], named | {"warm_per_set": warm_per_set})
     experiment.configured(given)
     prompts, console = measuring.begin(), wide_console()
     kept = f"parts that were complete, if there were any, are in {command.partial_file(experiment, measuring.out)}"

@@ -7,34 +7,30 @@ from typing import Annotated
 import typer
 
 from draftree.cli.measuring import Measuring
-from draftree.cli.options import Compiled, Context, DrafterWarm, Model, StepRounds, grouped
+from draftree.cli.options import Compiled, Context, DrafterWarm, Inflate, Model, PerSet, StepRounds, grouped
 
 
 @grouped
 def speed(
     *,
-    params: Annotated[str, typer.Option(help="Size of the inflated model, about, such as 400M.")] = "400M",
-    inflated: Annotated[bool, typer.Option("--inflated/--no-inflated", help="Also measure an inflated model.")] = True,
     model: Model = None,
-    per_set: Annotated[int, typer.Option(min=1, help="Prompts of every set for the small model.")] = 1,
-    answers: Annotated[int, typer.Option(min=1, help="How many of them the inflated model answers.")] = 4,
+    params: Inflate = None,
+    per_set: PerSet = 1,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 48,
-    rounds: StepRounds = 3,
+    rounds: StepRounds = 7,
     context: Context = 128,
     drafter_warm: DrafterWarm = 23,
     compiled: Compiled = False,
     measuring: Measuring,
 ) -> None:
-    """How far the engine is from the machine's limits and from Hugging Face's ways, on a small and a large model."""
-    from draftree.bench.inflate.sizes import parameters_named
-    from draftree.bench.inputs import Subject
-    from draftree.bench.speed import SpeedSettings, run_speed
+    """How far the engine is from the machine's limits and from Hugging Face's ways of decoding."""
+    from draftree.bench.inputs import Settings, Subject
+    from draftree.bench.speed import run_speed
     from draftree.cli.screen import StageBar, show_report, wide_console
 
-    parameters_named(params)
     prompts, console = measuring.begin(), wide_console()
-    settings = SpeedSettings(per_set, max_new_tokens, rounds, context, drafter_warm, compiled, answers)
+    settings = Settings(per_set, max_new_tokens, 1, drafter_warm, compiled)
     subject = Subject.load(model)
     with StageBar(console) as bar:
-        report = run_speed(subject, prompts, settings, params=params if inflated else None, watcher=bar)
+        report = run_speed(subject, prompts, settings, params=params, rounds=rounds, context=context, watcher=bar)
     show_report(console, report, measuring.out)

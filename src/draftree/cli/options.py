@@ -38,7 +38,8 @@ Rounds = Annotated[int, typer.Option(min=1, help="How often every prompt is answ
 StepRounds = Annotated[int, typer.Option(min=1, help="How often a step of each kind is timed.")]
 Context = Annotated[int, typer.Option(min=1, help="Tokens before the rows of a step.")]
 Inflate = Annotated[
-    str | None, typer.Option(help="Inflate the model to about so many parameters, as 100M.", show_default="no")
+    str | None,
+    typer.Option(help="Inflate the model to about so many parameters, as 100M; in a checkout.", show_default="no"),
 ]
 Compiled = Annotated[
     bool, typer.Option("--compile/--no-compile", help="Measure HF with static cache and torch.compile.")

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.bench.inflate.model import places_of
-from draftree.bench.inflate.places import Places
-from draftree.bench.inflate.weights import GAIN, NEVER
+from benchmarks.inflate.model import places_of
+from benchmarks.inflate.places import Places
+from benchmarks.inflate.weights import GAIN, NEVER
 from draftree.drafting.folder import Trained
 
 

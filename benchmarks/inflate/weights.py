@@ -1,6 +1,6 @@
 """The tensors of an inflated model: the small one's in their places, zeros behind them, noise where it has no effect.
 
-See `draftree.bench.inflate` for why the result says the same.
+See `benchmarks.inflate` for why the result says the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.bench.inflate.places import Places
+from benchmarks.inflate.places import Places
 
 EMBEDDING, HEAD, LAST_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 SPREAD = 0.02  # standard deviation of weights that are read and change nothing

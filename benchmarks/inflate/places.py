@@ -1,4 +1,4 @@
-"""Where the parts of a small model lie in a large one that it was inflated to; see `draftree.bench.inflate`."""
+"""Where the parts of a small model lie in a large one that it was inflated to; see `benchmarks.inflate`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from draftree.bench.inflate.sizes import Size
+from benchmarks.inflate.sizes import Size
 
 
 @dataclass(frozen=True, slots=True)

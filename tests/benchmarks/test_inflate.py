@@ -9,9 +9,9 @@ import torch
 from zoo import MEMBERS, VOCABULARY, build, construct
 
 import draftree
-from draftree.bench.inflate import sizes as inflation
-from draftree.bench.inflate.model import inflate, places_of
-from draftree.bench.inflate.sizes import SIZES, Size, parameters_named, size_for
+from benchmarks.inflate import sizes as inflation
+from benchmarks.inflate.model import inflate, places_of
+from benchmarks.inflate.sizes import SIZES, Size, parameters_named, size_for
 from draftree.models import encode_prompt
 from draftree.prompts import embedded_prompts, take_per_set
 from draftree.runner import open_runner

@@ -1,6 +1,6 @@
 """Sizes of llama-shaped models: those of well-known ones by name, and one for any number of parameters.
 
-An inflated model takes its cost from here and its text from a small model; see `draftree.bench.inflate`.
+An inflated model takes its cost from here and its text from a small model; see `benchmarks.inflate`.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from draftree.bench.inflate.places import Places
-from draftree.bench.inflate.sizes import Size, check_memory, parameters_named, size_for, size_named
-from draftree.bench.inflate.weights import inflated_weights
+from benchmarks.inflate.places import Places
+from benchmarks.inflate.sizes import Size, check_memory, parameters_named, size_for, size_named
+from benchmarks.inflate.weights import inflated_weights
 from draftree.drafting.folder import model_hash
 from draftree.runner.target import Target, inspect_model
 
@@ -49,8 +49,8 @@ def inflate(
 
     Args:
         model: a llama, mistral or qwen2 model without windows.
-        params: about how many parameters, such as 400_000_000 or "400M"; see `draftree.bench.inflate.sizes.size_for`.
-        shape: instead of them, the name of a size in `draftree.bench.inflate.sizes.SIZES`, or a size.
+        params: about how many parameters, such as 400_000_000 or "400M"; see `benchmarks.inflate.sizes.size_for`.
+        shape: instead of them, the name of a size in `benchmarks.inflate.sizes.SIZES`, or a size.
         dtype: of its weights; the model's own by default.
         device: where it is made; the model's own by default.
 
@@ -102,7 +102,7 @@ def places_of(model: Any) -> Places:
     config = getattr(model, "config", None)
     small = getattr(config, "inflated_from", None)
     if small is None:
-        raise ValueError("This model was not inflated: give the one that draftree.bench.inflate.inflate returned.")
+        raise ValueError("This model was not inflated: give the one that benchmarks.inflate.inflate returned.")
     return Places(Size(**{name: small[name] for name in Size.__slots__}), Size.of(config))
 
 

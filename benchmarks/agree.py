@@ -1,5 +1,6 @@
-"""Whether two runs of a comparison agree: in the order of methods, and in every speed within both intervals.
+"""Whether two runs of `draftree bench compare` agree, for its `--against`.
 
+They agree in the order of methods, and in every speed within both intervals.
 An order is certain only where the intervals of two methods lie apart; what one run leaves open, another cannot
 contradict. Two speeds agree where they differ by no more than the interval of a difference, the root of the summed
 squares of theirs: to lie within the other's interval is too much to expect of one in six, by chance alone.
@@ -18,8 +19,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.kit import HOOKED
+from draftree.bench.kit import HOOKED, PLAIN, REFERENCE
 from draftree.bench.summary import Estimate, shown
+
+OVER_HF, OVER_PLAIN = "over HF generate", "over plain"  # columns of the rows
+
+
+Rows = dict[str, dict[str, Any]]  # of one case, by the method's name
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -30,8 +36,7 @@ def read_result(path: Path) -> dict[str, Any]:
     """
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for measured in facts["models"]:
-            measured["cases"]
+        _cases(facts)
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is no result of bench compare: give a bench-compare.json.") from None
     return facts
@@ -39,28 +44,33 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def agreement(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     """A line for each case that both results have, and one for each contradiction."""
-    before, after = (
-        {(m["model"], case["about"]["case"]): case for m in result["models"] for case in m["cases"]}
-        for result in (first, second)
-    )
+    before, after = _cases(first), _cases(second)
     lines = [line for key in after if key in before for line in _compared(key[1], before[key], after[key])]
     return lines or ["The two results have no case in common."]
 
 
-def _compared(title: str, first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    reference, plain = first["reference"], first["plain"]
-    a, b = (_speeds(case, reference, reference) for case in (first, second))
+def _cases(result: dict[str, Any]) -> dict[tuple[str, str], Rows]:
+    """The rows of a result by model and case."""
+    found: dict[tuple[str, str], Rows] = {}
+    for row in result["rows"]:
+        found.setdefault((row["model"], row["case"]), {})[row["name"]] = row
+    return found
+
+
+def _compared(title: str, first: Rows, second: Rows) -> list[str]:
+    over_hf = OVER_HF if REFERENCE in first and REFERENCE in second else OVER_PLAIN
+    a, b = (_speeds(rows, over_hf, over_hf) for rows in (first, second))
     pairs = list(combinations([name for name in a if name in b], 2))
     swapped = [
         f"  {one} and {other} have changed places"
         for one, other in pairs
         if _order(a[one], a[other]) * _order(b[one], b[other]) < 0
     ]
-    before, after = (_speeds(case, reference, plain) for case in (first, second))
-    kinds = {name: _reference_of(name, reference, plain) for name in before}
-    held = [name for name in before if name in after and name != kinds[name]]
+    before, after = (_speeds(rows, over_hf, OVER_PLAIN) for rows in (first, second))
+    plain = PLAIN if PLAIN in first else HOOKED
+    held = [name for name in before if name in after and name not in (REFERENCE, plain)]
     outside = [
-        f"  {name} over {kinds[name]}: {_text(before[name])} and {_text(after[name])}"
+        f"  {name} {_kind(name, over_hf, OVER_PLAIN)}: {_text(before[name])} and {_text(after[name])}"
         for name in held
         if not _agree(before[name], after[name])
     ]
@@ -68,23 +78,23 @@ def _compared(title: str, first: dict[str, Any], second: dict[str, Any]) -> list
         f"{title}: {len(swapped)} of {len(pairs)} pairs in another order, {len(outside)} of {len(held)} speeds further "
         "apart than their intervals explain"
     )
-    if plain != reference and plain in a and plain in b:
-        facts += f"; {plain} over {reference} {_text(a[plain])} and {_text(b[plain])}"
+    if over_hf == OVER_HF and plain in a and plain in b:
+        facts += f"; {plain} {OVER_HF} {_text(a[plain])} and {_text(b[plain])}"
     return [facts, *swapped, *outside]
 
 
-def _reference_of(name: str, reference: str, plain: str) -> str:
-    """`reference` for methods that spend their time as Hugging Face's do, our engine on their `forward` among them."""
-    return reference if name.startswith("hf_") or name == HOOKED else plain
+def _kind(name: str, over_hf: str, over_plain: str) -> str:
+    """`over_hf` for methods that spend their time as Hugging Face's do, our engine on their `forward` among them."""
+    return over_hf if name.startswith("hf_") or name == HOOKED else over_plain
 
 
-def _speeds(case: dict[str, Any], reference: str, plain: str) -> dict[str, Estimate]:
+def _speeds(rows: Rows, over_hf: str, over_plain: str) -> dict[str, Estimate]:
     """Each method's speed over the reference of its kind, by name."""
     found = {}
-    for row in case["rows"]:
-        speed = row.get("speed_over", {}).get(_reference_of(row["method"], reference, plain))
-        if speed is not None:
-            found[row["method"]] = Estimate(**speed)
+    for name, row in rows.items():
+        column = _kind(name, over_hf, over_plain)
+        if column in row:
+            found[name] = Estimate(*(row[column + end] for end in ("", "_low", "_high")))
     return found
 
 

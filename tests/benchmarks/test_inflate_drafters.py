@@ -8,9 +8,9 @@ from in_model_driver import MAKERS, make, randomised, recorded
 from zoo import VOCABULARY, build
 
 import draftree
-from draftree.bench.inflate.drafter import RULES, inflate_drafter
-from draftree.bench.inflate.model import inflate
-from draftree.bench.inflate.sizes import Size
+from benchmarks.inflate.drafter import RULES, inflate_drafter
+from benchmarks.inflate.model import inflate
+from benchmarks.inflate.sizes import Size
 from draftree.drafting import HiddenTransfer
 from draftree.drafting.folder import HOMES, base_of
 from draftree.engine.generate import generate

@@ -3,8 +3,8 @@
 `model` describes how and why it works.
 """
 
-from draftree.bench.inflate.drafter import inflate_drafter
-from draftree.bench.inflate.model import inflate, places_of
-from draftree.bench.inflate.sizes import Size
+from benchmarks.inflate.drafter import inflate_drafter
+from benchmarks.inflate.model import inflate, places_of
+from benchmarks.inflate.sizes import Size
 
 __all__ = ["Size", "inflate", "inflate_drafter", "places_of"]

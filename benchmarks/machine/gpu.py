@@ -1,0 +1,204 @@
+"""Steps, answers and batches of a CUDA device, measured in a run of a few minutes: `draftree bench gpu`.
+
+A model of a well-known shape is inflated from the small one on the device, in bfloat16: its steps of 1 to 128 rows
+stand against the speed of its memory, its answers against Hugging Face's ways of decoding in one interleaved run, and
+the curve of its steps says which draft trees would pay in batches of 1 to 64. Nothing here knows what device it runs
+on, so that tests run all of it on a CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from benchmarks.harness import Experiment, Setup, table_of
+from benchmarks.harness.tables import records
+from benchmarks.inflate.sizes import Size, check_memory, dtype_named, parameters_named, size_for, size_named
+from benchmarks.machine.inflate import device_named
+from draftree.bench.case import Result
+from draftree.bench.figures import (
+    AT_LEAST,
+    AT_MOST,
+    COLUMNS,
+    EFFICIENCY,
+    EFFICIENCY_BEHIND,
+    STEP_FLOOR,
+    draw,
+)  # fmt: skip
+from draftree.bench.inputs import Settings, Subject, Texts, encode_all
+from draftree.bench.kit import (
+    CAPTURED,
+    COMPILED,
+    LIMITED,
+    PLAIN,
+    PROMPT_LOOKUP,
+    REFERENCE,
+    RUNNERS,
+    TENSORS,
+    WARM,
+    make_kit,
+)  # fmt: skip
+from draftree.bench.methods import HuggingFace
+from draftree.bench.report import Table
+from draftree.bench.speed import measure_answers
+from draftree.bench.steps import LOOP, Steps, check_context, time_rows
+from draftree.runner import Runner, open_runner
+from draftree.runner.step_cost import StepCost
+from draftree.shaping.planner import choose
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+FORMS = (TENSORS, CAPTURED)  # of the runner; the one that `open_runner` chooses is timed in any case
+FORM_ROWS = (1, 8, 64)  # to time them with: compiling takes its time
+METHODS = (REFERENCE, COMPILED, PROMPT_LOOKUP, PLAIN, WARM, LIMITED)
+ROOM = 3 * 2**30  # bytes for caches, logits and the buffers whose copying shows the bandwidth
+COMPILING = 120.0  # seconds that are kept for Hugging Face's torch.compile
+FEWEST = 2  # prompts that are answered however slow a device is
+DEEPEST = 64  # draft tokens of a request that a choice may have
+# Of llama-7b's shape in bfloat16.
+TARGETS = {
+    **{STEP_FLOOR: (AT_LEAST, 1 / 1.2), "64-row step / 1-row step": (AT_MOST, 1.15)},
+    **{EFFICIENCY: (AT_LEAST, 0.9), EFFICIENCY_BEHIND: (AT_LEAST, 0.9)},
+}
+
+
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
+    """A device against its memory's speed and Hugging Face's ways of decoding, on a model of a well-known shape."""
+    began = time.perf_counter()
+    label, size = size_of(setup)
+    dtype, device, compiled = dtype_named(setup["dtype"]), check_device(setup["device"]), setup["compiled"]
+    check_context(setup["context"], ROWS[-1], setup.small)
+    check_memory(size, dtype, torch.device(device), ROOM)
+    settings = Settings(setup["per_set"], setup["max_new_tokens"], 1, setup["warm_per_set"], compiled)
+    subject = Subject(setup.small, setup.tokenizer, setup.name)
+    texts = encode_all(subject, setup.prompts, settings)
+    setup.watcher.stage("inflating", None)
+    large = subject.inflated(label, shape=size, dtype=dtype, device=device)
+    runner = open_runner(large.model)
+    forms = other_forms(large.model, runner)
+    timed = {form: (other, FORM_ROWS) for form, other in forms.items()}
+    steps = time_rows(large.model, runner, ROWS, setup["context"], setup["rounds"], setup.watcher, timed)
+    kit = make_kit(large, texts.lessons, settings, setup.watcher)
+    left = 60 * setup["minutes"] - (time.perf_counter() - began) - COMPILING * compiled
+    each = seconds_of_answer(large.model, texts.tasks[0].ids, settings.max_new_tokens)
+    # Every method answers two prompts before it is measured.
+    texts = spread(texts, max(FEWEST, int(left / (each * len((*METHODS, *FORMS)))) - 2))
+    one = measure_answers(kit, steps, texts, (*METHODS, *forms), TARGETS, setup.watcher)
+    curve = {row["rows"]: row["ms"] / 1000 for row in steps.rows if row["name"] == LOOP}
+    chosen = choices(StepCost(list(curve), list(curve.values())), by_depth(one.case), packed=runner.packs)
+    tables = {table.title: frame(table) for table in one.tables}
+    yield table_of(
+        one.figures,
+        remarks=one.remarks,
+        tables=tables | {"What would pay, by the curve and the warm trie's acceptance by depth": pd.DataFrame(chosen)},
+        about={name: one.case.about[name] for name in ("model", "dtype", "device", "prompts", "sets", "runner")},
+        more=one.facts() | {"curve": curve, "steps": steps.rows},
+    )
+
+
+def plot(figure: Any, table: pd.DataFrame) -> None:
+    """The part of its target that each figure reaches, and the steps."""
+    more = table.attrs["more"]
+    draw(figure, records(table), Steps(more["steps"], more["floor"]))
+
+
+def check_device(name: str) -> str:
+    """`name`, if it is a device of this machine.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            "This machine has no CUDA device that torch can use: run this where there is one, or measure this "
+            "processor with draftree bench speed."
+        )
+    return device_named(name)
+
+
+def size_of(setup: Setup) -> tuple[str, Size]:
+    """What tables call the inflated model, and its size.
+
+    Raises:
+        ValueError: no such shape or number of parameters.
+    """
+    if setup.params is None:
+        return setup["shape"], size_named(setup["shape"])
+    return setup.params, size_for(parameters_named(setup.params), Size.of(setup.small.config))
+
+
+def frame(table: Table) -> pd.DataFrame:
+    """What people are shown of a table, with its intervals."""
+    names = [f"{name}{end}" for name in table.columns for end in ("", "_low", "_high")]
+    return pd.DataFrame([{name: row[name] for name in names if name in row} for row in table.rows])
+
+
+def spread(texts: Texts, count: int) -> Texts:
+    """`count` tasks or all, evenly from the whole list, so that they are of as many sets as can be."""
+    count = min(count, len(texts.tasks))
+    chosen = [i * len(texts.tasks) // count for i in range(count)]
+    return replace(texts, tasks=[texts.tasks[i] for i in chosen], longest=[texts.longest[i] for i in chosen])
+
+
+def other_forms(model: Any, runner: Runner) -> dict[str, Runner]:
+    """Runners of the forms that `runner` does not have, by name."""
+    return {name: open_runner(model, RUNNERS[name]) for name in FORMS if RUNNERS[name] != runner.form}
+
+
+def seconds_of_answer(model: Any, ids: Sequence[int], new: int) -> float:
+    """About how long Hugging Face's `generate` takes for an answer of `new` tokens to `ids`."""
+    few = min(16, new)
+    method = HuggingFace(REFERENCE, model, few)
+    method.answer(ids)  # the first call pays for what later ones find ready
+    return method.answer(ids).seconds * new / few
+
+
+def by_depth(case: Result) -> list[float]:
+    """How often a step of the warm trie accepts to depth 1, 2, ..; empty where it was not measured."""
+    row = case.rows.get(WARM)
+    if row is None or row.stats is None or not row.stats.steps:
+        return []
+    return [count / row.stats.steps for count in row.stats.accepted_by_depth[:DEEPEST]]
+
+
+def choices(cost: StepCost, accepted: Sequence[float], *, packed: bool) -> list[dict[str, Any]]:
+    """What would pay for batches of like requests.
+
+    Args:
+        cost: of a step by its rows.
+        accepted: probability that a request's draft is accepted to depth 1, 2, ..: one chain for each request.
+        packed: whether the padding of smaller trees costs nothing.
+
+    Returns
+    -------
+    For each batch the `draft_tokens` of a request (their mean, the likeliest first), `tokens` expected of it a step,
+    `ms` of the step, and the `speed_up` expected over plain decoding.
+    """
+    found = []
+    for batch in BATCHES:
+        table = cost.of(np.arange(batch, batch * (1 + len(accepted)) + 1))
+        sizes = choose([accepted] * batch, table.tolist(), packed=packed)
+        tokens = 1 + sum(sum(accepted[:size]) for size in sizes) / batch
+        seconds = float(table[sum(sizes) if packed else batch * max(sizes)])
+        entry = {"batch": batch, "draft_tokens": sum(sizes) / batch, "tokens": tokens}
+        found.append(entry | {"ms": 1000 * seconds, "speed_up": tokens * float(table[0]) / seconds})
+    return found
+
+
+EXPERIMENT = Experiment(
+    "gpu",
+    "",
+    run,
+    COLUMNS,
+    plot,
+    {
+        **{"shape": "llama-7b", "dtype": "bfloat16", "device": "cuda", "per_set": 1, "max_new_tokens": 96},
+        **{"rounds": 7, "context": 256, "warm_per_set": 23, "compiled": True, "minutes": 8.0},
+    },
+)
