@@ -79,6 +79,9 @@ TESTED_FAMILIES = frozenset(
 )
 
 
+COLUMNS = 1 << 30  # more than any cache has
+
+
 class Family:
     """A family with nothing special: masks and positions through `forward` are enough.
 
@@ -169,13 +172,14 @@ class GptNeo(ViewsFinalRows):
 
     @contextmanager
     def patched(self, masks: Callable[[], PassMasks]) -> Iterator[None]:
-        """Make every layer's buffer all-visible for the pass."""
+        """Make every layer's buffer all-visible for the pass, and wide enough for rows behind the context's end."""
         layers: list[Any] = self.target.layers
         attentions = [layer.attn.attention for layer in layers]
         stock = [a.bias for a in attentions]
         try:
             for attention in attentions:
-                attention.bias = torch.ones_like(attention.bias)
+                # The last draft tokens stand in columns beyond the context. One element, read everywhere.
+                attention.bias = torch.ones_like(attention.bias[:, :, :1, :1]).expand(1, 1, COLUMNS, COLUMNS)
             yield
         finally:
             for attention, bias in zip(attentions, stock, strict=True):
