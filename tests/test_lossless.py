@@ -123,14 +123,17 @@ def test_right_padding_is_padding_too() -> None:
     same(out.sequences[:, width:], wanted)
 
 
-def test_up_to_the_last_position_of_the_context() -> None:
+# gpt2 has learned positions, of which one past the end cannot even be looked up, and gpt_neo a mask of its own.
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neo"])
+@pytest.mark.parametrize("new", [16, 3])
+def test_up_to_the_last_position_of_the_context(name: str, new: int) -> None:
     """Draft tokens reach beyond the context's end; what is emitted does not."""
-    model = build("gpt2")  # learned positions: one past the end cannot even be looked up
-    rows = prompts((240,), seed=8)
+    model = build(name)
+    rows = prompts((256 - new,), seed=8)
     ids = torch.tensor(rows)
-    wanted = hf(model, ids, max_new_tokens=16)
+    wanted = hf(model, ids, max_new_tokens=new)
     for kind, make in drafters(references_of(rows, wanted)).items():
-        out = generate(model, ids, drafter=make(), shape=SHAPES["fixed-16"](), max_new_tokens=16)
+        out = generate(model, ids, drafter=make(), shape=SHAPES["fixed-16"](), max_new_tokens=new)
         same(out.sequences, wanted, kind)
 
 

@@ -274,15 +274,16 @@ CAUSAL: tuple[Member, ...] = (
     ),
 )
 
+LEFT = "a left-padded source as alone"  # and not as in Hugging Face's padded batch
 ENCODER_DECODER: tuple[Member, ...] = (
     _seq2seq("t5", T5_LIKE),
     _seq2seq("t5-gated", T5_LIKE, "t5", "gated, untied", feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     _seq2seq("mt5", T5_LIKE),
     _seq2seq("umt5", T5_LIKE, note="a relative bias in every layer"),
-    _seq2seq("bart", BART_LIKE),
-    _seq2seq("mbart", BART_LIKE),
-    _seq2seq("pegasus", BART_LIKE, note="sinusoidal positions"),
-    _seq2seq("marian", BART_LIKE, note="sinusoidal positions", decoder_vocab_size=VOCABULARY),
+    _seq2seq("bart", BART_LIKE, note=LEFT),
+    _seq2seq("mbart", BART_LIKE, note=LEFT),
+    _seq2seq("pegasus", BART_LIKE, note=f"sinusoidal positions, {LEFT}"),
+    _seq2seq("marian", BART_LIKE, note=f"sinusoidal positions, {LEFT}", decoder_vocab_size=VOCABULARY),
     _seq2seq("m2m_100", BART_LIKE, note="sinusoidal positions"),
 )
 

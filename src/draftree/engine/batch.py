@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftree.engine.config import EngineConfig
 from draftree.engine.engine import Engine
+from draftree.engine.limits import as_seed
 from draftree.engine.request import Emitted, Request
 from draftree.engine.stats import RunStats
 
@@ -29,19 +30,18 @@ def engine_for(model: Any, config: EngineConfig, count: int, length: int) -> Eng
     return engine
 
 
-def seeds_of(sample: bool | None, seed: int | None, count: int) -> list[int | None]:
+def seeds_of(sample: bool | None, seed: Any, count: int) -> list[int | None]:
     """A seed for each of `count` requests; None where nothing is drawn, or by torch's default generator.
 
     Raises:
-        TypeError: a seed that is no whole number.
+        TypeError, ValueError: a seed that is no whole number, or one of more than 64 bits.
     """
-    if not (seed is None or hasattr(seed, "__index__")):
-        raise TypeError(f"seed is {seed!r}: give a whole number, or None for torch's default generator.")
+    seed = None if seed is None else as_seed(seed)
     if not sample or (seed is None and count == 1):
         return [None] * count
     if seed is None:
         seed = int(torch.randint(0, 2**31, (1,), device="cpu"))
-    return [seed + b for b in range(count)]
+    return [(seed + b) % 2**64 for b in range(count)]  # as torch takes negative ones
 
 
 def feed(streamer: Any, prompt: Tensor) -> Callable[[Emitted], None] | None:

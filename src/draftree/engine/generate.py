@@ -73,9 +73,10 @@ def generate(
         pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
         shape: sizes the trees; by default by measured cost.
         max_new_tokens: most tokens to emit (128 where neither this nor a config sets it).
-        do_sample: draw tokens (default False); with it `temperature`, `top_k`, `top_p` as in Hugging Face.
-        seed: of the noise; request b of a batch uses seed + b. With a seed, batch 1 equals Hugging Face's
-            `generate(do_sample=True)` after `torch.manual_seed(seed)`. None takes torch's default generator.
+        do_sample: draw tokens (default False, whatever the model's own config says); with it `temperature`, `top_k`,
+            `top_p` as in Hugging Face.
+        seed: of the noise, at most 64 bits; request b of a batch uses seed + b. With a seed, batch 1 equals Hugging
+            Face's `generate(do_sample=True)` after `torch.manual_seed(seed)`. None takes torch's default generator.
         eos_token_id: ends a text; default from the model's generation config, [] for none.
         stopping_criteria: called after every token with its true prefix.
         generation_config: Hugging Face's; explicit arguments win over it.
@@ -86,7 +87,8 @@ def generate(
         tokenizer: needed for `stop_strings`.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
-        options: any other option of Hugging Face's GenerationConfig.
+        options: any other option of Hugging Face's GenerationConfig. None of one of these is Hugging Face's None, while
+            None of an argument above is 'not given': `eos_token_id=[]` is for no EOS, `top_k=0` for no top_k.
 
     Raises:
         TypeError, ValueError: what is wrong and what to do, before any work is done.

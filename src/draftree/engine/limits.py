@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 
 def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | None) -> None:
@@ -68,10 +71,24 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
     return as_ids(ids)
 
 
-def as_ids(ids: int | Sequence[int] | None) -> tuple[int, ...]:
-    """None, one id or several as a tuple."""
+def as_ids(ids: Any) -> tuple[int, ...]:
+    """None, one id or several (a sequence or a tensor) as a tuple."""
     if ids is None:
         return ()
-    if isinstance(ids, int):
-        return (ids,)
-    return tuple(int(i) for i in ids)
+    return tuple(torch.as_tensor(ids, dtype=torch.long, device="cpu").flatten().tolist())
+
+
+def as_seed(seed: Any) -> int:
+    """A seed of at most 64 bits, signed or not, as a number; it may be a tensor of one whole number.
+
+    Raises:
+        TypeError: no whole number.
+        ValueError: one of more than 64 bits.
+    """
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"seed is {seed!r}: give a whole number, or None for torch's default generator.") from None
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(f"seed is {number}: give a whole number of at most 64 bits.")
+    return number

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
@@ -62,6 +61,13 @@ PARTS_OF_OTHER_METHODS = {
     "continuous_batching_config": "draftree batches by slots: leave it out, or use draftree.Engine(slots=...)",
     "return_dict_in_generate": "draftree.generate always returns an object: leave it out",
 }
+# What Hugging Face's `generate` takes beside its options, and hands to our loop.
+BESIDE_OPTIONS = (
+    "logits_processor",
+    "prefix_allowed_tokens_fn",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+)
 # Options of Hugging Face that set how its own loop runs; they do not change the text, and our loop has its own.
 OF_THE_LOOP = (
     "use_cache",
@@ -162,8 +168,6 @@ def read_options(
     """
     _refuse_unknown(given)
     eos = given.pop("eos_token_id", None)
-    if isinstance(eos, Sequence) and not eos:
-        eos = ()
     if generation_config is None:
         given.setdefault("do_sample", False)
     temperature = given.pop("temperature", None)  # Hugging Face refuses 0 in a paragraph, we in a sentence
@@ -203,6 +207,11 @@ def _refuse_unknown(given: dict[str, Any]) -> None:
     for name in given:
         if name in PARTS_OF_OTHER_METHODS:
             raise ValueError(f"{name} has no effect here: {PARTS_OF_OTHER_METHODS[name]}.")
+        if name in BESIDE_OPTIONS:
+            raise TypeError(
+                f"draftree.generate takes no {name}: give it to model.generate(custom_generate="
+                "draftree.custom_generate(...))."
+            )
         if name not in known | set(OTHER_METHODS) | set(OF_THE_LOOP):
             raise TypeError(f"Unknown option {name!r}.{did_you_mean(name, sorted(known | set(OURS)))}")
 
@@ -224,7 +233,7 @@ def split_criteria(
         if type(criterion) is MaxLengthCriteria:
             length = criterion.max_length if length is None else min(length, criterion.max_length)
         elif type(criterion) is EosTokenCriteria:
-            eos += as_ids(torch.as_tensor(criterion.eos_token_id, dtype=torch.long, device="cpu").flatten().tolist())
+            eos += as_ids(criterion.eos_token_id)
         else:
             rest.append(criterion)
     return length, eos, rest
@@ -245,8 +254,8 @@ def _check_ranges(config: GenerationConfig) -> None:
     temperature = config.temperature
     if config.do_sample and temperature is not None and not temperature > 0:
         raise ValueError(f"temperature is {temperature}: give a number over 0, or do_sample=False for greedy decoding.")
-    if config.do_sample and config.top_p is not None and not 0 < config.top_p <= 1:
-        raise ValueError(f"top_p is {config.top_p}: give a probability over 0 and at most 1.")
+    if config.do_sample and config.top_p is not None and not 0 <= config.top_p <= 1:
+        raise ValueError(f"top_p is {config.top_p}: give a probability from 0 to 1.")
     if config.num_return_sequences is not None and config.num_return_sequences < 1:
         raise ValueError(f"num_return_sequences is {config.num_return_sequences}: give at least 1.")
 
@@ -274,6 +283,8 @@ def rules_for(
     """
     config = copy.copy(options.config)
     config.max_length = padded_length + max_new_tokens  # some processors count from the end
+    if config.min_new_tokens is not None:  # it wins over min_length, also where it is 0
+        config.min_length = padded_length + config.min_new_tokens
     processors = model._get_logits_processor(
         generation_config=config,
         input_ids_seq_length=padded_length,

@@ -14,6 +14,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from draftree.acceptance.sampled import PrefixChooser
 from draftree.drafting.base import Context
+from draftree.engine.limits import as_seed
 from draftree.engine.stats import RequestStats
 
 _ids = itertools.count()
@@ -35,10 +36,13 @@ class Rules:
         max_new_tokens: most tokens to emit.
         eos_token_ids: tokens that end the text (they are emitted).
         sample: draw tokens instead of taking the best.
-        seed: of the noise; None takes torch's default generator, as Hugging Face does.
+        seed: of the noise, at most 64 bits; None takes torch's default generator, as Hugging Face does.
         processors: Hugging Face logits processors, in order, belonging to this request alone.
         criteria: custom stopping criteria, called after every token.
         drafting: False answers this request without draft tokens.
+
+    Raises:
+        TypeError, ValueError: a seed that is no whole number, or one of more than 64 bits.
     """
 
     max_new_tokens: int = 128
@@ -48,6 +52,10 @@ class Rules:
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
     drafting: bool = True
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            object.__setattr__(self, "seed", as_seed(self.seed))
 
 
 @dataclass(frozen=True, slots=True)

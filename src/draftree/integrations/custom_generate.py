@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from draftree.acceptance import LossyRule
@@ -39,6 +39,7 @@ def custom_generate(
     acceptance: LossyRule | None = None,
     runner: str | Runner = "auto",
     streamer: Any = None,
+    tokenizer: Any = None,
     recorder: Recorder | None = None,
     early_exit: LossyCALM | None = None,
     on_stats: Callable[[RunStats], None] | None = None,
@@ -55,6 +56,7 @@ def custom_generate(
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
         runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or a runner opened for the model.
         streamer: Hugging Face drops `generate(streamer=)` on the way to custom loops, so give it here.
+        tokenizer: needed for `generate(stop_strings=)`; Hugging Face drops `generate(tokenizer=)` likewise.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
         on_stats: called with the run's statistics when it is done.
@@ -86,12 +88,20 @@ def custom_generate(
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         inputs_tensor: Tensor | None = None,
+        stop_strings: str | list[str] | None = None,  # named here, or Hugging Face would ask for the tokenizer it drops
         **model_kwargs: Any,
     ) -> Any:
         refuse_other_methods(generation_config)
         opened = open_current(model, runner)
         target = opened.target
         length, eos, criteria = split_criteria(stopping_criteria)
+        if stop_strings is not None:
+            if tokenizer is None:
+                raise ValueError(
+                    "stop_strings need the model's tokenizer: give it to draftree.custom_generate(tokenizer=...), as "
+                    "Hugging Face does not hand generate(tokenizer=...) on."
+                )
+            criteria.append(StopStringCriteria(tokenizer, stop_strings))
         new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
         count = input_ids.shape[0]
         check_inputs(input_ids, model_kwargs, encoder_decoder=target.encoder_decoder)
