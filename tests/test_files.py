@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from zoo import build
 
 import draftree
-from draftree.bench.report import Report
+from draftree.bench.machine import MADE
+from draftree.bench.report import Report, Table
 from draftree.drafting.folder import base_of, load_drafter, method_class
 from draftree.drafting.lookahead import Trie
 from draftree.files import PREFIX, parse_json, replacing, write_json, write_text
@@ -80,8 +81,10 @@ def picture(folder, version):
 
 
 def report(folder, version):
-    facts = {"version": version, "more": ["x"] * 50}
-    Report("x", f"heading {version}", facts, [], [], lambda figure: figure.subplots().plot([1, version])).write(folder)
+    shown = ("model", "threads", "dtype", "device", "prompts", "sets", "commit")  # in the picture's heading
+    about = dict.fromkeys((*MADE, *shown), "x")
+    draw = lambda figure: figure.subplots().plot([1, version])  # noqa: E731
+    Report("x", "says", about, [Table("t", [{"a": version}], ("a",))], [], {"more": ["x"] * 50}, draw).write(folder)
 
 
 WRITERS = (trace, page, trie, tuned, drafter, model, curve, picture, report)
@@ -266,7 +269,7 @@ def test_nothing_writes_past_the_helper():
     known = {
         'self._lock = (self.folder / LOCK).open("wb")',  # empty
         'with path.open("w", encoding="utf-8") as out:',  # of the journal's finished file, in a folder aside
-        "figure.savefig(out, dpi=110)",  # into memory
+        "figure.savefig(out, dpi=120)",  # into memory
     }
     writes = re.compile(r"""\.write_(text|bytes)\(|\bopen\([^)]*["'][wx]b?["']|\.savefig\(|os\.replace|copyfile""")
     past = []

@@ -35,9 +35,10 @@ def engine(model: Any, drafter: Any, runner: str, slots: int = 3) -> Engine:
 def test_nothing_drafted_stays_in_the_cache(runner: str, options: dict[str, Any]) -> None:
     """After as many tokens all columns of texts are those of an engine that never drafted, in every layer."""
     model = build("llama")
-    caches = []
+    caches, engines = [], []  # an engine that is dropped lets its requests go
     for drafter in (None, SelfSpeculative(confidence=0, branching=3, **options)):
         made = engine(model, drafter, runner)
+        engines.append(made)
         requests = [made.add(row, Rules(max_new_tokens=100)) for row in prompts(LENGTHS)]
         while min(len(r.output) for r in requests) < 24:
             made.step()

@@ -358,8 +358,7 @@ def _draw_weights(model: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     head = model.get_output_embeddings()
-    # A tied table is also the head: at scale 1 rows would merely predict themselves (T5 scales its tied head
-    # down).
+    # A tied table is also the head: at scale 1 rows would merely predict themselves (T5 scales its tied head down).
     small = head is not None and id(head.weight) in tables and model.config.model_type not in ("t5", "umt5")
     for name, weight in model.named_parameters():
         if weight.dim() >= 2:

@@ -87,7 +87,8 @@ class TensorLayer:
             of_query, of_key = self.parts.head_norms
             query, key = of_query(query), of_key(key)
             qk = torch.cat([query.view(batch, n, queries, dim), key.view(batch, n, kv, dim)], 2)
-        qk = torch.addcmul(qk * angles.cosine, angles.rotation.partners(qk), angles.sine)
+        # OLMo's angles are float32 whatever the model's type; the others' are of its type.
+        qk = torch.addcmul(qk * angles.cosine, angles.rotation.partners(qk), angles.sine).to(qkv.dtype)
         query = qk[:, :, :queries].view(batch, n, kv, groups, dim).permute(0, 2, 3, 1, 4)
         key, value = qk[:, :, queries:].transpose(1, 2), qkv[:, :, queries + kv :].transpose(1, 2)
         return query.reshape(batch, kv, groups * n, dim), key, value
