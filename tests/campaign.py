@@ -176,15 +176,18 @@ def gap(case: Case, row: int, prefix: list[int], one: int, other: int) -> tuple[
     if case.options.get("do_sample", False):
         scores = scores.log()
     apart = abs(float(scores[one] - scores[other]))
-    if math.isfinite(apart):
+    if apart <= bound * stretch:
         return apart, bound * stretch
+    # One of the two may be cut off by top_k, top_p and their like: does rounding move it over the edge?
     generator = torch.Generator().manual_seed(0)
-    for scale in (0.1, 1.0):  # one of the two is cut off by top_k, top_p and their like: does rounding move the edge?
+    for scale in (0.1, 0.5):
+        found = {int(scores.argmax())}
         for _ in range(DRAWS):
             moved = logits.float() + (torch.rand(logits.shape, generator=generator) * 2 - 1) * bound * scale
-            if int(chooser._noisy(chooser.scores(moved), 0).argmax()) == one:
-                return bound * stretch * scale, bound * stretch
-    return math.inf, bound * stretch
+            found.add(int(chooser._noisy(chooser.scores(moved), 0).argmax()))
+        if {one, other} <= found:
+            return bound * stretch * scale, bound * stretch
+    return apart, bound * stretch
 
 
 def _at(case: Case, model: Any, row: int, prefix: list[int]) -> tuple[PrefixChooser, Tensor]:

@@ -122,8 +122,9 @@ def draw(seed: int, number: int) -> Case:
     family = rng.choice(CAUSAL + ENCODER_DECODER).id
     encoder_decoder = MEMBERS[family].encoder_decoder
     # Near-ties of 16-bit encoder-decoders cannot be told from errors: nothing measures how far their scores move.
-    # Those of longrope neither: the stock model reads a long text anew with other frequencies.
-    told = not encoder_decoder and "longrope" not in family
+    # Those of longrope neither, as the stock model reads a long text anew with other frequencies, nor those of experts,
+    # among which near-ties choose as well.
+    told = not encoder_decoder and "longrope" not in family and "experts" not in MEMBERS[family].note
     dtype = rng.choices(list(DTYPES), [6, 3, 1])[0] if told else "float32"
     if encoder_decoder:
         drafter = rng.choice([*OF_DECODERS, *MAKERS])
@@ -137,7 +138,7 @@ def draw(seed: int, number: int) -> Case:
         options |= {"do_sample": True} | {name: drawn(rng) for name, drawn in WARPERS.items() if rng.random() < 0.4}
     if rng.random() < 0.2:
         options["eos_token_id"] = rng.choice([[], [EOS, 0], rng.sample(range(VOCABULARY), 12)])
-    options["max_new_tokens"] = rng.choice([1, 7, 16, 24])
+    options |= {"max_new_tokens": rng.choice([1, 7, 16, 24]), "pad_token_id": 0}
     return Case(
         number=number,
         family=family,

@@ -193,6 +193,18 @@ def test_refuses_broken_files(held):
         load_drafter(folder, model)
 
 
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_refuses_numbers_that_are_none(tmp_path, number, dtype):
+    model = build("llama")
+    drafter = save("bita", model, tmp_path)
+    with torch.no_grad():
+        next(iter(drafter.weights.parameters())).view(-1)[3] = number
+    drafter.save_pretrained(tmp_path, dtype=dtype)
+    with pytest.raises(ValueError, match="infinite or none at all: train the drafter again"):
+        load_drafter(tmp_path, model)
+
+
 def test_refuses_what_is_no_folder(tmp_path):
     model = build("llama")
     for name in ("./nowhere", str(tmp_path / "x"), "just-a-name"):

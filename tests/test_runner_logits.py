@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from in_model_driver import make
@@ -10,7 +12,8 @@ from torch import Tensor
 from zoo import CAUSAL, ENCODER_DECODER, MEMBERS, build, construct
 
 from draftree.engine import Engine, Rules
-from draftree.runner import HookedRunner, inspect_model
+from draftree.runner import EagerRunner, HookedRunner, inspect_model
+from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 from draftree.runner.plan import Plan, Surgery
 from draftree.shaping import Fixed
 
@@ -28,6 +31,21 @@ def test_tapped_states_give_the_logits_of_the_pass(name: str) -> None:
             assert difference(runner.logits(result.hidden[last][:, 4:5]), result.logits[:, 4:5]) < 1e-4
             read = runner.close(result.hidden[last])
             assert difference(runner.head(read), model.get_output_embeddings()(read)) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [m.id for m in CAUSAL if "experts" not in m.note])  # near-ties choose among experts
+def test_in_16_bits_a_tree_has_the_logits_of_the_stock_model(name: str, dtype: torch.dtype) -> None:
+    """On every runner, as far as such numbers go; a few families have angles, norms or biases of another type."""
+    model = copy.deepcopy(build(name)).to(dtype)
+    target = inspect_model(model)
+    bushy = Tree(BUSHY, 2)
+    for way in (HookedRunner, EagerRunner, CudaGraphRunner):
+        if not way.qualifies(target):
+            continue
+        run = Run(way(target)).prefill()
+        result = run.step([bushy])
+        assert run.error([bushy], result) < 0.05 * float(result.logits.abs().max()), way.name
 
 
 def test_a_bias_on_logits_is_followed() -> None:

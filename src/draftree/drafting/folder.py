@@ -312,6 +312,11 @@ def _fill(weights: nn.Module, path: Path, digest: Any) -> None:
             "folder anew."
         )
     # Copies, as what was read is a view of the file.
-    weights.load_state_dict(
-        {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True
-    )
+    read = {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}
+    wrong = [name for name, tensor in read.items() if not bool(tensor.isfinite().all())]
+    if wrong:
+        raise ValueError(
+            f"{path} holds numbers in {wrong[0]!r} that are infinite or none at all: train the drafter again, with a "
+            "lower learning rate if it happens once more."
+        )
+    weights.load_state_dict(read, assign=True)
