@@ -180,7 +180,7 @@ def gap(case: Case, row: int, prefix: list[int], one: int, other: int) -> tuple[
         return apart, bound * stretch
     # One of the two may be cut off by top_k, top_p and their like: does rounding move it over the edge?
     generator = torch.Generator().manual_seed(0)
-    for scale in (0.1, 0.5):
+    for scale in (0.1, 0.5, 1.0):
         found = {int(scores.argmax())}
         for _ in range(DRAWS):
             moved = logits.float() + (torch.rand(logits.shape, generator=generator) * 2 - 1) * bound * scale
