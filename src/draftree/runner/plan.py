@@ -271,9 +271,6 @@ class PassResult:
     def join(cls, results: list[PassResult]) -> PassResult:
         """One result of several single-request passes over the same plan."""
 
-        def cat(parts: list[Tensor]) -> Tensor:
-            return torch.cat(parts) if len({p.shape[1:] for p in parts}) == 1 else _pad_and_cat(parts)
-
         segments = []
         for parts in zip(*(r.segments for r in results), strict=True):
             rows = None
@@ -285,23 +282,23 @@ class PassResult:
                 Segment(
                     parts[0].start,
                     None if rows is None else _pad_and_cat(rows, fill=-1),
-                    cat([p.positions for p in parts]),
-                    cat([p.visible for p in parts]),
-                    None if prefix[0] is None else cat([p for p in prefix if p is not None]),
+                    _pad_and_cat([p.positions for p in parts]),
+                    _pad_and_cat([p.visible for p in parts], square=True),
+                    None if prefix[0] is None else _pad_and_cat([p for p in prefix if p is not None]),
                 )
             )
-        hidden = {layer: cat([r.hidden[layer] for r in results]) for layer in results[0].hidden}
-        return cls(cat([r.logits for r in results]), segments, hidden, results[0].runner)
+        hidden = {layer: _pad_and_cat([r.hidden[layer] for r in results]) for layer in results[0].hidden}
+        return cls(_pad_and_cat([r.logits for r in results]), segments, hidden, results[0].runner)
 
 
-def _pad_and_cat(parts: list[Tensor], fill: int = 0) -> Tensor:
+def _pad_and_cat(parts: list[Tensor], fill: int = 0, *, square: bool = False) -> Tensor:
+    """Tensors [1, n, ..] as one, padded to the most rows n; `square` ones [1, n, n] in both of their dimensions."""
     rows = max(p.shape[1] for p in parts)
     padded = []
     for p in parts:
-        pad = [0, 0] * (p.dim() - 2) + [0, rows - p.shape[1]]
-        if p.dim() == 3 and p.shape[1] == p.shape[2]:  # square visibility pads both ways
-            pad = [0, rows - p.shape[2], 0, rows - p.shape[1]]
-        padded.append(torch.nn.functional.pad(p, pad, value=fill))
+        more = [0, rows - p.shape[1]]
+        pad = more + more if square else [0, 0] * (p.dim() - 2) + more
+        padded.append(torch.nn.functional.pad(p, pad, value=fill) if more[1] else p)
     return torch.cat(padded)
 
 
