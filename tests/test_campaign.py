@@ -57,8 +57,8 @@ def llama_case(**changes: Any) -> campaign_cases.Case:
     options = {"max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": []}
     plain = {
         "number": 0, "family": "llama", "dtype": "float32", "runner": "hooked", "drafter": "random",
-        "shape": "fixed-16", "pruner": None, "through": "generate", "prompts": [[5, 6, 7], [9, 8]], "options": options, "seed": 5,
-        "strict": False, "slots": 2, "again": False,
+        "shape": "fixed-16", "pruner": None, "through": "generate", "prompts": [[5, 6, 7], [9, 8]], "options": options,
+        "strict": False, "seed": 5, "slots": 2, "again": False,
     }  # fmt: skip
     return campaign_cases.Case(**plain | changes)
 

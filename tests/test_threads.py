@@ -16,6 +16,7 @@ from generate_driver import prompts
 from runner_driver import one_thread  # noqa: F401
 
 import draftree
+from draftree.runner import open_runner
 
 THREADS, NEW = 8, 16
 PROMPTS = [torch.tensor([prompt]) for prompt in prompts()]
@@ -115,3 +116,23 @@ def test_asyncio() -> None:
         return await asyncio.gather(*(asyncio.to_thread(ours, model, prompt, drafter) for prompt in PROMPTS * 4))
 
     assert asyncio.run(all_at_once()) == wanted * 4
+
+
+def test_shapes_pruners_runners_and_recorders_are_shared_as_well() -> None:
+    model = fresh("demo")
+    wanted = [ours(model, prompt) for prompt in PROMPTS]
+    head = draftree.demo_early_head(model)
+    shared = {
+        "drafter": draftree.Merge([draftree.Lookahead(), draftree.demo_drafter("medusa", model)]),
+        "shape": draftree.DynamicTree(),
+        "pruner": draftree.EarlyPruning(head, always=True),
+        "recorder": draftree.Recorder(),
+        "runner": open_runner(model, "hooked"),
+    }
+
+    def call(prompt: torch.Tensor) -> list[int]:
+        found: list[int] = draftree.generate(model, prompt, max_new_tokens=NEW, **shared).sequences[0].tolist()
+        return found
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert list(pool.map(call, PROMPTS * 6)) == wanted * 6
