@@ -169,6 +169,9 @@ ALTERATIONS: dict[str, Callable[[Any, Patch], Any]] = {
     "class of norms": on_the_class(modeling_llama.LlamaRMSNorm),
     "function of rotation": loud_function(modeling_llama, "rotate_half"),
     "torch's attention": loud_function(F, "scaled_dot_product_attention"),
+    "torch's linear": loud_function(F, "linear"),
+    "torch's silu": loud_function(F, "silu"),
+    "torch's embedding": loud_function(F, "embedding"),
     "transformers' attention": lambda model, patch: patch.setitem(
         ALL_ATTENTION_FUNCTIONS, "sdpa", louder(ALL_ATTENTION_FUNCTIONS["sdpa"])
     ),
@@ -282,3 +285,14 @@ def test_looking_leaves_nothing_behind() -> None:
     assert alteration(model) is None
     assert torch.equal(state, torch.get_rng_state())
     assert model.config.to_json_string() == config
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_layers_that_were_taken_out(drafter: str) -> None:
+    model = fresh()
+    before = text(model, drafter)
+    model.model.layers = model.model.layers[:3]
+    with pytest.raises(ValueError, match=r"set config\.num_hidden_layers to the number that there are"):
+        text(model, drafter)
+    model.config.num_hidden_layers = 3
+    assert text(model, drafter) == stock_text(model) != before

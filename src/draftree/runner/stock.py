@@ -11,9 +11,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -30,6 +29,10 @@ ORIGINS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, t
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
 # Settings of modules that change in use, or change nothing about what a pass in evaluation mode computes.
 LOOSE = ("training", "name_or_path", "generation_config", "gradient_checkpointing", "max_seq_len_cached")
+# Of torch.nn.functional, what layers call that are computed without it.
+FUNCTIONS = (
+    "embedding", "gelu", "layer_norm", "linear", "relu", "rms_norm", "scaled_dot_product_attention", "silu", "softmax",
+)  # fmt: skip
 SETTINGS = (bool, int, float, str, tuple, list, dict, type(None))
 
 
@@ -112,7 +115,7 @@ _seen: dict[type, list[Place]] = {}
 
 def _places(model: Any, kinds: set[type]) -> Iterator[Place]:
     """Where the functions that a model's passes call are looked up: those of its modules' classes, and of attention."""
-    yield vars(F), "scaled_dot_product_attention"
+    yield from ((vars(F), name) for name in FUNCTIONS)
     yield ALL_ATTENTION_FUNCTIONS, model.config._attn_implementation
     for kind in kinds - {PackedLinear}:
         known = _seen.get(kind)
@@ -149,7 +152,7 @@ def _stock_function(function: Any) -> bool:
     return all(
         part.__code__.co_filename.startswith(ORIGINS)
         if isinstance(part, FunctionType)
-        else not isinstance(part, partial)
+        else isinstance(part, BuiltinFunctionType)
         for part in parts
     )
 

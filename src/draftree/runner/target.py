@@ -217,8 +217,9 @@ def _layers(decoder: nn.Module, config: Any) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == expected:
             return list(module)
     raise ValueError(
-        f"Found no list of {expected} decoder layers in {type(decoder).__name__}: this architecture is not "
-        "supported, please report it."
+        f"Found no list of {expected} decoder layers in {type(decoder).__name__}: if you have taken layers out or put "
+        "some in, set config.num_hidden_layers to the number that there are; else this architecture is not supported, "
+        "and please report it."
     )
 
 
