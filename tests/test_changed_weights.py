@@ -11,7 +11,7 @@ import torch
 from zoo import MEMBERS, build, construct
 
 import draftree
-from draftree.engine import Engine
+from draftree.engine import Engine, Rules
 from draftree.runner import checksum, open_runner
 from draftree.runner.checksum import tensors_checksum, weights_checksum
 
@@ -136,6 +136,61 @@ def test_every_number_counts(dtype: torch.dtype, count: int, way: str, monkeypat
         assert tensors_checksum([changed]) != first
     if count > 3:
         assert tensors_checksum([tensor.roll(1)]) != first, "order counts"
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all signs": torch.neg,
+    "signs of one row": lambda w: torch.cat([-w[:1], w[1:]]),
+    "signs of one column": lambda w: torch.cat([-w[:, :1], w[:, 1:]], 1),
+    "signs of two numbers": lambda w: torch.cat([-w[:, :1], w[:, 1:-1], -w[:, -1:]], 1),
+    "twice as large": lambda w: w * 2,
+    "sixteen times as large": lambda w: w * 16,
+    "2 ** 16 times as large": lambda w: w * 2**16,
+    "rows turned around": lambda w: w.flip(0),
+    "columns turned around": lambda w: w.flip(1),
+    "two rows swapped": lambda w: torch.cat([w[1:2], w[:1], w[2:]]),
+    "rows moved on": lambda w: w.roll(1, 0),
+    "columns moved on": lambda w: w.roll(64, 1),
+    "all zero": torch.zeros_like,
+    "one row zero": lambda w: torch.cat([w[:1] * 0, w[1:]]),
+} | {f"bit {bit} of all": lambda w, bit=bit: (w.view(torch.int32) ^ (1 << bit if bit < 31 else -(2**31))).view(w.dtype)
+     for bit in range(32)}  # fmt: skip
+
+
+@pytest.mark.parametrize("numbers", ["random", "equal"])
+@pytest.mark.parametrize("shape", [(64, 128), (112, 64), (512, 1024)])
+@pytest.mark.parametrize("way", ["compiled", "python", "device"])
+def test_no_change_of_many_numbers_cancels_itself(
+    way: str, shape: tuple[int, int], numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "python":
+        monkeypatch.setattr(checksum, "load_library", lambda: None)
+    if way == "device":
+        monkeypatch.setattr(checksum, "_of_cpu", lambda data: checksum._of_device(torch.from_numpy(data)))
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(shape, generator=generator) if numbers == "random" else torch.full(shape, 0.37)
+    found = {tensors_checksum([weight]): "none"}
+    for name, change in CHANGES.items():
+        changed = change(weight).contiguous()
+        if not torch.equal(changed.view(torch.int32), weight.view(torch.int32)):
+            digest = tensors_checksum([changed])
+            assert digest not in found, (name, found[digest])
+            if name != "all signs":  # which is bit 31 of all
+                found[digest] = name
+
+
+@pytest.mark.parametrize("change", ["all signs", "sixteen times as large", "rows turned around"])
+@pytest.mark.parametrize("runner", ["cpu", "eager", "cuda_graphs"])
+def test_an_engine_refuses_such_changes(runner: str, change: str) -> None:
+    model = construct(MEMBERS["llama"])
+    engine = Engine(model, runner=runner)
+    engine.add([5, 6, 7], Rules(max_new_tokens=3))
+    engine.run()
+    for layer in model.model.layers:
+        layer.mlp.up_proj.weight.data.copy_(CHANGES[change](layer.mlp.up_proj.weight.data))
+    with pytest.raises(ValueError, match="The model has changed since this engine was made"):
+        engine.add([5, 6, 7])
+    assert ours(model, runner) == own(model)
 
 
 def test_threads_do_not_change_it() -> None:

@@ -7,6 +7,7 @@ nothing less than the contents tells. Reading all of them takes about as long as
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import zlib
 from collections.abc import Iterable, Iterator
@@ -70,8 +71,15 @@ def _of_cpu(data: np.ndarray) -> bytes:
 
 
 def _of_device(data: Tensor) -> bytes:
-    """Of contiguous bytes: every word times an odd number of its own, summed; only the sums are copied."""
+    """Of contiguous bytes: every word times an odd random number of its own, summed; only the sums are copied."""
     words = data.view(torch.int32) if data.numel() % 4 == 0 and data.storage_offset() % 4 == 0 else data
-    factors = 2 * torch.arange(min(CHUNK, len(words)), device=data.device) * 0x9E3779B97F4A7C1 + 1
+    factors = _factors(data.device, CHUNK)
     sums = [(part.long() * factors[: len(part)]).sum() for part in words.split(CHUNK)]
     return torch.stack(sums).cpu().numpy().tobytes()
+
+
+@functools.cache
+def _factors(device: torch.device, count: int) -> Tensor:
+    """LongTensor [count] of odd random numbers, the same in every run."""
+    numbers = np.random.default_rng(0).integers(-(2**63), 2**63, count) | 1
+    return torch.from_numpy(numbers).to(device)
