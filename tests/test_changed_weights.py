@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from zoo import MEMBERS, build, construct
+from zoo import CAUSAL, ENCODER_DECODER, MEMBERS, build, construct
 
 import draftree
 from draftree.engine import Engine, Rules
-from draftree.runner import checksum, open_runner
+from draftree.runner import checksum, inspect_model, open_runner
 from draftree.runner.checksum import tensors_checksum, weights_checksum
 
 PROMPT = torch.tensor([[5, 9, 3, 17, 4]])
@@ -177,6 +177,20 @@ def test_no_change_of_many_numbers_cancels_itself(
             assert digest not in found, (name, found[digest])
             if name != "all signs":  # which is bit 31 of all
                 found[digest] = name
+
+
+@pytest.mark.parametrize("name", [member.id for member in CAUSAL + ENCODER_DECODER])
+def test_every_family_on_every_runner_that_has_copies(name: str) -> None:
+    """One weight after the other, of a layer far behind or of the embedding: one text before and one behind each."""
+    model = construct(MEMBERS[name])
+    last = inspect_model(model).layers[-1]
+    changed = 0
+    for weight in (*(p for p in last.parameters() if p.dim() > 1), model.get_input_embeddings().weight):
+        before = ours(model, "auto")
+        weight.data.copy_(weight.data.flip(0) * -2)
+        assert ours(model, "auto") == own(model)
+        changed += own(model) != before
+    assert changed
 
 
 @pytest.mark.parametrize("change", ["all signs", "sixteen times as large", "rows turned around"])

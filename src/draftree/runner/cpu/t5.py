@@ -37,6 +37,7 @@ class T5Runner(HookedRunner):
     """Drives stock T5 and mT5 models; see `Runner`."""
 
     name = "cpu"
+    copies = True  # which the hooked runner has none of
 
     @classmethod
     def refusal(cls, target: Target) -> str | None:
