@@ -15,7 +15,7 @@ from zoo import MEMBERS, build, construct
 
 from draftree.drafting import Context, Lookahead, PromptLookup
 from draftree.engine import Engine, Rules, generate
-from draftree.engine import loop as loop_module
+from draftree.engine import engine as engine_module
 from draftree.runner import inspect_model
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
@@ -40,7 +40,7 @@ def test_a_drafter_sees_the_states_of_every_committed_row(
     name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts included, whole or in pieces, in ragged batches; its own rows change none of them."""
-    monkeypatch.setattr(loop_module, "PREFILL_CHUNK", chunk)
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", chunk)
     model = build(name)
     plain = Engine(model)
     answers = [plain.add(prompt, Rules(max_new_tokens=20)) for prompt in PROMPTS]

@@ -17,7 +17,7 @@ from zoo import build
 
 from draftree.drafting import Drafter, Lookahead, PromptLookup
 from draftree.engine import Emitted, Engine, Request, Rules, RunStats, State, generate
-from draftree.engine import loop as loop_module
+from draftree.engine import engine as engine_module
 from draftree.shaping import DynamicTree, Fixed, shape_for
 
 PROMPTS = prompts((5, 17, 9, 30, 1, 12), seed=6)
@@ -238,7 +238,7 @@ def test_two_threads_share_a_drafter(runner: str) -> None:
 def test_prompts_in_pieces(chunk: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [alone("llama", n, "greedy") for n in range(6)]  # before the pieces get small
     references = drafter_of(kind, "llama")
-    monkeypatch.setattr(loop_module, "PREFILL_CHUNK", chunk)
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", chunk)
     for slots in (1, 4):
         engine = Engine(build("llama"), drafter=references, shape=Fixed(8), slots=slots)
         made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
@@ -250,7 +250,7 @@ def test_prompts_in_pieces(chunk: int, kind: str, monkeypatch: pytest.MonkeyPatc
 def test_prompts_in_pieces_in_other_families(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [alone(name, n, "greedy") for n in range(6)]
     drafter = drafter_of("random", name)
-    monkeypatch.setattr(loop_module, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 4)
     engine = Engine(build(name), drafter=drafter, shape=Fixed(8), slots=3)
     made = [engine.add(PROMPTS[n], rules("greedy", n)) for n in range(6)]
     engine.run()

@@ -16,7 +16,7 @@ from draftree.drafting import BiTA, Context, HiddenTransfer, Lookahead, Medusa
 from draftree.drafting.base import StepPlan
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine import Engine, Rules, generate
-from draftree.engine import loop as loop_module
+from draftree.engine import engine as engine_module
 from draftree.runner import EagerRunner, inspect_model
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
@@ -112,8 +112,8 @@ def test_up_to_the_last_position_of_the_context() -> None:
 def test_prompts_in_pieces_change_no_draft_token(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, mask = left_pad(prompts())
     counts = []
-    for chunk in (loop_module.PREFILL_CHUNK, 5):
-        monkeypatch.setattr(loop_module, "PREFILL_CHUNK", chunk)
+    for chunk in (engine_module.PREFILL_CHUNK, 5):
+        monkeypatch.setattr(engine_module, "PREFILL_CHUNK", chunk)
         drafter = make(kind, build("llama"))
         out = generate(build("llama"), ids, mask, drafter=drafter, shape=Fixed(16), max_new_tokens=NEW)
         counts.append((out.stats.total.steps, out.stats.total.accepted, out.sequences.tolist()))

@@ -40,6 +40,8 @@ class Context:
             the encoder's output is known.
         chooser: the request's logits processors and noise; None where the best of the raw logits is taken.
         place: where the target keeps the request while it runs; for drafters that draft inside the target.
+        prediction: token ids that the text may follow in parts, to copy from.
+        scope: what is learned from this request is for requests of the same scope alone.
     """
 
     id: int
@@ -50,6 +52,8 @@ class Context:
     source: Tensor | None = None
     chooser: PrefixChooser | None = None
     place: Place | None = None
+    prediction: Sequence[int] = ()
+    scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

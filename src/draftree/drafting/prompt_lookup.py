@@ -34,7 +34,7 @@ class PromptLookup(Drafter):
         self.max_nodes = num_draft_tokens
         self.max_ngram_size = max_ngram_size
         self._eos: tuple[int, ...] = ()
-        self._seen: dict[int, tuple[np.ndarray, int]] = {}  # by request: its tokens, and how many are there so far
+        self._seen: dict[int, tuple[np.ndarray, int]] = {}  # by request: its prediction and tokens, and how many are there so far
 
     def bind(self, target: Target, **hints: Any) -> None:
         """See `Drafter.bind`."""
@@ -42,7 +42,10 @@ class PromptLookup(Drafter):
 
     def begin(self, request: Context) -> None:
         """See `Drafter.begin`."""
-        self._seen[request.id] = np.empty(len(request.tokens) + request.room, dtype=np.int64), 0
+        front = len(request.prediction)  # as if it stood before the prompt
+        buffer = np.empty(front + len(request.tokens) + request.room, dtype=np.int64)
+        buffer[:front] = request.prediction
+        self._seen[request.id] = buffer, front
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
@@ -56,8 +59,9 @@ class PromptLookup(Drafter):
     def _continuation(self, request: Context, most: int) -> np.ndarray:
         nothing = np.empty(0, dtype=np.int64)
         buffer, known = self._seen[request.id]
-        tokens = buffer[: len(request.tokens)]
-        tokens[known:] = request.tokens[known:]  # also of steps without draft tokens
+        front = len(request.prediction)
+        tokens = buffer[: front + len(request.tokens)]
+        tokens[known:] = request.tokens[known - front :]  # also of steps without draft tokens
         self._seen[request.id] = buffer, len(tokens)
         if most < 1:
             return nothing

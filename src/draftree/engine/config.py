@@ -46,6 +46,9 @@ class EngineConfig:
         early_exit: None runs every layer for every token; `LossyCALM` lets tokens leave early and CHANGES the text.
         closed: whether all requests are added before the first step, so that draft tokens for one that is done early
             anyway save no time.
+        keep_prefixes: whether a slot keeps what it holds when its request is over, so that a prompt which begins alike
+            is not read again; see `Slots` for where that cannot be. Not with `strict`, where prompts pass as they
+            would alone.
         clock: seconds, by which steps are timed.
 
     Raises:
@@ -64,6 +67,7 @@ class EngineConfig:
     recorder: Recorder | None = None
     early_exit: LossyCALM | None = None
     closed: bool = False
+    keep_prefixes: bool = False
     clock: Callable[[], float] = time.perf_counter
 
     @classmethod

@@ -13,17 +13,20 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from draftree.drafting.base import Place
 from draftree.engine.config import EngineConfig
 from draftree.engine.limits import check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
 from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
+from draftree.engine.slots import Slots
 from draftree.engine.strict import measure_tolerance
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import cached_cost
 from draftree.shaping import Shape, shape_for
 from draftree.shaping.base import Sizer
+
+PREFILL_CHUNK = 512  # prompt rows per pass; keeps masks and activations of long prompts small
+LEAST_CHUNK = 32  # of one prompt; fewer rows would hardly be read sooner
 
 
 class Engine:
@@ -73,7 +76,8 @@ class Engine:
             track = config.recorder.track(about, drafter)
         self.loop = Loop(config, self.runner, self.cache, self.encoder, self._sizer, tolerance, track)
         self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # request i lives in slot i
+        keeps = config.keep_prefixes and not config.strict and config.early_exit is None
+        self.slots = Slots(self.runner, self.cache, self.encoder, keeps=keeps)
         self._stepping = threading.Lock()
         self.closed = False
         self.compared = False  # whether the model was compared with the runner's since the last step
@@ -160,7 +164,7 @@ class Engine:
             self.cancel(request)
 
     def __del__(self) -> None:
-        if getattr(self, "running", None):  # dropped in the middle: a drafter that others use must forget the requests
+        if hasattr(self, "slots") and self.running:  # dropped in the middle: a drafter that others use must forget the requests
             with suppress(Exception):
                 self.close()
 
@@ -169,6 +173,11 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    @property
+    def running(self) -> list[Request]:
+        """The requests in slots; request i lives in slot i."""
+        return self.slots.running
 
     @property
     def busy(self) -> bool:
@@ -221,14 +230,21 @@ class Engine:
             self._stepping.release()
 
     def _step(self) -> None:
-        joined = len(self.running)
+        slots, loop = self.slots, self.loop
         try:
             while self.waiting and len(self.running) < self.config.slots:
                 self._join(self.waiting.popleft())
-            if len(self.running) > joined:
-                self.loop.advance(joined, self.running[joined:])
-            if joined:
-                self.loop.advance(0, self.running[:joined], closed=self.config.closed and not self.waiting)
+            decoding = slots.decoding
+            if slots.reading:
+                reading = self.running[decoding:]
+                # Those that decode wait for one chunk of prompts a step, not for a whole prompt.
+                most = max(PREFILL_CHUNK // len(reading), LEAST_CHUNK) if decoding else PREFILL_CHUNK
+                count = loop.read(decoding, reading, most)
+                slots.begin(count)
+                if count:
+                    loop.advance(decoding, reading[:count])
+            if decoding:
+                loop.advance(0, self.running[:decoding], closed=self.config.closed and not self.waiting)
         except BaseException as error:
             for request in self.running:
                 if request.finish_reason is None:
@@ -240,15 +256,12 @@ class Engine:
     # ---------------------------------------------------------------- slots
 
     def _join(self, request: Request) -> None:
-        slot = len(self.running)
-        self.cache.clear(slot)
-        self.running.append(request)
+        self.slots.enter(request)
         request.state = State.RUNNING
-        request.context.place = Place(self.runner, self.cache, self.encoder, slot)
         try:
             if self.encoder is not None:
                 with self.runner.lock:
-                    self.encoder.admit(slot, request.encoder_input, states=request.encoder_states)
+                    self.encoder.admit(self.running.index(request), request.encoder_input, states=request.encoder_states)
             if self.config.drafter is not None:
                 self.config.drafter.begin(request.context)
         except Exception as error:
@@ -268,20 +281,8 @@ class Engine:
             raise interrupted
 
     def _leave(self, request: Request) -> None:
-        """Free a request's slot; the last running request moves into it, so live slots stay contiguous."""
-        slot = self.running.index(request)
-        last = len(self.running) - 1
-        if slot != last:
-            self.cache.move(last, slot)
-            if self.encoder is not None:
-                self.encoder.move(last, slot)
-            moved = self.running[slot] = self.running[last]
-            moved.context.place = Place(self.runner, self.cache, self.encoder, slot)
-        self.running.pop()
-        request.context.place = None
-        self.cache.clear(last)
-        if self.encoder is not None:
-            self.encoder.clear(last)
+        """Free a request's slot, and have the drafter forget it."""
+        self.slots.leave(request)
         request.state = State.FINISHED
         if self._sizer is not None:
             self._sizer.end(request.context)

@@ -17,7 +17,7 @@ from draftree.drafting.base import Attachment, Capabilities, Step, StepPlan
 from draftree.engine.config import EngineConfig
 from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.recorder import Track
-from draftree.engine.request import Request
+from draftree.engine.request import Request, TokenScores
 from draftree.engine.stats import STAGES
 from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
@@ -25,8 +25,6 @@ from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult
 from draftree.shaping.base import Outcome, Sizer
 from draftree.tree import TokenTree
-
-PREFILL_CHUNK = 512  # prompt rows per pass; keeps masks and activations of long prompts small
 
 
 class Loop:
@@ -107,7 +105,7 @@ class Loop:
         if drafter is None or sizer is None or alone:
             takes = [context.drafting and context.room > 1 for context in contexts]
             return StepPlan(contexts, [0] * len(contexts), takes, self._roots(requests))
-        plan = sizer.plan(contexts, drafter.max_nodes, closed=closed)
+        plan = _within_rules(sizer.plan(contexts, drafter.max_nodes, closed=closed), requests)
         if not any(plan.budgets):
             return sizer.trim(plan, self._roots(requests))
         began = self.config.clock()
@@ -150,13 +148,14 @@ class Loop:
         return TokenTree.roots(torch.tensor(last, dtype=torch.long, device=self.device))
 
     def _verify(self, first: int, requests: list[Request], plan: StepPlan, alone: bool) -> tuple[TreePass, PassResult]:
+        trunks, floors = self._unread(first, requests)
+        return self._pass(first, plan, trunks, floors, bare=alone)
+
+    def _unread(self, first: int, requests: list[Request]) -> tuple[list[list[int]], list[int]]:
+        """Of each request the tokens before its newest one that are not in the cache yet, and its prompt's length."""
         starts = self.cache.lengths[first : first + len(requests)]
         trunks = [r.context.tokens[start:-1] for r, start in zip(requests, starts, strict=True)]
-        floors = [r.context.prompt_length for r in requests]
-        while max(len(t) for t in trunks) > PREFILL_CHUNK:
-            self._prefill(first, plan, [t[:PREFILL_CHUNK] for t in trunks], floors)
-            trunks = [t[PREFILL_CHUNK:] for t in trunks]
-        return self._pass(first, plan, trunks, floors, bare=alone)
+        return trunks, [r.context.prompt_length for r in requests]
 
     def _pass(
         self, first: int, plan: StepPlan, trunks: list[list[int]], floors: list[int], *, bare: bool
@@ -182,19 +181,39 @@ class Loop:
         with self.runner.lock:
             return turn, self.runner.run(turn.plan, self.cache, first, self.encoder)
 
-    def _prefill(self, first: int, plan: StepPlan, chunks: list[list[int]], floors: list[int]) -> None:
-        """Commit a part of long prompts; the drafter sees its hidden states, nothing is drafted or emitted."""
-        # The chunk's last token plays the root; requests whose prompt is already in give an empty chunk.
-        roots = TokenTree.roots(torch.tensor([c[-1] if c else 0 for c in chunks], dtype=torch.long, device=self.device))
-        plan = replace(plan, trees=roots)
+    def read(self, first: int, requests: list[Request], most: int) -> int:
+        """Commit `most` prompt tokens of each request that has more of them than that unread.
+
+        Nothing is drafted or emitted; the drafter sees the hidden states.
+
+        Args:
+            first: slot of the first request.
+            requests: in the order of their slots, those with fewer unread tokens first.
+            most: prompt tokens of each to read in this pass.
+
+        Returns:
+            how many requests, from the first on, have at most `most` tokens left; `advance` reads them.
+        """
+        trunks, floors = self._unread(first, requests)
+        count = sum(len(trunk) <= most for trunk in trunks)
+        if count == len(requests):
+            return count
+        first, requests, floors = first + count, requests[count:], floors[count:]
+        chunks = [trunk[:most] for trunk in trunks[count:]]
+        # The chunk's last token plays the root.
+        roots = TokenTree.roots(torch.tensor([c[-1] for c in chunks], dtype=torch.long, device=self.device))
+        contexts = [request.context for request in requests]
+        takes = [context.drafting and context.room > 1 for context in contexts]
+        plan = StepPlan(contexts, [0] * len(contexts), takes, roots)
         turn, result = self._pass(first, plan, [c[:-1] for c in chunks], floors, bare=True)
-        accepted = [[0] if chunk else [] for chunk in chunks]
+        accepted = [[0] for _ in chunks]
         self.cache.commit(turn.committed(accepted), result.segments)
         if self.drafter is not None and self.can.observes:
             nothing: list[list[int]] = [[] for _ in chunks]
             self.drafter.observe(
                 Step(plan.requests, roots, result, turn.trunk, turn.offset, accepted, nothing, own_rows=False)
             )
+        return count
 
     def _accept(
         self,
@@ -218,15 +237,16 @@ class Loop:
                 size = trees.sizes[b]  # padding of a smaller tree is no node that left
                 where = {n: i for i, n in enumerate(rows[b].tolist()) if 0 <= n < size}
                 request.stats.pruned += size - len(where)
+            scored = ScoredTree(trees, b, logits[b], where)
             if end is not None:
                 choices = _unreviewed(trees, b, end)
             elif rule is not None:
-                choices = rule.walk(ScoredTree(trees, b, logits[b], where), request.chooser, request.id)
+                choices = rule.walk(scored, request.chooser, request.id)
             elif request.chooser is not None:
-                choices = lazy_walk(ScoredTree(trees, b, logits[b], where), request.chooser, tolerance)
+                choices = lazy_walk(scored, request.chooser, tolerance)
             else:
                 choices = greedy[b].choices()
-            walks.append(self._emit(request, trees.source[b], choices))
+            walks.append(self._emit(request, trees.source[b], choices, scored))
         return walks
 
     def _ends(self, requests: list[Request], trees: TokenTree) -> list[int | None]:
@@ -246,9 +266,14 @@ class Loop:
         if self.track is not None:
             self.track.step(requests, trees, None, walks, marks)
 
-    def _emit(self, request: Request, sources: Tensor, choices: Iterator[Choice]) -> Walk:
-        """Emit choices up to where the text ends; whatever lies behind is cut off, a near-tie as well."""
-        walk = Walk()
+    def _emit(
+        self, request: Request, sources: Tensor, choices: Iterator[Choice], scored: ScoredTree | None = None
+    ) -> Walk:
+        """Emit choices up to where the text ends; whatever lies behind is cut off, a near-tie as well.
+
+        `scored` has what the model says after the tree's nodes; None where no pass was made.
+        """
+        walk, count = Walk(), request.rules.logprobs
         if request.finish_reason is not None:  # cancelled by another request's callback
             return walk
         try:
@@ -264,7 +289,10 @@ class Loop:
                 walk.nodes.append(node)
                 walk.tokens.append(token)
                 walk.drafted_by.append(child)
-                if request.emit(token, source):
+                scores = None
+                if count is not None and scored is not None:
+                    scores = TokenScores.of(scored.after(node), token, count)
+                if request.emit(token, source, scores):
                     break
         except Exception as error:  # one request's criteria or callback must not stop the others
             request.error, request.finish_reason = error, "error"
@@ -296,6 +324,15 @@ class Loop:
             stats.count(walk.drafted_by, trees.sizes[b] - 1, passed=len(marks) > len(STAGES))
             for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False):
                 stats.seconds[stage] += (end - begin) * share
+
+
+def _within_rules(plan: StepPlan, requests: list[Request]) -> StepPlan:
+    """The plan with no more draft tokens than the requests' own rules allow."""
+    if all(request.rules.node_budget is None for request in requests):
+        return plan
+    mosts = [request.rules.node_budget for request in requests]
+    budgets = [n if most is None else min(n, most) for n, most in zip(plan.budgets, mosts, strict=True)]
+    return replace(plan, budgets=budgets)
 
 
 def _unreviewed(trees: TokenTree, b: int, end: int) -> Iterator[Choice]:

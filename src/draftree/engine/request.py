@@ -40,6 +40,11 @@ class Rules:
         processors: Hugging Face logits processors, in order, belonging to this request alone.
         criteria: custom stopping criteria, called after every token.
         drafting: False answers this request without draft tokens.
+        node_budget: most draft tokens of a step; None leaves that to the shape.
+        logprobs: how many of the likeliest tokens to tell with each new one (`Emitted.scores`); None for no scores.
+        prediction: token ids that the text may follow in parts; drafters that copy, such as `Lookahead`, draft from it.
+        scope: requests of other scopes neither draft from what this one leaves behind nor take over its prompt's keys
+            and values (a server's tenants).
 
     Raises:
         TypeError, ValueError: a seed that is no whole number, or one of more than 64 bits.
@@ -52,6 +57,10 @@ class Rules:
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
     drafting: bool = True
+    node_budget: int | None = None
+    logprobs: int | None = None
+    prediction: tuple[int, ...] = ()
+    scope: str | None = None
 
     def __post_init__(self) -> None:
         if self.seed is not None:
@@ -59,11 +68,38 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Log-probabilities that the model gave at a token's place, before any logits processor.
+
+    Attributes:
+        chosen: of the token that came.
+        likeliest: token ids with theirs, best first.
+    """
+
+    chosen: float
+    likeliest: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def of(cls, logits: Tensor, token: int, count: int) -> TokenScores:
+        """Those of `token` and of the `count` likeliest ones, by raw logits [V]."""
+        logp = logits.float().log_softmax(-1)
+        values, tokens = logp.topk(min(count, logp.shape[-1]))
+        return cls(float(logp[token]), tuple(zip(tokens.tolist(), values.tolist(), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class Emitted:
-    """One new token: its id, and the name of the drafter that drafted it (None: the target's own)."""
+    """One new token.
+
+    Attributes:
+        token: its id.
+        source: the name of the drafter that drafted it; None for the target's own.
+        scores: its log-probabilities where the request's rules ask for them.
+    """
 
     token: int
     source: str | None
+    scores: TokenScores | None = None
 
 
 class Request:
@@ -75,6 +111,7 @@ class Request:
         finish_reason: "eos", "length", "stop", "cancelled" or "error"; None while it lives.
         error: the exception that ended it, if one did.
         output: what was emitted, in order.
+        reused: prompt tokens that were not read, as the cache had them.
         stats: its counts.
     """
 
@@ -96,9 +133,19 @@ class Request:
         self.error: BaseException | None = None
         self.output: list[Emitted] = []
         self.stats = RequestStats()
-        self.context = Context(self.id, list(prompt), len(prompt), rules.max_new_tokens, rules.drafting, encoder_input)
+        self.context = Context(
+            self.id,
+            list(prompt),
+            len(prompt),
+            rules.max_new_tokens,
+            rules.drafting,
+            encoder_input,
+            prediction=rules.prediction,
+            scope=rules.scope,
+        )
         self.encoder_input = encoder_input
         self.encoder_states = encoder_states
+        self.reused = 0
         self.decide_alone = False  # strict mode: the next step has no draft tokens
         self._on_token = on_token
         prefix = padded_prompt
@@ -126,12 +173,12 @@ class Request:
         """The new token ids."""
         return [e.token for e in self.output]
 
-    def emit(self, token: int, source: str | None) -> bool:
+    def emit(self, token: int, source: str | None, scores: TokenScores | None = None) -> bool:
         """Add a token; return whether the text ends with it."""
         rules, context = self.rules, self.context
         context.tokens.append(token)
         context.room -= 1
-        emitted = Emitted(token, source)
+        emitted = Emitted(token, source, scores)
         self.output.append(emitted)
         if self._on_token is not None:
             self._on_token(emitted)

@@ -19,6 +19,8 @@ from draftree.tree import TokenTree
 
 NAMES = {SOURCES["prompt"]: "lookahead/prompt", SOURCES["output"]: "lookahead/output", SOURCES["mix"]: "lookahead/both"}
 
+MOST_SCOPES = 64  # tries kept of requests with a scope of their own; each takes up to `max_nodes` nodes
+
 
 class Lookahead(Drafter):
     """Drafts from a trie; one object may serve many calls and engines, and learns from all of them.
@@ -52,6 +54,8 @@ class Lookahead(Drafter):
         self._options = {"decoding_length": decoding_length, "branch_length": branch_length, **trie_options}
         self._trie: Trie | None = None
         self._answers: list[list[int]] = []  # to be stored when the trie is made
+        self._eos: Sequence[int] = ()
+        self._scoped: dict[str, Trie] = {}  # the one used last stands last
         self._seen: dict[int, int] = {}  # how many tokens of each request the trie has been given
         self._making = threading.Lock()  # engines in several threads may meet the drafter at once
         if "eos_token_ids" in trie_options:
@@ -75,7 +79,25 @@ class Lookahead(Drafter):
 
     def bind(self, target: Target, **hints: Any) -> None:
         """See `Drafter.bind`."""
-        self._made(hints.get("eos_token_ids", ()))
+        self._eos = hints.get("eos_token_ids", ())
+        self._made(self._eos)
+
+    def trie_of(self, scope: str | None) -> Trie:
+        """The store of requests of one scope; that of None is `trie`, and others begin empty.
+
+        The tries of the `MOST_SCOPES` scopes used last are kept, each bounded as `trie` is.
+        """
+        if scope is None:
+            return self.trie
+        with self._making:
+            found = self._scoped.pop(scope, None)
+            if found is None:
+                found = Trie(**{"eos_token_ids": self._eos} | self._options)
+                idle = [name for name, trie in self._scoped.items() if not trie.live_requests]
+                for name in idle[: max(0, len(self._scoped) + 1 - MOST_SCOPES)]:
+                    del self._scoped[name]
+            self._scoped[scope] = found  # the last one is the newest
+            return found
 
     def source_name(self, source: int) -> str:
         """See `Drafter.source_name`."""
@@ -83,30 +105,37 @@ class Lookahead(Drafter):
 
     def begin(self, request: Context) -> None:
         """See `Drafter.begin`."""
-        self.trie.begin(request.id, request.tokens)
+        # What is predicted is part of the prompt's branches: it is dropped with them when the request ends.
+        self.trie_of(request.scope).begin(request.id, [*request.prediction, *request.tokens])
         self._seen[request.id] = len(request.tokens)
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        return self.trie.draft(
-            [request.id for request in requests],
-            [request.tokens[-1] for request in requests],
-            budgets,
-            news=[self._news(request) for request in requests],
-            depths=[request.room - 1 for request in requests],
-            mode=self.mode,
-            sources=self.sources,
-        )
+        drafts: list[Any] = [None] * len(requests)
+        for scope in dict.fromkeys(request.scope for request in requests):
+            own = [b for b, request in enumerate(requests) if request.scope == scope]
+            found = self.trie_of(scope).retrieve_all(
+                [requests[b].id for b in own],
+                [budgets[b] for b in own],
+                news=[self._news(requests[b]) for b in own],
+                depths=[requests[b].room - 1 for b in own],
+                mode=self.mode,
+                sources=self.sources,
+            )
+            for b, draft in zip(own, found, strict=True):
+                drafts[b] = draft
+        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""
+        trie = self.trie_of(request.scope)
         try:
             news = self._news(request)
             if news:
-                self.trie.extend(request.id, news)
+                trie.extend(request.id, news)
         finally:
             self._seen.pop(request.id, None)
-            self.trie.end(request.id)
+            trie.end(request.id)
 
     def _news(self, request: Context) -> list[int]:
         """The request's tokens that the trie has yet to read; none before its first draft."""

@@ -137,6 +137,20 @@ class Trie:
         depths: most levels of each, at most `branch_length` (the default); 0 for no draft tokens.
         mode, sources: see `retrieve`.
         """
+        found = self.retrieve_all(requests, budgets, news=news, depths=depths, mode=mode, sources=sources)
+        return TokenTree.from_drafts(roots, found, budgets)
+
+    def retrieve_all(
+        self,
+        requests: Sequence[int],
+        budgets: Sequence[int],
+        *,
+        news: Sequence[Sequence[int]] = (),
+        depths: Sequence[int] = (),
+        mode: str = "hierarchical",
+        sources: str = "mix",
+    ) -> list[Any]:
+        """What `draft` makes trees of, for each request; its arguments."""
         most = self.options.branch_length
         how = chosen("mode", mode, MODES), chosen("sources", sources, SOURCES)
         drafts = []
@@ -147,7 +161,7 @@ class Trie:
             for slot, budget, depth in zip(slots, budgets, depths or [most] * len(slots), strict=True):
                 nothing = budget < 1 or depth < 1
                 drafts.append(_NO_DRAFT if nothing else self._backend.retrieve(slot, budget, min(depth, most), *how))
-        return TokenTree.from_drafts(roots, drafts, budgets)
+        return drafts
 
     def end(self, request: int) -> None:
         """The request is over: its prompt's branches go, its output's stay (branch eliminating)."""

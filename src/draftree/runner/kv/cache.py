@@ -272,6 +272,17 @@ class SlotCache(Cache):
                     held[target, :, :end] = held[source, :, :end]
         self.lengths[target] = self.lengths[source]
 
+    def exchange(self, one: int, other: int) -> None:
+        """Let two slots change their contents."""
+        end = self.prefix_length + max(self.lengths[one], self.lengths[other])
+        for store in (self._keys, self._values):
+            for held in store:
+                if held is not None:
+                    aside = held[one, :, :end].clone()
+                    held[one, :, :end] = held[other, :, :end]
+                    held[other, :, :end] = aside
+        self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
+
     def clear(self, slot: int) -> None:
         """Forget a slot's context."""
         self.lengths[slot] = 0

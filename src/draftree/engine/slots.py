@@ -1,0 +1,183 @@
+"""Which request lives in which slot of the cache, and what free slots still hold for requests to come.
+
+Running requests fill the first slots without a gap, so that a pass reads them in one piece: first those that decode,
+then those whose prompts are still being read, the nearest to its end first. The slots behind them are free. A free
+slot may keep the keys and values of the request that left it: one to come whose prompt begins alike takes them over
+and reads the rest of its prompt alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from torch import nn
+
+from draftree.drafting.base import Place
+from draftree.engine.request import Request
+from draftree.runner import Runner
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.encoder import EncoderState
+from draftree.runner.layout.positions import is_length_dependent
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a free slot holds.
+
+    Attributes:
+        tokens: whose keys and values.
+        scope: of the request that left them; one of another scope may not take them over.
+        left: when, as a number that grows.
+    """
+
+    tokens: list[int]
+    scope: str | None
+    left: int
+
+
+class Slots:
+    """Puts requests into slots and takes them out.
+
+    Args:
+        runner: of the engine.
+        cache: keys and values, by slot.
+        encoder: cross attention of an encoder-decoder, by slot; None for other models.
+        keeps: whether free slots keep what they hold. Where keys depend on more than the tokens before them
+            (encoder-decoders, rotary angles that depend on the text's length) they never do.
+    """
+
+    def __init__(self, runner: Runner, cache: SlotCache, encoder: EncoderState | None, *, keeps: bool) -> None:
+        self.runner = runner
+        self.cache = cache
+        self.encoder = encoder
+        modules: list[nn.Module] = list(runner.target.model.modules())
+        self.keeps = keeps and encoder is None and not any(is_length_dependent(module) for module in modules)
+        self.running: list[Request] = []  # request i lives in slot i
+        self.reading = 0  # the last so many of them have prompt tokens that are not in the cache yet
+        self._kept: dict[int, Kept] = {}  # by free slot
+        self._clock = itertools.count()
+
+    @property
+    def decoding(self) -> int:
+        """How many requests decode; they live in the first slots."""
+        return len(self.running) - self.reading
+
+    def unread(self, request: Request) -> list[int]:
+        """The request's tokens before its newest one that are not in the cache yet."""
+        return request.context.tokens[self.cache.lengths[self.running.index(request)] : -1]
+
+    def enter(self, request: Request) -> None:
+        """Give a request a slot, with what is known already of its prompt in it."""
+        slot = len(self.running)
+        request.reused = self._take_over(request, slot) if self.keeps else 0
+        self.cache.lengths[slot] = request.reused
+        self.running.append(request)
+        self.reading += 1
+        request.context.place = Place(self.runner, self.cache, self.encoder, slot)
+        own = len(self.unread(request))
+        while slot > self.decoding and len(self.unread(self.running[slot - 1])) > own:
+            self.cache.exchange(slot - 1, slot)
+            if self.encoder is not None:  # the newcomer's source is yet to be read
+                self.encoder.move(slot - 1, slot)
+            self._change_places(slot - 1, slot)
+            slot -= 1
+
+    def begin(self, count: int) -> None:
+        """The first `count` of those that read have read their prompts, and decode from now on."""
+        self.reading -= count
+
+    def leave(self, request: Request) -> None:
+        """Free a request's slot. Others move up behind it, so that they stay in one piece and in order."""
+        slot, last = self.running.index(request), len(self.running) - 1
+        if slot < self.decoding:
+            end = self.decoding - 1
+            if slot != end:
+                self._fill(slot, end)
+            slot = end
+        else:
+            self.reading -= 1
+        for behind in range(slot, last):
+            self._fill(behind, behind + 1)
+        self.running.pop()
+        request.context.place = None
+        held = self.cache.lengths[last]
+        if self.keeps and held:
+            self._kept[last] = Kept(request.context.tokens[:held], request.rules.scope, next(self._clock))
+        self.cache.clear(last)
+        if self.encoder is not None:
+            self.encoder.clear(last)
+
+    def _fill(self, gap: int, slot: int) -> None:
+        """Move the request in `slot` to `gap`, whose request is on its way out."""
+        if self.keeps:
+            self.cache.exchange(gap, slot)
+        else:
+            self.cache.move(slot, gap)
+        if self.encoder is not None:
+            self.encoder.move(slot, gap)
+        self._change_places(gap, slot)
+
+    def _change_places(self, one: int, other: int) -> None:
+        self.running[one], self.running[other] = self.running[other], self.running[one]
+        for slot in (one, other):
+            self.running[slot].context.place = Place(self.runner, self.cache, self.encoder, slot)
+
+    def _take_over(self, request: Request, slot: int) -> int:
+        """Bring what is known of a prompt into the free `slot`; return how many tokens that is."""
+        wanted, scope = request.context.tokens[:-1], request.rules.scope
+        held = {
+            i: running.context.tokens[: self.cache.lengths[i]]
+            for i, running in enumerate(self.running)
+            if running.rules.scope == scope
+        }
+        held |= {i: kept.tokens for i, kept in self._kept.items() if kept.scope == scope}
+        common = {i: _common(tokens, wanted) for i, tokens in held.items()}
+        source = max(common, key=common.__getitem__, default=slot)
+        length = common.get(source, 0)
+        if length == 0:
+            source = slot
+        if length and source in self._kept:  # it moves in, and what was here moves out
+            self._kept.pop(source)
+            self._swap_free(slot, source, length)
+            return length
+        self._make_room(slot)
+        if length:
+            self.cache.move(source, slot)
+        return length
+
+    def _swap_free(self, slot: int, source: int, length: int) -> None:
+        if slot == source:
+            return
+        kept = self._kept.pop(slot, None)
+        self.cache.lengths[source], self.cache.lengths[slot] = length, 0 if kept is None else len(kept.tokens)
+        self.cache.exchange(slot, source)
+        self.cache.clear(source)
+        if kept is not None:
+            self._kept[source] = kept
+
+    def _make_room(self, slot: int) -> None:
+        """What a free slot keeps goes to another that is empty, or that was left longer ago."""
+        kept = self._kept.pop(slot, None)
+        if kept is None:
+            return
+        free = range(slot + 1, self.cache.slots)
+        target = min(free, key=lambda i: self._kept[i].left if i in self._kept else -1, default=None)
+        if target is None or (target in self._kept and self._kept[target].left > kept.left):
+            return
+        self.cache.lengths[slot] = len(kept.tokens)
+        self.cache.move(slot, target)
+        self.cache.clear(target)
+        self._kept[target] = kept
+
+    def forget(self) -> None:
+        """Keep nothing of requests that have left."""
+        self._kept.clear()
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    return next(i for i in range(most) if one[i] != other[i])

@@ -1,0 +1,93 @@
+"""What a single request may ask for by its rules: scores, a bound on draft tokens, a prediction, a scope of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import zoo
+
+import draftree
+from draftree.engine import Engine, Rules
+from draftree.engine.request import Request
+
+PROMPT = [5, 6, 7, 8, 9, 10, 5, 6, 7]
+
+
+def answer(model: Any, drafter: Any, rules: Rules, prompt: list[int] = PROMPT) -> Request:
+    with Engine(model, drafter=drafter, slots=2) as engine:
+        request = engine.add(prompt, rules)
+        engine.run()
+    return request
+
+
+@pytest.mark.parametrize("drafter", [None, draftree.Lookahead(), draftree.Jacobi()])
+@pytest.mark.parametrize("sample", [False, True])
+def test_scores_are_those_of_the_model_at_each_place(drafter: Any, sample: bool) -> None:
+    model = zoo.build("llama")
+    request = answer(model, drafter, Rules(20, logprobs=3, sample=sample, seed=1))
+    ids = torch.tensor([[*PROMPT, *request.tokens]])
+    with torch.no_grad():
+        logp = model(ids).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+    for place, emitted in zip(logp, request.output, strict=True):
+        assert emitted.scores is not None
+        values, tokens = place.topk(3)
+        assert emitted.scores.chosen == pytest.approx(float(place[emitted.token]), abs=1e-4)
+        assert [t for t, _ in emitted.scores.likeliest] == tokens.tolist()
+        assert [p for _, p in emitted.scores.likeliest] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+def test_no_scores_where_none_are_asked_for() -> None:
+    assert answer(zoo.build("llama"), None, Rules(3)).output[0].scores is None
+
+
+def test_a_node_budget_bounds_one_request_alone() -> None:
+    model = zoo.build("llama")
+    with Engine(model, drafter=draftree.Jacobi(), shape=draftree.Fixed(12), slots=2) as engine:
+        free, bound = engine.add(PROMPT, Rules(16)), engine.add(PROMPT, Rules(16, node_budget=2))
+        engine.run()
+    assert free.tokens == bound.tokens
+    assert free.stats.drafted > 4 * free.stats.steps
+    assert 0 < bound.stats.drafted <= 2 * bound.stats.steps
+
+
+@pytest.mark.parametrize("make", [draftree.Lookahead, draftree.PromptLookup])
+def test_a_prediction_is_drafted_from_and_changes_nothing(make: Any) -> None:
+    model = zoo.build("llama")
+    plain = answer(model, None, Rules(24))
+    guided = answer(model, make(), Rules(24, prediction=tuple([1, 2, *plain.tokens])))
+    misled = answer(model, make(), Rules(24, prediction=(3, 1, 4, 1, 5, 9, 2, 6)))
+    assert guided.tokens == misled.tokens == plain.tokens
+    assert guided.stats.steps < misled.stats.steps
+
+
+def test_a_scope_learns_nothing_from_another() -> None:
+    model, drafter = zoo.build("llama"), draftree.Lookahead()
+    first = answer(model, drafter, Rules(24, scope="a"))
+    stranger = answer(model, drafter, Rules(24, scope="b"))
+    shared = answer(model, drafter, Rules(24))
+    again = answer(model, drafter, Rules(24, scope="a"))
+    assert first.tokens == stranger.tokens == shared.tokens == again.tokens
+    assert first.stats.steps == stranger.stats.steps == shared.stats.steps
+    assert again.stats.steps < first.stats.steps
+
+
+def test_scopes_side_by_side_in_one_step() -> None:
+    model, drafter = zoo.build("llama"), draftree.Lookahead()
+    with Engine(model, drafter=drafter, slots=4) as engine:
+        scopes = ["a", None, "b", "a"]
+        requests = [engine.add([*PROMPT, i], Rules(20, scope=scope)) for i, scope in enumerate(scopes)]
+        engine.run()
+    for i, request in enumerate(requests):
+        assert request.tokens == answer(model, None, Rules(20), [*PROMPT, i]).tokens
+
+
+def test_the_tries_of_scopes_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftree.drafting.lookahead import drafter as module
+
+    monkeypatch.setattr(module, "MOST_SCOPES", 3)
+    model, drafter = zoo.build("llama"), draftree.Lookahead()
+    for name in "abcde":
+        answer(model, drafter, Rules(8, scope=name))
+    assert list(drafter._scoped) == ["c", "d", "e"]

@@ -1,0 +1,154 @@
+"""Slots: prompts read in chunks between the steps of others, and what free slots keep for prompts that begin alike."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import zoo
+
+import draftree
+from draftree.engine import Engine, Rules
+from draftree.engine import engine as engine_module
+from draftree.engine.request import Request
+
+LONG, SHORT = 60, 12
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 16)
+    monkeypatch.setattr(engine_module, "LEAST_CHUNK", 4)
+
+
+def prompt(seed: int, length: int, front: list[int] | None = None) -> list[int]:
+    rng = random.Random(seed)
+    return [*(front or []), *(rng.randrange(90) for _ in range(length))]
+
+
+def alone(model: Any, ids: list[int], new: int = 12) -> list[int]:
+    out = draftree.generate(model, torch.tensor([ids]), max_new_tokens=new, eos_token_id=[])
+    return out.sequences[0, len(ids) :].tolist()
+
+
+def test_a_long_prompt_stops_running_requests_for_one_chunk_a_step() -> None:
+    model = zoo.build("llama")
+    with Engine(model, slots=4) as engine:
+        first = engine.add(prompt(1, SHORT), Rules(40))
+        engine.step()
+        late = engine.add(prompt(2, LONG), Rules(12))
+        steps = 0
+        while not late.output:
+            before = len(first.output)
+            engine.step()
+            steps += 1
+            assert len(first.output) == before + 1  # it goes on in every step
+        assert steps == 4  # 59 rows by 16
+        engine.run()
+    assert first.tokens == alone(model, prompt(1, SHORT), 40)
+    assert late.tokens == alone(model, prompt(2, LONG))
+
+
+def test_a_short_prompt_overtakes_a_long_one() -> None:
+    model = zoo.build("llama")
+    with Engine(model, slots=4) as engine:
+        running = engine.add(prompt(1, SHORT), Rules(40))
+        engine.step()
+        long = engine.add(prompt(2, LONG), Rules(12))
+        engine.step()
+        short = engine.add(prompt(3, 5), Rules(12))
+        engine.step()
+        assert short.output
+        assert not long.output
+        engine.run()
+    for request in (running, long, short):
+        ids = request.context.tokens[: request.context.prompt_length]
+        assert request.tokens == alone(model, ids, len(request.tokens))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "t5", "phi3-longrope"])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("drafter", ["none", "lookahead", "jacobi", "prompt_lookup"])
+def test_any_traffic_gets_the_texts_of_requests_alone(family: str, keep: bool, drafter: str) -> None:
+    """Requests of all lengths that come, share fronts, are cancelled and go, while prompts are read."""
+    model, rng = zoo.build(family), random.Random(f"{family}{keep}{drafter}")
+    make = {"none": lambda: None, "lookahead": draftree.Lookahead, "jacobi": draftree.Jacobi}
+    made = make.get(drafter, draftree.PromptLookup)()
+    fronts = [prompt(s, n) for s, n in ((1, 8), (2, 20), (3, 33))]
+    asked: list[tuple[Request, list[int], list[int] | None]] = []
+    with Engine(model, drafter=made, slots=3, keep_prefixes=keep) as engine:
+        for turn in range(60):
+            if turn < 30 and rng.random() < 0.5:
+                ids, source = prompt(turn, rng.randrange(1, 12), rng.choice([*fronts, []])), None
+                if engine.target.encoder_decoder:
+                    source = prompt(turn + 99, 7)
+                rules = Rules(rng.randrange(1, 12), scope=rng.choice([None, "other"]))
+                encoder = None if source is None else torch.tensor(source)
+                asked.append((engine.add(ids, rules, encoder_input=encoder), ids, source))
+            if asked and rng.random() < 0.1:
+                engine.cancel(rng.choice(asked)[0])
+            if engine.busy:
+                engine.step()
+        engine.run()
+        reused = sum(request.reused for request, _, _ in asked)
+        assert bool(reused) == (keep and family not in ("t5", "phi3-longrope"))
+        for request, ids, source in asked:
+            with Engine(model, slots=1) as plain:
+                encoder = None if source is None else torch.tensor(source)
+                wanted = plain.add(ids, Rules(request.rules.max_new_tokens), encoder_input=encoder)
+                plain.run()
+            assert request.tokens == wanted.tokens[: len(request.tokens)]
+            assert request.finish_reason == "cancelled" or request.tokens == wanted.tokens
+
+
+def test_a_dialogue_reads_only_what_is_new_and_a_stranger_all() -> None:
+    model = zoo.build("llama")
+    first = prompt(1, 20)
+    with Engine(model, slots=2, keep_prefixes=True) as engine:
+        one = engine.add(first, Rules(6, scope="a"))
+        engine.run()
+        second = [*first, *one.tokens, *prompt(2, 5)]
+        stranger = engine.add(second, Rules(6, scope="b"))
+        engine.run()
+        assert stranger.reused == 0
+        two = engine.add(second, Rules(6, scope="a"))
+        engine.run()
+        assert two.reused == len(first) + 5  # the newest token of an answer has not been read
+        assert two.tokens == stranger.tokens == alone(model, second, 6)
+        again = engine.add(second, Rules(6, scope="a"))
+        engine.run()
+        assert again.reused == len(second) - 1  # the last token of a prompt is read anew: its logits are needed
+
+
+def test_what_was_left_longest_ago_makes_room() -> None:
+    model = zoo.build("llama")
+    prompts = [prompt(s, 20) for s in range(4)]
+    with Engine(model, slots=3, keep_prefixes=True) as engine:
+        for ids in prompts:
+            engine.add(ids, Rules(2))
+            engine.run()
+        found = []
+        for ids in reversed(prompts):
+            found.append(engine.add(ids, Rules(2)))
+            engine.run()
+    assert [request.reused for request in found] == [19, 19, 19, 0]
+
+
+def test_a_front_is_taken_from_a_running_request() -> None:
+    model, front = zoo.build("llama"), prompt(1, 30)
+    with Engine(model, slots=2, keep_prefixes=True) as engine:
+        one = engine.add([*front, 5], Rules(20))
+        while not one.output:
+            engine.step()
+        two = engine.add([*front, 7, 8], Rules(20))
+        engine.run()
+    assert two.reused == 30
+    assert one.tokens == alone(model, [*front, 5], 20)
+    assert two.tokens == alone(model, [*front, 7, 8], 20)
+
+
+def test_strict_mode_keeps_nothing() -> None:
+    with Engine(zoo.build("llama"), slots=2, keep_prefixes=True, strict=True) as engine:
+        assert not engine.slots.keeps
