@@ -20,10 +20,11 @@ export PYTHONPATH :=
 INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find src -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench results docs dist clean
+.PHONY: help demo serve test test-all lint format bench results docs dist clean
 
 help:
 	@echo 'make demo      the embedded model, plain and drafted side by side'
+	@echo 'make serve     the embedded model behind the OpenAI API, on port 8000'
 	@echo 'make test      tests, without the slow ones'
 	@echo 'make test-all  all tests'
 	@echo 'make lint      ruff and mypy, no changes'
@@ -49,11 +50,18 @@ $(VENV)/.run: $(VENV)/.torch $(INSTALL_INPUTS)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch $(INSTALL_INPUTS)
-	$(BIN)/python -m pip install --quiet -e '.[dev,bench]'
+	$(BIN)/python -m pip install --quiet -e '.[dev,bench,serve]'
 	@touch $@ $(VENV)/.run
 
 demo: $(VENV)/.run
 	$(BIN)/draftree demo
+
+$(VENV)/.serve: $(VENV)/.run
+	$(BIN)/python -m pip install --quiet -e '.[serve]'
+	@touch $@
+
+serve: $(VENV)/.serve
+	$(BIN)/draftree serve
 
 # Each process has one thread (tests/conftest.py). Files stay together as far as they can, for what their tests share.
 test: $(VENV)/.dev

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli import bench, demo, generate, trace, train, tune
+from draftree.cli import bench, demo, generate, serve, trace, train, tune
 
 app = typer.Typer(name="draftree", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
+app.command("serve")(serve.serve)
 app.command("trace")(trace.trace)
 app.command("tune")(tune.tune)
 app.add_typer(bench.app, name="bench")

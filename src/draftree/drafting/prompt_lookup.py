@@ -34,7 +34,9 @@ class PromptLookup(Drafter):
         self.max_nodes = num_draft_tokens
         self.max_ngram_size = max_ngram_size
         self._eos: tuple[int, ...] = ()
-        self._seen: dict[int, tuple[np.ndarray, int]] = {}  # by request: its prediction and tokens, and how many are there so far
+        self._seen: dict[
+            int, tuple[np.ndarray, int]
+        ] = {}  # by request: its prediction and tokens, and how many are there so far
 
     def bind(self, target: Target, **hints: Any) -> None:
         """See `Drafter.bind`."""

@@ -164,7 +164,9 @@ class Engine:
             self.cancel(request)
 
     def __del__(self) -> None:
-        if hasattr(self, "slots") and self.running:  # dropped in the middle: a drafter that others use must forget the requests
+        if (
+            hasattr(self, "slots") and self.running
+        ):  # dropped in the middle: a drafter that others use must forget the requests
             with suppress(Exception):
                 self.close()
 
@@ -261,7 +263,9 @@ class Engine:
         try:
             if self.encoder is not None:
                 with self.runner.lock:
-                    self.encoder.admit(self.running.index(request), request.encoder_input, states=request.encoder_states)
+                    self.encoder.admit(
+                        self.running.index(request), request.encoder_input, states=request.encoder_states
+                    )
             if self.config.drafter is not None:
                 self.config.drafter.begin(request.context)
         except Exception as error:

@@ -144,15 +144,17 @@ class Lookahead(Drafter):
         self._seen[request.id] = len(tokens)
         return tokens[seen:]
 
-    def warm(self, answers: Sequence[Sequence[int]]) -> None:
-        """Insert finished answers (token ids), such as a development set's, before serving."""
+    def warm(self, answers: Sequence[Sequence[int]], scope: str | None = None) -> None:
+        """Insert finished answers (token ids), such as a development set's, before serving; for one scope alone."""
         checked = [checked_ids(answer, "answer") for answer in answers]
-        with self._making:
-            if self._trie is None:  # stored by `bind`, which knows the EOS ids that end an answer
-                self._answers += checked
-                return
+        if scope is None:
+            with self._making:
+                if self._trie is None:  # stored by `bind`, which knows the EOS ids that end an answer
+                    self._answers += checked
+                    return
+        trie = self.trie_of(scope)
         for answer in checked:
-            self._trie.warm(answer)
+            trie.warm(answer)
 
     def save(self, path: str | os.PathLike[str], tokenizer: Any) -> None:
         """Write the trie's outputs to a flat file that names `tokenizer`."""

@@ -1,0 +1,82 @@
+"""`draftree serve`: an OpenAI-compatible server for any model, drafting included."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftree.cli.decoding import Drafting
+from draftree.cli.options import Model, Runner, Threads, grouped, use_threads
+
+KEYS = "DRAFTREE_API_KEYS"
+SWITCH = 0.0005  # seconds that the thread of the engine may keep the one that sends tokens waiting
+MISSING = (
+    "The server needs more packages: pip install -e '.[serve]' in a checkout, or draftree[serve] from a package index."
+)
+
+
+@grouped
+def serve(
+    *,
+    model: Model = None,
+    drafting: Drafting,
+    trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from.")] = None,
+    name: Annotated[str | None, typer.Option(help="What clients call the model.", show_default="as --model")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    slots: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
+    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get status 429.")] = 256,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest prompt.", show_default="the model's context")
+    ] = None,
+    max_output_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of an answer.", show_default="the model's context")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds after which an answer ends as it is.")] = 600.0,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Key that lets a client in; may be given again. Better in {KEYS}, joined by commas."),
+    ] = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="Let all keys share what drafters learn and what the cache keeps.")
+    ] = False,
+    runner: Runner = "auto",
+    strict: Annotated[bool, typer.Option("--strict", help="Decide near-ties again (16-bit models).")] = False,
+    threads: Threads = None,
+) -> None:
+    """Serve MODEL under the OpenAI API: chat, completions, streams, metrics; the text is that of plain decoding."""
+    try:
+        import uvicorn
+
+        from draftree.serve.app import create_app
+        from draftree.serve.settings import ServerSettings
+    except ImportError as error:
+        raise ValueError(MISSING) from error
+    from draftree.engine.engine import Engine
+    from draftree.models import load_model
+
+    drafting.check(trie)
+    keys = [*(api_key or ()), *(key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip())]
+    settings = ServerSettings(
+        model_name=name or (Path(model).name if model else "draftree-demo"),
+        api_keys=tuple(keys),
+        slots=slots,
+        queue=queue,
+        max_prompt_tokens=max_prompt_tokens,
+        max_output_tokens=max_output_tokens,
+        timeout=timeout,
+        sharing="all" if share else "key",
+    )
+    use_threads(threads)
+    target, tokenizer = load_model(model)
+    parts = drafting.for_engine(target, tokenizer, trie)
+    engine = Engine(target, **parts, slots=slots, runner=runner, strict=strict, keep_prefixes=True)
+    app = create_app(engine, tokenizer, settings)
+    sys.setswitchinterval(SWITCH)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)

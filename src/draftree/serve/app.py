@@ -1,0 +1,127 @@
+"""The HTTP application: routes, request ids, errors as the API has them, and the life of the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from draftree.engine import Engine
+from draftree.serve.errors import ApiError
+from draftree.serve.extras import add_extras
+from draftree.serve.schema import Chat, Completion
+from draftree.serve.server import Server
+from draftree.serve.settings import ServerSettings
+from draftree.version import __version__
+
+log = logging.getLogger("draftree.serve")
+GRACE = 10.0  # seconds that running answers have when the server is told to stop
+
+
+def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None = None) -> FastAPI:
+    """The application that serves an engine's model.
+
+    Args:
+        engine: made with `keep_prefixes=True` for dialogues; belongs to the application, which closes it at its end.
+        tokenizer: the model's.
+        settings: names and limits; None for the defaults.
+
+    Raises:
+        ValueError: an encoder-decoder.
+    """
+    if engine.target.encoder_decoder:
+        raise ValueError("The server answers for decoder-only models: use draftree.generate for encoder-decoders.")
+    server = Server(engine, tokenizer, settings or ServerSettings())
+
+    @contextlib.asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(server.worker.close, GRACE)
+
+    app = FastAPI(title="draftree", version=__version__, lifespan=life)
+    app.state.server = server
+    app.add_exception_handler(ApiError, _refuse)  # type: ignore[arg-type]
+    app.add_exception_handler(404, _not_found)
+    app.add_exception_handler(405, _not_found)
+    app.add_exception_handler(Exception, _failed)
+    app.add_middleware(Watch, server=server)
+
+    @app.post("/v1/completions", openapi_extra=_described(Completion))
+    async def completions(request: Request) -> Response:
+        key = server.key(request)
+        asked = await server.body(request, Completion)
+        call, parts = await asyncio.to_thread(server.desk.completion, asked, server.settings.scope(key, asked.user))
+        return await server.answer(request, call, parts, asked)
+
+    @app.post("/v1/chat/completions", openapi_extra=_described(Chat))
+    async def chat_completions(request: Request) -> Response:
+        key = server.key(request)
+        asked = await server.body(request, Chat)
+        call, parts = await asyncio.to_thread(server.desk.chat, asked, server.settings.scope(key, asked.user))
+        return await server.answer(request, call, parts, asked)
+
+    add_extras(app, server)
+    return app
+
+
+def _described(kind: type[BaseModel]) -> dict[str, Any]:
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def _refuse(request: Request, error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, error.headers())
+
+
+async def _not_found(request: Request, error: Any) -> Response:
+    found = ApiError(f"There is no {request.method} {request.url.path[:200]} here.", status=error.status_code)
+    return JSONResponse(found.body(), found.status)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    found = ApiError("The server could not answer: its log says why.", status=500)
+    return JSONResponse(found.body(), found.status)
+
+
+class Watch:
+    """Gives every request an id, counts its response, and logs it without what it says.
+
+    Plain ASGI: a stream's events pass through it as they are.
+    """
+
+    def __init__(self, app: Any, server: Server) -> None:
+        self._app, self._server = app, server
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """See the ASGI specification."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        name = given if 0 < len(given) <= 100 and all(32 < byte < 127 for byte in given) else uuid.uuid4().hex.encode()
+        began, status = time.perf_counter(), 500
+
+        async def watched(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", name)]
+                self._server.metrics.responded(status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            seconds = time.perf_counter() - began
+            log.info("%s %s %s %d %.4f", name.decode(), scope["method"], scope["path"], status, seconds)

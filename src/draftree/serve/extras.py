@@ -1,0 +1,111 @@
+"""Routes besides answers: models, tokens, health, metrics, and texts for the trie."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from draftree.drafting.lookahead import Lookahead
+from draftree.serve.calls import each
+from draftree.serve.errors import ApiError
+from draftree.serve.messages import chat_prompt
+from draftree.serve.schema import Corpus, Detokenize, Tokenize
+from draftree.serve.server import Server
+from draftree.version import __version__
+
+
+def add_extras(app: FastAPI, server: Server) -> None:
+    """Put the routes onto `app`."""
+    settings, tokenizer, desk = server.settings, server.tokenizer, server.desk
+
+    @app.get("/health")
+    async def health() -> Response:
+        alive = server.worker.alive
+        return JSONResponse({"status": "ok" if alive else "stopping"}, 200 if alive else 503)
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        server.key(request)
+        return Response(server.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    def model() -> dict[str, Any]:
+        own = {"id": settings.model_name, "object": "model", "created": server.started, "owned_by": "draftree"}
+        return own | {"root": settings.model_name, "max_model_len": server.engine.target.max_positions}
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        server.key(request)
+        return JSONResponse({"object": "list", "data": [model()]})
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(request: Request, name: str) -> Response:
+        server.key(request)
+        if name != settings.model_name:
+            raise ApiError(f"There is no model {name[:100]!r} here.", "model", status=404, code="model_not_found")
+        return JSONResponse(model())
+
+    @app.get("/server_info")
+    async def server_info(request: Request) -> Response:
+        server.key(request)
+        total, drafter = server.metrics.total, server.engine.config.drafter
+        about = {
+            "version": __version__,
+            "model": settings.model_name,
+            "runner": server.engine.runner.name,
+            "drafter": None if drafter is None else drafter.name,
+            "slots": settings.slots,
+            "live": server.worker.live,
+            "internal_states": [{"avg_spec_accept_length": total.acceptance_length}],
+        }
+        return JSONResponse(about)
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        server.key(request)
+        asked = await server.body(request, Tokenize)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise ApiError("Give a prompt or messages, one of both.", "prompt")
+        if asked.messages is not None:
+            generation = asked.add_generation_prompt is not False
+            ids = chat_prompt(tokenizer, asked.messages, add_generation_prompt=generation)
+        else:
+            special = asked.add_special_tokens is not False
+            ids = await asyncio.to_thread(desk.encode, asked.prompt or "", special=special)
+        limit = server.engine.target.max_positions
+        return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids})
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        server.key(request)
+        asked = await server.body(request, Detokenize)
+        beyond = [token for token in asked.tokens if token >= len(tokenizer)]
+        if beyond:
+            raise ApiError(f"There is no token {beyond[0]}: give ids below {len(tokenizer)}.", "tokens")
+        return JSONResponse({"prompt": tokenizer.decode(asked.tokens)})
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info(request: Request) -> Response:
+        server.key(request)
+        names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+        return JSONResponse({name: getattr(tokenizer, name, None) for name in names})
+
+    @app.post("/v1/corpus")
+    async def corpus(request: Request) -> Response:
+        key = server.key(request)
+        asked = await server.body(request, Corpus)
+        drafter = server.engine.config.drafter
+        tries = [d for d in each(drafter) if isinstance(d, Lookahead)] if drafter is not None else []
+        if not tries:
+            raise ApiError("This server's drafter keeps no texts: serve with lookahead.", "texts")
+        scope = settings.scope(key, asked.user)
+
+        def learn() -> int:
+            rows = [desk.encode(text, special=False) for text in asked.texts]
+            for drafter in tries:
+                drafter.warm(rows, scope)
+            return sum(map(len, rows))
+
+        return JSONResponse({"texts": len(asked.texts), "tokens": await asyncio.to_thread(learn)})

@@ -1,0 +1,146 @@
+"""Chats: messages to a prompt through the tokenizer's template, and answers to content, reasoning and tool calls."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftree.serve.errors import ApiError
+from draftree.serve.schema import Chat, Message, plain
+
+REASONING = ("reasoning_content", "thinking")  # what response templates call it
+
+
+def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[int]:
+    """Token ids of a chat, through the tokenizer's own template.
+
+    Args:
+        tokenizer: Hugging Face's.
+        messages: of the chat.
+        options: what the template gets besides, such as `tools`.
+
+    Raises:
+        ApiError: there is no template, or it does not take these messages.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise ApiError("The model's tokenizer has no chat template: use /v1/completions.", "messages")
+    options = {"add_generation_prompt": True} | options
+    try:
+        text = tokenizer.apply_chat_template([_as_dict(m) for m in messages], tokenize=False, **options)
+    except Exception as error:  # templates are programs, and raise what they like
+        raise ApiError(f"The model's chat template does not take these messages: {error}", "messages") from None
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return ids
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    """A message as templates read it; only fields that are there, arguments of calls as objects."""
+    found: dict[str, Any] = {"role": message.role, "content": plain(message.content)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if getattr(message, name) is not None:
+            found[name] = getattr(message, name)
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return found
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ApiError("The arguments of a tool call in the messages are no JSON.", "messages") from None
+
+
+def tools_of(asked: Chat, tokenizer: Any) -> list[dict[str, Any]]:
+    """The tools that the model is told of; none where the client wants none.
+
+    Raises:
+        ApiError: the model has no template for tools, or its answers cannot be read for calls.
+    """
+    if not asked.tools or asked.tool_choice == "none":
+        return []
+    template = getattr(tokenizer, "chat_template", None)
+    if "tools" not in (template if isinstance(template, str) else json.dumps(template)):
+        raise ApiError("The model's chat template knows no tools: leave tools out.", "tools")
+    if getattr(tokenizer, "response_template", None) is None:
+        raise ApiError(
+            "The model's tokenizer has no response_template, by which tool calls are found in its answers: leave tools "
+            "out, or add one to its tokenizer_config.json.",
+            "tools",
+        )
+    return [tool.model_dump(exclude_none=True) for tool in asked.tools]
+
+
+@dataclass(slots=True)
+class Read:
+    """What is new in a message."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+
+class MessageReader:
+    """Reads an answer's text as it comes: content, reasoning, tool calls.
+
+    Args:
+        tokenizer: one without `response_template` gives all text as content.
+        prompt: token ids; templates may begin the answer in it.
+        tools: that the model was told of.
+    """
+
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], tools: list[dict[str, Any]]) -> None:
+        self._parser = None
+        self.calls = 0  # that were read so far
+        if getattr(tokenizer, "response_template", None) is not None:
+            self._parser = tokenizer.get_response_parser(prefix=tokenizer.decode(list(prompt)), tools=tools or None)
+
+    @property
+    def raw(self) -> bool:
+        """Whether it wants the text with its special tokens."""
+        return self._parser is not None
+
+    def feed(self, text: str, *, last: bool = False) -> Read:
+        """What a piece of text adds; `last` where the answer ends with it."""
+        if self._parser is None:
+            return Read(text)
+        events = list(self._parser.feed(text)) if text else []
+        if last:
+            events += self._parser.finalize()[1]
+        read = Read()
+        for event in events:
+            self._take(event, read)
+        return read
+
+    def _take(self, event: dict[str, Any], read: Read) -> None:
+        name = event.get("field")
+        if event["type"] == "region_close" and name == "tool_calls":
+            function = event["value"]["function"]
+            arguments = function["arguments"]
+            read.calls.append(
+                {
+                    "id": f"call_{uuid.uuid4().hex[:24]}",
+                    "type": "function",
+                    "function": {
+                        "name": function["name"],
+                        "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+                    },
+                }
+            )
+            self.calls += 1
+        elif event["type"] == "region_chunk" and not event.get("dirty"):
+            text = event.get("text") or ""
+            if name in REASONING:
+                read.reasoning += text
+            elif name == "content":
+                read.content += text

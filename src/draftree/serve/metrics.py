@@ -1,0 +1,108 @@
+"""What the server counts, for Prometheus: under its own names, and speculation also under vLLM's for benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from draftree.engine import Engine, RequestStats
+from draftree.serve.worker import Part
+
+LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class Metrics:
+    """Counts of one server.
+
+    Args:
+        engine: its gauges are read when they are asked for.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.registry = CollectorRegistry()
+        self.total = RequestStats()
+        own: Any = {"registry": self.registry}
+        self._responses = Counter("draftree_http_responses", "Responses by status.", ["status"], **own)
+        self._requests = Counter("draftree_requests", "Answers that are over, by how they ended.", ["finish"], **own)
+        self._prompt = Counter("draftree_prompt_tokens", "Prompt tokens.", **own)
+        self._reused = Counter("draftree_reused_prompt_tokens", "Prompt tokens that the cache had already.", **own)
+        self._emitted = Counter("draftree_generated_tokens", "New tokens.", **own)
+        self._steps = Counter("draftree_steps", "Passes, counted for each request in them.", **own)
+        self._stages = Counter("draftree_step_seconds", "Time of steps by stage.", ["stage"], **own)
+        self._sources = Counter("draftree_accepted_tokens_by_drafter", "Accepted draft tokens.", ["drafter"], **own)
+        self._queue = Histogram("draftree_queue_seconds", "From arrival to a slot.", buckets=LATENCIES, **own)
+        self._first = Histogram(
+            "draftree_time_to_first_token_seconds", "From arrival to the first token.", buckets=LATENCIES, **own
+        )
+        self._between = Histogram(
+            "draftree_inter_token_seconds", "Mean time between an answer's tokens.", buckets=LATENCIES, **own
+        )
+        self._whole = Histogram("draftree_request_seconds", "From arrival to the end.", buckets=LATENCIES, **own)
+        self._drafts, self._drafted, self._accepted, self._by_position = (
+            [Counter(f"{prefix}{name}", text, labels, **own) for prefix in ("draftree_", "vllm:spec_decode_")]
+            for name, text, labels in (
+                ("num_drafts", "Steps of a request that verified draft tokens or its own alone.", []),
+                ("num_draft_tokens", "Draft tokens that were verified.", []),
+                ("num_accepted_tokens", "Draft tokens that were accepted.", []),
+                ("num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0.", ["position"]),
+            )
+        )
+        self.registry.register(_Gauges(engine))
+
+    def responded(self, status: int) -> None:
+        """An HTTP response begins."""
+        self._responses.labels(str(status)).inc()
+
+    def ended(self, part: Part) -> None:
+        """An answer is over."""
+        request = part.request
+        assert request is not None
+        stats = request.stats
+        self.total.add(stats)
+        self._requests.labels(part.finish or "error").inc()
+        self._prompt.inc(len(part.prompt))
+        self._reused.inc(request.reused)
+        self._emitted.inc(part.given)
+        self._steps.inc(stats.steps)
+        for stage, seconds in stats.seconds.items():
+            self._stages.labels(stage).inc(seconds)
+        for name, count in stats.accepted_by_source.items():
+            self._sources.labels(name).inc(count)
+        counts = ((self._drafts, stats.steps), (self._drafted, stats.drafted), (self._accepted, stats.accepted))
+        for counters, count in counts:
+            for counter in counters:
+                counter.inc(count)
+        for position, count in enumerate(stats.accepted_by_depth):
+            for counter in self._by_position:
+                counter.labels(str(position)).inc(count)
+        if part.joined is not None:
+            self._queue.observe(part.joined - part.added)
+        if part.first is not None:
+            self._first.observe(part.first - part.added)
+            self._whole.observe(part.last - part.added)
+            if part.given > 1:
+                self._between.observe((part.last - part.first) / (part.given - 1))
+
+    def text(self) -> bytes:
+        """In Prometheus' format."""
+        return generate_latest(self.registry)
+
+
+class _Gauges(Collector):
+    """What an engine holds at the moment."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        engine, cache = self._engine, self._engine.cache
+        held = sum(cache.lengths[: len(engine.running)])
+        yield GaugeMetricFamily("draftree_running_requests", "Requests in slots.", len(engine.running))
+        yield GaugeMetricFamily("draftree_waiting_requests", "Requests that wait for a slot.", len(engine.waiting))
+        yield GaugeMetricFamily("draftree_slots", "Requests decoded together at most.", engine.config.slots)
+        yield GaugeMetricFamily("draftree_kv_tokens", "Tokens of running requests in the KV cache.", held)
+        yield GaugeMetricFamily("draftree_kv_bytes", "Bytes of the KV cache.", cache.nbytes)

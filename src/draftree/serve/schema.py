@@ -1,0 +1,196 @@
+"""What clients may ask: every field is checked here, and one that is not here is refused by its name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Stop = str | Annotated[list[str], Field(max_length=16)] | None
+Tokens = list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+class Strict(BaseModel):
+    """A part of a request; types as in JSON, no field besides its own, no infinite numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """How a stream tells usage: once at the end, or with every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class DraftreeOptions(Strict):
+    """What is draftree's own: who drafts for this request, how much, and whether the answer tells how it went."""
+
+    drafter: str | None = None
+    node_budget: Annotated[int, Field(ge=0, le=4096)] | None = None
+    stats: bool | None = None
+
+
+class Sampling(Strict):
+    """What completions and chat completions have in common.
+
+    Fields of the API whose only supported value is its default are typed as that value.
+    """
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Probability | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: Stop = None
+    stop_token_ids: Tokens | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    draftree: DraftreeOptions | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """Strings that end the text."""
+        found = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop for stop in found if stop]
+
+
+class Completion(Sampling):
+    """Body of /v1/completions."""
+
+    prompt: str | Tokens | list[str] | list[Tokens]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    add_special_tokens: bool | None = None
+    suffix: None = None
+
+
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Function(Strict):
+    """The function of a tool, or the one that a message called."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class CalledFunction(Strict):
+    """A function, and the arguments that the model gave it, as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call in the history of a chat."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(Strict):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+
+
+class Prediction(Strict):
+    """What the answer is likely to say in parts, such as the file that is to be edited."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+class ResponseFormat(Strict):
+    """Plain text; grammars are refused."""
+
+    type: Literal["text"]
+
+
+class Chat(Sampling):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prediction: Prediction | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+
+class Tokenize(Strict):
+    """Body of /tokenize: a text, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class Detokenize(Strict):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: Tokens
+
+
+class Corpus(Strict):
+    """Body of /v1/corpus: texts that the trie is to draft from."""
+
+    texts: Annotated[list[str], Field(min_length=1)]
+    user: Annotated[str, Field(max_length=512)] | None = None
+
+
+def plain(content: str | list[TextPart] | None) -> str:
+    """The text of a message's content."""
+    if isinstance(content, list):
+        return "".join(part.text for part in content)
+    return content or ""

@@ -1,0 +1,153 @@
+"""What the routes of a server share: how a request is let in, answered and refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.sse import EventSourceResponse
+from pydantic import BaseModel, ValidationError
+
+from draftree.engine import Engine
+from draftree.serve.answers import Call, best, collect, statistics, stream, usage, whole_choice
+from draftree.serve.calls import Desk
+from draftree.serve.errors import ApiError
+from draftree.serve.metrics import Metrics
+from draftree.serve.schema import Chat, Completion
+from draftree.serve.settings import ServerSettings
+from draftree.serve.worker import Answers, Delta, FullError, Part, Worker
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Server:
+    """What the routes share: the worker, the desk, metrics, and how a request is let in.
+
+    Args:
+        engine: belongs to the server from now on.
+        tokenizer: the model's.
+        settings: names and limits.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Any, settings: ServerSettings) -> None:
+        self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
+        self.metrics = Metrics(engine)
+        self.worker = Worker(engine, tokenizer, settings.queue, on_end=self.metrics.ended)
+        self.desk = Desk(engine, tokenizer, settings)
+        self.started = int(time.time())
+
+    async def body(self, request: Request, kind: type[Body]) -> Body:
+        """A request's body as `kind`.
+
+        Raises:
+            ApiError: too long, or not of this kind.
+        """
+        parts, size = [], 0
+        async for piece in request.stream():
+            size += len(piece)
+            if size > self.settings.body_bytes:
+                raise ApiError(f"The body is longer than {self.settings.body_bytes} bytes: shorten it.", status=413)
+            parts.append(piece)
+        try:
+            return kind.model_validate_json(b"".join(parts))
+        except ValidationError as error:
+            raise _as_sentence(error) from None
+
+    def key(self, request: Request) -> str | None:
+        """The name of the key that a request presents; None where the server has none.
+
+        Raises:
+            ApiError: no key, or an unknown one.
+        """
+        if not self.settings.api_keys:
+            return None
+        found = self.settings.key_of(request.headers.get("authorization"))
+        if found is None:
+            raise ApiError(
+                "The API key is missing or unknown: send 'Authorization: Bearer KEY'.",
+                status=401,
+                code="invalid_api_key",
+            )
+        return found
+
+    async def start(self, parts: list[Part]) -> Answers:
+        """Have the worker answer.
+
+        Raises:
+            ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
+        """
+        try:
+            return await self.worker.start(parts, self.settings.timeout)
+        except FullError as error:
+            raise ApiError(str(error), status=429, code="queue_full", retry_after=error.retry_after) from None
+        except ValueError as error:
+            raise ApiError(str(error)) from None
+        except RuntimeError as error:
+            raise ApiError(str(error), status=503, retry_after=1) from None
+
+    async def answer(self, request: Request, call: Call, parts: list[Part], asked: Completion | Chat) -> Response:
+        """The response to a call, streamed or whole."""
+        prompts = sum(len(part.prompt) for part in parts) // max(1, _tries(asked))
+        if call.echo and call.logprobs is not None:
+            scores = [await self.worker.score(part.prompt, call.logprobs) for part in parts]
+            call.scores = scores
+        silent = isinstance(asked, Completion) and asked.max_tokens == 0
+        answers = None if silent else await self.start(parts)
+        if asked.stream and answers is not None:
+            return EventSourceResponse(stream(call, answers, prompts), headers={"Cache-Control": "no-cache"})
+        whole = await self._whole(request, answers, parts)
+        kept: Sequence[int] = range(len(whole))
+        if isinstance(asked, Completion) and (asked.best_of or 1) > (asked.n or 1):
+            tries = asked.best_of or 1
+            groups = [range(i, i + tries) for i in range(0, len(whole), tries)]
+            kept = [g[i] for g in groups for i in best([whole[j] for j in g], asked.n or 1)]
+        choices = [
+            whole_choice(call, whole[i], number, parts[i], i if call.echo else None) for number, i in enumerate(kept)
+        ]
+        found = call.envelope(chunk=False) | {"choices": choices, "usage": usage(parts, prompts, call.prediction)}
+        if call.stats and answers is not None:
+            found["draftree"] = statistics(parts)
+        return JSONResponse(found)
+
+    async def _whole(self, request: Request, answers: Answers | None, parts: list[Part]) -> list[Any]:
+        """All of the answers; a client that goes away ends them."""
+        if answers is None:
+            return [Delta(i, finish="length") for i in range(len(parts))]
+        done, gone = asyncio.ensure_future(collect(answers)), asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not done.done():
+                raise ApiError("The client has gone away.", status=499)
+            return done.result()
+        finally:
+            gone.cancel()
+            if not done.done():
+                done.cancel()
+                answers.cancel()
+
+
+def _tries(asked: Completion | Chat) -> int:
+    return (asked.best_of if isinstance(asked, Completion) else None) or asked.n or 1
+
+
+def _as_sentence(error: ValidationError) -> ApiError:
+    """The first thing that is wrong with a body."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"][:6])[:200]
+    if first["type"] == "extra_forbidden":
+        return ApiError(f"There is no field {place!r}, or it is not supported here: leave it out.", place)
+    if first["type"] == "missing":
+        return ApiError(f"The field {place!r} is missing.", place)
+    if first["type"] == "json_invalid":
+        return ApiError(f"The body is no JSON: {first['msg']}.")
+    return ApiError(f"The field {place!r} has a wrong value: {first['msg']}.", place or None)
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

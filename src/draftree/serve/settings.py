@@ -1,0 +1,79 @@
+"""How a server is set up: names, limits and who may use it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+SHARING = ("key", "all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Settings of a server.
+
+    Attributes:
+        model_name: what clients call the model.
+        api_keys: who presents one of these may use the server; none lets everybody.
+        slots: requests decoded together.
+        queue: requests that may wait for a slot; more are answered with status 429.
+        max_prompt_tokens: longest prompt; None for the model's context.
+        max_output_tokens: most tokens of one answer; None for the model's context.
+        most_choices: most answers of one request: `n`, `best_of`, and prompts in a list.
+        body_bytes: longest body of a request.
+        timeout: seconds after which an answer ends as it is, with finish_reason "length".
+        sharing: "key" lets keys (and the `user`s of one key) share neither what drafters learned nor what the cache
+            keeps; "all" shares both among all.
+
+    Raises:
+        ValueError: a number out of range, or an unknown way of sharing.
+    """
+
+    model_name: str = "draftree"
+    api_keys: tuple[str, ...] = ()
+    slots: int = 8
+    queue: int = 256
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    most_choices: int = 64
+    body_bytes: int = 4 << 20
+    timeout: float = 600.0
+    sharing: str = "key"
+
+    def __post_init__(self) -> None:
+        counts = ("slots", "most_choices", "body_bytes", "max_prompt_tokens", "max_output_tokens")
+        for name, least in (*((count, 1) for count in counts), ("queue", 0)):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value >= least):
+                raise ValueError(f"{name} is {value}: give a whole number of at least {least}.")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is {self.timeout:g}: give seconds over 0.")
+        if self.sharing not in SHARING:
+            raise ValueError(f"sharing is {self.sharing!r}: give 'key' or 'all'.")
+        if any(not key.strip() for key in self.api_keys):
+            raise ValueError("An API key is empty: leave it out, or give it at least one character.")
+
+    def key_of(self, authorization: str | None) -> str | None:
+        """A short name of the key that a request presents, the same for every request; None for no known key.
+
+        Compares digests, each with all keys, so that time tells nothing of them.
+
+        Args:
+            authorization: the header, "Bearer KEY".
+        """
+        scheme, _, given = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        digest, found = hashlib.sha256(given.strip().encode()).digest(), None
+        for key in self.api_keys:
+            own = hashlib.sha256(key.encode()).digest()
+            if hmac.compare_digest(own, digest):
+                found = own.hex()[:16]
+        return found
+
+    def scope(self, key: str | None, user: str | None) -> str | None:
+        """Within which requests of a key and of a user of it share what is learned; None among all."""
+        if self.sharing == "all" or (key is None and user is None):
+            return None
+        return f"{key or ''}/{'' if user is None else hashlib.sha256(user.encode()).hexdigest()[:16]}"

@@ -1,0 +1,378 @@
+"""One thread that steps the engine: it takes requests from event loops and gives tokens back as text."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from draftree.engine import Emitted, Engine, Rules
+from draftree.engine.request import Request, State, TokenScores
+from draftree.engine.scoring import score_prompt
+from draftree.serve.text import Detokenizer, StopStrings
+
+log = logging.getLogger("draftree.serve")
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one answer got since its last delta.
+
+    Attributes:
+        index: which answer of its request.
+        text: new text, without what may become a stop string.
+        emitted: the new tokens.
+        finish: "stop", "length" or "error" with the last delta, else None.
+    """
+
+    index: int
+    text: str = ""
+    emitted: list[Emitted] = field(default_factory=list)
+    finish: str | None = None
+
+    def add(self, other: Delta) -> None:
+        """Take in the delta that follows."""
+        self.text += other.text
+        self.emitted += other.emitted
+        self.finish = other.finish
+
+
+@dataclass(slots=True)
+class Part:
+    """One answer that is wanted.
+
+    Attributes:
+        prompt: token ids.
+        rules: of the engine.
+        stops: strings that end it.
+        include_stop: whether the text keeps the string that ended it.
+        skip_special_tokens: leave EOS and the like out of the text.
+        request: the engine's, once it has been added.
+        given: its tokens that have become deltas.
+        added, first, last: when it was added, and when its first and latest token came, by the clock of `Worker`.
+    """
+
+    prompt: Sequence[int]
+    rules: Rules
+    stops: Sequence[str] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    request: Request | None = None
+    given: int = 0
+    added: float = 0.0
+    joined: float | None = None
+    first: float | None = None
+    last: float = 0.0
+    finish: str | None = None
+
+
+class Answers:
+    """The answers of one HTTP request, as they come; belongs to the event loop that made it.
+
+    A reader that is slow finds later deltas joined to one, so that no more than the answers themselves is kept.
+    """
+
+    def __init__(self, worker: Worker, parts: list[Part], timeout: float) -> None:
+        self.parts = parts
+        self.deadline = time.monotonic() + timeout
+        self._worker = worker
+        self.loop = asyncio.get_running_loop()
+        self._ready: dict[int, Delta] = {}
+        self._news = asyncio.Event()
+        self._error: BaseException | None = None
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self._deltas()
+
+    async def _deltas(self) -> AsyncIterator[Delta]:
+        """Deltas until all answers have finished; leaving the loop earlier ends them.
+
+        Raises:
+            Exception: whatever ended one of the answers with an error.
+        """
+        left = len(self.parts)
+        try:
+            while left:
+                await self._news.wait()
+                self._news.clear()
+                if self._error is not None:
+                    raise self._error
+                ready, self._ready = self._ready, {}
+                for delta in ready.values():
+                    left -= delta.finish is not None
+                    yield delta
+        finally:
+            if left:
+                self.cancel()
+
+    def cancel(self) -> None:
+        """End what still runs; its slots are free after the step under way."""
+        self._worker.cancel(self)
+
+    def deliver(self, deltas: list[Delta], error: BaseException | None) -> None:
+        """Called in the event loop with what a step brought."""
+        for delta in deltas:
+            known = self._ready.get(delta.index)
+            if known is None:
+                self._ready[delta.index] = delta
+            else:
+                known.add(delta)
+        self._error = self._error or error
+        self._news.set()
+
+
+class _Live:
+    """A part at work in the worker's thread: its text so far."""
+
+    def __init__(self, answers: Answers, index: int, tokenizer: Any) -> None:
+        self.answers, self.index = answers, index
+        self.part = answers.parts[index]
+        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=self.part.skip_special_tokens)
+        self.stops = StopStrings(self.part.stops, include=self.part.include_stop)
+
+    def news(self, now: float) -> Delta | None:
+        """What has come since the last call; None where nothing has."""
+        part = self.part
+        request = part.request
+        assert request is not None
+        if part.joined is None and request.state is not State.WAITING:
+            part.joined = now
+        over = request.state is State.FINISHED
+        if len(request.output) == part.given and not over:
+            return None
+        delta, pieces = Delta(self.index), []
+        for emitted in request.output[part.given :]:
+            delta.emitted.append(emitted)
+            pieces.append(self.stops.feed(self.detokenizer.feed(emitted.token)))
+            if self.stops.found is not None:
+                break
+        part.given += len(delta.emitted)
+        if delta.emitted:
+            part.first = now if part.first is None else part.first
+            part.last = now
+        if self.stops.found is not None:
+            delta.finish = "stop"
+        elif over:
+            pieces += [self.stops.feed(self.detokenizer.rest()), self.stops.rest()]
+            ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "length"}
+            delta.finish = "stop" if self.stops.found is not None else ends.get(str(request.finish_reason), "error")
+        delta.text = "".join(pieces)
+        part.finish = delta.finish
+        return delta
+
+
+@dataclass(slots=True)
+class _News:
+    """What a step brought to one HTTP request, and the error that ended one of its answers."""
+
+    answers: Answers
+    deltas: list[Delta]
+    error: BaseException | None = None
+
+
+class FullError(Exception):
+    """The queue is full; `retry_after` is in how many seconds it may not be."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"The server is busy: try again in {retry_after} seconds.")
+        self.retry_after = retry_after
+
+
+class Worker:
+    """Steps an engine in a thread of its own, while there is work.
+
+    Args:
+        engine: belongs to the worker from now on.
+        tokenizer: the model's.
+        queue: answers that may wait for a slot.
+        on_end: called in the worker's thread with every part that is over.
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Any, queue: int = 256, on_end: Callable[[Part], None] = lambda part: None
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self._most = engine.config.slots + queue
+        self._usual = 1.0  # seconds that an answer takes, of late
+        self._on_end = on_end
+        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._live: list[_Live] = []
+        self._scoring: deque[tuple[Iterator[list[TokenScores]], list[TokenScores], Future[list[TokenScores]]]] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def live(self) -> int:
+        """Answers that wait or run."""
+        return len(self._live)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is at work."""
+        return self._thread.is_alive() and not self._stopping
+
+    # ---------------------------------------------------------------- called from event loops
+
+    async def start(self, parts: list[Part], timeout: float) -> Answers:
+        """Queue answers; returns once the engine has taken them.
+
+        Raises:
+            ValueError: a prompt that cannot be answered.
+            FullError: too many answers wait already.
+            RuntimeError: the server is shutting down.
+        """
+        answers = Answers(self, parts, timeout)
+        added: Future[None] = Future()
+        self._put(lambda: self._add(answers, added))
+        await asyncio.wrap_future(added)
+        return answers
+
+    async def score(self, prompt: Sequence[int], count: int) -> list[TokenScores]:
+        """Scores of a prompt's tokens behind the first, see `score_prompt`."""
+        found: Future[list[TokenScores]] = Future()
+        self._put(lambda: self._scoring.append((score_prompt(self.engine.runner, prompt, count), [], found)))
+        return await asyncio.wrap_future(found)
+
+    def cancel(self, answers: Answers) -> None:
+        """End the parts of `answers` that still wait or run."""
+        self._tasks.put(lambda: self._end(answers))
+
+    def close(self, grace: float = 0.0) -> None:
+        """Take nothing new, let what runs go on for `grace` seconds, end the rest, and wait for the thread."""
+        self._stopping = True
+        self._tasks.put(lambda: None)
+        self._thread.join(grace)
+        self._tasks.put(self._end_all)
+        self._thread.join(60)
+        if not self._thread.is_alive():
+            self.engine.close()
+
+    def _put(self, task: Callable[[], None]) -> None:
+        if self._stopping:
+            raise RuntimeError("The server is shutting down: send the request to another, or later.")
+        self._tasks.put(task)
+
+    # ---------------------------------------------------------------- the worker's own thread
+
+    def _run(self) -> None:
+        while True:
+            self._take_tasks()
+            if self.engine.busy:
+                try:
+                    self.engine.step()
+                except Exception:
+                    log.exception("a step failed")
+                self._deliver()
+            if self._scoring:
+                self._score()
+            if self._stopping and not self.engine.busy and not self._scoring and self._tasks.empty():
+                return
+
+    def _take_tasks(self) -> None:
+        """Do what event loops ask for; sleeps while there is nothing at all to do."""
+        idle = not self.engine.busy and not self._scoring and not self._stopping
+        try:
+            while True:
+                self._tasks.get(block=idle)()
+                idle = False
+        except Empty:
+            return
+
+    def _add(self, answers: Answers, added: Future[None]) -> None:
+        now = time.monotonic()
+        try:
+            waiting = len(self._live) + len(answers.parts)
+            if waiting > self._most:
+                raise FullError(max(1, round(self._usual * waiting / self.engine.config.slots)))
+            for part in answers.parts:
+                part.added = now
+                part.request = self.engine.add(part.prompt, part.rules)
+        except Exception as error:
+            self._drop(answers)
+            added.set_exception(error)
+            return
+        self._live += [_Live(answers, i, self.tokenizer) for i in range(len(answers.parts))]
+        added.set_result(None)
+
+    def _end(self, answers: Answers) -> None:
+        self._drop(answers)
+        self._deliver()
+
+    def _end_all(self) -> None:
+        for live in list(self._live):
+            self._end(live.answers)
+
+    def _deliver(self) -> None:
+        """Hand out what the last step brought, in one call into each event loop."""
+        now = time.monotonic()
+        news: dict[int, _News] = {}
+        left = []
+        for live in self._live:
+            delta, error = self._news_of(live, now)
+            if delta is not None:
+                entry = news.setdefault(id(live.answers), _News(live.answers, []))
+                entry.deltas.append(delta)
+                entry.error = entry.error or error
+            if delta is None or delta.finish is None:
+                left.append(live)
+            else:
+                self._usual += 0.1 * (now - live.part.added - self._usual)
+                self._on_end(live.part)
+        self._live = left
+        by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
+        for entry in news.values():
+            by_loop.setdefault(entry.answers.loop, []).append(entry)
+        for loop, entries in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_hand_over, entries)
+            except RuntimeError:  # the event loop is closed: nobody reads these any more
+                for entry in entries:
+                    self._drop(entry.answers)
+
+    def _news_of(self, live: _Live, now: float) -> tuple[Delta | None, BaseException | None]:
+        """What has come of one answer, and the error that ended it; ends it where its time or its text is over."""
+        request = live.part.request
+        assert request is not None
+        if now > live.answers.deadline:
+            self.engine.cancel(request)
+        try:
+            delta = live.news(now)
+        except Exception as raised:  # a tokenizer's
+            request.error, live.part.finish = raised, "error"
+            delta = Delta(live.index, finish="error")
+        if delta is not None and delta.finish is not None:
+            self.engine.cancel(request)  # a stop string comes before the engine's own end
+        failed = delta is not None and delta.finish == "error"
+        return delta, request.error if failed else None
+
+    def _drop(self, answers: Answers) -> None:
+        for part in answers.parts:
+            if part.request is not None:
+                self.engine.cancel(part.request)
+
+    def _score(self) -> None:
+        """One chunk of one prompt, so that those who decode go on."""
+        chunks, scored, found = self._scoring[0]
+        try:
+            scored += next(chunks)
+            self._scoring.rotate(-1)
+        except StopIteration:
+            self._scoring.popleft()
+            found.set_result(scored)
+        except Exception as error:
+            self._scoring.popleft()
+            found.set_exception(error)
+
+
+def _hand_over(entries: list[_News]) -> None:
+    for entry in entries:
+        entry.answers.deliver(entry.deltas, entry.error)
