@@ -8,7 +8,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Set here, it also holds for the commands that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -28,3 +29,20 @@ class Demo(NamedTuple):
 def demo() -> Demo:
     """The embedded model and tokenizer, shared by all tests: leave both as they are."""
     return Demo(*draftree.demo_model())
+
+
+@pytest.fixture(scope="module")
+def server(demo: Demo) -> Iterator[Any]:
+    """The embedded model behind the API, with Lookahead; see `serve_driver.Running`."""
+    from serve_driver import serving
+
+    with serving(*demo) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> Any:
+    """OpenAI's own client of `server`."""
+    import openai
+
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

@@ -17,6 +17,14 @@ from draftree.engine import Engine
 from draftree.serve.app import create_app
 from draftree.serve.settings import ServerSettings
 
+MESSAGES: Any = [{"role": "user", "content": "Tell me about the sea."}]
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text, special tokens included."""
+    found: list[int] = tokenizer(text).input_ids
+    return found
+
 
 class Running:
     """A server at work; `url` is its address."""

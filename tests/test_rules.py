@@ -56,7 +56,7 @@ def test_a_node_budget_bounds_one_request_alone() -> None:
 def test_a_prediction_is_drafted_from_and_changes_nothing(make: Any) -> None:
     model = zoo.build("llama")
     plain = answer(model, None, Rules(24))
-    guided = answer(model, make(), Rules(24, prediction=tuple([1, 2, *plain.tokens])))
+    guided = answer(model, make(), Rules(24, prediction=(1, 2, *plain.tokens)))
     misled = answer(model, make(), Rules(24, prediction=(3, 1, 4, 1, 5, 9, 2, 6)))
     assert guided.tokens == misled.tokens == plain.tokens
     assert guided.stats.steps < misled.stats.steps

@@ -1,0 +1,115 @@
+"""Keys, limits, clients that go away, and how the server stops."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+from serve_driver import Running, serving
+
+
+def test_keys_let_in_and_keep_apart(demo: Any) -> None:
+    with serving(*demo, api_keys=("first", "second")) as server:
+        assert server.http.get("/health").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer third"}, {"Authorization": "Basic first"}):
+            refused = server.http.post("/v1/completions", json={"prompt": "Hi"}, headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+            assert server.http.get("/metrics", headers=headers).status_code == 401
+
+        def ask(key: str) -> dict[str, Any]:
+            body = {
+                "prompt": "The sea is so wide that",
+                "temperature": 0,
+                "max_tokens": 30,
+                "draftree": {"stats": True},
+            }
+            answer = server.http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+            assert answer.status_code == 200
+            stats: dict[str, Any] = answer.json()["draftree"]["answers"][0]
+            return stats
+
+        one, stranger, again = ask("first"), ask("second"), ask("first")
+        assert one["reused_prompt_tokens"] == stranger["reused_prompt_tokens"] == 0
+        assert one["steps"] == stranger["steps"] > again["steps"]
+        assert again["reused_prompt_tokens"] > 0
+
+
+def test_overload_is_told_and_passes(demo: Any) -> None:
+    with serving(*demo, slots=2, queue=3) as server:
+        statuses: list[int] = []
+
+        def ask() -> None:
+            body = {"prompt": "The sea", "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+            response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+            statuses.append(response.status_code)
+            if response.status_code == 429:
+                assert int(response.headers["retry-after"]) >= 1
+                assert response.json()["error"]["code"] == "queue_full"
+
+        threads = [threading.Thread(target=ask) for _ in range(50)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) >= 5
+        assert server.idle()
+        assert server.complete("Hi")["choices"]
+
+
+def test_limits_of_length(demo: Any) -> None:
+    with serving(*demo, max_prompt_tokens=20, max_output_tokens=10, body_bytes=2000) as server:
+        assert len(server.complete([5] * 20, max_tokens=10, ignore_eos=True, return_token_ids=True)["choices"]) == 1
+        assert server.post("/v1/completions", prompt=[5] * 21).status_code == 400
+        assert server.post("/v1/completions", prompt=[5], max_tokens=11).status_code == 400
+        chat = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], ignore_eos=True)
+        assert chat.json()["usage"]["completion_tokens"] == 10
+        assert server.post("/v1/completions", prompt="x" * 3000).status_code == 413
+
+
+def test_time_is_bounded(demo: Any) -> None:
+    with serving(*demo, timeout=0.2) as server:
+        answer = server.complete("The sea", max_tokens=2000, ignore_eos=True)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert 0 < answer["usage"]["completion_tokens"] < 2000
+        assert server.idle()
+
+
+def test_whoever_goes_away_frees_the_slot(server: Running) -> None:
+    body = {"prompt": "The sea", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.2)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body | {"stream": True}) as stream:
+        next(stream.iter_lines())
+    began = time.monotonic()
+    assert server.idle(5)
+    assert time.monotonic() - began < 1
+
+
+def test_stopping_lets_running_answers_end(demo: Any) -> None:
+    found: list[httpx.Response] = []
+    with serving(*demo) as server:
+        body = {"prompt": "The sea", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+        thread = threading.Thread(target=lambda: found.append(httpx.post(f"{server.url}/v1/completions", json=body)))
+        thread.start()
+        while not server.worker.live:
+            time.sleep(0.005)
+    thread.join()
+    assert found[0].json()["usage"]["completion_tokens"] == 300
+
+
+def test_request_ids_go_around(server: Running) -> None:
+    assert server.http.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert len(server.http.get("/health", headers={"x-request-id": "not an id"}).headers["x-request-id"]) == 32
+
+
+def test_no_prompt_is_logged(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "draftree.serve")
+    server.complete("a very private text")
+    server.post("/v1/completions", prompt="a very private text", nonsense=1)
+    assert "POST /v1/completions 200" in caplog.text
+    assert "private" not in caplog.text

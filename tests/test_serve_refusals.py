@@ -1,0 +1,94 @@
+"""What the server refuses: with the name of the field, and unharmed."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import openai
+import pytest
+from serve_driver import MESSAGES, Running
+
+REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
+    ("/v1/completions", {"prompt": "Hi", "suffix": "there"}, "suffix"),
+    ("/v1/completions", {"prompt": "Hi", "use_beam_search": True}, "use_beam_search"),
+    ("/v1/completions", {"prompt": "Hi", "temperature": -1}, "temperature"),
+    ("/v1/completions", {"prompt": "Hi", "temperature": "hot"}, "temperature"),
+    ("/v1/completions", {"prompt": "Hi", "top_p": 0}, "top_p"),
+    ("/v1/completions", {"prompt": "Hi", "n": 3, "best_of": 2}, "best_of"),
+    ("/v1/completions", {"prompt": "Hi", "best_of": 2, "stream": True}, "best_of"),
+    ("/v1/completions", {"prompt": "Hi", "n": 65}, "n"),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 0}, "max_tokens"),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 3000}, "prompt"),
+    ("/v1/completions", {"prompt": [5] * 3000}, "prompt"),
+    ("/v1/completions", {"prompt": [99999]}, "prompt"),
+    ("/v1/completions", {"prompt": []}, "prompt"),
+    ("/v1/completions", {}, "prompt"),
+    ("/v1/completions", {"prompt": "Hi", "stop": ["x"] * 17}, "stop.list[constrained-str]"),
+    ("/v1/completions", {"prompt": "Hi", "logit_bias": {"x": 1}}, "logit_bias"),
+    ("/v1/completions", {"prompt": "Hi", "logit_bias": {"99999": 1}}, "logit_bias"),
+    ("/v1/completions", {"prompt": "Hi", "logprobs": 21}, "logprobs"),
+    ("/v1/completions", {"prompt": "Hi", "stream_options": {"include_usage": True}}, "stream_options"),
+    ("/v1/completions", {"prompt": "Hi", "draftree": {"drafter": "medusa"}}, "draftree.drafter"),
+    ("/v1/completions", {"prompt": "Hi", "draftree": {"depth": 2}}, "draftree.depth"),
+    ("/v1/chat/completions", {"messages": []}, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "robot", "content": "Hi"}]}, "messages.0.role"),
+    ("/v1/chat/completions", {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+    (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "response_format": {"type": "json_object"}},
+        "response_format.type",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "look"}}]},
+        "tools",
+    ),
+    ("/v1/corpus", {"texts": []}, "texts"),
+    ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
+    ("/detokenize", {"tokens": [99999]}, "tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), REFUSED, ids=lambda v: str(v)[:60])
+def test_refusals_name_the_field(server: Running, path: str, body: dict[str, Any], param: str | None) -> None:
+    response = server.http.post(path, json=body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert str(error["param"]).startswith(str(param).split(".list")[0])
+    assert error["message"].endswith(".")
+    assert "\n" not in error["message"]
+
+
+def test_unknown_models_paths_and_methods(server: Running, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.chat.completions.create(model="gpt-9", messages=MESSAGES)  # type: ignore[arg-type]
+    assert raised.value.code == "model_not_found"
+    assert server.http.get("/v1/nothing").json()["error"]["message"] == "There is no GET /v1/nothing here."
+    assert server.http.get("/v1/completions").status_code == 405
+    assert server.http.get("/v1/models/gpt-9").status_code == 404
+
+
+def test_malformed_bodies_never_hurt(server: Running) -> None:
+    """Two hundred bodies with something broken in each: always a 4xx, and the server lives."""
+    rng = random.Random(1)
+    whole = json.dumps({"prompt": "Hi", "max_tokens": 4, "stop": ["a"], "logit_bias": {"3": 1.5}, "stream": False})
+    for _ in range(200):
+        body, kind = bytearray(whole.encode()), rng.randrange(4)
+        if kind == 0:
+            body = body[: rng.randrange(len(body))]
+        elif kind == 1:
+            body[rng.randrange(len(body))] = rng.choice(b'\x00\xff"{}[]\\')
+        elif kind == 2:
+            data = json.loads(whole)
+            data[rng.choice(list(data))] = rng.choice([None, {}, [], [[]], -1, 1e300, True, "\ud800", {"a": {"b": []}}])
+            body = bytearray(json.dumps(data).encode())
+        else:
+            body = bytearray(b"[" * rng.randrange(1, 100_000))
+        response = server.http.post("/v1/completions", content=bytes(body))
+        assert response.status_code in (200, 400), (response.status_code, bytes(body)[:200])
+    assert server.http.get("/health").status_code == 200
+    assert server.idle()

@@ -1,0 +1,157 @@
+"""Text of tokens as they come: whole characters, stop strings held back, tool calls and reasoning read out."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftree.serve.errors import ApiError
+from draftree.serve.messages import MessageReader, chat_prompt, tools_of
+from draftree.serve.schema import Chat, Message
+from draftree.serve.text import Detokenizer, StopStrings
+
+
+class Slow:
+    """A tokenizer without a fast twin: the same texts through `decode` alone."""
+
+    is_fast = False
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: Any, **options: Any) -> str:
+        return str(self._tokenizer.decode(ids, **options))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_pieces_make_the_whole(demo: Any, fast: bool) -> None:
+    rng, tokenizer = random.Random(0), demo.tokenizer
+    texts = ["Grüße aus Köln, 你好 🙂 — naïve", "\n\n  code:\n\tx = 1", "", "e\u0301", "plain words only"]
+    rows = [tokenizer(text).input_ids for text in texts]
+    rows += [[rng.randrange(4090) for _ in range(40)] for _ in range(20)]
+    for ids in rows:
+        detokenizer = Detokenizer(tokenizer if fast else Slow(tokenizer))
+        pieces = [detokenizer.feed(token) for token in ids]
+        whole = tokenizer.decode(ids, skip_special_tokens=True)
+        assert whole.startswith("".join(pieces))
+        assert "".join(pieces) + detokenizer.rest() == whole
+
+
+def test_no_half_characters(demo: Any) -> None:
+    detokenizer = Detokenizer(demo.tokenizer)
+    for token in demo.tokenizer("你好 🙂 ü").input_ids:
+        assert "\ufffd" not in detokenizer.feed(token)
+
+
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=12), STOPS, st.booleans())
+def test_stop_strings_cut_where_the_first_one_begins(pieces: list[str], stops: list[str], include: bool) -> None:
+    """As if the whole text had been looked at after each character, which is how fast a text can be told to be over."""
+    cutter, given_out = StopStrings(stops, include=include), ""
+    text = "".join(pieces)
+    for piece in pieces:
+        given_out += cutter.feed(piece)
+        assert text.startswith(given_out)
+    given_out += cutter.rest()
+    places = [(text.find(stop), stop) for stop in stops if stop in text]
+    assert (cutter.found is None) == (not places)
+    if not places:
+        assert given_out == text
+    else:
+        assert cutter.found is not None
+        body = given_out.removesuffix(cutter.found) if include else given_out
+        assert text.startswith(body + cutter.found)
+        assert not any(stop in body for stop in stops)
+
+
+def test_what_cannot_become_a_stop_string_is_given_at_once() -> None:
+    cutter = StopStrings(["END"])
+    assert [cutter.feed(piece) for piece in ("ab", "cE", "N", "x", "E")] == ["ab", "c", "", "ENx", ""]
+    assert cutter.rest() == "E"
+
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | length }} tools\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}A: "
+)
+RESPONSE = {
+    "start_anchor": "A: ",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<call>",
+            "close": "</call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {},
+    },
+}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+"""A tool, and below what a model with tools says."""
+SAID = '<think>Let me see.</think>Looking.<call>{"name": "look", "arguments": {"at": "sea"}}</call>'
+
+
+class Talker:
+    """A tokenizer with a chat template and a response template; its ids are code points."""
+
+    chat_template = TEMPLATE
+    response_template = RESPONSE
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: Any, **options: Any) -> str:
+        return "".join(map(chr, ids))
+
+    def get_response_parser(self, **options: Any) -> Any:
+        return self._tokenizer.get_response_parser(self.response_template, **options)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_tool_calls_and_reasoning_are_read_from_a_stream(demo: Any, size: int) -> None:
+    reader = MessageReader(Talker(demo.tokenizer), [ord(c) for c in "user: Hi\nA: "], [TOOL])
+    content, reasoning, calls = "", "", []
+    for at in range(0, len(SAID), size):
+        read = reader.feed(SAID[at : at + size], last=at + size >= len(SAID))
+        content, reasoning, calls = content + read.content, reasoning + read.reasoning, calls + read.calls
+    assert (content, reasoning) == ("Looking.", "Let me see.")
+    assert [call["function"] for call in calls] == [{"name": "look", "arguments": '{"at": "sea"}'}]
+    assert calls[0]["id"].startswith("call_")
+    assert reader.calls == 1
+
+
+def chat(**fields: Any) -> Chat:
+    return Chat.model_validate({"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]} | fields)
+
+
+def test_tools_need_templates(demo: Any) -> None:
+    assert tools_of(chat(), Talker(demo.tokenizer)) == [TOOL]
+    assert tools_of(chat(tool_choice="none"), Talker(demo.tokenizer)) == []
+    with pytest.raises(ApiError, match="knows no tools"):
+        tools_of(chat(), demo.tokenizer)
+    mute = Talker(demo.tokenizer)
+    mute.response_template = None  # type: ignore[assignment]
+    with pytest.raises(ApiError, match="no response_template"):
+        tools_of(chat(), mute)
+
+
+def test_messages_reach_the_template_as_it_reads_them(demo: Any) -> None:
+    said = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]},
+    ]
+    messages = [Message.model_validate(m) for m in said]
+    plain = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi there"}]
+    wanted = demo.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    assert chat_prompt(demo.tokenizer, messages) == demo.tokenizer(wanted, add_special_tokens=False).input_ids
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "no json"}}
+    with pytest.raises(ApiError, match="no JSON"):
+        chat_prompt(demo.tokenizer, [Message.model_validate({"role": "assistant", "tool_calls": [call]})])
