@@ -171,9 +171,12 @@ def _tops(call: Call, token: int, scores: TokenScores | None) -> dict[str, float
     return {call.token_text(token): _finite(scores.chosen)} | found
 
 
+encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def sse(payload: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return f"data: {encode(payload)}\n\n".encode("utf-8", "replace")
 
 
 async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[bytes]:
@@ -186,11 +189,12 @@ async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[by
     """
     envelope = call.envelope(chunk=True)
     offsets = [Offsets() for _ in answers.parts]
-    extra: dict[str, Any] = {"usage": None} if call.usage and not call.each else {}
+    begin = f"data: {encode(envelope)[:-1]}"  # the same in every chunk
+    end = ',"usage":null' if call.usage and not call.each else ""
 
     def event(choice: dict[str, Any]) -> bytes:
-        own = {"usage": usage(answers.parts, prompts)} if call.each else extra
-        return sse(envelope | {"choices": [choice]} | own)
+        used = f',"usage":{encode(usage(answers.parts, prompts))}' if call.each else end
+        return f'{begin},"choices":[{encode(choice)}]{used}}}\n\n'.encode("utf-8", "replace")
 
     try:
         for index in range(len(answers.parts)):
