@@ -206,3 +206,22 @@ async def _async_chat(url: str) -> str:
 def test_the_asynchronous_client(server: Running, client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="draftree", messages=MESSAGES, temperature=0, max_tokens=20)
     assert asyncio.run(_async_chat(server.url)) == whole.choices[0].message.content
+
+
+def test_trees_of_the_steps(server: Running) -> None:
+    fields = {"prompt": "The sea the sea the sea", "temperature": 0, "max_tokens": 30, "ignore_eos": True}
+    whole = server.complete(**fields, return_token_ids=True, draftree={"trees": True})["choices"][0]
+    told = whole["draftree"]
+    assert "".join(told["tokens"]) == whole["text"]
+    assert len(told["drafters"]) == 30
+    assert any(told["drafters"])
+    assert "".join(token for tree in told["trees"] for token in tree["emitted"]) == whole["text"]
+    for tree in told["trees"]:
+        assert tree["parents"][0] == -1
+        assert all(parent < node for node, parent in enumerate(tree["parents"]))
+        assert tree["accepted"][0] == 0
+        assert [tree["tokens"][node] for node in tree["accepted"][1:]] == tree["emitted"][: len(tree["accepted"]) - 1]
+        assert all(tree["drafters"][node] for node in range(1, len(tree["tokens"])))
+    chunks = server.events("/v1/completions", **fields, draftree={"trees": True})
+    streamed = [tree for chunk in chunks for choice in chunk["choices"] for tree in choice["draftree"]["trees"]]
+    assert "".join(token for tree in streamed for token in tree["emitted"]) == whole["text"]

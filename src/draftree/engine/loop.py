@@ -17,7 +17,7 @@ from draftree.drafting.base import Attachment, Capabilities, Step, StepPlan
 from draftree.engine.config import EngineConfig
 from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.recorder import Track
-from draftree.engine.request import Request, TokenScores
+from draftree.engine.request import Request, StepTree, TokenScores
 from draftree.engine.stats import STAGES
 from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
@@ -324,6 +324,19 @@ class Loop:
             stats.count(walk.drafted_by, trees.sizes[b] - 1, passed=len(marks) > len(STAGES))
             for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False):
                 stats.seconds[stage] += (end - begin) * share
+            if request.rules.keep_trees:
+                request.trees.append(self._tree_of(trees, b, walk))
+
+    def _tree_of(self, trees: TokenTree, b: int, walk: Walk) -> StepTree:
+        size, drafter = trees.sizes[b], self.drafter
+        sources = trees.source[b, 1:size].tolist()
+        return StepTree(
+            trees.tokens[b, :size].tolist(),
+            [-1, *trees.parents[b, 1:size].tolist()],
+            ["", *("" if drafter is None else drafter.source_name(source) for source in sources)],
+            list(walk.nodes),
+            list(walk.tokens),
+        )
 
 
 def _within_rules(plan: StepPlan, requests: list[Request]) -> StepPlan:

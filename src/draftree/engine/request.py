@@ -42,6 +42,7 @@ class Rules:
         drafting: False answers this request without draft tokens.
         node_budget: most draft tokens of a step; None leaves that to the shape.
         logprobs: how many of the likeliest tokens to tell with each new one (`Emitted.scores`); None for no scores.
+        keep_trees: whether `Request.trees` gets every step's draft tree.
         prediction: token ids that the text may follow in parts; drafters that copy, such as `Lookahead`, draft from it.
         scope: requests of other scopes neither draft from what this one leaves behind nor take over its prompt's keys
             and values (a server's tenants).
@@ -59,6 +60,7 @@ class Rules:
     drafting: bool = True
     node_budget: int | None = None
     logprobs: int | None = None
+    keep_trees: bool = False
     prediction: tuple[int, ...] = ()
     scope: str | None = None
 
@@ -102,6 +104,25 @@ class Emitted:
     scores: TokenScores | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StepTree:
+    """One step's draft tree, for people to look at.
+
+    Attributes:
+        tokens: of the nodes, the root (the newest token before the step) first.
+        parents: number of each node's parent; -1 for the root.
+        drafters: who drafted each node; "" for the root.
+        accepted: numbers of the nodes that were accepted, the root first.
+        emitted: tokens that the step brought.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    drafters: list[str]
+    accepted: list[int]
+    emitted: list[int]
+
+
 class Request:
     """One text being generated; made by `Engine.add`.
 
@@ -111,6 +132,7 @@ class Request:
         finish_reason: "eos", "length", "stop", "cancelled" or "error"; None while it lives.
         error: the exception that ended it, if one did.
         output: what was emitted, in order.
+        trees: of its steps, where the rules say so.
         reused: prompt tokens that were not read, as the cache had them.
         stats: its counts.
     """
@@ -146,6 +168,7 @@ class Request:
         self.encoder_input = encoder_input
         self.encoder_states = encoder_states
         self.reused = 0
+        self.trees: list[StepTree] = []
         self.decide_alone = False  # strict mode: the next step has no draft tokens
         self._on_token = on_token
         prefix = padded_prompt

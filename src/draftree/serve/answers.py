@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftree.engine import Emitted
-from draftree.engine.request import TokenScores
+from draftree.engine.request import StepTree, TokenScores
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import MessageReader
 from draftree.serve.worker import Answers, Delta, Part
@@ -28,6 +28,7 @@ class Call:
         logprobs: likeliest tokens to tell with each; None for no log-probabilities.
         usage: whether a stream ends with usage; `each`: whether every chunk has it.
         ids: whether choices tell the ids of their tokens.
+        trees: whether choices tell who drafted each token, and the draft tree of each step.
         stats: whether the answer tells draftree's own statistics.
         echo: text of the prompts that stands before completions, and `scores` of their tokens; "" for none.
         prediction: its token ids.
@@ -41,6 +42,7 @@ class Call:
     usage: bool = False
     each: bool = False
     ids: bool = False
+    trees: bool = False
     stats: bool = False
     echo: Sequence[str] = ()
     scores: Sequence[Sequence[TokenScores]] = ()
@@ -205,10 +207,10 @@ async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[by
         async for delta in answers:
             if call.kind == "chat":
                 logprobs, (content, finish) = chat_logprobs(call, delta.emitted), _read(call, delta)
-                if content or finish or logprobs or call.ids:
-                    yield event(_chat_choice(delta.index, content, finish, logprobs) | _ids(call, delta))
-            elif delta.text or delta.finish or call.logprobs is not None or call.ids:
-                yield event(_completion_choice(call, delta, offsets[delta.index]) | _ids(call, delta))
+                if content or finish or logprobs or call.ids or call.trees:
+                    yield event(_chat_choice(delta.index, content, finish, logprobs) | _besides(call, delta))
+            elif delta.text or delta.finish or call.logprobs is not None or call.ids or call.trees:
+                yield event(_completion_choice(call, delta, offsets[delta.index]) | _besides(call, delta))
         last: dict[str, Any] = {}
         if call.usage:
             last["usage"] = usage(answers.parts, prompts, call.prediction)
@@ -222,8 +224,23 @@ async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[by
     yield b"data: [DONE]\n\n"
 
 
-def _ids(call: Call, delta: Delta) -> dict[str, Any]:
-    return {"token_ids": [emitted.token for emitted in delta.emitted]} if call.ids else {}
+def _besides(call: Call, delta: Delta) -> dict[str, Any]:
+    """What a choice tells besides, where it was asked for: ids of its tokens, and the trees they came from."""
+    found: dict[str, Any] = {"token_ids": [emitted.token for emitted in delta.emitted]} if call.ids else {}
+    if call.trees:
+        tokens = [call.token_text(emitted.token) for emitted in delta.emitted]
+        found["draftree"] = {
+            "tokens": tokens,
+            "drafters": [emitted.source for emitted in delta.emitted],
+            "trees": [_tree(call, tree) for tree in delta.trees],
+        }
+    return found
+
+
+def _tree(call: Call, tree: StepTree) -> dict[str, Any]:
+    texts = {"tokens": [call.token_text(token) for token in tree.tokens]}
+    texts["emitted"] = [call.token_text(token) for token in tree.emitted]
+    return texts | {"parents": tree.parents, "drafters": tree.drafters, "accepted": tree.accepted}
 
 
 def _read(call: Call, delta: Delta) -> tuple[dict[str, Any], str | None]:
@@ -287,7 +304,7 @@ def whole_choice(call: Call, delta: Delta, index: int, part: Part, echo: int | N
         part: the answer.
         echo: which of `call.echo` stands before it; None for none.
     """
-    own: dict[str, Any] = _ids(call, delta) | ({"prompt_token_ids": list(part.prompt)} if call.ids else {})
+    own: dict[str, Any] = _besides(call, delta) | ({"prompt_token_ids": list(part.prompt)} if call.ids else {})
     if call.kind == "chat":
         found, finish = _read(call, delta)
         message = {"role": "assistant", "content": None if "tool_calls" in found else "", "refusal": None} | found

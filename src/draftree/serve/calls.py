@@ -216,6 +216,7 @@ class Desk:
             usage=bool(streamed and streamed.include_usage),
             each=bool(streamed and streamed.continuous_usage_stats),
             ids=bool(asked.return_token_ids),
+            trees=bool(asked.draftree and asked.draftree.trees),
             stats=bool(asked.draftree and asked.draftree.stats),
         )
 

@@ -112,6 +112,7 @@ def make_rules(
         drafting=asked.draftree is None or asked.draftree.drafter != "off",
         node_budget=None if asked.draftree is None else asked.draftree.node_budget,
         logprobs=logprobs,
+        keep_trees=asked.draftree is not None and bool(asked.draftree.trees),
         prediction=tuple(prediction),
         scope=scope,
     )

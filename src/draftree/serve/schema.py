@@ -27,11 +27,12 @@ class StreamOptions(Strict):
 
 
 class DraftreeOptions(Strict):
-    """What is draftree's own: who drafts for this request, how much, and whether the answer tells how it went."""
+    """What is draftree's own: who drafts for this request, how much, and what the answer tells of it."""
 
     drafter: str | None = None
     node_budget: Annotated[int, Field(ge=0, le=4096)] | None = None
     stats: bool | None = None
+    trees: bool | None = None
 
 
 class Sampling(Strict):

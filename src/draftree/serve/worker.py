@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from draftree.engine import Emitted, Engine, Rules
-from draftree.engine.request import Request, State, TokenScores
+from draftree.engine.request import Request, State, StepTree, TokenScores
 from draftree.engine.scoring import score_prompt
 from draftree.serve.text import Detokenizer, StopStrings
 
@@ -29,18 +29,21 @@ class Delta:
         index: which answer of its request.
         text: new text, without what may become a stop string.
         emitted: the new tokens.
+        trees: draft trees of the steps that brought them, where the rules keep them.
         finish: "stop", "length" or "error" with the last delta, else None.
     """
 
     index: int
     text: str = ""
     emitted: list[Emitted] = field(default_factory=list)
+    trees: list[StepTree] = field(default_factory=list)
     finish: str | None = None
 
     def add(self, other: Delta) -> None:
         """Take in the delta that follows."""
         self.text += other.text
         self.emitted += other.emitted
+        self.trees += other.trees
         self.finish = other.finish
 
 
@@ -154,6 +157,7 @@ class _Live:
             if self.stops.found is not None:
                 break
         part.given += len(delta.emitted)
+        delta.trees, request.trees = request.trees, []
         if delta.emitted:
             part.first = now if part.first is None else part.first
             part.last = now
