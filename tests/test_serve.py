@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -189,6 +191,17 @@ def test_metrics_count_what_vllms_benchmark_reads(server: Running) -> None:
     assert after["draftree_generated_tokens_total"] - before["draftree_generated_tokens_total"] == 40
     assert after["draftree_time_to_first_token_seconds_count"] > before["draftree_time_to_first_token_seconds_count"]
     assert after["draftree_running_requests"] == 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/serving.md"])
+def test_the_curl_lines_of_the_pages(server: Running, page: str) -> None:
+    text = (Path(__file__).parent.parent / page).read_text(encoding="utf-8")
+    lines = re.findall(r"^curl -s localhost:8000(\S+) -d '([^']*)'", text, re.M)
+    assert lines
+    for path, body in lines:
+        response = server.http.post(path, content=body)
+        assert response.status_code == 200, response.text
+        assert response.json()["draftree"]["answers"][0]["steps"]
 
 
 async def _async_chat(url: str) -> str:

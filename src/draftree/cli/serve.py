@@ -6,12 +6,15 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftree.cli.decoding import Drafting
 from draftree.cli.options import Model, Runner, Threads, grouped, use_threads
+
+if TYPE_CHECKING:
+    from draftree.engine.engine import Engine
 
 KEYS = "DRAFTREE_API_KEYS"
 SWITCH = 0.0005  # seconds that the thread of the engine may keep the one that sends tokens waiting
@@ -53,7 +56,7 @@ def serve(
     try:
         import uvicorn
 
-        from draftree.serve.app import create_app
+        from draftree.serve.app import GRACE, create_app
         from draftree.serve.settings import ServerSettings
     except ImportError as error:
         raise ValueError(MISSING) from error
@@ -79,4 +82,15 @@ def serve(
     app = create_app(engine, tokenizer, settings)
     sys.setswitchinterval(SWITCH)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
-    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
+    tell(host, port, settings.model_name, engine)
+    uvicorn.run(
+        app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=round(GRACE)
+    )
+
+
+def tell(host: str, port: int, name: str, engine: Engine) -> None:
+    """Say where the server is, and what it serves."""
+    drafter = engine.config.drafter
+    drafts = "no drafter" if drafter is None else f"drafter {drafter.name}"
+    where = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"
+    print(f"draftree serves {name} at {where}/v1 ({engine.runner.name} runner, {drafts}); Ctrl-C stops it.", flush=True)

@@ -208,9 +208,9 @@ async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[by
             if call.kind == "chat":
                 logprobs, (content, finish) = chat_logprobs(call, delta.emitted), _read(call, delta)
                 if content or finish or logprobs or call.ids or call.trees:
-                    yield event(_chat_choice(delta.index, content, finish, logprobs) | _besides(call, delta))
+                    yield event(_chat_choice(delta.index, content, finish, logprobs) | _details(call, delta))
             elif delta.text or delta.finish or call.logprobs is not None or call.ids or call.trees:
-                yield event(_completion_choice(call, delta, offsets[delta.index]) | _besides(call, delta))
+                yield event(_completion_choice(call, delta, offsets[delta.index]) | _details(call, delta))
         last: dict[str, Any] = {}
         if call.usage:
             last["usage"] = usage(answers.parts, prompts, call.prediction)
@@ -224,7 +224,7 @@ async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[by
     yield b"data: [DONE]\n\n"
 
 
-def _besides(call: Call, delta: Delta) -> dict[str, Any]:
+def _details(call: Call, delta: Delta) -> dict[str, Any]:
     """What a choice tells besides, where it was asked for: ids of its tokens, and the trees they came from."""
     found: dict[str, Any] = {"token_ids": [emitted.token for emitted in delta.emitted]} if call.ids else {}
     if call.trees:
@@ -304,7 +304,7 @@ def whole_choice(call: Call, delta: Delta, index: int, part: Part, echo: int | N
         part: the answer.
         echo: which of `call.echo` stands before it; None for none.
     """
-    own: dict[str, Any] = _besides(call, delta) | ({"prompt_token_ids": list(part.prompt)} if call.ids else {})
+    own: dict[str, Any] = _details(call, delta) | ({"prompt_token_ids": list(part.prompt)} if call.ids else {})
     if call.kind == "chat":
         found, finish = _read(call, delta)
         message = {"role": "assistant", "content": None if "tool_calls" in found else "", "refusal": None} | found

@@ -1,0 +1,34 @@
+"""The files of `deploy/`: the dashboard asks for metrics that the server has."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import yaml
+from serve_driver import Running
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+
+
+def test_the_dashboard_reads_metrics_that_there_are(server: Running) -> None:
+    server.complete("The sea the sea the sea", max_tokens=30, ignore_eos=True)
+    known = set(re.findall(r"^(draftree_\w+)", server.http.get("/metrics").text, re.M))
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
+    asked = {name for panel in dashboard["panels"] for target in panel["targets"]
+             for name in re.findall(r"draftree_\w+", target["expr"])}  # fmt: skip
+    assert len(dashboard["panels"]) == 12
+    assert asked <= known
+
+
+def test_files_that_are_mounted_are_there() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    mounted = [
+        volume.split(":")[0] for service in compose["services"].values() for volume in service.get("volumes", ())
+    ]
+    assert len(mounted) == 4
+    assert all((DEPLOY / path).is_file() for path in mounted)
+    assert (DEPLOY.parent / compose["services"]["draftree"]["build"]["dockerfile"]).is_file()
+    for name in ("prometheus.yaml", "grafana/datasource.yaml", "grafana/dashboards.yaml"):
+        assert yaml.safe_load((DEPLOY / name).read_text())
