@@ -25,6 +25,7 @@ class PrefixChooser:
         generator: source of noise; None with `sample` uses torch's default generator.
         sample: draw a token instead of taking the best.
         room: how many tokens may follow the prefix.
+        drawn: how many of the prefix's last tokens were drawn with this generator's seed already, elsewhere.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class PrefixChooser:
         generator: torch.Generator | None,
         sample: bool,
         room: int,
+        drawn: int = 0,
     ) -> None:
         self._length = prefix.shape[1]
         self._ids = torch.nn.functional.pad(prefix, (0, room + 1))
         self._processors = processors
         self._generator = generator
         self._sample = sample
+        self._drawn = drawn
         # How far processed scores move when raw ones move by 1.
         self._stretch = 1.0
         for processor in processors:
@@ -78,6 +81,9 @@ class PrefixChooser:
         """`scores` [1, V] with the noise of the place `ahead` of the present one; as they are where none is drawn."""
         if not self._sample:
             return scores
+        while self._drawn:  # their noise is drawn again, so that the next token gets its own
+            torch.empty_like(scores).exponential_(1, generator=self._generator)
+            self._drawn -= 1
         while len(self._noise) <= ahead:
             self._noise.append(torch.empty_like(scores).exponential_(1, generator=self._generator))
         return scores.softmax(-1) / self._noise[ahead]

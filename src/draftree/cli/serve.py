@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -82,10 +83,23 @@ def serve(
     app = create_app(engine, tokenizer, settings)
     sys.setswitchinterval(SWITCH)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
-    tell(host, port, settings.model_name, engine)
-    uvicorn.run(
-        app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=round(GRACE)
-    )
+    with listening(host, port) as door:
+        tell(host, door.getsockname()[1], settings.model_name, engine)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=round(GRACE))
+        uvicorn.Server(config).run(sockets=[door])
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens, so that a port in use is told before clients are.
+
+    Raises:
+        ValueError: it cannot listen there.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ValueError(f"The server cannot listen on {host} port {port} ({error.strerror}): give another.") from error
 
 
 def tell(host: str, port: int, name: str, engine: Engine) -> None:

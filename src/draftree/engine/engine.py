@@ -238,9 +238,9 @@ class Engine:
                 self._join(self.waiting.popleft())
             decoding = slots.decoding
             if slots.reading:
-                reading = self.running[decoding:]
                 # Those that decode wait for one chunk of prompts a step, not for a whole prompt.
-                most = max(PREFILL_CHUNK // len(reading), LEAST_CHUNK) if decoding else PREFILL_CHUNK
+                most = max(PREFILL_CHUNK // slots.reading, LEAST_CHUNK) if decoding else PREFILL_CHUNK
+                reading = slots.order(most)
                 count = loop.read(decoding, reading, most)
                 slots.begin(count)
                 if count:

@@ -44,6 +44,7 @@ class Rules:
         logprobs: how many of the likeliest tokens to tell with each new one (`Emitted.scores`); None for no scores.
         keep_trees: whether `Request.trees` gets every step's draft tree.
         prediction: token ids that the text may follow in parts; drafters that copy, such as `Lookahead`, draft from it.
+        resumed: how many of the prompt's last tokens are an answer begun elsewhere with the same seed: it goes on.
         scope: requests of other scopes neither draft from what this one leaves behind nor take over its prompt's keys
             and values (a server's tenants).
 
@@ -62,6 +63,7 @@ class Rules:
     logprobs: int | None = None
     keep_trees: bool = False
     prediction: tuple[int, ...] = ()
+    resumed: int = 0
     scope: str | None = None
 
     def __post_init__(self) -> None:
@@ -184,7 +186,8 @@ class Request:
         generator = None
         if rules.sample and rules.seed is not None:
             generator = torch.Generator(device).manual_seed(rules.seed)
-        return PrefixChooser(prefix, rules.processors, generator, rules.sample, rules.max_new_tokens)
+        drawn = rules.resumed if generator is not None else 0
+        return PrefixChooser(prefix, rules.processors, generator, rules.sample, rules.max_new_tokens, drawn)
 
     def _criteria_buffer(self, prefix: Tensor) -> Tensor | None:
         if not self.rules.criteria:

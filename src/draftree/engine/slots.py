@@ -1,9 +1,8 @@
 """Which request lives in which slot of the cache, and what free slots still hold for requests to come.
 
 Running requests fill the first slots without a gap, so that a pass reads them in one piece: first those that decode,
-then those whose prompts are still being read, the nearest to its end first. The slots behind them are free. A free
-slot may keep the keys and values of the request that left it: one to come whose prompt begins alike takes them over
-and reads the rest of its prompt alone.
+then those whose prompts are still being read. The slots behind them are free. A free slot may keep the keys and values
+of the request that left it: one to come whose prompt begins alike takes them over and reads only the rest.
 """
 
 from __future__ import annotations
@@ -75,13 +74,19 @@ class Slots:
         self.running.append(request)
         self.reading += 1
         request.context.place = Place(self.runner, self.cache, self.encoder, slot)
-        own = len(self.unread(request))
-        while slot > self.decoding and len(self.unread(self.running[slot - 1])) > own:
-            self.cache.exchange(slot - 1, slot)
-            if self.encoder is not None:  # the newcomer's source is yet to be read
-                self.encoder.move(slot - 1, slot)
-            self._change_places(slot - 1, slot)
-            slot -= 1
+
+    def order(self, most: int) -> list[Request]:
+        """Those that read, with all who have at most `most` tokens left in front of the others."""
+        front = self.decoding
+        for slot in range(front, len(self.running)):
+            if len(self.unread(self.running[slot])) <= most:
+                for other in range(slot, front, -1):
+                    self.cache.exchange(other - 1, other)
+                    if self.encoder is not None:
+                        self.encoder.exchange(other - 1, other)
+                    self._change_places(other - 1, other)
+                front += 1
+        return self.running[self.decoding :]
 
     def begin(self, count: int) -> None:
         """The first `count` of those that read have read their prompts, and decode from now on."""

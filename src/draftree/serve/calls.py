@@ -61,6 +61,12 @@ class Desk:
         logprobs = asked.logprobs
         if logprobs is None and tries > n:
             logprobs = 0  # by which the best are found
+        resumed = (asked.draftree and asked.draftree.resumed_tokens) or 0
+        if resumed and (tries > 1 or asked.echo or min(map(len, prompts)) <= resumed):
+            raise ApiError(
+                "resumed_tokens goes on with one answer: give a longer prompt, and leave n, best_of and echo out.",
+                "draftree.resumed_tokens",
+            )
         parts = [part for prompt in prompts for part in self._parts(asked, prompt, most, tries, logprobs, scope)]
         call = self._call("completion", asked, logprobs=asked.logprobs)
         if asked.echo:
@@ -98,6 +104,8 @@ class Desk:
             raise ApiError("max_tokens is 0: give at least 1.", "max_tokens")
         if asked.top_logprobs is not None and not asked.logprobs:
             raise ApiError("top_logprobs belongs to logprobs: set logprobs to true.", "top_logprobs")
+        if asked.draftree is not None and asked.draftree.resumed_tokens:
+            raise ApiError("resumed_tokens belongs to /v1/completions: send ids there.", "draftree.resumed_tokens")
         tools = tools_of(asked, self.tokenizer)
         options = dict(asked.chat_template_kwargs or {})
         if asked.add_generation_prompt is not None:

@@ -99,13 +99,15 @@ def make_rules(
         fields = {"repetition_penalty": fields["repetition_penalty"]}
     ends = () if asked.ignore_eos else eos_token_ids(target.model)
     ends = tuple(dict.fromkeys([*ends, *(asked.stop_token_ids or ())]))
-    given = fields | {"do_sample": sample, "eos_token_id": list(ends), "min_new_tokens": asked.min_tokens}
+    resumed = (asked.draftree and asked.draftree.resumed_tokens) or 0
+    least = None if asked.min_tokens is None else max(0, asked.min_tokens - resumed)
+    given = fields | {"do_sample": sample, "eos_token_id": list(ends), "min_new_tokens": least}
     try:
         options = read_options(target.model, None, None, tokenizer, {n: v for n, v in given.items() if v is not None})
     except (TypeError, ValueError) as error:
         raise ApiError(str(error)) from None
     rules = rules_for(target.model, options, max_new_tokens=max_new_tokens, padded_length=len(prompt), seed=seed)
-    front = [*_bias(asked, target.vocab_size), *_penalties(asked, len(prompt))]
+    front = [*_bias(asked, target.vocab_size), *_penalties(asked, len(prompt) - resumed)]
     return replace(
         rules,
         processors=LogitsProcessorList([*front, *rules.processors]),
@@ -114,6 +116,7 @@ def make_rules(
         logprobs=logprobs,
         keep_trees=asked.draftree is not None and bool(asked.draftree.trees),
         prediction=tuple(prediction),
+        resumed=resumed,
         scope=scope,
     )
 

@@ -139,6 +139,9 @@ class _Live:
         self.part = answers.parts[index]
         self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=self.part.skip_special_tokens)
         self.stops = StopStrings(self.part.stops, include=self.part.include_stop)
+        resumed = self.part.rules.resumed
+        for token in self.part.prompt[len(self.part.prompt) - resumed :]:  # their text has been given already
+            self.stops.feed(self.detokenizer.feed(token))
 
     def news(self, now: float) -> Delta | None:
         """What has come since the last call; None where nothing has."""

@@ -22,7 +22,7 @@ BLOCK = 64  # columns by which the store grows
 
 
 class EncoderState:
-    """Cross attention of the requests in a slot cache; `move`, `arrange` and `clear` go in step with the cache's.
+    """Cross attention of the requests in a slot cache; it is changed in step with the cache.
 
     Args:
         target: an encoder-decoder.
@@ -179,6 +179,17 @@ class EncoderState:
         if self._mask is not None:
             self._mask[target] = self._mask[source]
         self.lengths[target] = self.lengths[source]
+
+    def exchange(self, one: int, other: int) -> None:
+        """Let two slots change their contents."""
+        held = [*self._keys, *self._values]
+        if self._mask is not None:
+            held.append(self._mask)
+        for store in held:
+            aside = store[one].clone()
+            store[one] = store[other]
+            store[other] = aside
+        self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
 
     @torch.inference_mode(False)
     def arrange(self, order: Sequence[int], slots: int) -> None:

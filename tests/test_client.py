@@ -1,0 +1,133 @@
+"""The client that resumes: an answer broken anywhere is finished as it would have been."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serve_driver import Running
+
+from draftree.client import Answer, Client, ServerError
+
+CASES: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 5},
+    {"temperature": 0.8, "seed": 6, "top_p": 0.9, "frequency_penalty": 0.8, "min_tokens": 30},
+    {"temperature": 1.2, "seed": 7, "repetition_penalty": 1.2, "presence_penalty": 0.5, "ignore_eos": True},
+]
+
+
+@pytest.mark.parametrize("fields", CASES, ids=str)
+def test_an_answer_goes_on_from_any_token(server: Running, fields: dict[str, Any]) -> None:
+    prompt = server.post("/tokenize", prompt="The sea is a wide thing").json()["tokens"]
+    whole = server.complete(prompt, max_tokens=40, return_token_ids=True, **fields)["choices"][0]
+    ids = whole["token_ids"]
+    for done in (1, len(ids) // 2, len(ids) - 1):
+        own = {"max_tokens": 40 - done, "draftree": {"resumed_tokens": done}, "return_token_ids": True}
+        rest = server.complete([*prompt, *ids[:done]], **fields, **own)["choices"][0]
+        assert rest["token_ids"] == ids[done:]
+        assert whole["text"].endswith(rest["text"])
+        assert rest["finish_reason"] == whole["finish_reason"]
+
+
+class Breaking(httpx.BaseTransport):
+    """Breaks every stream after some bytes, or answers with status 503, until it has done so often enough."""
+
+    def __init__(self, times: int) -> None:
+        self.inner, self.rng, self.left = httpx.HTTPTransport(), random.Random(times), times
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/v1/completions":
+            return self.inner.handle_request(request)
+        if self.left > 1 and self.rng.random() < 0.3:
+            self.left -= 1
+            return httpx.Response(503, json={"error": {"message": "The server is shutting down."}})
+        response = self.inner.handle_request(request)
+        if self.left:
+            self.left -= 1
+            response.stream = Cut(response.stream, self.rng.randrange(100, 900))
+        return response
+
+
+class Cut(httpx.SyncByteStream):
+    def __init__(self, inner: Any, most: int) -> None:
+        self.inner, self.most = inner, most
+
+    def __iter__(self) -> Any:
+        for chunk in self.inner:
+            yield chunk[: self.most]
+            self.most -= len(chunk)
+            if self.most < 0:
+                raise httpx.ReadError("the connection broke")
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@pytest.mark.parametrize("times", [1, 3, 8])
+@pytest.mark.parametrize("fields", CASES, ids=str)
+def test_broken_streams_change_nothing(server: Running, times: int, fields: dict[str, Any]) -> None:
+    body = {"prompt": "The sea is a wide thing", "max_tokens": 60, "stop": ["of the s"]} | fields
+    wanted = server.complete(**body, return_token_ids=True)
+    with Client([server.url, server.url]) as client:
+        client._http = httpx.Client(transport=Breaking(times), timeout=20)
+        answer = client.complete(**body)
+    choice = wanted["choices"][0]
+    assert (answer.token_ids, answer.text) == (choice["token_ids"], choice["text"])
+    assert answer.finish_reason == choice["finish_reason"]
+    assert answer.resumed
+
+
+def test_chats_and_pieces(server: Running) -> None:
+    messages = [{"role": "user", "content": "Tell me about the sea."}]
+    whole = server.post("/v1/chat/completions", messages=messages, temperature=0, max_tokens=30).json()
+    with Client(server.url) as client:
+        answer = Answer()
+        pieces = list(client.stream(messages, answer, temperature=0, max_tokens=30))
+    assert "".join(piece.text for piece in pieces) == answer.text == whole["choices"][0]["message"]["content"]
+    assert [token for piece in pieces for token in piece.token_ids] == answer.token_ids
+
+
+def test_what_is_refused_is_not_tried_again(server: Running) -> None:
+    with Client(server.url) as client, pytest.raises(ValueError, match="temperature"):
+        client.complete("Hi", temperature=-1)
+    with Client("http://127.0.0.1:9", attempts=1) as client, pytest.raises(ServerError, match="No server answers"):
+        client.complete([5, 6])
+    with pytest.raises(ValueError, match="at least one URL"):
+        Client([])
+
+
+def start(log: Path) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "draftree", "serve", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log.open("w"), text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    return process, line.split(" at ")[1].split("/v1")[0]
+
+
+@pytest.mark.slow
+def test_a_killed_server_loses_no_answer(server: Running, tmp_path: Path) -> None:
+    """One of two servers is killed in the middle of a stream; the other one finishes it."""
+    wanted = server.complete("The sea", max_tokens=1500, ignore_eos=True, temperature=1.0, seed=3)
+    servers = [start(tmp_path / f"{i}.log") for i in range(2)]
+    try:
+        with Client([url for _, url in servers]) as client:
+            answer = Answer()
+            for n, _ in enumerate(client.stream("The sea", answer, max_tokens=1500, ignore_eos=True, seed=3)):
+                if n == 20:
+                    victim = servers[client._next % 2][0]
+                    os.kill(victim.pid, signal.SIGKILL)
+                    time.sleep(0.1)
+        assert answer.text == wanted["choices"][0]["text"]
+        assert answer.resumed == 1
+    finally:
+        for process, _ in servers:
+            process.kill()
