@@ -20,13 +20,14 @@ export PYTHONPATH :=
 INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find src -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all lint format bench results docs dist clean
+.PHONY: help demo serve test test-all test-clients lint format bench results docs dist clean
 
 help:
 	@echo 'make demo      the embedded model, plain and drafted side by side'
 	@echo 'make serve     the embedded model behind the OpenAI API, on port 8000'
 	@echo 'make test      tests, without the slow ones'
 	@echo 'make test-all  all tests'
+	@echo 'make test-clients  the server against LangChain, LiteLLM, lm-evaluation-harness and GuideLLM'
 	@echo 'make lint      ruff and mypy, no changes'
 	@echo 'make format    let ruff rewrite the sources'
 	@echo 'make bench     the comparison of all methods, in its short form'
@@ -69,6 +70,16 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# Clients of the server that others wrote; they bring much, so they get an environment of their own.
+.venv-clients/.made: $(VENV)/.torch
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet $(TORCH_ARGS) '$(TORCH)'
+	.venv-clients/bin/python -m pip install --quiet langchain-openai litellm 'lm-eval[api]' guidellm sacrebleu
+	@touch $@
+
+test-clients: $(VENV)/.dev .venv-clients/.made
+	$(BIN)/python -m pytest tests/test_serve_clients.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

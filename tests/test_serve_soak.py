@@ -1,0 +1,132 @@
+"""The server under load for long: requests that come, go and break off; nothing is lost and nothing grows.
+
+Two minutes in the slow suite; `DRAFTREE_SOAK=30` makes it thirty. Memory is read after a first tenth, when caches and
+tries have filled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.slow
+MINUTES = float(os.environ.get("DRAFTREE_SOAK", "2"))
+# What allocators and tries keep in a run of minutes, in bytes; what leaks for each request would be more than this.
+SLACK = 24 << 20
+
+
+def start(log: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "draftree", "serve", "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log.open("w"), text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().split(" at ")[1].split("/v1")[0]
+
+
+def memory(pid: int) -> int:
+    """Resident bytes of a process."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def body(rng: random.Random) -> dict[str, Any]:
+    words = ["sea", "ship", "blue", "and", "the", "of", "cards", "in", "a", "two"]
+    found: dict[str, Any] = {"prompt": " ".join(rng.choices(words, k=rng.randrange(1, 200)))}
+    found |= {"max_tokens": rng.randrange(1, 120), "temperature": rng.choice([0, 0.7, 1.3]), "ignore_eos": True}
+    if rng.random() < 0.2:
+        found["n"] = rng.randrange(1, 4)
+    if rng.random() < 0.2:
+        found |= {"stop": rng.choice(["the", "e", ["\n", "a b"]])}
+    if rng.random() < 0.2:
+        found |= {"logprobs": 3, "frequency_penalty": 0.5}
+    if rng.random() < 0.3:
+        found["user"] = f"user {rng.randrange(20)}"
+    return found
+
+
+async def client(url: str, rng: random.Random, end: float, counts: dict[str, int]) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        while time.monotonic() < end:
+            kind = rng.random()
+            with contextlib.suppress(httpx.TimeoutException):
+                if kind < 0.15:  # goes away
+                    counts["left"] += 1
+                    await http.post("/v1/completions", json=body(rng), timeout=rng.random() / 20)
+                elif kind < 0.3:  # leaves a stream in the middle
+                    async with http.stream("POST", "/v1/completions", json=body(rng) | {"stream": True}) as stream:
+                        async for _ in stream.aiter_lines():
+                            if rng.random() < 0.3:
+                                counts["broken off"] += 1
+                                break
+                elif kind < 0.4:  # sends nonsense
+                    response = await http.post("/v1/completions", content=rng.randbytes(rng.randrange(200)))
+                    assert response.status_code == 400
+                    counts["nonsense"] += 1
+                else:
+                    response = await http.post("/v1/completions", json=body(rng))
+                    assert response.status_code in (200, 429), response.text
+                    counts[str(response.status_code)] += 1
+
+
+def test_memory_is_flat_and_no_slot_is_lost(tmp_path: Path) -> None:
+    process, url = start(tmp_path / "log", "--slots", "4", "--queue", "4")
+    counts = dict.fromkeys(("left", "broken off", "nonsense", "200", "429"), 0)
+
+    async def load(seconds: float, seed: int) -> None:
+        end = time.monotonic() + seconds
+        await asyncio.gather(*(client(url, random.Random(100 * seed + i), end, counts) for i in range(12)))
+
+    try:
+        asyncio.run(load(6 * MINUTES, 0))
+        before = memory(process.pid)
+        asyncio.run(load(54 * MINUTES, 1))
+        after = memory(process.pid)
+        deadline = time.monotonic() + 10
+        while httpx.get(f"{url}/server_info").json()["live"]:
+            assert time.monotonic() < deadline, "a request never ended"
+            time.sleep(0.05)
+        text = httpx.get(f"{url}/metrics").text
+        assert "draftree_running_requests 0.0" in text
+        assert not re.search(r'draftree_http_responses_total{status="5', text)
+        assert not re.search(r'draftree_requests_total{finish="error"', text)
+        print(f"{counts}, {before >> 20} MiB, then {after >> 20} MiB")
+        assert all(counts.values())
+        assert after - before < SLACK
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0 or process.returncode == -signal.SIGTERM
+
+
+def test_ten_times_too_much_is_answered_with_429(tmp_path: Path) -> None:
+    process, url = start(tmp_path / "log", "--slots", "4", "--queue", "8")
+
+    async def ask(http: httpx.AsyncClient, i: int) -> int:
+        sent = {"prompt": f"The sea {i}", "max_tokens": 64, "ignore_eos": True, "temperature": 0}
+        response = await http.post("/v1/completions", json=sent)
+        return response.status_code
+
+    async def all_at_once() -> list[int]:
+        limits = httpx.Limits(max_connections=120)
+        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
+            return await asyncio.gather(*(ask(http, i) for i in range(120)))
+
+    try:
+        statuses = asyncio.run(all_at_once())
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) >= 12
+        assert httpx.get(f"{url}/health").status_code == 200
+    finally:
+        process.terminate()
+        process.wait(30)
