@@ -114,6 +114,6 @@ dist:
 	ls dist
 
 clean:
-	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-clients build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src -name '*.so' -delete
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

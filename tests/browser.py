@@ -9,6 +9,16 @@ from pathlib import Path
 import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 
@@ -33,10 +43,7 @@ def look_at(page: Path, folder: Path, width: int = 1280, height: int = 900) -> L
 def _run(folder: Path, width: int, height: int, *arguments: str) -> subprocess.CompletedProcess:
     command = [
         CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
+        *FLAGS,
         "--enable-logging=stderr",
         "--virtual-time-budget=2000",
         f"--user-data-dir={folder / 'chromium'}",

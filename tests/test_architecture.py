@@ -21,6 +21,7 @@ FLOORS = {
     "models": 0,
     "prompts": 0,
     "progress": 0,
+    "pages": 0,
     "native": 0,  # the C library and its loader: trees, the trie and the CPU runner all read it
     "tree": 0,
     "runner": 1,

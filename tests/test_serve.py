@@ -225,7 +225,7 @@ def test_trees_of_the_steps(server: Running) -> None:
     fields = {"prompt": "The sea the sea the sea", "temperature": 0, "max_tokens": 30, "ignore_eos": True}
     whole = server.complete(**fields, return_token_ids=True, draftree={"trees": True})["choices"][0]
     told = whole["draftree"]
-    assert "".join(told["tokens"]) == whole["text"]
+    assert "".join(told["pieces"]) == whole["text"]
     assert len(told["drafters"]) == 30
     assert any(told["drafters"])
     assert "".join(token for tree in told["trees"] for token in tree["emitted"]) == whole["text"]

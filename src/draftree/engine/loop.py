@@ -334,7 +334,7 @@ class Loop:
             trees.tokens[b, :size].tolist(),
             [-1, *trees.parents[b, 1:size].tolist()],
             ["", *("" if drafter is None else drafter.source_name(source) for source in sources)],
-            list(walk.nodes),
+            [0, *(node for node in walk.drafted_by if node is not None)],
             list(walk.tokens),
         )
 

@@ -15,6 +15,7 @@ from draftree.engine.request import StepTree, TokenScores
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import MessageReader
 from draftree.serve.worker import Answers, Delta, Part
+from draftree.trace.labels import label
 
 
 @dataclass(slots=True)
@@ -228,9 +229,8 @@ def _details(call: Call, delta: Delta) -> dict[str, Any]:
     """What a choice tells besides, where it was asked for: ids of its tokens, and the trees they came from."""
     found: dict[str, Any] = {"token_ids": [emitted.token for emitted in delta.emitted]} if call.ids else {}
     if call.trees:
-        tokens = [call.token_text(emitted.token) for emitted in delta.emitted]
         found["draftree"] = {
-            "tokens": tokens,
+            "pieces": delta.pieces,
             "drafters": [emitted.source for emitted in delta.emitted],
             "trees": [_tree(call, tree) for tree in delta.trees],
         }
@@ -238,8 +238,8 @@ def _details(call: Call, delta: Delta) -> dict[str, Any]:
 
 
 def _tree(call: Call, tree: StepTree) -> dict[str, Any]:
-    texts = {"tokens": [call.token_text(token) for token in tree.tokens]}
-    texts["emitted"] = [call.token_text(token) for token in tree.emitted]
+    texts = {"tokens": [label(call.tokenizer, token) for token in tree.tokens]}
+    texts["emitted"] = [label(call.tokenizer, token) for token in tree.emitted]
     return texts | {"parents": tree.parents, "drafters": tree.drafters, "accepted": tree.accepted}
 
 

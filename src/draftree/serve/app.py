@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from draftree.engine import Engine
 from draftree.serve.errors import ApiError
 from draftree.serve.extras import add_extras
+from draftree.serve.page import add_page
 from draftree.serve.schema import Chat, Completion
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
@@ -71,6 +72,7 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
         return await server.answer(request, call, parts, asked)
 
     add_extras(app, server)
+    add_page(app)
     return app
 
 

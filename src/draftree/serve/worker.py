@@ -29,6 +29,7 @@ class Delta:
         index: which answer of its request.
         text: new text, without what may become a stop string.
         emitted: the new tokens.
+        pieces: where the rules keep trees, what each of them adds to the text, a stop string included.
         trees: draft trees of the steps that brought them, where the rules keep them.
         finish: "stop", "length" or "error" with the last delta, else None.
     """
@@ -36,6 +37,7 @@ class Delta:
     index: int
     text: str = ""
     emitted: list[Emitted] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
     trees: list[StepTree] = field(default_factory=list)
     finish: str | None = None
 
@@ -43,6 +45,7 @@ class Delta:
         """Take in the delta that follows."""
         self.text += other.text
         self.emitted += other.emitted
+        self.pieces += other.pieces
         self.trees += other.trees
         self.finish = other.finish
 
@@ -153,10 +156,13 @@ class _Live:
         over = request.state is State.FINISHED
         if len(request.output) == part.given and not over:
             return None
-        delta, pieces = Delta(self.index), []
+        delta, texts = Delta(self.index), []
         for emitted in request.output[part.given :]:
             delta.emitted.append(emitted)
-            pieces.append(self.stops.feed(self.detokenizer.feed(emitted.token)))
+            piece = self.detokenizer.feed(emitted.token)
+            texts.append(self.stops.feed(piece))
+            if part.rules.keep_trees:
+                delta.pieces.append(piece)
             if self.stops.found is not None:
                 break
         part.given += len(delta.emitted)
@@ -167,10 +173,10 @@ class _Live:
         if self.stops.found is not None:
             delta.finish = "stop"
         elif over:
-            pieces += [self.stops.feed(self.detokenizer.rest()), self.stops.rest()]
+            texts += [self.stops.feed(self.detokenizer.rest()), self.stops.rest()]
             ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "length"}
             delta.finish = "stop" if self.stops.found is not None else ends.get(str(request.finish_reason), "error")
-        delta.text = "".join(pieces)
+        delta.text = "".join(texts)
         part.finish = delta.finish
         return delta
 

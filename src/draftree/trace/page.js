@@ -2,13 +2,8 @@
 "use strict";
 (() => {
   const trace = JSON.parse(document.getElementById("trace").textContent);
+  const { make, mark, visible } = Draw;
   const STAGES = ["draft", "shape", "verify", "accept", "commit"];
-  const LINES = ["solid", "double", "dashed", "dotted", "wavy"];
-  const STATES = { root: "newest certain token", accepted: "accepted", refused: "verified, refused",
-    pruned: "pruned inside the pass", own: "the model's own token" };
-  const GLYPHS = { accepted: "✓ ", pruned: "✕ " };
-  const CHAR = 7.6, SMALL = 6.4, HIGH = 22, PITCH = 29, GAP = 30, LONGEST = 22;
-  const SVG = "http://www.w3.org/2000/svg";
   const $ = (id) => document.getElementById(id);
   const ids = Object.keys(trace.requests).map(Number);
   const parts = new Map(ids.map((id) => [id, []])); // request -> [{step, member, from}]
@@ -21,37 +16,11 @@
   let request = ids[0], at = 0, wide = 9; // of the strip's bars, in pixels
   let owner = []; // output token -> number of the step it came from
 
-  function make(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  }
-  function draw(tag, attributes = {}, ...children) {
-    const made = document.createElementNS(SVG, tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  }
   const run = () => trace.runs[trace.requests[request].run];
   const sourceOf = (member, node) => node === null ? null : member.sources[node];
-  const tint = (source) => source === null ? "transparent" : `var(--s${source % 8})`;
   const milliseconds = (seconds) => `${(1000 * seconds).toFixed(2)} ms`;
   const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
-  // Spaces and line breaks are what tokens differ by most often, so they are shown.
-  const visible = (text) => text === "" ? "∅" : text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\r/g, "␍")
-    .replace(/\t/g, "⇥").replace(/[\u0000-\u001f\u007f-\u009f]/g, (c) => `\\x${c.charCodeAt(0).toString(16).padStart(2, "0")}`);
   const label = (token) => visible(trace.tokens[token] === undefined ? String(token) : trace.tokens[token]);
-  const short = (text) => [...text].length > LONGEST ? [...text].slice(0, LONGEST - 1).join("") + "…" : text;
-
-  function mark(element, source) {
-    if (source === null) return element;
-    element.style.backgroundColor = tint(source);
-    element.style.textDecorationLine = "underline";
-    element.style.textDecorationStyle = LINES[source % LINES.length];
-    return element;
-  }
-
   // ---- counts: the same sums, in the same order, as the engine's own
 
   function tally(list) {
@@ -143,20 +112,10 @@
   // ---- the steps
 
   function showStrip() {
-    const list = parts.get(request), high = 54;
+    const list = parts.get(request);
     wide = Math.max(9, Math.min(22, Math.floor(($("strip").clientWidth - 4) / list.length)));
-    const most = Math.max(1, ...list.map(({ member }) => member.tokens.length - 1));
-    const svg = draw("svg", { width: wide * list.length + 2, height: high, role: "img", "aria-label": "Draft tokens by step" });
-    list.forEach(({ member }, number) => {
-      const all = (high - 6) * (member.tokens.length - 1) / most;
-      const hit = (high - 6) * member.guesses.filter((node) => node !== null).length / most;
-      const group = draw("g", { "data-step": number, transform: `translate(${wide * number + 1} 0)` },
-        draw("rect", { class: "all", x: 1, y: high - all, width: wide - 2, height: all }),
-        draw("rect", { class: "hit", x: 1, y: high - hit, width: wide - 2, height: hit }),
-        draw("rect", { class: "spot", x: 0, y: 1, width: wide, height: high - 2 }));
-      svg.append(group);
-    });
-    $("strip").replaceChildren(svg);
+    $("strip").replaceChildren(Draw.strip(list.map(({ member }) => (
+      { all: member.tokens.length - 1, hit: member.guesses.filter((node) => node !== null).length })), wide));
     $("slider").max = list.length - 1;
   }
 
@@ -219,89 +178,28 @@
     if (top < box.scrollTop || top + height > box.scrollTop + box.clientHeight) box.scrollTop = top - box.clientHeight / 2;
   }
 
-  // ---- the tree: a column for each depth, a line for each leaf
+  // ---- the tree
 
   function nodesOf(member) {
     const accepted = new Set(member.guesses.filter((node) => node !== null)), pruned = new Set(member.pruned);
     const nodes = member.tokens.map((token, i) => ({
-      text: short(label(token)), full: label(token), parent: member.parents[i], source: member.sources[i],
-      chance: i && member.logp[i] !== null ? Math.exp(member.logp[i]) : null, below: [],
+      text: label(token), parent: member.parents[i], source: member.sources[i], who: run().sources[member.sources[i]],
+      chance: i && member.logp[i] !== null ? Math.exp(member.logp[i]) : null,
       state: i === 0 ? "root" : accepted.has(i) ? "accepted" : pruned.has(i) ? "pruned" : "refused" }));
     const end = member.guesses.length - 1;
     if (end >= 0 && member.guesses[end] === null) {
-      const token = label(member.emitted[end]);
-      nodes.push({ text: short(token), full: token, parent: member.walked[end], source: null, chance: null, below: [], state: "own" });
-    }
-    nodes.forEach((node, i) => {
-      node.depth = i ? nodes[node.parent].depth + 1 : 0;
-      if (i) nodes[node.parent].below.push(i);
-    });
-    const rank = { accepted: 0, own: 1, refused: 2, pruned: 3 };
-    for (const node of nodes) {
-      node.below.sort((a, b) => rank[nodes[a].state] - rank[nodes[b].state] || (nodes[b].chance || 0) - (nodes[a].chance || 0) || a - b);
+      nodes.push({ text: label(member.emitted[end]), parent: member.walked[end], source: null, chance: null, state: "own" });
     }
     return nodes;
   }
-  function place(nodes) {
-    let line = 0;
-    const stack = [0], order = [];
-    while (stack.length) {
-      const i = stack.pop();
-      order.push(i);
-      if (!nodes[i].below.length) nodes[i].y = line++;
-      stack.push(...[...nodes[i].below].reverse());
-    }
-    for (const i of order.reverse()) if (nodes[i].below.length) nodes[i].y = nodes[nodes[i].below[0]].y;
-    const widths = [];
-    for (const node of nodes) {
-      node.glyph = GLYPHS[node.state] || "";
-      node.odds = node.chance === null ? "" : node.chance < 0.005 ? "<.01" : node.chance.toFixed(2);
-      node.wide = CHAR * [...node.glyph + node.text].length + 16 + (node.odds ? SMALL * node.odds.length + 7 : 0);
-      widths[node.depth] = Math.max(widths[node.depth] || 0, node.wide);
-    }
-    const lefts = [10];
-    widths.forEach((wide, depth) => { lefts[depth + 1] = lefts[depth] + wide + GAP; });
-    return { lefts, wide: lefts[widths.length] - GAP + 10, high: line * PITCH + 14 };
-  }
-  function box(node, x, y) {
-    const group = draw("g", { class: `node ${node.state}`, transform: `translate(${x} ${y})` });
-    const shape = draw("rect", { width: node.wide, height: HIGH, rx: node.state === "own" ? 11 : 5 });
-    if (node.source !== null && node.state !== "pruned") shape.style.fill = tint(node.source);
-    else if (node.state === "accepted" || node.state === "refused") shape.style.fill = "none";
-    const text = draw("text", { x: 8, y: 15.5 }, node.glyph + node.text);
-    group.append(shape, text);
-    if (node.odds) group.append(draw("text", { class: "chance", x: node.wide - 7, y: 15.5, "text-anchor": "end" }, node.odds));
-    const who = node.source === null ? "" : `\nfrom ${run().sources[node.source]}`;
-    const odds = node.chance === null ? "" : `\npath probability, by the drafter: ${node.chance.toPrecision(3)}`;
-    group.append(draw("title", {}, `${node.full}\n${STATES[node.state]}${who}${odds}`));
-    return group;
-  }
   function showTree(member) {
-    const nodes = nodesOf(member), { lefts, wide, high } = place(nodes);
-    const svg = draw("svg", { width: wide, height: high, role: "img", "aria-label": `Tree of ${member.tokens.length - 1} draft tokens` });
-    const top = (node) => 7 + node.y * PITCH;
-    nodes.forEach((node, i) => {
-      if (!i) return;
-      const above = nodes[node.parent], x0 = lefts[above.depth] + above.wide, y0 = top(above) + HIGH / 2;
-      const x2 = lefts[node.depth], x1 = x2 - GAP, y1 = top(node) + HIGH / 2, middle = x1 + GAP / 2;
-      svg.append(draw("path", { class: `edge ${node.state}`,
-        d: `M${x0} ${y0} L${x1} ${y0} C${middle} ${y0} ${middle} ${y1} ${x2} ${y1}` }));
-    });
-    nodes.forEach((node) => svg.append(box(node, lefts[node.depth], top(node))));
-    $("tree").replaceChildren(svg);
+    $("tree").replaceChildren(Draw.tree(nodesOf(member)));
     $("tree").scrollTop = $("tree").scrollLeft = 0;
   }
   function showKey() {
     const used = trace.steps.some((step) => step.members.some((member) => member.pruned.length));
-    const states = Object.keys(STATES).filter((state) => state !== "pruned" || used);
-    $("key").replaceChildren(...states.map((state) => {
-      const glyph = GLYPHS[state] || "";
-      const node = { state, glyph, text: "ab", full: "", source: state === "accepted" || state === "refused" ? 0 : null, chance: null, odds: "" };
-      node.wide = CHAR * (glyph + node.text).length + 16;
-      const svg = draw("svg", { width: node.wide + 3, height: HIGH + 3, "aria-hidden": "true" }, box(node, 1.5, 1.5));
-      svg.querySelector("title").remove();
-      return make("span", {}, svg, STATES[state]);
-    }), make("span", { class: "hint" }, "Numbers: path probability, by the drafter; colour: source, as in the text."));
+    $("key").replaceChildren(...Draw.key(used ? [] : ["pruned"]),
+      make("span", { class: "hint" }, "Numbers: path probability, by the drafter; colour: source, as in the text."));
   }
 
   // ---- moving

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import html
 import json
-import re
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 
 from draftree.files import write_text
+from draftree.pages import fill
 from draftree.trace.file import Trace
 
 # What could end the data's element, or begin another one, is written as JSON's own escapes.
@@ -28,11 +27,7 @@ def write_trace_page(trace: Trace, path: str | Path, title: str = "draftree trac
         path: of the page, by custom named .html.
         title: of the page.
     """
-    assets = files("draftree.trace")
-    parts = {name: assets.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
     data = json.dumps(asdict(trace), separators=(",", ":"), allow_nan=False).translate(ESCAPES)
-    filled = {"title": html.escape(title), "style": parts["css"], "script": parts["js"], "data": data}
-    # In one pass: what is filled in may look like a place for something else.
-    page = re.sub(r"\{\{(\w+)\}\}", lambda place: filled[place[1]], parts["html"])
+    page = fill("draftree.trace", title=html.escape(title), data=data)
     write_text(path, page)
     return Path(path)

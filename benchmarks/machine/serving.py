@@ -1,0 +1,179 @@
+"""The server against the engine that it stands on, and against `transformers serve`, under the same load.
+
+The load comes from a process of its own, as it would from clients; the engine alone gets the same prompts at once
+and no HTTP. All take turns, round by round.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pandas as pd
+
+import draftree
+from benchmarks.harness import Experiment, Setup, bars, table_of
+from draftree.drafting import Drafter
+from draftree.engine import Engine, Rules
+from draftree.engine.limits import eos_token_ids
+
+NAME = "measured"
+ALONE, WHOLE, STREAM, STOCK = "engine alone", "serve", "serve, streams", "transformers serve"
+DRAFTERS: dict[str, Callable[[], Drafter | None]] = {"none": lambda: None, "lookahead": draftree.Lookahead}
+
+
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Tokens a second of the engine alone, of the server on it, and of transformers' server."""
+    texts = [task.prompt.text for task in setup.tasks]
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    differing = 0
+    with ExitStack() as stack:
+        stock = stack.enter_context(transformers_server(setup)) if setup["stock"] else None
+        for _ in range(setup["rounds"]):
+            for drafter in setup["drafters"]:
+                direct = alone(setup, DRAFTERS[drafter]())
+                found.setdefault((drafter, ALONE), []).append(direct)
+                for way, stream in ((WHOLE, False), (STREAM, True)):
+                    with server(setup, DRAFTERS[drafter]()) as url:
+                        loaded = load(setup, url, NAME, texts, stream=stream)
+                    found.setdefault((drafter, way), []).append(loaded)
+                    differing += sum(map(str.__ne__, loaded["answers"], direct["answers"]))
+            if stock is not None:
+                found.setdefault(("none", STOCK), []).append(load(setup, *stock, texts, stream=False))
+            yield table(found, differing)
+
+
+def table(found: dict[tuple[str, str], list[dict[str, Any]]], differing: int) -> pd.DataFrame:
+    """A row for each drafter and way, medians over the rounds."""
+    rows = []
+    for (drafter, way), rounds in found.items():
+        speeds = pd.Series([one["tokens"] / one["seconds"] for one in rounds])
+        base = pd.Series([one["tokens"] / one["seconds"] for one in found[drafter, ALONE]])
+        first = pd.Series([seconds for one in rounds for seconds in one["first"]], dtype=float)
+        rows.append(
+            {
+                "drafter": drafter,
+                "way": way,
+                "tokens/s": speeds.median(),
+                "of the engine alone": (speeds / base).median(),
+                "us a token more": ((1 / speeds - 1 / base) * 1e6).median(),
+                "ms to first, median": first.median() * 1000,
+                "ms to first, p95": first.quantile(0.95) * 1000,
+            }
+        )
+    remark = "Answers of the server that differ from those of the engine alone: " + str(differing)
+    return table_of(rows, remarks=[remark], differing=differing)
+
+
+def alone(setup: Setup, drafter: Drafter | None) -> dict[str, Any]:
+    """The engine with all prompts at once."""
+    rules = Rules(setup["max_new_tokens"], eos_token_ids=eos_token_ids(setup.model))
+    engine = Engine(setup.model, drafter=drafter, slots=setup["slots"], keep_prefixes=True)
+    with engine:
+        began = time.perf_counter()
+        requests = [engine.add(task.ids, rules) for task in setup.tasks]
+        engine.run()
+        seconds = time.perf_counter() - began
+    answers = [setup.tokenizer.decode(request.tokens, skip_special_tokens=True) for request in requests]
+    return {"seconds": seconds, "tokens": sum(len(r.tokens) for r in requests), "first": [], "answers": answers}
+
+
+def load(setup: Setup, url: str, model: str, texts: list[str], *, stream: bool) -> dict[str, Any]:
+    """What a load from a process of its own finds."""
+    asked = {"url": url, "model": model, "texts": texts, "stream": stream}
+    asked |= {"concurrency": setup["concurrency"], "max_tokens": setup["max_new_tokens"]}
+    command = [sys.executable, "-m", "benchmarks.machine.load"]
+    done = subprocess.run(command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@contextmanager
+def server(setup: Setup, drafter: Drafter | None) -> Iterator[str]:
+    """The server in a thread of this process, on a free port."""
+    import uvicorn
+
+    from draftree.serve.app import create_app
+    from draftree.serve.settings import ServerSettings
+
+    engine = Engine(setup.model, drafter=drafter, slots=setup["slots"], keep_prefixes=True)
+    settings = ServerSettings(model_name=NAME, slots=setup["slots"])
+    app = create_app(engine, setup.tokenizer, settings)
+    running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    try:
+        while not running.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        running.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def transformers_server(setup: Setup) -> Iterator[tuple[str, str]]:
+    """`transformers serve` with continuous batching, of the same model saved into a folder: (address, model name)."""
+    with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        folder = Path(place) / NAME
+        setup.model.save_pretrained(folder)
+        setup.tokenizer.save_pretrained(folder)
+        free.close()
+        program = Path(sys.executable).parent / "transformers"
+        options = ["--port", str(port), "--continuous-batching", "--device", "cpu", "--dtype", "float32"]
+        process = subprocess.Popen(
+            [program, "serve", str(folder), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(url, process)
+            yield url, str(folder)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
+    """Until a server answers.
+
+    Raises:
+        RuntimeError: it does not.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.2)
+    raise RuntimeError(f"There is no server at {url}.")
+
+
+EXPERIMENT = Experiment(
+    "serving",
+    "",
+    run,
+    ("drafter", "way", "tokens/s", "of the engine alone", "us a token more", "ms to first, median", "ms to first, p95"),
+    bars("tokens/s", label="way", mark=None),
+    {
+        "per_set": 4,
+        "max_new_tokens": 64,
+        "sets": (),
+        "drafters": ("none", "lookahead"),
+        "slots": 8,
+        "concurrency": 16,
+        "rounds": 3,
+        "stock": True,
+    },
+)
