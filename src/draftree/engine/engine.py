@@ -27,6 +27,7 @@ from draftree.shaping.base import Sizer
 
 PREFILL_CHUNK = 512  # prompt rows per pass; keeps masks and activations of long prompts small
 LEAST_CHUNK = 32  # of one prompt; fewer rows would hardly be read sooner
+CHEAP_PADDING = 32  # rows of padding that cost no more than a pass of their own would
 
 
 class Engine:
@@ -238,13 +239,7 @@ class Engine:
                 self._join(self.waiting.popleft())
             decoding = slots.decoding
             if slots.reading:
-                # Those that decode wait for one chunk of prompts a step, not for a whole prompt.
-                most = max(PREFILL_CHUNK // slots.reading, LEAST_CHUNK) if decoding else PREFILL_CHUNK
-                reading = slots.order(most)
-                count = loop.read(decoding, reading, most)
-                slots.begin(count)
-                if count:
-                    loop.advance(decoding, reading[:count])
+                self._read(decoding)
             if decoding:
                 loop.advance(0, self.running[:decoding], closed=self.config.closed and not self.waiting)
         except BaseException as error:
@@ -254,6 +249,20 @@ class Engine:
             raise
         finally:
             self._release([r for r in self.running if r.finish_reason is not None])
+
+    def _read(self, decoding: int) -> None:
+        """Read prompts; those that decode wait for one chunk a step, not for whole prompts."""
+        slots, loop = self.slots, self.loop
+        shares = slots.shares(PREFILL_CHUNK, LEAST_CHUNK) if decoding else [PREFILL_CHUNK] * slots.reading
+        count, shares = slots.order(shares)
+        reading = self.running[decoding:]
+        for begin, end in _alike([share for share in shares[count:] if share]):  # those without one are the last
+            chunked = slice(count + begin, count + end)
+            loop.read(decoding + chunked.start, reading[chunked], shares[chunked])
+        unread = [len(slots.unread(request)) for request in reading[:count]]
+        slots.begin(count)
+        for begin, end in _alike(unread):
+            loop.advance(decoding + begin, reading[begin:end])
 
     # ---------------------------------------------------------------- slots
 
@@ -299,3 +308,19 @@ class Engine:
                 with suppress(Exception):
                     self.config.drafter.end(request.context)
                 raise
+
+
+def _alike(lengths: list[int]) -> list[tuple[int, int]]:
+    """Neighbours to read in one pass: (begin, end) of each group.
+
+    A pass pads all its rows to the longest. That is cheap where the rows are few, and else where lengths are alike.
+    """
+    groups: list[tuple[int, int]] = []
+    for end in range(1, len(lengths) + 1):
+        begin = groups[-1][0] if groups else 0
+        known = lengths[begin:end]
+        if groups and max(known) * len(known) - sum(known) <= max(CHEAP_PADDING, sum(known) // 4):
+            groups[-1] = (begin, end)
+        else:
+            groups.append((end - 1, end))
+    return groups

@@ -181,25 +181,16 @@ class Loop:
         with self.runner.lock:
             return turn, self.runner.run(turn.plan, self.cache, first, self.encoder)
 
-    def read(self, first: int, requests: list[Request], most: int) -> int:
-        """Commit `most` prompt tokens of each request that has more of them than that unread.
-
-        Nothing is drafted or emitted; the drafter sees the hidden states.
+    def read(self, first: int, requests: list[Request], counts: list[int]) -> None:
+        """Commit prompt tokens, in one pass. Nothing is drafted or emitted; the drafter sees the hidden states.
 
         Args:
             first: slot of the first request.
-            requests: in the order of their slots, those with fewer unread tokens first.
-            most: prompt tokens of each to read in this pass.
-
-        Returns:
-            how many requests, from the first on, have at most `most` tokens left; `advance` reads them.
+            requests: in the order of their slots.
+            counts: how many tokens of each, at least one.
         """
         trunks, floors = self._unread(first, requests)
-        count = sum(len(trunk) <= most for trunk in trunks)
-        if count == len(requests):
-            return count
-        first, requests, floors = first + count, requests[count:], floors[count:]
-        chunks = [trunk[:most] for trunk in trunks[count:]]
+        chunks = [trunk[:count] for trunk, count in zip(trunks, counts, strict=True)]
         # The chunk's last token plays the root.
         roots = TokenTree.roots(torch.tensor([c[-1] for c in chunks], dtype=torch.long, device=self.device))
         contexts = [request.context for request in requests]
@@ -213,7 +204,6 @@ class Loop:
             self.drafter.observe(
                 Step(plan.requests, roots, result, turn.trunk, turn.offset, accepted, nothing, own_rows=False)
             )
-        return count
 
     def _accept(
         self,

@@ -75,18 +75,48 @@ class Slots:
         self.reading += 1
         request.context.place = Place(self.runner, self.cache, self.encoder, slot)
 
-    def order(self, most: int) -> list[Request]:
-        """Those that read, with all who have at most `most` tokens left in front of the others."""
-        front = self.decoding
+    def shares(self, rows: int, least: int) -> list[int]:
+        """How many prompt tokens each of those that read may read now, `rows` in all or a few more.
+
+        Whoever came first goes first, with half of what is left, so that a short prompt behind a long one is read as
+        well; what nobody needs goes to the first that needs more.
+
+        Args:
+            rows: to share out.
+            least: a share is no smaller while rows are left.
+        """
+        found, left = [], rows
+        needs = [len(self.unread(request)) for request in self.running[self.decoding :]]
+        for need in needs:
+            share = min(need, max(left // 2, least)) if left > 0 else 0
+            found.append(share)
+            left -= share
+        first = next((i for i, need in enumerate(needs) if found[i] < need), None)
+        if first is not None and left > 0:
+            found[first] = min(needs[first], found[first] + left)
+        return found
+
+    def order(self, shares: list[int]) -> tuple[int, list[int]]:
+        """Bring those whose share is all that they have unread in front of the others that read.
+
+        Args:
+            shares: tokens that each of those that read may read now, in the order of their slots.
+
+        Returns:
+            how many have all that they need, and the shares in the new order.
+        """
+        shares, front = list(shares), self.decoding
         for slot in range(front, len(self.running)):
-            if len(self.unread(self.running[slot])) <= most:
-                for other in range(slot, front, -1):
-                    self.cache.exchange(other - 1, other)
-                    if self.encoder is not None:
-                        self.encoder.exchange(other - 1, other)
-                    self._change_places(other - 1, other)
-                front += 1
-        return self.running[self.decoding :]
+            if len(self.unread(self.running[slot])) > shares[slot - self.decoding]:
+                continue
+            shares.insert(front - self.decoding, shares.pop(slot - self.decoding))
+            for other in range(slot, front, -1):
+                self.cache.exchange(other - 1, other)
+                if self.encoder is not None:
+                    self.encoder.exchange(other - 1, other)
+                self._change_places(other - 1, other)
+            front += 1
+        return front - self.decoding, shares
 
     def begin(self, count: int) -> None:
         """The first `count` of those that read have read their prompts, and decode from now on."""
