@@ -74,14 +74,18 @@ class Server:
             )
         return found
 
-    async def start(self, parts: list[Part]) -> Answers:
+    async def start(self, parts: list[Part], *, whole: bool) -> Answers:
         """Have the worker answer.
+
+        Args:
+            parts: the answers.
+            whole: not streamed.
 
         Raises:
             ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
         """
         try:
-            return await self.worker.start(parts, self.settings.timeout)
+            return await self.worker.start(parts, self.settings.timeout, whole=whole)
         except FullError as error:
             raise ApiError(str(error), status=429, code="queue_full", retry_after=error.retry_after) from None
         except ValueError as error:
@@ -96,7 +100,7 @@ class Server:
             scores = [await self.worker.score(part.prompt, call.logprobs) for part in parts]
             call.scores = scores
         silent = isinstance(asked, Completion) and asked.max_tokens == 0
-        answers = None if silent else await self.start(parts)
+        answers = None if silent else await self.start(parts, whole=not asked.stream)
         if asked.stream and answers is not None:
             return EventSourceResponse(stream(call, answers, prompts), headers={"Cache-Control": "no-cache"})
         whole = await self._whole(request, answers, parts)

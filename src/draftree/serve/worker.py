@@ -83,10 +83,11 @@ class Answers:
     """The answers of one HTTP request, as they come; belongs to the event loop that made it.
 
     A reader that is slow finds later deltas joined to one, so that no more than the answers themselves is kept.
+    With `whole`, each answer comes as one delta at its end, and the event loop is not woken by every step.
     """
 
-    def __init__(self, worker: Worker, parts: list[Part], timeout: float) -> None:
-        self.parts = parts
+    def __init__(self, worker: Worker, parts: list[Part], timeout: float, *, whole: bool) -> None:
+        self.parts, self.whole = parts, whole
         self.deadline = time.monotonic() + timeout
         self._worker = worker
         self.loop = asyncio.get_running_loop()
@@ -142,6 +143,7 @@ class _Live:
         self.part = answers.parts[index]
         self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=self.part.skip_special_tokens)
         self.stops = StopStrings(self.part.stops, include=self.part.include_stop)
+        self.held: Delta | None = None  # of an answer that is wanted whole
         resumed = self.part.rules.resumed
         for token in self.part.prompt[len(self.part.prompt) - resumed :]:  # their text has been given already
             self.stops.feed(self.detokenizer.feed(token))
@@ -178,7 +180,13 @@ class _Live:
             delta.finish = "stop" if self.stops.found is not None else ends.get(str(request.finish_reason), "error")
         delta.text = "".join(texts)
         part.finish = delta.finish
-        return delta
+        if not self.answers.whole:
+            return delta
+        if self.held is None:
+            self.held = delta
+        else:
+            self.held.add(delta)
+        return None if delta.finish is None else self.held
 
 
 @dataclass(slots=True)
@@ -235,15 +243,20 @@ class Worker:
 
     # ---------------------------------------------------------------- called from event loops
 
-    async def start(self, parts: list[Part], timeout: float) -> Answers:
+    async def start(self, parts: list[Part], timeout: float, *, whole: bool = False) -> Answers:
         """Queue answers; returns once the engine has taken them.
+
+        Args:
+            parts: the answers.
+            timeout: seconds after which they end as they are.
+            whole: nobody reads them before they are over.
 
         Raises:
             ValueError: a prompt that cannot be answered.
             FullError: too many answers wait already.
             RuntimeError: the server is shutting down.
         """
-        answers = Answers(self, parts, timeout)
+        answers = Answers(self, parts, timeout, whole=whole)
         added: Future[None] = Future()
         self._put(lambda: self._add(answers, added))
         await asyncio.wrap_future(added)
