@@ -36,6 +36,7 @@ FLOORS = {
     "serve": 4,
     "trace": 4,
     "showcase": 4,
+    "by_name": 4,
     "integrations": 4,
     "": 4,  # the public face: it names what all floors below the command line offer
     "client": 4,

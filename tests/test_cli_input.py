@@ -16,8 +16,8 @@ import typer
 from typer.testing import CliRunner
 
 import draftree
+from draftree.by_name import DRAFTERS
 from draftree.cli import app, main, options, screen
-from draftree.cli.drafters import DRAFTERS
 from draftree.cli.options import check_file, check_folder, complete_drafter, grouped
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from generate_driver import same
 
-from draftree.cli.drafters import make_drafter
+from draftree.by_name import make_drafter
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter
 from draftree.engine import generate

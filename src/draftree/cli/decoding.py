@@ -57,7 +57,7 @@ class Drafting:
         Raises:
             ValueError: no such drafter, or an option that has no effect with the others.
         """
-        from draftree.cli.drafters import check_drafter
+        from draftree.by_name import check_drafter
 
         thresholds = {"--fallback-threshold": self.fallback_threshold, "--rollback-threshold": self.rollback_threshold}
         others = {"--drafter": self.drafter, "--trie": trie, "--early-head": self.early_head, "--nodes": nodes}
@@ -80,7 +80,7 @@ class Drafting:
         Raises:
             ValueError: a folder that holds no such thing, one of another model, a threshold out of range.
         """
-        from draftree.cli.drafters import make_bild, make_drafter, make_pruner
+        from draftree.by_name import make_bild, make_drafter, make_pruner
 
         if self.bild is None:
             drafter = make_drafter(self.name, tokenizer, target, trie=trie)

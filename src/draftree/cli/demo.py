@@ -21,8 +21,8 @@ def demo(
 ) -> None:
     """Show what drafting does on the embedded model, and prove that it changes no token."""
     from draftree import __version__, demo_model
+    from draftree.by_name import check_drafter, make_drafter
     from draftree.cli.demo_view import View
-    from draftree.cli.drafters import check_drafter, make_drafter
     from draftree.models import encode_prompt
     from draftree.showcase import KINDS, Scene, Showcase, figures
 

@@ -61,7 +61,7 @@ DRAFTER = (
 
 def complete_drafter(incomplete: str) -> list[str]:
     """What a shell offers behind --drafter: names, also behind a +."""
-    from draftree.cli.drafters import DRAFTERS
+    from draftree.by_name import DRAFTERS
 
     before, plus, last = incomplete.rpartition("+")
     return [before + plus + name for name in DRAFTERS if name.startswith(last)]

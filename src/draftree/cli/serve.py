@@ -6,16 +6,19 @@ import logging
 import os
 import socket
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftree.cli.decoding import Drafting
-from draftree.cli.options import Model, Runner, Threads, grouped, use_threads
+from draftree.cli.options import Model, Runner, Threads, grouped
 
 if TYPE_CHECKING:
     from draftree.engine.engine import Engine
+    from draftree.serve.launch import Launch
 
 KEYS = "DRAFTREE_API_KEYS"
 SWITCH = 0.0005  # seconds that the thread of the engine may keep the one that sends tokens waiting
@@ -52,18 +55,19 @@ def serve(
     runner: Runner = "auto",
     strict: Annotated[bool, typer.Option("--strict", help="Decide near-ties again (16-bit models).")] = False,
     threads: Threads = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Replicas on Ray Serve, with --threads each.", show_default="none, no Ray")
+    ] = None,
 ) -> None:
     """Serve MODEL under the OpenAI API: chat, completions, streams, metrics; the text is that of plain decoding."""
     try:
         import uvicorn
 
-        from draftree.serve.app import GRACE, create_app
+        from draftree.serve.app import GRACE
+        from draftree.serve.launch import Launch
         from draftree.serve.settings import ServerSettings
     except ImportError as error:
         raise ValueError(MISSING) from error
-    from draftree.engine.engine import Engine
-    from draftree.models import load_model
-
     drafting.check(trie)
     keys = [*(api_key or ()), *(key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip())]
     settings = ServerSettings(
@@ -76,17 +80,36 @@ def serve(
         timeout=timeout,
         sharing="all" if share else "key",
     )
-    use_threads(threads)
-    target, tokenizer = load_model(model)
-    parts = drafting.for_engine(target, tokenizer, trie)
-    engine = Engine(target, **parts, slots=slots, runner=runner, strict=strict, keep_prefixes=True)
-    app = create_app(engine, tokenizer, settings)
+    parts = partial(drafting.for_engine, trie=trie)
+    launch = Launch(model, parts, settings, runner=runner, strict=strict, threads=threads)
+    if replicas is not None:
+        scale_out(launch, replicas, host, port)
+        return
+    app = launch.app()
     sys.setswitchinterval(SWITCH)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     with listening(host, port) as door:
-        tell(host, door.getsockname()[1], settings.model_name, engine)
+        tell(host, door.getsockname()[1], settings.model_name, app.state.server.engine)
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=round(GRACE))
         uvicorn.Server(config).run(sockets=[door])
+
+
+def scale_out(launch: Launch, replicas: int, host: str, port: int) -> None:
+    """Serve by so many replicas on this machine, each with its share of the cores.
+
+    Raises:
+        ValueError: Ray is not installed, the model cannot be loaded, or the port is in use.
+    """
+    from draftree.integrations import ray_serve
+    from draftree.models import known_folder
+
+    if launch.model is not None:
+        known_folder(launch.model)
+    cores = os.cpu_count() or 1
+    launch = replace(launch, threads=launch.threads or max(1, cores // replicas))
+    application = ray_serve.deployment(launch, replicas=replicas)
+    listening(host, port).close()
+    ray_serve.run(application, host, port, max(cores, replicas * (launch.threads or 1)))
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -78,7 +78,7 @@ def tune(
 
 def _spec(name: str) -> Any:
     """What --drafters names: a folder that training wrote, one of a small model, or one of the embedded model's own."""
-    from draftree.cli.drafters import TRAINED, check_drafter, is_small_model
+    from draftree.by_name import TRAINED, check_drafter, is_small_model
     from draftree.tuning.file import Spec
 
     if name in TRAINED:

@@ -232,3 +232,8 @@ class Desk:
 def each(drafter: Drafter) -> Sequence[Drafter]:
     """The drafters that a drafter is made of."""
     return drafter.drafters if isinstance(drafter, Merge) else [drafter]
+
+
+def tries_of(drafter: Drafter | None) -> list[Lookahead]:
+    """The drafters that learn from texts, among those that a drafter is made of."""
+    return [] if drafter is None else [part for part in each(drafter) if isinstance(part, Lookahead)]

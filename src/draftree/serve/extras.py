@@ -8,8 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from draftree.drafting.lookahead import Lookahead
-from draftree.serve.calls import each
+from draftree.serve.calls import tries_of
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import chat_prompt
 from draftree.serve.schema import Corpus, Detokenize, Tokenize
@@ -96,8 +95,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
     async def corpus(request: Request) -> Response:
         key = server.key(request)
         asked = await server.body(request, Corpus)
-        drafter = server.engine.config.drafter
-        tries = [d for d in each(drafter) if isinstance(d, Lookahead)] if drafter is not None else []
+        tries = tries_of(server.engine.config.drafter)
         if not tries:
             raise ApiError("This server's drafter keeps no texts: serve with lookahead.", "texts")
         scope = settings.scope(key, asked.user)

@@ -36,7 +36,8 @@ class Server:
     def __init__(self, engine: Engine, tokenizer: Any, settings: ServerSettings) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.metrics = Metrics(engine)
-        self.worker = Worker(engine, tokenizer, settings.queue, on_end=self.metrics.ended)
+        self.worker = Worker(engine, tokenizer, settings.queue)
+        self.worker.on_end.append(self.metrics.ended)
         self.desk = Desk(engine, tokenizer, settings)
         self.started = int(time.time())
 

@@ -213,17 +213,17 @@ class Worker:
         engine: belongs to the worker from now on.
         tokenizer: the model's.
         queue: answers that may wait for a slot.
-        on_end: called in the worker's thread with every part that is over.
+
+    Attributes:
+        on_end: each is called in the worker's thread with every part that is over.
     """
 
-    def __init__(
-        self, engine: Engine, tokenizer: Any, queue: int = 256, on_end: Callable[[Part], None] = lambda part: None
-    ) -> None:
+    def __init__(self, engine: Engine, tokenizer: Any, queue: int = 256) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self._most = engine.config.slots + queue
         self._usual = 1.0  # seconds that an answer takes, of late
-        self._on_end = on_end
+        self.on_end: list[Callable[[Part], None]] = []
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[_Live] = []
         self._scoring: deque[tuple[Iterator[list[TokenScores]], list[TokenScores], Future[list[TokenScores]]]] = deque()
@@ -352,7 +352,8 @@ class Worker:
                 left.append(live)
             else:
                 self._usual += 0.1 * (now - live.part.added - self._usual)
-                self._on_end(live.part)
+                for tell in self.on_end:
+                    tell(live.part)
         self._live = left
         by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
         for entry in news.values():

@@ -1,4 +1,4 @@
-"""What a name on the command line stands for: a drafter, a small model for BiLD, an early head."""
+"""What a name stands for, on the command line and in a deployment: a drafter, a small model, an early head."""
 
 from __future__ import annotations
 

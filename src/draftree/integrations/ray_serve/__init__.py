@@ -1,0 +1,150 @@
+"""Replicas on Ray Serve: on the cores of one machine, or on the machines of a Ray cluster.
+
+`draftree serve --replicas 2` starts them here; on a cluster, `serve run draftree.integrations.ray_serve:app model=M`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from draftree.by_name import check_drafter, make_drafter
+from draftree.serve.launch import Launch
+from draftree.serve.settings import ServerSettings
+
+MISSING = "Replicas need Ray: pip install 'draftree[serve,ray]'."
+ENDLESS = 1_000_000
+GRACE = 10.0  # seconds that running answers have when a replica is told to stop
+NUMBERS = {"slots": int, "queue": int, "max_prompt_tokens": int, "max_output_tokens": int, "timeout": float}
+OTHERS = ("model", "drafter", "name", "trie", "runner", "threads", "replicas", "most_replicas", "exchange", "api_keys")
+
+
+def deployment(
+    launch: Launch, *, replicas: int = 1, most_replicas: int | None = None, exchange: float | None = None
+) -> Any:
+    """The application as `ray.serve.run` takes it: replicas behind a front that routes by the beginnings of texts.
+
+    Args:
+        launch: how each replica makes its server.
+        replicas: how many; with `most_replicas`, how many at least.
+        most_replicas: Ray starts as many replicas more as the load asks for, up to so many in all.
+        exchange: seconds between two exchanges of what the replicas' tries learned; None for none.
+
+    Raises:
+        ValueError: Ray is not installed, or a number out of range.
+    """
+    if find_spec("ray") is None:
+        raise ValueError(MISSING)
+    if replicas < 1 or (most_replicas is not None and most_replicas < replicas):
+        raise ValueError(f"{replicas} to {most_replicas} replicas cannot be: give at least 1, and no fewer at most.")
+    if exchange is not None and not exchange > 0:
+        raise ValueError(f"exchange is {exchange:g}: give seconds over 0, or leave it out.")
+    from ray import serve
+    from ray.serve.config import RequestRouterConfig
+
+    from draftree.integrations.ray_serve.front import Front
+    from draftree.integrations.ray_serve.replica import Replica
+    from draftree.integrations.ray_serve.router import PrefixRouter
+
+    make: Any = serve.deployment
+    slots, settings = launch.settings.slots, launch.settings
+    router: Any = {"request_router_class": PrefixRouter, "request_router_kwargs": {"slack": slots}}
+    scale: dict[str, Any] = {"num_replicas": replicas}
+    if most_replicas is not None:
+        limits = {"min_replicas": replicas, "max_replicas": most_replicas, "target_ongoing_requests": slots}
+        scale = {"autoscaling_config": limits}
+    workers = make(
+        Replica,
+        name="Replica",
+        max_ongoing_requests=ENDLESS,  # the replica itself says when it is full
+        ray_actor_options={"num_cpus": launch.threads or 1},
+        request_router_config=RequestRouterConfig(**router),
+        health_check_period_s=2,
+        graceful_shutdown_timeout_s=GRACE,
+        **scale,
+    ).bind(launch, exchange=exchange is not None)
+    body_bytes = settings.body_bytes
+
+    class Door:
+        """Ray's ingress; makes the front where it runs."""
+
+        def __init__(self, handle: Any) -> None:
+            self.front = Front(handle, body_bytes, exchange)
+
+        def __serve_build_asgi_app__(self) -> Any:
+            return self.front
+
+    ingress: Any = serve.ingress()(Door)
+    door = make(ingress, name="Front", max_ongoing_requests=ENDLESS, ray_actor_options={"num_cpus": 0})
+    return door.bind(workers)
+
+
+def app(arguments: dict[str, Any]) -> Any:
+    """The application of `serve run draftree.integrations.ray_serve:app NAME=VALUE ...`.
+
+    Args:
+        arguments: model, drafter, trie, name, runner, threads, api_keys (joined by commas); replicas, most_replicas and
+            exchange of `deployment`; slots, queue, timeout and limits of `ServerSettings`.
+
+    Raises:
+        ValueError: an argument that is not known, or a value that cannot be.
+    """
+    unknown = sorted(set(arguments) - set(NUMBERS) - set(OTHERS))
+    if unknown:
+        raise ValueError(f"There is no argument {unknown[0]!r}: give some of {', '.join(sorted({*NUMBERS, *OTHERS}))}.")
+
+    def number(name: str, kind: Any, default: Any = None) -> Any:
+        try:
+            return kind(arguments[name]) if name in arguments else default
+        except ValueError:
+            raise ValueError(f"{name} is {arguments[name]!r}: give a number.") from None
+
+    model, drafter = arguments.get("model"), arguments.get("drafter", "lookahead")
+    trie = Path(arguments["trie"]) if "trie" in arguments else None
+    check_drafter(drafter, trie)
+    given = {name: number(name, kind) for name, kind in NUMBERS.items() if name in arguments}
+    keys = tuple(filter(None, str(arguments.get("api_keys", "")).split(",")))
+    name = arguments.get("name") or (Path(model).name if model else "draftree-demo")
+    launch = Launch(
+        model,
+        partial(named_parts, drafter, trie),
+        ServerSettings(model_name=name, api_keys=keys, **given),
+        runner=arguments.get("runner", "auto"),
+        threads=number("threads", int, 1),
+    )
+    replicas, most = number("replicas", int, 1), number("most_replicas", int)
+    return deployment(launch, replicas=replicas, most_replicas=most, exchange=number("exchange", float))
+
+
+def named_parts(drafter: str, trie: Path | None, model: Any, tokenizer: Any) -> dict[str, Any]:
+    """`drafter` and `pruner` of an engine, by the drafter's name."""
+    return {"drafter": make_drafter(drafter, tokenizer, model, trie=trie), "pruner": None}
+
+
+def run(application: Any, host: str, port: int, cores: int) -> None:
+    """Start Ray on this machine, where it does not run yet, and serve until the process is told to stop.
+
+    Args:
+        application: of `deployment`.
+        host, port: to listen on.
+        cores: that Ray may give away.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():
+        ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False)
+    try:
+        start: Any = serve.start
+        start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        serve.run(application, name="draftree", route_prefix="/")
+        print(f"draftree serves at http://{host}:{port}/v1; Ctrl-C stops it.", flush=True)
+        threading.Event().wait()
+    finally:
+        serve.shutdown()
+        ray.shutdown()

@@ -1,0 +1,205 @@
+"""The door to the replicas: passes requests on by the beginnings of their texts, and says clearly when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from ray.serve.handle import DeploymentHandle
+
+from draftree.integrations.ray_serve.replica import Asked
+from draftree.integrations.ray_serve.router import blocks_of
+
+log = logging.getLogger("draftree.ray")
+FAILED = (
+    "The replica that answered this request has failed: send it again, with what has come so far to go on from there."
+)
+BY_PREFIX = ("/v1/chat/completions", "/v1/completions")
+TO_ALL = ("/v1/corpus",)
+MOST_REPLICAS = 1000
+
+
+class Front:
+    """An ASGI application over a handle of replicas.
+
+    Args:
+        replicas: their handle.
+        body_bytes: longest body of a request.
+        exchange: seconds between two exchanges of what tries learned; None for none.
+    """
+
+    def __init__(self, replicas: DeploymentHandle, body_bytes: int, exchange: float | None) -> None:
+        self._replicas, self._body_bytes, self._exchange = replicas, body_bytes, exchange
+        self._exchanging: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """See the ASGI specification."""
+        if scope["type"] != "http":
+            return
+        if self._exchange is not None and self._exchanging is None:
+            self._exchanging = asyncio.ensure_future(self._exchange_all(self._exchange))
+        body = await _read(receive, self._body_bytes + 1)
+        asked = Asked(scope["method"], scope["path"], scope["query_string"], list(scope["headers"]), body)
+        if asked.path == "/metrics":
+            messages = self._metrics(asked)
+        elif asked.path in TO_ALL:
+            messages = self._to_all(asked)
+        else:
+            messages = self._from_one(asked, blocks_of(body) if asked.path in BY_PREFIX else [])
+        passing = asyncio.ensure_future(_pass_on(messages, send))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({passing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if passing.done():
+                passing.result()
+        finally:
+            gone.cancel()
+            passing.cancel()
+
+    async def _from_one(
+        self, asked: Asked, blocks: list[int], replica: int | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The response of one replica. Where it fails before its first word, another one gets the request."""
+        for last in (False, True):
+            started = stream = False
+            response: Any = self._replicas.options(stream=True).answer.remote(asked, blocks=blocks, replica=replica)
+            try:
+                async for message in response:
+                    if message["type"] == "http.response.start":
+                        stream = any(b"event-stream" in value for _, value in message["headers"])
+                        started = True
+                    yield message
+                return
+            except asyncio.CancelledError:
+                response.cancel()
+                raise
+            except Exception as error:
+                log.warning("a replica failed: %s", type(error).__name__)
+                if started and not stream:
+                    raise
+                if started:
+                    yield {"type": "http.response.body", "body": _event(FAILED), "more_body": False}
+                    return
+                if last:
+                    for message in _refusal(FAILED, 503):
+                        yield message
+
+    async def _to_all(self, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        """Every replica gets the request; the response is the first that refuses it, or else any."""
+        first: list[dict[str, Any]] = []
+        async for number in self._numbers():
+            found = [message async for message in self._from_one(asked, [], number)]
+            if not first or found[0]["status"] >= 400:
+                first = found
+            if found[0]["status"] >= 400:
+                break
+        for message in first:
+            yield message
+
+    async def _metrics(self, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        """Metrics of all replicas, each with its name as the label `replica`."""
+        allowed = [message async for message in self._from_one(asked, [])]
+        if allowed[0]["status"] != 200:
+            for message in allowed:
+                yield message
+            return
+        texts = {}
+        async for number in self._numbers():
+            about = await self._replicas.about.remote(replica=number)
+            texts[about["name"]] = about["metrics"]
+        headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+        yield {"type": "http.response.start", "status": 200, "headers": headers}
+        yield {"type": "http.response.body", "body": labelled(texts).encode(), "more_body": False}
+
+    async def _numbers(self) -> AsyncIterator[int]:
+        """0, 1, ... of the replicas that are there now."""
+        seen: set[str] = set()
+        for number in range(MOST_REPLICAS):
+            name = (await self._replicas.about.remote(replica=number))["name"]
+            if name in seen:
+                return
+            seen.add(name)
+            yield number
+
+    async def _exchange_all(self, seconds: float) -> None:
+        """From time to time, tell every replica what the others answered."""
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self.exchange()
+            except Exception as error:  # a replica that fails; the next time another stands in its place
+                log.warning("replicas could not exchange what they learned: %s", type(error).__name__)
+
+    async def exchange(self) -> None:
+        """Tell every replica what the others answered since the last time."""
+        found = {}
+        async for number in self._numbers():
+            name, answers = await self._replicas.learned.remote(replica=number)
+            found[name] = (number, answers)
+        for name, (number, _) in found.items():
+            others = [answer for other, (_, answers) in found.items() if other != name for answer in answers]
+            if others:
+                await self._replicas.learn.remote(others, replica=number)
+
+
+def labelled(texts: dict[str, str]) -> str:
+    """Prometheus texts of several replicas as one, with the label `replica`."""
+    heads: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            lines = heads.setdefault(family.name, [f"# HELP {family.name} {family.documentation}"])
+            if len(lines) == 1:
+                lines.append(f"# TYPE {family.name} {family.type}")
+            for sample in family.samples:
+                labels = ",".join(
+                    f'{key}="{_escaped(value)}"' for key, value in (sample.labels | {"replica": name}).items()
+                )
+                lines.append(f"{sample.name}{{{labels}}} {sample.value}")
+    return "\n".join(line for lines in heads.values() for line in lines) + "\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _error(text: str) -> dict[str, Any]:
+    return {"error": {"message": text, "type": "server_error", "param": None, "code": "replica_failed"}}
+
+
+def _event(text: str) -> bytes:
+    return f"data: {json.dumps(_error(text))}\n\n".encode()
+
+
+def _refusal(text: str, status: int) -> Iterable[dict[str, Any]]:
+    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
+    yield {"type": "http.response.start", "status": status, "headers": headers}
+    yield {"type": "http.response.body", "body": json.dumps(_error(text)).encode(), "more_body": False}
+
+
+async def _read(receive: Any, most: int) -> bytes:
+    """The body, cut behind `most` bytes: the replica refuses it then."""
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            break
+        more = message.get("more_body", False)
+        if size < most:
+            parts.append(message.get("body", b""))
+        size += len(message.get("body", b""))
+    return b"".join(parts)[:most]
+
+
+async def _pass_on(messages: AsyncIterator[dict[str, Any]], send: Any) -> None:
+    async for message in messages:
+        await send(message)
+
+
+async def _gone(receive: Any) -> None:
+    """Returns when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
