@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from functools import partial
 from importlib.util import find_spec
@@ -144,7 +145,10 @@ def run(application: Any, host: str, port: int, cores: int) -> None:
         start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
         serve.run(application, name="draftree", route_prefix="/")
         print(f"draftree serves at http://{host}:{port}/v1; Ctrl-C stops it.", flush=True)
-        threading.Event().wait()
+        told = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: told.set())
+        told.wait()
     finally:
         serve.shutdown()
         ray.shutdown()

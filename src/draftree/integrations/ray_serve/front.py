@@ -6,13 +6,15 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
-from ray.serve.handle import DeploymentHandle
 
-from draftree.integrations.ray_serve.replica import Asked
-from draftree.integrations.ray_serve.router import blocks_of
+from draftree.integrations.ray_serve.prefixes import blocks_of
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 log = logging.getLogger("draftree.ray")
 FAILED = (
@@ -21,6 +23,17 @@ FAILED = (
 BY_PREFIX = ("/v1/chat/completions", "/v1/completions")
 TO_ALL = ("/v1/corpus",)
 MOST_REPLICAS = 1000
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it travels from the front to a replica; fields as in ASGI's scope."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
 
 
 class Front:
@@ -49,7 +62,8 @@ class Front:
         elif asked.path in TO_ALL:
             messages = self._to_all(asked)
         else:
-            messages = self._from_one(asked, blocks_of(body) if asked.path in BY_PREFIX else [])
+            key = dict(asked.headers).get(b"authorization", b"")
+            messages = self._from_one(asked, blocks_of(body, key) if asked.path in BY_PREFIX else [])
         passing = asyncio.ensure_future(_pass_on(messages, send))
         gone = asyncio.ensure_future(_gone(receive))
         try:
@@ -111,9 +125,9 @@ class Front:
         async for number in self._numbers():
             about = await self._replicas.about.remote(replica=number)
             texts[about["name"]] = about["metrics"]
-        headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+        body, headers = labelled(texts).encode(), [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
         yield {"type": "http.response.start", "status": 200, "headers": headers}
-        yield {"type": "http.response.body", "body": labelled(texts).encode(), "more_body": False}
+        yield {"type": "http.response.body", "body": body, "more_body": False}
 
     async def _numbers(self) -> AsyncIterator[int]:
         """0, 1, ... of the replicas that are there now."""

@@ -5,27 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
 
+from draftree.integrations.ray_serve.front import Asked
 from draftree.serve.calls import tries_of
 from draftree.serve.launch import Launch
 from draftree.serve.worker import Part
 
 MOST_LEARNED = 10_000  # answers that wait to be told to other replicas
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request as it travels from the front to a replica; fields as in ASGI's scope."""
-
-    method: str
-    path: str
-    query: bytes
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
 
 
 class Replica:
@@ -82,7 +71,7 @@ class Replica:
 
     async def about(self, replica: int) -> dict[str, Any]:
         """This replica's name, and its metrics as Prometheus reads them."""
-        return {"name": self.name, "metrics": self.server.metrics.text()}
+        return {"name": self.name, "metrics": self.server.metrics.text().decode()}
 
     async def learned(self, replica: int) -> tuple[str, list[tuple[str | None, list[int]]]]:
         """This replica's name, and the answers since the last call: (scope, token ids)."""

@@ -5,35 +5,13 @@ A dialogue so meets the keys and values of its earlier turns, and the trie that 
 
 from __future__ import annotations
 
-import json
-from collections import Counter, OrderedDict
-from itertools import islice
+import random
+from collections import Counter
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-BLOCK = 64  # characters of a text that are compared as one
-MOST_BLOCKS = 64  # of one text
-MOST_KNOWN = 100_000  # blocks that are remembered, over all texts
-
-
-class Prefixes:
-    """Which replica has seen which beginnings of texts; the oldest are forgotten."""
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[int, Any] = OrderedDict()
-
-    def find(self, blocks: list[int], among: Any) -> Any:
-        """The one among `among` that has seen the longest beginning; None where none of them has seen any."""
-        return next((self._seen[block] for block in reversed(blocks) if self._seen.get(block) in among), None)
-
-    def add(self, blocks: list[int], replica: Any) -> None:
-        """`replica` sees a text."""
-        for block in blocks:
-            self._seen[block] = replica
-            self._seen.move_to_end(block)
-        while len(self._seen) > MOST_KNOWN:
-            self._seen.popitem(last=False)
+from draftree.integrations.ray_serve.prefixes import Prefixes
 
 
 class PrefixRouter(RequestRouter):
@@ -61,7 +39,8 @@ class PrefixRouter(RequestRouter):
         number = given.get("replica")
         if number is not None:
             return [[list(by_name.values())[number % len(by_name)]]]
-        order = sorted(by_name, key=self._busy.__getitem__)
+        order = random.sample(list(by_name), len(by_name))  # of several that are as busy, any
+        order.sort(key=self._busy.__getitem__)
         known = self._prefixes.find(given.get("blocks", []), by_name)
         if known is not None and self._busy[known] <= self._busy[order[0]] + self._slack:
             order.sort(key=lambda replica: replica != known)
@@ -75,21 +54,3 @@ class PrefixRouter(RequestRouter):
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """See `RequestRouter`."""
         self._busy[replica_id] = max(0, self._busy[replica_id] - 1)
-
-
-def blocks_of(body: bytes) -> list[int]:
-    """Hashes of the beginnings of a request's text, the shortest first; none for what is no request for text."""
-    try:
-        asked = json.loads(body)
-        texts = [f"{asked.get('user')}\n"]
-        if "messages" in asked:
-            texts += [f"{message['role']}:{message['content']}\n" for message in asked["messages"]]
-        else:
-            texts.append(str(asked["prompt"]))
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return []
-    text, found, chain = "".join(texts), [], 0
-    for at in islice(range(0, len(text) - BLOCK + 1, BLOCK), MOST_BLOCKS):
-        chain = hash((chain, text[at : at + BLOCK]))
-        found.append(chain)
-    return found

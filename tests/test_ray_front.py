@@ -1,0 +1,198 @@
+"""Replicas without Ray: how beginnings of texts are told apart, and what the front does when a replica fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from draftree.integrations.ray_serve import app
+from draftree.integrations.ray_serve.front import Front, labelled
+from draftree.integrations.ray_serve.prefixes import MOST_BLOCKS, Prefixes, blocks_of
+
+LONG = "All of this is the beginning of a text that is rather longer than two of the blocks that are compared. " * 2
+
+
+def chat(*contents: Any, **fields: Any) -> bytes:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
+    return json.dumps({"messages": messages, **fields}).encode()
+
+
+def test_a_later_turn_begins_with_the_earlier_one_and_other_texts_do_not() -> None:
+    first, second = blocks_of(chat(LONG)), blocks_of(chat(LONG, "And so on.", LONG))
+    assert len(first) == (len("None\nuser:\n") + len(LONG)) // 64
+    assert second[: len(first)] == first
+    assert not set(first) & set(blocks_of(chat("X" + LONG)))
+    assert not set(first) & set(blocks_of(chat(LONG, user="other")))
+    assert not set(first) & set(blocks_of(chat(LONG), b"Bearer other"))
+    assert len(blocks_of(json.dumps({"prompt": LONG * 100}).encode())) == MOST_BLOCKS
+    assert blocks_of(json.dumps({"prompt": list(range(200))}).encode())
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xff", b"[]", b'"x"', b"{}", b'{"messages": 3}', b'{"messages": [{"role": 1}]}']
+)
+def test_what_is_no_request_has_no_beginning(body: bytes) -> None:
+    assert blocks_of(body) == []
+
+
+def test_the_longest_beginning_that_somebody_alive_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = Prefixes()
+    prefixes.add([1, 2], "a")
+    prefixes.add([1, 2, 3], "b")
+    prefixes.add([1, 9], "a")
+    assert prefixes.find([1, 2, 3, 4], {"a", "b"}) == "b"
+    assert prefixes.find([1, 9, 5], {"a", "b"}) == "a"
+    assert prefixes.find([1, 2, 3], {"a"}) == "a"
+    assert prefixes.find([7], {"a", "b"}) is None
+    monkeypatch.setattr("draftree.integrations.ray_serve.prefixes.MOST_KNOWN", 2)
+    prefixes.add([5], "a")
+    assert prefixes.find([2], {"a", "b"}) is None
+    assert prefixes.find([9], {"a", "b"}) == "a"
+
+
+class DiedError(Exception):
+    """Stands for Ray's error."""
+
+
+START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+WHOLE = START | {"headers": [(b"content-type", b"application/json")]}
+
+
+def body(text: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": text, "more_body": more}
+
+
+class Replicas:
+    """Stands for a handle: call i of `answer` gives the i-th script, where an exception is raised."""
+
+    def __init__(self, *scripts: list[Any]) -> None:
+        self.scripts, self.calls, self.cancelled = list(scripts), [], 0
+        self.answer = self.about = self
+
+    def options(self, *, stream: bool) -> Replicas:
+        return self
+
+    def remote(self, *arguments: Any, **named: Any) -> Any:
+        self.calls.append((arguments, named))
+        if not arguments:  # about
+            number = named["replica"] % 2
+            text = f'# TYPE a_total counter\n# HELP a_total Some.\na_total{{b="c\\"d"}} {number}\n'
+            return asyncio.sleep(0, {"name": f"r{number}", "metrics": text})
+        return Response(self, self.scripts.pop(0))
+
+
+class Response:
+    def __init__(self, replicas: Replicas, script: list[Any]) -> None:
+        self.replicas, self.script = replicas, script
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for message in self.script:
+            if isinstance(message, Exception):
+                raise message
+            if message is None:
+                await asyncio.sleep(3600)
+            yield message
+
+    def cancel(self) -> None:
+        self.replicas.cancelled += 1
+
+
+def ask(replicas: Replicas, path: str = "/v1/completions", sent: bytes = b"{}", *, leave: bool = False) -> list[Any]:
+    """Messages that a client of the front gets; with `leave`, it goes away after the first two."""
+    got: list[Any] = []
+    left = asyncio.Event()
+
+    async def run() -> None:
+        read = False
+
+        async def receive() -> Any:
+            nonlocal read
+            if not read:
+                read = True
+                return {"type": "http.request", "body": sent}
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            got.append(message)
+            if leave and len(got) == 2:
+                left.set()
+
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+        await asyncio.wait_for(Front(replicas, 1000, None)(scope, receive, send), 10)  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    return got
+
+
+def test_another_replica_answers_where_one_fails_before_its_first_word() -> None:
+    replicas = Replicas([DiedError()], [START, body(b"x")])
+    assert ask(replicas, sent=chat(LONG)) == [START, body(b"x")]
+    assert replicas.calls[0][1]["blocks"] == blocks_of(chat(LONG))
+    found = ask(Replicas([DiedError()], [DiedError()]))
+    assert found[0]["status"] == 503
+    assert (b"retry-after", b"1") in found[0]["headers"]
+    assert json.loads(found[1]["body"])["error"]["code"] == "replica_failed"
+
+
+def test_a_stream_that_breaks_ends_with_a_clear_error() -> None:
+    found = ask(Replicas([START, body(b"data: {}\n\n", more=True), DiedError()]))
+    assert found[:2] == [START, body(b"data: {}\n\n", more=True)]
+    assert not found[2]["more_body"]
+    event = json.loads(found[2]["body"].removeprefix(b"data: "))
+    assert "has failed" in event["error"]["message"]
+    with pytest.raises(DiedError):
+        ask(Replicas([WHOLE, body(b"{", more=True), DiedError()]))
+
+
+def test_a_client_that_leaves_ends_the_replicas_answer() -> None:
+    replicas = Replicas([START, body(b"x", more=True), None])
+    assert len(ask(replicas, leave=True)) == 2
+    assert replicas.cancelled == 1
+
+
+def test_texts_for_the_trie_reach_all_and_one_refusal_is_told() -> None:
+    replicas = Replicas([WHOLE, body(b"0")], [WHOLE, body(b"1")])
+    assert ask(replicas, "/v1/corpus")[0]["status"] == 200
+    assert [named["replica"] for arguments, named in replicas.calls if arguments] == [0, 1]
+    found = ask(Replicas([WHOLE, body(b"0")], [WHOLE | {"status": 400}, body(b"no")]), "/v1/corpus")
+    assert found == [WHOLE | {"status": 400}, body(b"no")]
+
+
+def test_metrics_name_their_replica() -> None:
+    found = ask(Replicas([WHOLE, body(b"")]), "/metrics")
+    lines = found[1]["body"].decode().splitlines()
+    assert [line for line in lines if line[0] != "#"] == [
+        'a_total{b="c\\"d",replica="r0"} 0',
+        'a_total{b="c\\"d",replica="r1"} 1',
+    ]
+    assert sum(line.startswith("# TYPE") for line in lines) == 1
+    assert ask(Replicas([WHOLE | {"status": 401}, body(b"key")]), "/metrics")[0]["status"] == 401
+    assert labelled({}) == "\n"
+
+
+def test_a_body_that_is_too_long_is_cut_and_left_to_the_replica_to_refuse() -> None:
+    replicas = Replicas([WHOLE, body(b"")])
+    ask(replicas, sent=b"x" * 5000)
+    assert len(replicas.calls[0][0][0].body) == 1001
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"modle": "x"}, "no argument 'modle'"),
+        ({"drafter": "lookahed"}, "lookahead"),
+        ({"slots": "many"}, "slots is 'many'"),
+        ({"slots": "0"}, "slots is 0"),
+        ({"replicas": "two"}, "replicas is 'two'"),
+    ],
+)
+def test_wrong_arguments_of_a_deployment_are_told(arguments: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        app(arguments)
