@@ -1,7 +1,8 @@
 """The server against the engine that it stands on, and against `transformers serve`, under the same load.
 
 The load comes from a process of its own, as it would from clients; the engine alone gets the same prompts at once
-and no HTTP. All take turns, round by round.
+and no HTTP. Replicas on Ray have a core each where there are enough, and the load has none. All take turns, round by
+round.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pandas as pd
+import torch
 
 import draftree
 from benchmarks.harness import Experiment, Setup, bars, table_of
@@ -38,7 +40,8 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     differing = 0
     with ExitStack() as stack:
-        stock = stack.enter_context(transformers_server(setup)) if setup["stock"] else None
+        folder = stack.enter_context(saved(setup))
+        stock = stack.enter_context(transformers_server(folder)) if setup["stock"] else None
         for _ in range(setup["rounds"]):
             for drafter in setup["drafters"]:
                 direct = alone(setup, DRAFTERS[drafter]())
@@ -48,8 +51,13 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
                         loaded = load(setup, url, NAME, texts, stream=stream)
                     found.setdefault((drafter, way), []).append(loaded)
                     differing += sum(map(str.__ne__, loaded["answers"], direct["answers"]))
+                for count in setup["replicas"]:
+                    with replicas_of(setup, folder, drafter, count) as url:
+                        loaded = load(setup, url, NAME, texts, stream=False)
+                    found.setdefault((drafter, f"{count} on Ray"), []).append(loaded)
+                    differing += sum(map(str.__ne__, loaded["answers"], direct["answers"]))
             if stock is not None:
-                found.setdefault(("none", STOCK), []).append(load(setup, *stock, texts, stream=False))
+                found.setdefault(("none", STOCK), []).append(load(setup, stock, str(folder), texts, stream=False))
             yield table(found, differing)
 
 
@@ -122,26 +130,45 @@ def server(setup: Setup, drafter: Drafter | None) -> Iterator[str]:
 
 
 @contextmanager
-def transformers_server(setup: Setup) -> Iterator[tuple[str, str]]:
-    """`transformers serve` with continuous batching, of the same model saved into a folder: (address, model name)."""
-    with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def saved(setup: Setup) -> Iterator[Path]:
+    """The model in a folder, for servers in processes of their own."""
+    with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / NAME
         setup.model.save_pretrained(folder)
         setup.tokenizer.save_pretrained(folder)
-        free.close()
-        program = Path(sys.executable).parent / "transformers"
-        options = ["--port", str(port), "--continuous-batching", "--device", "cpu", "--dtype", "float32"]
-        process = subprocess.Popen(
-            [program, "serve", str(folder), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            wait_for(url, process)
-            yield url, str(folder)
-        finally:
-            process.terminate()
-            process.wait()
+        yield folder
+
+
+@contextmanager
+def program(name: str, *options: str) -> Iterator[str]:
+    """A server in a process of its own, on a free port: its address.
+
+    Raises:
+        RuntimeError: it does not start.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).parent / name), "serve", *options, "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(url, process)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def transformers_server(folder: Path) -> AbstractContextManager[str]:
+    """`transformers serve` with continuous batching; the model's name there is its folder."""
+    return program("transformers", str(folder), "--continuous-batching", "--device", "cpu", "--dtype", "float32")
+
+
+def replicas_of(setup: Setup, folder: Path, drafter: str, count: int) -> AbstractContextManager[str]:
+    """So many replicas on Ray, each with as many threads as the engine alone has."""
+    options = {"--model": str(folder), "--name": NAME, "--drafter": drafter, "--slots": setup["slots"]}
+    options |= {"--replicas": count, "--threads": torch.get_num_threads()}
+    return program("draftree", *(str(part) for pair in options.items() for part in pair))
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
@@ -175,5 +202,6 @@ EXPERIMENT = Experiment(
         "concurrency": 16,
         "rounds": 3,
         "stock": True,
+        "replicas": (),
     },
 )

