@@ -99,6 +99,13 @@ class Lookahead(Drafter):
             self._scoped[scope] = found  # the last one is the newest
             return found
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tries."""
+        with self._making:
+            tries = [*self._scoped.values(), *([] if self._trie is None else [self._trie])]
+        return sum(trie.nbytes for trie in tries)
+
     def source_name(self, source: int) -> str:
         """See `Drafter.source_name`."""
         return NAMES.get(source, self.name)
