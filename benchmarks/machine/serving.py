@@ -30,7 +30,8 @@ from draftree.engine import Engine, Rules
 from draftree.engine.limits import eos_token_ids
 
 NAME = "measured"
-ALONE, WHOLE, STREAM, STOCK = "engine alone", "serve", "serve, streams", "transformers serve"
+ALONE, WHOLE, STREAM, IDLE = "engine alone", "serve", "serve, streams", "serve, one stream at a time"
+STOCK = "transformers serve"
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {"none": lambda: None, "lookahead": draftree.Lookahead}
 
 
@@ -46,9 +47,9 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             for drafter in setup["drafters"]:
                 direct = alone(setup, DRAFTERS[drafter]())
                 found.setdefault((drafter, ALONE), []).append(direct)
-                for way, stream in ((WHOLE, False), (STREAM, True)):
+                for way in (WHOLE, STREAM, IDLE):
                     with server(setup, DRAFTERS[drafter]()) as url:
-                        loaded = load(setup, url, NAME, texts, stream=stream)
+                        loaded = load(setup, url, NAME, texts, stream=way != WHOLE, alone=way == IDLE)
                     found.setdefault((drafter, way), []).append(loaded)
                     differing += sum(map(str.__ne__, loaded["answers"], direct["answers"]))
                 for count in setup["replicas"]:
@@ -96,10 +97,10 @@ def alone(setup: Setup, drafter: Drafter | None) -> dict[str, Any]:
     return {"seconds": seconds, "tokens": sum(len(r.tokens) for r in requests), "first": [], "answers": answers}
 
 
-def load(setup: Setup, url: str, model: str, texts: list[str], *, stream: bool) -> dict[str, Any]:
+def load(setup: Setup, url: str, model: str, texts: list[str], *, stream: bool, alone: bool = False) -> dict[str, Any]:
     """What a load from a process of its own finds."""
     asked = {"url": url, "model": model, "texts": texts, "stream": stream}
-    asked |= {"concurrency": setup["concurrency"], "max_tokens": setup["max_new_tokens"]}
+    asked |= {"concurrency": 1 if alone else setup["concurrency"], "max_tokens": setup["max_new_tokens"]}
     command = [sys.executable, "-m", "benchmarks.machine.load"]
     done = subprocess.run(command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
