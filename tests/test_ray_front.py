@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from draftree.integrations.ray_serve import app
+from draftree.integrations import ray_serve
+from draftree.integrations.ray_serve import app, deployment
 from draftree.integrations.ray_serve.front import Front, labelled
-from draftree.integrations.ray_serve.prefixes import MOST_BLOCKS, Prefixes, blocks_of
+from draftree.integrations.ray_serve.prefixes import MOST_BLOCKS, Beginnings, Prefixes, beginnings_of
+from draftree.serve.launch import Launch
 
 LONG = "All of this is the beginning of a text that is rather longer than two of the blocks that are compared. " * 2
 
@@ -22,37 +24,60 @@ def chat(*contents: Any, **fields: Any) -> bytes:
     return json.dumps({"messages": messages, **fields}).encode()
 
 
-def test_a_later_turn_begins_with_the_earlier_one_and_other_texts_do_not() -> None:
-    first, second = blocks_of(chat(LONG)), blocks_of(chat(LONG, "And so on.", LONG))
-    assert len(first) == (len("None\nuser:\n") + len(LONG)) // 64
-    assert second[: len(first)] == first
-    assert not set(first) & set(blocks_of(chat("X" + LONG)))
-    assert not set(first) & set(blocks_of(chat(LONG, user="other")))
-    assert not set(first) & set(blocks_of(chat(LONG), b"Bearer other"))
-    assert len(blocks_of(json.dumps({"prompt": LONG * 100}).encode())) == MOST_BLOCKS
-    assert blocks_of(json.dumps({"prompt": list(range(200))}).encode())
+def text(prompt: Any) -> bytes:
+    return json.dumps({"prompt": prompt}).encode()
+
+
+def test_a_later_turn_begins_with_the_earlier_one_and_other_chats_do_not() -> None:
+    first, second = beginnings_of(chat("Hi")), beginnings_of(chat("Hi", LONG, "And?"))
+    assert second == (second.hashes[:3], 1)
+    assert second.hashes[:1] == first.hashes
+    others = [chat("Ho"), chat("Hi", user="other"), json.dumps({"prompt": "Hi"}).encode()]
+    assert not any(set(first.hashes) & set(beginnings_of(other).hashes) for other in others)
+    assert not set(first.hashes) & set(beginnings_of(chat("Hi"), b"Bearer other").hashes)
+
+
+def test_a_system_prompt_tells_nothing() -> None:
+    def asked(question: str) -> bytes:
+        system = {"role": "system", "content": LONG}
+        return json.dumps({"messages": [system, {"role": "user", "content": question}]}).encode()
+
+    assert len(beginnings_of(asked("Hi")).hashes) == 1
+    assert beginnings_of(asked("Hi")).hashes != beginnings_of(asked("Ho")).hashes
+
+
+def test_half_of_a_text_is_enough() -> None:
+    prefixes, known = Prefixes(), beginnings_of(text(LONG))
+    assert len(known.hashes) == len(LONG) // 64 == 3
+    prefixes.add(known, "a")
+    assert prefixes.find(beginnings_of(text(LONG[: 64 * 3] + "x" * 64 * 3)), {"a"}) == "a"
+    assert prefixes.find(beginnings_of(text(LONG[: 64 * 3] + "x" * 64 * 4)), {"a"}) is None
+    assert len(beginnings_of(text(LONG * 100)).hashes) == MOST_BLOCKS
+    assert beginnings_of(text(list(range(200)))).hashes
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"\xff", b"[]", b'"x"', b"{}", b'{"messages": 3}', b'{"messages": [{"role": 1}]}']
 )
-def test_what_is_no_request_has_no_beginning(body: bytes) -> None:
-    assert blocks_of(body) == []
+def test_whatever_is_sent_has_a_beginning_or_none(body: bytes) -> None:
+    assert len(beginnings_of(body).hashes) == (1 if b"role" in body else 0)
 
 
 def test_the_longest_beginning_that_somebody_alive_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     prefixes = Prefixes()
-    prefixes.add([1, 2], "a")
-    prefixes.add([1, 2, 3], "b")
-    prefixes.add([1, 9], "a")
-    assert prefixes.find([1, 2, 3, 4], {"a", "b"}) == "b"
-    assert prefixes.find([1, 9, 5], {"a", "b"}) == "a"
-    assert prefixes.find([1, 2, 3], {"a"}) == "a"
-    assert prefixes.find([7], {"a", "b"}) is None
+    prefixes.add(Beginnings([1, 2]), "a")
+    prefixes.add(Beginnings([1, 2, 3]), "b")
+    prefixes.add(Beginnings([1, 9]), "a")
+    assert prefixes.find(Beginnings([1, 2, 3, 4]), {"a", "b"}) == "b"
+    assert prefixes.find(Beginnings([1, 9, 5]), {"a", "b"}) == "a"
+    assert prefixes.find(Beginnings([1, 2, 3]), {"a"}) == "a"
+    assert prefixes.find(Beginnings([1, 2, 3], 2), {"a"}) is None
+    assert prefixes.find(Beginnings([7]), {"a", "b"}) is None
+    assert prefixes.find(Beginnings([]), {"a", "b"}) is None
     monkeypatch.setattr("draftree.integrations.ray_serve.prefixes.MOST_KNOWN", 2)
-    prefixes.add([5], "a")
-    assert prefixes.find([2], {"a", "b"}) is None
-    assert prefixes.find([9], {"a", "b"}) == "a"
+    prefixes.add(Beginnings([5]), "a")
+    assert prefixes.find(Beginnings([2]), {"a", "b"}) is None
+    assert prefixes.find(Beginnings([9]), {"a", "b"}) == "a"
 
 
 class DiedError(Exception):
@@ -134,7 +159,7 @@ def ask(replicas: Replicas, path: str = "/v1/completions", sent: bytes = b"{}", 
 def test_another_replica_answers_where_one_fails_before_its_first_word() -> None:
     replicas = Replicas([DiedError()], [START, body(b"x")])
     assert ask(replicas, sent=chat(LONG)) == [START, body(b"x")]
-    assert replicas.calls[0][1]["blocks"] == blocks_of(chat(LONG))
+    assert replicas.calls[0][1]["text"] == beginnings_of(chat(LONG))
     found = ask(Replicas([DiedError()], [DiedError()]))
     assert found[0]["status"] == 503
     assert (b"retry-after", b"1") in found[0]["headers"]
@@ -196,3 +221,41 @@ def test_a_body_that_is_too_long_is_cut_and_left_to_the_replica_to_refuse() -> N
 def test_wrong_arguments_of_a_deployment_are_told(arguments: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         app(arguments)
+
+
+def test_what_a_deployment_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launch(None, dict)
+    monkeypatch.setattr(ray_serve, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="Replicas need Ray"):
+        deployment(launch)
+    monkeypatch.setattr(ray_serve, "find_spec", lambda name: name)
+    with pytest.raises(ValueError, match="3 to 2 replicas"):
+        deployment(launch, replicas=3, most_replicas=2)
+    with pytest.raises(ValueError, match="exchange is 0"):
+        deployment(launch, exchange=0.0)
+
+
+class Learners(Replicas):
+    """Two replicas that have answered, and keep what they are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learned, self.learn = self.Learned(), self.Learn()
+
+    class Learned:
+        def remote(self, *, replica: int) -> Any:
+            return asyncio.sleep(0, (f"r{replica}", [("tenant", [replica])] if replica == 0 else []))
+
+    class Learn:
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def remote(self, answers: Any, *, replica: int) -> Any:
+            self.told.append((replica, answers))
+            return asyncio.sleep(0)
+
+
+def test_replicas_are_told_what_the_others_answered_and_whose_it_is() -> None:
+    learners = Learners()
+    asyncio.run(Front(learners, 1000, 60.0).exchange())  # type: ignore[arg-type]
+    assert learners.learn.told == [(1, [("tenant", [0])])]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,28 @@ ROOT = Path(__file__).parents[1]
 TEXTS = [f"Tell me a long story of the {thing}." for thing in ("sea", "wood", "hill", "town", "bird", "king", "moon")]
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serving(command: list[Any], port: int) -> Iterator[str]:
+    """A server in a process of its own, which says that it serves."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert process.stdout is not None
+    try:
+        assert any("draftree serves at" in line for line in process.stdout), "it does not start"
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         Path(sys.executable).parent / "draftree",
         "serve",
@@ -44,14 +63,8 @@ def url() -> Iterator[str]:
         "--port",
         str(port),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert process.stdout is not None
-    try:
-        assert any("draftree serves at" in line for line in process.stdout), "it does not start"
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
+    with serving(command, port) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +206,19 @@ def test_a_killed_replica_ends_its_own_streams_alone_and_a_client_resumes(
     while len(gauge(http, "draftree_running_requests")) < 2:
         assert time.monotonic() < end, "no other replica takes its place"
         time.sleep(0.5)
+
+
+def test_replicas_tell_each_other_what_they_learned() -> None:
+    port = free_port()
+    script = (
+        "from draftree.integrations.ray_serve import app, run;"
+        f"run(app({{'replicas': '2', 'exchange': '1', 'slots': '2'}}), '127.0.0.1', {port}, 2)"
+    )
+    with serving([sys.executable, "-c", script], port) as found, httpx.Client(base_url=found, timeout=60) as client:
+        before = gauge(client, "draftree_trie_bytes")
+        assert client.post("/v1/chat/completions", json=asked(TEXTS[0], 60)).status_code == 200
+        end = time.monotonic() + 20
+        while not all(now > before[name] for name, now in gauge(client, "draftree_trie_bytes").items()):
+            assert time.monotonic() < end, "only one replica has learned"
+            time.sleep(0.3)
+        assert sorted(gauge(client, "draftree_generated_tokens_total").values()) == [0, 60]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shlex
@@ -216,3 +217,14 @@ def test_without_a_drafter_there_is_nothing_to_compare(page: Page, demo: Any) ->
         page.wait("document.getElementById('drafted').textContent && !document.getElementById('send').disabled")
         assert page.get("document.getElementById('plain-part').hidden")
         assert text(page, "verdict") == ""
+
+
+@needs_chromium
+def test_a_model_without_a_chat_template_goes_on_with_texts(page: Page, demo: Any) -> None:
+    tokenizer = copy.deepcopy(demo.tokenizer)
+    tokenizer.chat_template = None
+    with serving(demo.model, tokenizer) as server:
+        opened(page, server)
+        put(page, prompt="The sea", max_tokens=8)
+        send(page)
+        assert text(page, "drafted") == server.complete("The sea", max_tokens=8)["choices"][0]["text"]

@@ -77,6 +77,12 @@ def test_time_is_bounded(demo: Any) -> None:
         assert answer["choices"][0]["finish_reason"] == "length"
         assert 0 < answer["usage"]["completion_tokens"] < 2000
         assert server.idle()
+        shorter = server.complete("The sea", max_tokens=2000, ignore_eos=True, draftree={"timeout": 0.02})
+        assert shorter["usage"]["completion_tokens"] < answer["usage"]["completion_tokens"]
+        longer = server.complete(
+            "The sea", max_tokens=2000, ignore_eos=True, draftree={"timeout": 60, "drafter": "off"}
+        )
+        assert longer["usage"]["completion_tokens"] < 2000
 
 
 def test_whoever_goes_away_frees_the_slot(server: Running) -> None:

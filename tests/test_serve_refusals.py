@@ -73,10 +73,15 @@ def test_unknown_models_paths_and_methods(server: Running, client: openai.OpenAI
 
 
 def test_malformed_bodies_never_hurt(server: Running) -> None:
-    """Two hundred bodies with something broken in each: always a 4xx, and the server lives."""
-    rng = random.Random(1)
-    whole = json.dumps({"prompt": "Hi", "max_tokens": 4, "stop": ["a"], "logit_bias": {"3": 1.5}, "stream": False})
-    for _ in range(200):
+    """Two thousand bodies with something changed in each: a 4xx, or an answer where it is still a request."""
+    rng, refused = random.Random(1), 0
+    fields: dict[str, Any] = {"max_tokens": 2, "stop": ["a"], "logit_bias": {"3": 1.5}, "stream": False, "seed": 3}
+    asked = {
+        "/v1/completions": json.dumps({"prompt": "Hi", **fields}),
+        "/v1/chat/completions": json.dumps({"messages": MESSAGES, "tools": [], "draftree": {"stats": True}, **fields}),
+    }
+    for _ in range(2000):
+        path, whole = rng.choice(list(asked.items()))
         body, kind = bytearray(whole.encode()), rng.randrange(4)
         if kind == 0:
             body = body[: rng.randrange(len(body))]
@@ -88,7 +93,9 @@ def test_malformed_bodies_never_hurt(server: Running) -> None:
             body = bytearray(json.dumps(data).encode())
         else:
             body = bytearray(b"[" * rng.randrange(1, 100_000))
-        response = server.http.post("/v1/completions", content=bytes(body))
+        response = server.http.post(path, content=bytes(body))
         assert response.status_code in (200, 400), (response.status_code, bytes(body)[:200])
+        refused += response.status_code == 400
+    assert refused > 1200
     assert server.http.get("/health").status_code == 200
     assert server.idle()

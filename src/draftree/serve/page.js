@@ -369,6 +369,12 @@
       if (!response.ok) throw new Error(await sentence(response));
       about = await response.json();
       $("error").hidden = true;
+      const known = await (await fetch("tokenizer_info", { headers: headers() })).json();
+      if (!known.chat_template) { // the model goes on with texts alone
+        const [chat, completion] = document.querySelectorAll("[name=kind]");
+        chat.disabled = true;
+        if (chat.checked) completion.click();
+      }
       const drafter = about.drafter === null ? "no drafter" : `drafter ${about.drafter}`;
       $("about").textContent = `${about.model}; ${about.runner} runner; ${drafter}`;
     } catch (error) {

@@ -34,6 +34,7 @@ class DraftreeOptions(Strict):
     stats: bool | None = None
     trees: bool | None = None
     resumed_tokens: Annotated[int, Field(ge=0)] | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None
 
 
 class Sampling(Strict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -75,18 +76,20 @@ class Server:
             )
         return found
 
-    async def start(self, parts: list[Part], *, whole: bool) -> Answers:
+    async def start(self, parts: list[Part], asked: Completion | Chat) -> Answers:
         """Have the worker answer.
 
         Args:
             parts: the answers.
-            whole: not streamed.
+            asked: the request that they answer.
 
         Raises:
             ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
         """
+        own = None if asked.draftree is None else asked.draftree.timeout
+        timeout = min(self.settings.timeout, math.inf if own is None else own)
         try:
-            return await self.worker.start(parts, self.settings.timeout, whole=whole)
+            return await self.worker.start(parts, timeout, whole=not asked.stream)
         except FullError as error:
             raise ApiError(str(error), status=429, code="queue_full", retry_after=error.retry_after) from None
         except ValueError as error:
@@ -101,7 +104,7 @@ class Server:
             scores = [await self.worker.score(part.prompt, call.logprobs) for part in parts]
             call.scores = scores
         silent = isinstance(asked, Completion) and asked.max_tokens == 0
-        answers = None if silent else await self.start(parts, whole=not asked.stream)
+        answers = None if silent else await self.start(parts, asked)
         if asked.stream and answers is not None:
             return EventSourceResponse(stream(call, answers, prompts), headers={"Cache-Control": "no-cache"})
         whole = await self._whole(request, answers, parts)

@@ -53,7 +53,7 @@ def deployment(
 
     make: Any = serve.deployment
     slots, settings = launch.settings.slots, launch.settings
-    router: Any = {"request_router_class": PrefixRouter, "request_router_kwargs": {"slack": slots}}
+    router: Any = {"request_router_class": PrefixRouter, "request_router_kwargs": {"slack": max(1, slots // 2)}}
     scale: dict[str, Any] = {"num_replicas": replicas}
     if most_replicas is not None:
         limits = {"min_replicas": replicas, "max_replicas": most_replicas, "target_ongoing_requests": slots}

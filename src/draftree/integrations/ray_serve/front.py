@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from draftree.integrations.ray_serve.prefixes import blocks_of
+from draftree.integrations.ray_serve.prefixes import Beginnings, beginnings_of
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -63,7 +63,7 @@ class Front:
             messages = self._to_all(asked)
         else:
             key = dict(asked.headers).get(b"authorization", b"")
-            messages = self._from_one(asked, blocks_of(body, key) if asked.path in BY_PREFIX else [])
+            messages = self._from_one(asked, beginnings_of(body, key) if asked.path in BY_PREFIX else None)
         passing = asyncio.ensure_future(_pass_on(messages, send))
         gone = asyncio.ensure_future(_gone(receive))
         try:
@@ -75,12 +75,12 @@ class Front:
             passing.cancel()
 
     async def _from_one(
-        self, asked: Asked, blocks: list[int], replica: int | None = None
+        self, asked: Asked, text: Beginnings | None, replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """The response of one replica. Where it fails before its first word, another one gets the request."""
         for last in (False, True):
             started = stream = False
-            response: Any = self._replicas.options(stream=True).answer.remote(asked, blocks=blocks, replica=replica)
+            response: Any = self._replicas.options(stream=True).answer.remote(asked, text=text, replica=replica)
             try:
                 async for message in response:
                     if message["type"] == "http.response.start":
@@ -106,7 +106,7 @@ class Front:
         """Every replica gets the request; the response is the first that refuses it, or else any."""
         first: list[dict[str, Any]] = []
         async for number in self._numbers():
-            found = [message async for message in self._from_one(asked, [], number)]
+            found = [message async for message in self._from_one(asked, None, number)]
             if not first or found[0]["status"] >= 400:
                 first = found
             if found[0]["status"] >= 400:
@@ -116,7 +116,7 @@ class Front:
 
     async def _metrics(self, asked: Asked) -> AsyncIterator[dict[str, Any]]:
         """Metrics of all replicas, each with its name as the label `replica`."""
-        allowed = [message async for message in self._from_one(asked, [])]
+        allowed = [message async for message in self._from_one(asked, None)]
         if allowed[0]["status"] != 200:
             for message in allowed:
                 yield message

@@ -10,6 +10,7 @@ from typing import Any
 from ray import serve
 
 from draftree.integrations.ray_serve.front import Asked
+from draftree.integrations.ray_serve.prefixes import Beginnings
 from draftree.serve.calls import tries_of
 from draftree.serve.launch import Launch
 from draftree.serve.worker import Part
@@ -34,13 +35,13 @@ class Replica:
             self.server.worker.on_end.append(self._keep)
 
     async def answer(
-        self, asked: Asked, blocks: list[int] | None = None, replica: int | None = None
+        self, asked: Asked, text: Beginnings | None = None, replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """The messages of the response, as in ASGI. A caller that stops reading ends the answer.
 
         Args:
             asked: the request.
-            blocks, replica: for the router.
+            text, replica: for the router.
         """
         messages: asyncio.Queue[Any] = asyncio.Queue()
         gone, read = asyncio.Event(), False

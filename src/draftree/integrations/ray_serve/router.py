@@ -11,11 +11,11 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from draftree.integrations.ray_serve.prefixes import Prefixes
+from draftree.integrations.ray_serve.prefixes import Beginnings, Prefixes
 
 
 class PrefixRouter(RequestRouter):
-    """Routes calls that have `blocks`, from `blocks_of`, by the beginnings of their texts.
+    """Routes calls by `text`, their `Beginnings`.
 
     A call with a number as `replica` goes to that one of all, in the order of their names.
     """
@@ -41,7 +41,7 @@ class PrefixRouter(RequestRouter):
             return [[list(by_name.values())[number % len(by_name)]]]
         order = random.sample(list(by_name), len(by_name))  # of several that are as busy, any
         order.sort(key=self._busy.__getitem__)
-        known = self._prefixes.find(given.get("blocks", []), by_name)
+        known = self._prefixes.find(given.get("text") or Beginnings([]), by_name)
         if known is not None and self._busy[known] <= self._busy[order[0]] + self._slack:
             order.sort(key=lambda replica: replica != known)
         return [[by_name[replica]] for replica in order]
@@ -49,7 +49,7 @@ class PrefixRouter(RequestRouter):
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """See `RequestRouter`."""
         self._busy[replica_id] += 1
-        self._prefixes.add(pending_request.kwargs.get("blocks", []), replica_id)
+        self._prefixes.add(pending_request.kwargs.get("text") or Beginnings([]), replica_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """See `RequestRouter`."""
