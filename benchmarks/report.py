@@ -1,10 +1,9 @@
-"""Makes docs/results.md and the tables of the README from benchmarks/results/*.json: `make results`.
+"""Makes docs/results.md and the tables of README.md and docs/serving.md from benchmarks/results/*.json: `make results`.
 
 A result file is what `draftree bench run NAME`, `quick`, `compare` or `speed` has written, as it is.
 `python -m benchmarks.report FILE` checks it and copies it to benchmarks/results/NAME.json; `NAME=FILE` gives it another
-name. What the page shows, in which order, and what the README shows stand in benchmarks/results/shown.toml. In the
-README a table stands between `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being one of the `readme`
-tables there.
+name. What the page shows, in which order, and what the others show stand in benchmarks/results/shown.toml. In those a
+table stands between `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being one of the `table`s there.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ RESULTS = Path(__file__).parent / "results"
 SHOWN = tomllib.loads((RESULTS / "shown.toml").read_text(encoding="utf-8"))
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 README = Path(__file__).parents[1] / "README.md"
+SERVING = Path(__file__).parents[1] / "docs" / "serving.md"
 ABOUT = ("commit", "command", "device", "threads", "dtype", "model")
 HEAD = """# Results
 
@@ -77,19 +77,17 @@ def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
     return [f"{text} {made}", "", *markdown(table, entry.get("columns", facts["columns"]))]
 
 
-def readme(text: str, folder: Path = RESULTS) -> str:
-    """The README with every table between result markers made anew.
+def tables(text: str, folder: Path = RESULTS) -> str:
+    """A page with every table between result markers made anew.
 
     Raises:
         ValueError: a block without its end, or one that shown.toml does not have.
     """
     for name in re.findall(r"<!-- results:([\w-]+) -->", text):
         begin, end = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
-        if name not in SHOWN["readme"] or text.count(begin) != 1 or text.count(end) != 1:
-            raise ValueError(
-                f"README.md: {begin} needs a readme table in benchmarks/results/shown.toml, and one {end}."
-            )
-        entry = SHOWN["readme"][name]
+        if name not in SHOWN["table"] or text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"{begin} needs a table in benchmarks/results/shown.toml, and one {end}.")
+        entry = SHOWN["table"][name]
         facts = read(folder / entry["file"])
         head, *table = block_of(facts, entry)
         block = "\n".join([f"{head} {facts['about']['device']}, {facts['about']['dtype']}.", *table])
@@ -114,12 +112,13 @@ def keep(argument: str, folder: Path = RESULTS) -> Path:
 
 
 def main(arguments: list[str]) -> None:
-    """Keep the results named, and write the page and the README's tables."""
+    """Keep the results named, and write the page and the tables of others."""
     try:
         for argument in arguments:
             print(f"Kept: {keep(argument)}")
         write_text(PAGE, page())
-        write_text(README, readme(README.read_text(encoding="utf-8")))
+        for place in (README, SERVING):
+            write_text(place, tables(place.read_text(encoding="utf-8")))
     except ValueError as error:
         sys.exit(str(error))
 

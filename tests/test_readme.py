@@ -104,10 +104,12 @@ def test_relative_links_resolve(page: str) -> None:
 
 def test_tables_are_those_of_the_result_files() -> None:
     text = read("README.md")
-    assert {match[1] for match in RESULT.finditer(text)} == set(report.SHOWN["readme"])
-    assert report.readme(text) == text, "make results"
-    with pytest.raises(ValueError, match="needs a readme table"):
-        report.readme("<!-- results:nothing --><!-- /results:nothing -->")
+    serving = report.SERVING.read_text(encoding="utf-8")
+    assert {match[1] for match in RESULT.finditer(text + serving)} == set(report.SHOWN["table"])
+    assert report.tables(text) == text, "make results"
+    assert report.tables(serving) == serving, "make results"
+    with pytest.raises(ValueError, match="needs a table"):
+        report.tables("<!-- results:nothing --><!-- /results:nothing -->")
 
 
 def test_a_version_that_is_named_is_ours() -> None:

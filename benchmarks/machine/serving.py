@@ -80,7 +80,7 @@ def table(found: dict[tuple[str, str], list[dict[str, Any]]], differing: int) ->
                 "ms to first, p95": first.quantile(0.95) * 1000,
             }
         )
-    remark = "Answers of the server that differ from those of the engine alone: " + str(differing)
+    remark = f"Answers of the server that differ from those of the engine alone: {differing}."
     return table_of(rows, remarks=[remark], differing=differing)
 
 
