@@ -8,7 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import zoo
+from typer.testing import CliRunner
 
+from draftree.cli import app as cli
 from draftree.integrations import ray_serve
 from draftree.integrations.ray_serve import app, deployment
 from draftree.integrations.ray_serve.front import Front, labelled
@@ -259,3 +262,24 @@ def test_replicas_are_told_what_the_others_answered_and_whose_it_is() -> None:
     learners = Learners()
     asyncio.run(Front(learners, 1000, 60.0).exchange())  # type: ignore[arg-type]
     assert learners.learn.told == [(1, [("tenant", [0])])]
+
+
+def test_replicas_that_could_not_start_are_not_started(
+    demo: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(ray_serve, "deployment", lambda launch, **options: (launch, options))
+    monkeypatch.setattr(ray_serve, "run", lambda application, *where: started.append((application, where)))
+    zoo.build("llama").save_pretrained(tmp_path)
+    demo.tokenizer.save_pretrained(tmp_path)
+    asked = ["serve", "--replicas", "2", "--port", "0", "--threads", "1"]
+    wrong = CliRunner().invoke(cli, [*asked, "--model", str(tmp_path), "--drafter", "medusa"])
+    assert wrong.exit_code != 0
+    assert "was trained for" in str(wrong.exception)
+    assert not started
+    right = CliRunner().invoke(cli, asked)
+    assert right.exit_code == 0, right.output
+    ((launch, options), where) = started[0]
+    assert (launch.threads, options) == (1, {"replicas": 2})
+    assert where[:2] == ("127.0.0.1", 0)
+    assert CliRunner().invoke(cli, ["serve", "--replicas", "0"]).exit_code == 2

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from draftree.serve.launch import Launch
 
 KEYS = "DRAFTREE_API_KEYS"
-SWITCH = 0.0005  # seconds that the thread of the engine may keep the one that sends tokens waiting
 MISSING = (
     "The server needs more packages: pip install -e '.[serve]' in a checkout, or draftree[serve] from a package index."
 )
@@ -86,7 +85,6 @@ def serve(
         scale_out(launch, replicas, host, port)
         return
     app = launch.app()
-    sys.setswitchinterval(SWITCH)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     with listening(host, port) as door:
         tell(host, door.getsockname()[1], settings.model_name, app.state.server.engine)
@@ -101,14 +99,12 @@ def scale_out(launch: Launch, replicas: int, host: str, port: int) -> None:
         ValueError: Ray is not installed, the model cannot be loaded, or the port is in use.
     """
     from draftree.integrations import ray_serve
-    from draftree.models import known_folder
 
-    if launch.model is not None:
-        known_folder(launch.model)
     cores = os.cpu_count() or 1
     launch = replace(launch, threads=launch.threads or max(1, cores // replicas))
     application = ray_serve.deployment(launch, replicas=replicas)
     listening(host, port).close()
+    launch.check()  # a replica that cannot start is tried again and again
     ray_serve.run(application, host, port, max(cores, replicas * (launch.threads or 1)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,8 @@ from draftree.engine import Engine
 from draftree.models import load_model
 from draftree.serve.app import create_app
 from draftree.serve.settings import ServerSettings
+
+SWITCH = 0.0005  # seconds that the thread of the engine may keep the one that sends tokens waiting
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,12 @@ class Launch:
     threads: int | None = None
 
     def app(self) -> FastAPI:
-        """Load the model and make the application.
+        """Load the model and make the application, in a process that is the server's own.
 
         Raises:
             ValueError: a model, drafter or option that cannot be.
         """
+        sys.setswitchinterval(SWITCH)
         if self.threads is not None:
             import torch
 
@@ -47,3 +51,11 @@ class Launch:
         parts, slots = self.parts(model, tokenizer), self.settings.slots
         engine = Engine(model, **parts, slots=slots, runner=self.runner, strict=self.strict, keep_prefixes=True)
         return create_app(engine, tokenizer, self.settings)
+
+    def check(self) -> None:
+        """Make the application once and drop it, for those who make it elsewhere and want to know before.
+
+        Raises:
+            ValueError: as `app`.
+        """
+        self.app().state.server.worker.close()
