@@ -68,6 +68,29 @@ def test_a_short_prompt_overtakes_a_long_one() -> None:
         assert request.tokens == alone(model, ids, len(request.tokens))
 
 
+def test_rows_are_shared_by_arrival_and_what_is_left_goes_to_the_first() -> None:
+    with Engine(zoo.build("llama"), slots=4) as engine:
+        requests = [engine.add(prompt(i, length), Rules(2)) for i, length in enumerate((41, 5, 41, 41))]
+        while engine.waiting:
+            engine._join(engine.waiting.popleft())
+        slots = engine.slots
+        assert slots.shares(16, 4) == [8, 4, 4, 0]  # half of what is left, and no less than four
+        assert slots.shares(100, 4) == [40, 4, 40, 14]
+        assert slots.shares(60, 4) == [37, 4, 13, 6]
+        assert slots.order([8, 4, 4, 0]) == (1, [4, 8, 4, 0])
+        assert engine.running == [requests[1], requests[0], *requests[2:]]
+        engine.run()
+
+
+def test_prompts_are_padded_together_only_where_that_is_cheap() -> None:
+    alike = engine_module._alike
+    assert alike([119, 300, 40, 45]) == [(0, 1), (1, 2), (2, 4)]
+    assert alike([3, 9, 1, 0]) == [(0, 4)]
+    assert alike([100, 110, 90, 130]) == [(0, 4)]
+    assert alike([300]) == [(0, 1)]
+    assert alike([]) == []
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "t5", "phi3-longrope"])
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("drafter", ["none", "lookahead", "jacobi", "prompt_lookup"])
