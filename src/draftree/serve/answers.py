@@ -14,7 +14,8 @@ from draftree.engine import Emitted
 from draftree.engine.request import StepTree, TokenScores
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import MessageReader
-from draftree.serve.worker import Answers, Delta, Part
+from draftree.serve.parts import Delta, Part
+from draftree.serve.worker import Answers
 from draftree.trace.labels import label
 
 

@@ -15,9 +15,9 @@ from draftree.serve.answers import Call
 from draftree.serve.choosing import make_rules, seeds
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import MessageReader, chat_prompt, tools_of
+from draftree.serve.parts import Part
 from draftree.serve.schema import Chat, Completion, Sampling, plain
 from draftree.serve.settings import ServerSettings
-from draftree.serve.worker import Part
 
 COMPLETION_TOKENS = 16  # the API's own default
 

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from draftree.engine import Engine, RequestStats
 from draftree.serve.calls import tries_of
-from draftree.serve.worker import Part
+from draftree.serve.parts import Part
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 

@@ -18,9 +18,10 @@ from draftree.serve.answers import Call, best, collect, statistics, stream, usag
 from draftree.serve.calls import Desk
 from draftree.serve.errors import ApiError
 from draftree.serve.metrics import Metrics
+from draftree.serve.parts import Delta, Part
 from draftree.serve.schema import Chat, Completion
 from draftree.serve.settings import ServerSettings
-from draftree.serve.worker import Answers, Delta, FullError, Part, Worker
+from draftree.serve.worker import Answers, FullError, Worker
 
 Body = TypeVar("Body", bound=BaseModel)
 

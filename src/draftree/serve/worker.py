@@ -9,74 +9,17 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from draftree.engine import Emitted, Engine, Rules
-from draftree.engine.request import Request, State, StepTree, TokenScores
+from draftree.engine import Engine
+from draftree.engine.request import State, TokenScores
 from draftree.engine.scoring import score_prompt
+from draftree.serve.parts import Delta, Part
 from draftree.serve.text import Detokenizer, StopStrings
 
 log = logging.getLogger("draftree.serve")
-
-
-@dataclass(slots=True)
-class Delta:
-    """What one answer got since its last delta.
-
-    Attributes:
-        index: which answer of its request.
-        text: new text, without what may become a stop string.
-        emitted: the new tokens.
-        pieces: where the rules keep trees, what each of them adds to the text, a stop string included.
-        trees: draft trees of the steps that brought them, where the rules keep them.
-        finish: "stop", "length" or "error" with the last delta, else None.
-    """
-
-    index: int
-    text: str = ""
-    emitted: list[Emitted] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
-    trees: list[StepTree] = field(default_factory=list)
-    finish: str | None = None
-
-    def add(self, other: Delta) -> None:
-        """Take in the delta that follows."""
-        self.text += other.text
-        self.emitted += other.emitted
-        self.pieces += other.pieces
-        self.trees += other.trees
-        self.finish = other.finish
-
-
-@dataclass(slots=True)
-class Part:
-    """One answer that is wanted.
-
-    Attributes:
-        prompt: token ids.
-        rules: of the engine.
-        stops: strings that end it.
-        include_stop: whether the text keeps the string that ended it.
-        skip_special_tokens: leave EOS and the like out of the text.
-        request: the engine's, once it has been added.
-        given: its tokens that have become deltas.
-        added, first, last: when it was added, and when its first and latest token came, by the clock of `Worker`.
-    """
-
-    prompt: Sequence[int]
-    rules: Rules
-    stops: Sequence[str] = ()
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    request: Request | None = None
-    given: int = 0
-    added: float = 0.0
-    joined: float | None = None
-    first: float | None = None
-    last: float = 0.0
-    finish: str | None = None
 
 
 class Answers:

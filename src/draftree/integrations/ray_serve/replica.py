@@ -13,7 +13,7 @@ from draftree.integrations.ray_serve.front import Asked
 from draftree.integrations.ray_serve.prefixes import Beginnings
 from draftree.serve.calls import tries_of
 from draftree.serve.launch import Launch
-from draftree.serve.worker import Part
+from draftree.serve.parts import Part
 
 MOST_LEARNED = 10_000  # answers that wait to be told to other replicas
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.runner.base import Runner
-from draftree.runner.hooked.own_thread import on_this_thread
+from draftree.runner.hooked.own_thread import lock_of, on_this_thread
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import Plan
 from draftree.runner.target import Target
@@ -113,7 +113,7 @@ def _look(runner: Runner) -> Anatomy:
     target = runner.target
     encoder = None
     device = target.device
-    with runner.lock:
+    with lock_of(target.model):
         if target.encoder_decoder:
             encoder = runner.new_encoder(1)
             encoder.admit(0, torch.zeros(2, dtype=torch.long, device=device))

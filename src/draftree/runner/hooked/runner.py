@@ -107,6 +107,10 @@ class HookedRunner(Runner):
             raise ValueError(f"'{self.target.model_type}' has an encoder: pass its EncoderState as `encoder`.")
         appended = sum(s.positions.shape[1] for s in plan.surgeries if s.positions is not None)
         rows = plan.width + appended
+        with self.lock:  # whoever looks at the model meanwhile must not take a pass's hooks for the user's
+            return self._through(plan, cache, first, encoder, rows)
+
+    def _through(self, plan: Plan, cache: SlotCache, first: int, encoder: Any, rows: int) -> PassResult:
         cache.open(first, plan.batch, rows)
         # Requests of equal length still differ where their prompts or trees do: only one alone has one set.
         if self.family.ragged_batches or plan.batch == 1:
