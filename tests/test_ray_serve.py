@@ -190,7 +190,7 @@ def test_a_killed_replica_ends_its_own_streams_alone_and_a_client_resumes(
     for thread in threads:
         thread.start()
     end = time.monotonic() + 20
-    while sum(gauge(http, "draftree_running_requests").values()) < 16:
+    while sum(gauge(http, "draftree_running_requests").values()) < 12:
         assert time.monotonic() < end, "they do not begin"
     before = replicas()
     assert len(before) == 2
