@@ -25,6 +25,7 @@ FLOORS = {
     "native": 0,  # the C library and its loader: trees, the trie and the CPU runner all read it
     "tree": 0,
     "runner": 1,
+    "grammar": 1,
     "drafting": 2,
     "shaping": 2,
     "pruning": 2,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         BiLD,
         BiTA,
         DraftModel,
+        GrammarDrafter,
         HiddenTransfer,
         Jacobi,
         Lookahead,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from draftree.drafting.early_exit import early_exit_model
     from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.engine import Engine, Recorder, generate
+    from draftree.grammar import Grammar
     from draftree.integrations import custom_generate
     from draftree.pruning import EarlyHead, EarlyPruning, LossyCALM, demo_early_head
     from draftree.shaping import DynamicTree, Fixed
@@ -47,6 +49,8 @@ __all__ = [
     "EarlyPruning",
     "Engine",
     "Fixed",
+    "Grammar",
+    "GrammarDrafter",
     "HiddenTransfer",
     "Jacobi",
     "Lookahead",
@@ -79,6 +83,8 @@ _HOMES = {
     "EarlyPruning": "draftree.pruning",
     "Engine": "draftree.engine",
     "Fixed": "draftree.shaping",
+    "Grammar": "draftree.grammar",
+    "GrammarDrafter": "draftree.drafting",
     "HiddenTransfer": "draftree.drafting",
     "Jacobi": "draftree.drafting",
     "Lookahead": "draftree.drafting",

@@ -4,6 +4,7 @@ from draftree.drafting.base import Attachment, Context, Drafter, Step
 from draftree.drafting.bild import BiLD
 from draftree.drafting.bita import BiTA
 from draftree.drafting.draft_model import DraftModel
+from draftree.drafting.forced import GrammarDrafter
 from draftree.drafting.hidden_transfer import HiddenTransfer
 from draftree.drafting.jacobi import Jacobi
 from draftree.drafting.lookahead import Lookahead
@@ -19,6 +20,7 @@ __all__ = [
     "Context",
     "DraftModel",
     "Drafter",
+    "GrammarDrafter",
     "HiddenTransfer",
     "Jacobi",
     "Lookahead",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
+from draftree.grammar import GrammarState
 from draftree.runner.plan import PassResult, Surgery
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
@@ -42,6 +43,8 @@ class Context:
         place: where the target keeps the request while it runs; for drafters that draft inside the target.
         prediction: token ids that the text may follow in parts, to copy from.
         scope: what is learned from this request is for requests of the same scope alone.
+        resumed: how many of the prompt's last tokens belong to the answer.
+        grammar: what the answer may say; None for anything.
     """
 
     id: int
@@ -54,6 +57,13 @@ class Context:
     place: Place | None = None
     prediction: Sequence[int] = ()
     scope: str | None = None
+    resumed: int = 0
+    grammar: GrammarState | None = None
+
+    @property
+    def answer(self) -> list[int]:
+        """The tokens of the answer so far."""
+        return self.tokens[self.prompt_length - self.resumed :]
 
 
 @dataclass(frozen=True, slots=True)

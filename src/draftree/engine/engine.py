@@ -14,7 +14,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from draftree.engine.config import EngineConfig
-from draftree.engine.limits import check_prompt, eos_token_ids
+from draftree.engine.limits import check_grammar, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
 from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
@@ -118,6 +118,7 @@ class Engine:
         if self.config.rule is not None:
             self.config.rule.check(rules.processors)
         check_prompt(prompt, rules.max_new_tokens, self.target.vocab_size, self.target.max_positions)
+        check_grammar(rules.grammar, rules.eos_token_ids, self.target.vocab_size)
         request = Request(
             prompt,
             rules,

@@ -14,10 +14,12 @@ from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine.batch import engine_for, feed, finish, seeds_of
 from draftree.engine.config import EngineConfig
+from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.limits import check_prompt, check_source
 from draftree.engine.options import Options, read_options, rules_for
 from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
+from draftree.grammar import CompiledGrammar
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.runner import Runner, open_current, open_runner
 from draftree.shaping import Shape
@@ -61,6 +63,7 @@ def generate(
     tokenizer: Any = None,
     recorder: Recorder | None = None,
     early_exit: LossyCALM | None = None,
+    grammar: Grammars = None,
     **options: Any,
 ) -> GenerateOutput:
     """Generate several tokens per forward pass, with the text that plain decoding would give.
@@ -84,9 +87,10 @@ def generate(
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
         runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or a runner opened for the model.
-        tokenizer: needed for `stop_strings`.
+        tokenizer: the model's; needed for `stop_strings` and for a grammar.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
+        grammar: what the answers may say, one for all or one for each; None for anything.
         options: any other option of Hugging Face's GenerationConfig. None of one of these is Hugging Face's None, while
             None of an argument above is 'not given': `eos_token_id=[]` is for no EOS, `top_k=0` for no top_k.
 
@@ -125,7 +129,15 @@ def generate(
         attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
     if streamer is not None and input_ids.shape[0] > 1:
         raise ValueError("A streamer follows one text: call generate with a batch of 1.")
-    return _decode(model, config, input_ids, attention_mask, read, seed, streamer)
+    grammars = compile_grammars(
+        grammar,
+        len(input_ids),
+        tokenizer=tokenizer,
+        vocabulary=target.vocab_size,
+        end_tokens=read.eos_token_ids,
+        min_new_tokens=read.config.min_new_tokens,
+    )
+    return _decode(model, config, input_ids, attention_mask, read, seed, streamer, grammars)
 
 
 def _decode(
@@ -136,8 +148,9 @@ def _decode(
     options: Options,
     seed: int | None,
     streamer: Any,
+    grammars: Sequence[CompiledGrammar | None],
 ) -> GenerateOutput:
-    """Run a checked batch; arguments as in `generate`.
+    """Run a checked batch; arguments as in `generate`, grammars compiled.
 
     An encoder-decoder's encoder reads `input_ids`, and its sequences are the decoder's.
     """
@@ -167,6 +180,7 @@ def _decode(
             seed=own_seed,
             encoder_ids=read[b : b + 1],
             mask=None if mask is None else mask[b : b + 1],
+            grammar=grammars[b],
         )
         for b, own_seed in enumerate(seeds_of(options.config.do_sample, seed, len(prompts)))
     ]

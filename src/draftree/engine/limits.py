@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from draftree.grammar import CompiledGrammar
+
 
 def check_prompt(prompt: Sequence[int], new: int, vocabulary: int, limit: int | None) -> None:
     """Refuse a prompt that cannot be answered.
@@ -60,6 +62,29 @@ def _check_ids(prompt: Sequence[int], vocabulary: int) -> None:
                 f"The prompt holds token id {token}, outside the model's vocabulary of {vocabulary}: "
                 "tokenize it with this model's own tokenizer."
             )
+
+
+def check_grammar(grammar: CompiledGrammar | None, end_tokens: Sequence[int], vocabulary: int) -> None:
+    """Refuse a grammar that was compiled for another model, or that no token could end; None is none.
+
+    Raises:
+        ValueError: one sentence, what is wrong and what to do.
+    """
+    if grammar is None:
+        return
+    if not isinstance(grammar, CompiledGrammar):
+        raise ValueError(f"grammar is a {type(grammar).__name__}: pass what Grammar.compile(tokenizer, ...) returns.")
+    if grammar.vocabulary != vocabulary:
+        raise ValueError(
+            f"The grammar was compiled for a vocabulary of {grammar.vocabulary}, and the model has {vocabulary}: "
+            "compile it for this model."
+        )
+    missing = set(grammar.end_tokens) - set(end_tokens)
+    if missing:
+        raise ValueError(
+            f"The grammar ends answers by token {min(missing)}, at which this request does not stop: compile it with "
+            "the request's eos_token_ids."
+        )
 
 
 def eos_token_ids(model: Any) -> tuple[int, ...]:

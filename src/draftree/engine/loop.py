@@ -15,6 +15,7 @@ from draftree.acceptance.base import Choice, ScoredTree, Walk, lazy_walk
 from draftree.acceptance.greedy import greedy_walks
 from draftree.drafting.base import Attachment, Capabilities, Step, StepPlan
 from draftree.engine.config import EngineConfig
+from draftree.engine.constraints import permitted, wider
 from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.recorder import Track
 from draftree.engine.request import Request, StepTree, TokenScores
@@ -109,7 +110,8 @@ class Loop:
         if not any(plan.budgets):
             return sizer.trim(plan, self._roots(requests))
         began = self.config.clock()
-        drafted = self._usable(drafter.draft(contexts, plan.budgets))
+        drafted = self._usable(drafter.draft(contexts, wider(plan.budgets, contexts, drafter.max_nodes)))
+        drafted = permitted(drafted, contexts, plan.budgets)
         if self.track is not None:
             self.track.drafted(plan.budgets, drafted, began)
         if self.config.reject_drafts:  # -1 is no token, so no text confirms it

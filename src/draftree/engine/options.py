@@ -19,6 +19,7 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from draftree.engine.limits import as_ids
 from draftree.engine.request import Rules
 from draftree.errors import did_you_mean
+from draftree.grammar import CompiledGrammar
 from draftree.runner.target import device_of
 
 DEFAULT_NEW_TOKENS = 128
@@ -91,6 +92,7 @@ OURS = (
     "runner",
     "recorder",
     "early_exit",
+    "grammar",
 )
 
 
@@ -269,6 +271,7 @@ def rules_for(
     seed: int | None,
     encoder_ids: Tensor | None = None,
     mask: Tensor | None = None,
+    grammar: CompiledGrammar | None = None,
 ) -> Rules:
     """The rules of one request; its logits processors are its own (some keep state).
 
@@ -280,6 +283,7 @@ def rules_for(
         seed: of the noise.
         encoder_ids: LongTensor [1, L], the input of the encoder (or else of the decoder).
         mask: [1, padded_length], which of a padded prompt's tokens are real; None where all are.
+        grammar: what the answer may say; None for anything.
     """
     config = copy.copy(options.config)
     config.max_length = padded_length + max_new_tokens  # some processors count from the end
@@ -300,4 +304,5 @@ def rules_for(
         seed=seed,
         processors=processors,
         criteria=options.criteria,
+        grammar=grammar,
     )

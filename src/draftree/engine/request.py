@@ -16,6 +16,7 @@ from draftree.acceptance.sampled import PrefixChooser
 from draftree.drafting.base import Context
 from draftree.engine.limits import as_seed
 from draftree.engine.stats import RequestStats
+from draftree.grammar import CompiledGrammar, GrammarProcessor, with_grammar
 
 _ids = itertools.count()
 
@@ -45,6 +46,7 @@ class Rules:
         keep_trees: whether `Request.trees` gets every step's draft tree.
         prediction: token ids that the text may follow in parts; drafters that copy, such as `Lookahead`, draft from it.
         resumed: how many of the prompt's last tokens are an answer begun elsewhere with the same seed: it goes on.
+        grammar: what the answer may say, compiled for this model; None for anything.
         scope: requests of other scopes neither draft from what this one leaves behind nor take over its prompt's keys
             and values (a server's tenants).
 
@@ -65,6 +67,7 @@ class Rules:
     prediction: tuple[int, ...] = ()
     resumed: int = 0
     scope: str | None = None
+    grammar: CompiledGrammar | None = None
 
     def __post_init__(self) -> None:
         if self.seed is not None:
@@ -166,6 +169,8 @@ class Request:
             encoder_input,
             prediction=rules.prediction,
             scope=rules.scope,
+            resumed=rules.resumed,
+            grammar=None if rules.grammar is None else rules.grammar.begin(),
         )
         self.encoder_input = encoder_input
         self.encoder_states = encoder_states
@@ -180,14 +185,17 @@ class Request:
         self._criteria_ids = self._criteria_buffer(prefix)
 
     def _make_chooser(self, prefix: Tensor, device: torch.device) -> PrefixChooser | None:
-        rules = self.rules
-        if not rules.sample and not rules.processors:
+        rules, grammar, processors = self.rules, self.context.grammar, self.rules.processors
+        if grammar is not None:
+            own = GrammarProcessor(grammar, prefix.shape[1] - rules.resumed)
+            processors = with_grammar(processors, own)
+        if not rules.sample and not processors:
             return None
         generator = None
         if rules.sample and rules.seed is not None:
             generator = torch.Generator(device).manual_seed(rules.seed)
         drawn = rules.resumed if generator is not None else 0
-        return PrefixChooser(prefix, rules.processors, generator, rules.sample, rules.max_new_tokens, drawn)
+        return PrefixChooser(prefix, processors, generator, rules.sample, rules.max_new_tokens, drawn)
 
     def _criteria_buffer(self, prefix: Tensor) -> Tensor | None:
         if not self.rules.criteria:

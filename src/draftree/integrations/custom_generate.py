@@ -20,6 +20,7 @@ from draftree.drafting.base import Drafter
 from draftree.engine import Engine, Recorder, Request, Rules, RunStats
 from draftree.engine.batch import engine_for, feed, finish, seeds_of
 from draftree.engine.config import EngineConfig
+from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.limits import check_prompt
 from draftree.engine.options import refuse_other_methods, split_criteria
 from draftree.integrations.batched_processors import processors_by_request
@@ -42,6 +43,7 @@ def custom_generate(
     tokenizer: Any = None,
     recorder: Recorder | None = None,
     early_exit: LossyCALM | None = None,
+    grammar: Grammars = None,
     on_stats: Callable[[RunStats], None] | None = None,
 ) -> Callable[..., Any]:
     """A decoding loop for Hugging Face's `generate`, with all that `draftree.generate` takes and Hugging Face does not.
@@ -56,9 +58,11 @@ def custom_generate(
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
         runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or a runner opened for the model.
         streamer: Hugging Face drops `generate(streamer=)` on the way to custom loops, so give it here.
-        tokenizer: needed for `generate(stop_strings=)`; Hugging Face drops `generate(tokenizer=)` likewise.
+        tokenizer: needed for `generate(stop_strings=)` and for a grammar; Hugging Face drops `generate(tokenizer=)`
+            likewise.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
+        grammar: what the answers may say, one for all or one for each row; None for anything.
         on_stats: called with the run's statistics when it is done.
 
     Returns:
@@ -111,6 +115,14 @@ def custom_generate(
         if streamer is not None and count > 1:
             raise ValueError("A streamer follows one text: call generate with a batch of 1.")
         processors = processors_by_request(logits_processor, count)
+        grammars = compile_grammars(
+            grammar,
+            count,
+            tokenizer=tokenizer,
+            vocabulary=target.vocab_size,
+            end_tokens=eos,
+            min_new_tokens=generation_config.min_new_tokens,
+        )
         engine = engine_for(model, replace(config, runner=opened), count, input_ids.shape[1] + new)
         sample = bool(generation_config.do_sample)
         seeds = seeds_of(sample, seed, count)
@@ -123,6 +135,7 @@ def custom_generate(
                 seed=seeds[b],
                 processors=processors[b],
                 criteria=criteria,
+                grammar=grammars[b],
             )
             source = _source(inputs_tensor, b, count, model_kwargs) if target.encoder_decoder else None
             requests.append(_add(engine, prompt, input_ids[b : b + 1], b, rules, model_kwargs, streamer, source))

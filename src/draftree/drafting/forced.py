@@ -1,0 +1,37 @@
+"""Forced tokens: where a grammar leaves one way to go on, that is a draft of probability 1.
+
+Keys of a JSON object, its punctuation and closing braces, the rest of an enum's value: the text is known, and the
+tokenizer's own way of writing it is what a model is likeliest to choose. It stays a draft: the model may spell the same
+text in other tokens, and then its choice counts, as without a drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from draftree.drafting.base import Context, Drafter
+from draftree.tree import TokenTree
+from draftree.tree.builders import Draft
+
+
+class GrammarDrafter(Drafter):
+    """Drafts what the grammar of a request forces; nothing for requests without one.
+
+    Join it with another drafter by `Merge`, which drafts where the grammar leaves a choice.
+    """
+
+    name: ClassVar[str] = "grammar"
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        """See `Drafter.draft`."""
+        drafts: list[Draft] = []
+        for request, budget in zip(requests, budgets, strict=True):
+            forced: list[int] = []
+            if request.grammar is not None and budget:
+                forced = request.grammar.forced(request.answer)[: min(budget, request.room - 1)]
+            count = len(forced)
+            drafts.append((np.array(forced, dtype=np.int64), np.arange(count) - 1, np.zeros(count), self.source))
+        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)

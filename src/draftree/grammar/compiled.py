@@ -1,0 +1,91 @@
+"""Grammars that were fitted to a tokenizer, kept for requests to come."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftree.grammar import llguidance as backend
+from draftree.grammar.base import GrammarError
+from draftree.grammar.state import GrammarState
+
+KEPT = 128  # compiled grammars of a tokenizer; the one asked for longest ago goes
+
+_Key = tuple[int, tuple[int, ...]]  # vocabulary and end tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """A grammar for one tokenizer, vocabulary and set of end tokens; made by `Grammar.compile`.
+
+    Attributes:
+        vocabulary: V, tokens that the model's logits have.
+        end_tokens: ids that end an answer.
+        longest: most bytes of an answer where that is known at once.
+    """
+
+    vocabulary: int
+    end_tokens: tuple[int, ...]
+    longest: int | None
+    _first: Any = field(repr=False)
+
+    def begin(self) -> GrammarState:
+        """A state at the beginning of an answer."""
+        return GrammarState(backend.LLGuidance(self._first.deep_copy(), self.vocabulary, self.end_tokens))
+
+
+class _Kept:
+    """What is kept of one tokenizer."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[_Key, Any] = {}
+        self.grammars: OrderedDict[tuple[Any, ...], CompiledGrammar] = OrderedDict()
+
+
+_lock = threading.Lock()
+_kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
+
+
+def compiled(
+    kind: str,
+    text: str,
+    whitespace: str,
+    longest: int | None,
+    tokenizer: Any,
+    vocabulary: int,
+    end_tokens: tuple[int, ...],
+) -> CompiledGrammar:
+    """See `Grammar.compile`."""
+    if tokenizer is None:
+        raise GrammarError("A grammar is about text, so it needs the model's tokenizer: pass tokenizer=.")
+    if not end_tokens:
+        raise GrammarError("A grammar ends an answer by an end token, and there is none: pass eos_token_id=.")
+    beyond = [token for token in end_tokens if not 0 <= token < vocabulary]
+    if beyond:
+        raise GrammarError(f"The end token {beyond[0]} is outside the model's vocabulary of {vocabulary}.")
+    own = (kind, text, whitespace, vocabulary, end_tokens)
+    with _lock:
+        kept = _kept.setdefault(tokenizer, _Kept())
+        found = kept.grammars.get(own)
+        if found is not None:
+            kept.grammars.move_to_end(own)
+            return found
+        tokens = kept.tokens.get((vocabulary, end_tokens))
+    if tokens is None:
+        last = max(tokenizer.get_vocab().values())
+        if last >= vocabulary:
+            raise GrammarError(
+                f"The tokenizer has token {last} and the model a vocabulary of {vocabulary}: pass the model's own one."
+            )
+        tokens = backend.read_tokenizer(tokenizer, vocabulary, end_tokens)
+    first = backend.build(tokens, kind, backend.translate(kind, text, whitespace))
+    made = CompiledGrammar(vocabulary, end_tokens, longest, first)
+    with _lock:
+        kept.tokens[vocabulary, end_tokens] = tokens
+        kept.grammars[own] = made
+        while len(kept.grammars) > KEPT:
+            kept.grammars.popitem(last=False)
+    return made

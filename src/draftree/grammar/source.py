@@ -1,0 +1,105 @@
+"""A grammar as its author writes it: a JSON schema, a regular expression, an EBNF, a list of texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from draftree.grammar.base import GrammarError
+from draftree.grammar.compiled import CompiledGrammar, compiled
+from draftree.grammar.llguidance import WHITESPACE, translate
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer may say; made by one of the class methods, and good for any model.
+
+    Attributes:
+        kind: "json_schema", "regex", "ebnf" or "choice".
+        text: as it was written.
+        whitespace: between the parts of JSON, see `json_schema`.
+        longest: most bytes of an answer where that is known at once.
+    """
+
+    kind: str
+    text: str
+    whitespace: str = "fixed"
+    longest: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.whitespace not in WHITESPACE:
+            raise GrammarError(f"whitespace is {self.whitespace!r}: choose {', '.join(WHITESPACE)}.")
+        translate(self.kind, self.text, self.whitespace)
+
+    @classmethod
+    def json_schema(cls, schema: Any, *, whitespace: str = "fixed") -> Self:
+        """JSON by a schema.
+
+        Args:
+            schema: a dict, its JSON text, or a pydantic model (the class).
+            whitespace: "fixed" writes ", " and ": " as `json.dumps` does, "compact" nothing between the parts; "any"
+                leaves line breaks and spaces to the model, which forces fewer tokens and may go on for ever.
+
+        Raises:
+            GrammarError: no schema, or another whitespace.
+        """
+        if hasattr(schema, "model_json_schema"):
+            schema = schema.model_json_schema()
+        if isinstance(schema, str | bytes):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise GrammarError(f"The schema is no JSON ({error}): correct it.") from None
+        if not isinstance(schema, dict | bool):
+            raise GrammarError(
+                f"The schema is a {type(schema).__name__}: give a dict, its JSON text, or a pydantic model."
+            )
+        try:
+            text = json.dumps(schema, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GrammarError(f"The schema cannot be written as JSON ({error}): correct it.") from None
+        return cls("json_schema", text, whitespace)
+
+    @classmethod
+    def json(cls, *, whitespace: str = "fixed") -> Self:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"}, whitespace=whitespace)
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        """Texts that a regular expression matches as a whole, in the syntax of Rust's `regex` (no look-around)."""
+        return cls("regex", _text(pattern, "pattern"))
+
+    @classmethod
+    def ebnf(cls, text: str) -> Self:
+        """Texts of a context-free grammar, as GBNF (llama.cpp's, `root ::= ...`) or Lark (`start: ...`) write it."""
+        return cls("ebnf", _text(text, "grammar"))
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Self:
+        """One of some texts."""
+        if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise GrammarError("A choice is a list of texts, none of them empty, such as ['yes', 'no'].")
+        longest = max(len(text.encode("utf-8", "replace")) for text in texts)
+        return cls("choice", json.dumps(list(texts)), longest=longest)
+
+    def compile(self, tokenizer: Any, vocabulary: int, end_tokens: Sequence[int]) -> CompiledGrammar:
+        """Fit the grammar to a model; kept, so that asking again costs nothing.
+
+        Args:
+            tokenizer: the model's, a fast one.
+            vocabulary: V, tokens that its logits have.
+            end_tokens: ids that end an answer (EOS).
+
+        Raises:
+            GrammarError: what the library cannot express, a grammar that explodes, a tokenizer that does not fit.
+        """
+        return compiled(self.kind, self.text, self.whitespace, self.longest, tokenizer, vocabulary, tuple(end_tokens))
+
+
+def _text(given: Any, what: str) -> str:
+    if not isinstance(given, str) or not given:
+        raise GrammarError(f"The {what} is {given!r}: give a text that is not empty.")
+    return given

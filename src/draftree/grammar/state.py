@@ -1,0 +1,83 @@
+"""One answer under a grammar: which tokens may follow a prefix of it, and which of its draft tokens it allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from draftree.grammar.base import GrammarError, Matcher
+
+KEPT = 16  # masks; a draft model and the model itself ask about the same prefixes
+
+
+class GrammarState:
+    """Answers about prefixes of one answer. A prefix is given whole, so nothing depends on what was asked before.
+
+    Args:
+        matcher: at the beginning of the answer, its own.
+    """
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._at: list[int] = []  # the tokens that the matcher has consumed
+        self._masks: dict[tuple[int, ...], np.ndarray] = {}  # by prefix, the last ones that were asked for
+
+    def allowed(self, answer: Sequence[int]) -> np.ndarray:
+        """BoolArray [V], read-only: the tokens that may follow `answer`.
+
+        Raises:
+            GrammarError: `answer` is outside the grammar, or takes it more time or memory than its limits.
+        """
+        key = tuple(answer)
+        mask = self._masks.get(key)
+        if mask is None:
+            self._move(answer)
+            mask = self._masks[key] = self._matcher.allowed()
+            if len(self._masks) > KEPT:
+                del self._masks[next(iter(self._masks))]
+        return mask
+
+    def forced(self, answer: Sequence[int]) -> list[int]:
+        """The tokens that follow `answer` whatever is chosen, as the tokenizer would write them; often none."""
+        self._move(answer)
+        return self._matcher.forced()
+
+    def permits(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
+        """Of a draft tree behind `answer`, which nodes the grammar allows; none below one that it does not.
+
+        Args:
+            answer: its last token is the root.
+            tokens, parents: of the nodes, the root first; a parent comes before its children.
+        """
+        self._move(answer)
+        children: dict[int, list[int]] = {}
+        for node in range(1, len(tokens)):
+            children.setdefault(parents[node], []).append(node)
+        keep = [True] + [False] * (len(tokens) - 1)
+        depth = 0  # tokens consumed beyond the answer
+        to_see = [(node, 0) for node in reversed(children.get(0, ()))]
+        while to_see:
+            node, above = to_see.pop()
+            self._matcher.rollback(depth - above)
+            depth = above
+            if self._matcher.consume(tokens[node]):
+                keep[node], depth = True, above + 1
+                to_see += [(child, depth) for child in reversed(children.get(node, ()))]
+        self._matcher.rollback(depth)
+        return keep
+
+    def _move(self, answer: Sequence[int]) -> None:
+        """Have the matcher stand behind `answer`."""
+        at, answer = self._at, list(answer)
+        common = len(at)
+        if at != answer[:common]:
+            common = next((i for i, (a, b) in enumerate(zip(at, answer, strict=False)) if a != b), len(answer))
+        self._matcher.rollback(len(at) - common)
+        del at[common:]
+        for token in answer[common:]:
+            if not self._matcher.consume(token):
+                raise GrammarError(
+                    f"The answer has token {token} where its grammar does not allow it: begin with the grammar's text."
+                )
+            at.append(token)
