@@ -172,6 +172,8 @@ class Request:
             resumed=rules.resumed,
             grammar=None if rules.grammar is None else rules.grammar.begin(),
         )
+        if self.context.grammar is not None:
+            self.context.grammar.allowed(self.context.answer)  # raises where an answer begun elsewhere is none of it
         self.encoder_input = encoder_input
         self.encoder_states = encoder_states
         self.reused = 0

@@ -86,12 +86,11 @@ def build(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
     llguidance = library()
     limits = llguidance.LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
     made: list[LLMatcher] = []
-    masks: list[bytes] = []
 
     def work() -> None:
         matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if not matcher.is_error():
-            masks.append(matcher.compute_bitmask())
+            matcher.compute_bitmask()  # its tables for the beginning of a text, which copies share
         made.append(matcher)
 
     # The library lets go of the interpreter's lock meanwhile, so a thread that takes too long harms nobody else.
@@ -101,12 +100,10 @@ def build(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
     if not made:
         raise GrammarError(f"The {kind} was not compiled within {SECONDS:g} seconds: make it smaller.")
     matcher = made[0]
+    if matcher.get_error().startswith("NoExtension"):
+        raise GrammarError(f"The {kind} allows no text at all: correct it.")
     if matcher.is_error():
         raise GrammarError(f"The {kind} cannot be used ({_first_line(matcher.get_error())}): correct or simplify it.")
-    words = np.unpackbits(np.frombuffer(masks[0], dtype=np.uint8), bitorder="little")
-    words[tokenizer.eos_tokens] = 0
-    if not words.any():
-        raise GrammarError(f"The {kind} allows no text at all: correct it.")
     return matcher
 
 
@@ -120,21 +117,30 @@ class LLGuidance(Matcher):
     """
 
     def __init__(self, matcher: LLMatcher, vocabulary: int, end_tokens: tuple[int, ...]) -> None:
-        self._matcher, self._vocabulary, self._ends = matcher, vocabulary, frozenset(end_tokens)
+        self._matcher, self._vocabulary, self._ends = matcher, vocabulary, end_tokens
+        self._ended = False  # by an end token, which the library does not take where no text could follow
         self._mask = np.zeros((vocabulary + 31) // 32, dtype=np.int32)
 
     def consume(self, token: int) -> bool:
         """See `Matcher.consume`."""
-        # Above the vocabulary is no token, and Rust would count -1 as a large one.
-        return 0 <= token < self._vocabulary and self._matcher.try_consume_tokens([token]) == 1
+        if self._ended or not 0 <= token < self._vocabulary:  # Rust would count -1 as a large one
+            return False
+        if token in self._ends:
+            self._ended = bool(self._matcher.is_accepting())
+            return self._ended
+        return self._matcher.try_consume_tokens([token]) == 1
 
     def rollback(self, count: int) -> None:
         """See `Matcher.rollback`."""
+        if count and self._ended:
+            self._ended, count = False, count - 1
         if count and not self._matcher.rollback(count):
             raise self._failed()
 
     def allowed(self) -> np.ndarray:
         """See `Matcher.allowed`."""
+        if self._ended:
+            return np.zeros(self._vocabulary, dtype=np.bool_)
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if self._matcher.is_error():
             raise self._failed()
@@ -143,7 +149,14 @@ class LLGuidance(Matcher):
 
     def forced(self) -> list[int]:
         """See `Matcher.forced`."""
-        return list(self._matcher.compute_ff_tokens())
+        if self._ended:
+            return []
+        tokens = list(self._matcher.compute_ff_tokens())
+        taken = self._matcher.try_consume_tokens(tokens)
+        if self._matcher.is_stopped() and self._matcher.is_accepting():
+            tokens.append(self._ends[0])
+        self.rollback(taken)
+        return tokens
 
     def _failed(self) -> GrammarError:
         return GrammarError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -39,9 +40,15 @@ class GrammarState:
         return mask
 
     def forced(self, answer: Sequence[int]) -> list[int]:
-        """The tokens that follow `answer` whatever is chosen, as the tokenizer would write them; often none."""
-        self._move(answer)
-        return self._matcher.forced()
+        """The tokens that follow `answer` whatever is chosen, as the tokenizer would write them; often none.
+
+        None as well where the grammar cannot be followed further: `allowed` says why, to the one who has to choose.
+        """
+        try:
+            self._move(answer)
+            return self._matcher.forced()
+        except GrammarError:
+            return []
 
     def permits(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
         """Of a draft tree behind `answer`, which nodes the grammar allows; none below one that it does not.
@@ -50,11 +57,17 @@ class GrammarState:
             answer: its last token is the root.
             tokens, parents: of the nodes, the root first; a parent comes before its children.
         """
-        self._move(answer)
+        keep = [True] + [False] * (len(tokens) - 1)
+        with suppress(GrammarError):  # see `forced`
+            self._move(answer)
+            self._walk(tokens, parents, keep)
+        return keep
+
+    def _walk(self, tokens: Sequence[int], parents: Sequence[int], keep: list[bool]) -> None:
+        """Try all paths of a tree from where the matcher stands, and mark what it consumes."""
         children: dict[int, list[int]] = {}
         for node in range(1, len(tokens)):
             children.setdefault(parents[node], []).append(node)
-        keep = [True] + [False] * (len(tokens) - 1)
         depth = 0  # tokens consumed beyond the answer
         to_see = [(node, 0) for node in reversed(children.get(0, ()))]
         while to_see:
@@ -65,7 +78,6 @@ class GrammarState:
                 keep[node], depth = True, above + 1
                 to_see += [(child, depth) for child in reversed(children.get(node, ()))]
         self._matcher.rollback(depth)
-        return keep
 
     def _move(self, answer: Sequence[int]) -> None:
         """Have the matcher stand behind `answer`."""
