@@ -177,13 +177,8 @@ def test_grammars_of_every_kind(kind: str, sample: bool) -> None:
 def test_processors_of_hugging_face_with_a_grammar() -> None:
     model, ids, tokenizer = build("llama"), torch.tensor(prompts((9,))), ascii_tokenizer()
     options: dict[str, Any] = {
-        **{
-            "repetition_penalty": 1.4,
-            "no_repeat_ngram_size": 6,
-            "min_new_tokens": 40,
-            "bad_words_ids": [[40], [41, 42]],
-        },
-        "max_new_tokens": NEW,
+        **{"repetition_penalty": 1.4, "min_new_tokens": 20, "bad_words_ids": [[40], [41, 42]]},
+        **{"suppress_tokens": [50, 60, 70], "max_new_tokens": NEW},
     }
     theirs = hf(model, ids, logits_processor=reference(1, ids.shape[1]), **options)
     for drafter in (None, GrammarDrafter(), Merge([GrammarDrafter(), Lookahead()])):
