@@ -77,6 +77,7 @@ def check_all(
                 shape=Fixed(12),
                 runner=runner,
                 max_new_tokens=NEW,
+                eos_token_id=EOS,
                 grammar=GRAMMAR,
                 tokenizer=tokenizer,
                 **options,
@@ -90,8 +91,9 @@ def check_all(
 def test_greedy_batch(name: str) -> None:
     rows = prompts()
     ids, mask = left_pad(rows)
-    theirs = hf(build(name), ids, mask, max_new_tokens=NEW, logits_processor=reference(len(ids), ids.shape[1]))
-    plain = generate(build(name), ids, mask, max_new_tokens=NEW, grammar=GRAMMAR, tokenizer=ascii_tokenizer())
+    options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": EOS}
+    theirs = hf(build(name), ids, mask, logits_processor=reference(len(ids), ids.shape[1]), **options)
+    plain = generate(build(name), ids, mask, grammar=GRAMMAR, tokenizer=ascii_tokenizer(), **options)
     same(plain.sequences, theirs, f"{name} without a drafter")
     check_all(name, ids, mask, rows, theirs)
 
@@ -105,6 +107,7 @@ def test_sampled_batch(name: str) -> None:
         ids,
         mask,
         max_new_tokens=NEW,
+        eos_token_id=EOS,
         seed=SEED,
         grammar=GRAMMAR,
         tokenizer=ascii_tokenizer(),
@@ -112,7 +115,7 @@ def test_sampled_batch(name: str) -> None:
     ).sequences
     for b, row in enumerate(rows):
         alone = torch.tensor([row])
-        options = SAMPLED | {"max_new_tokens": NEW, "logits_processor": reference(1, len(row))}
+        options = SAMPLED | {"max_new_tokens": NEW, "eos_token_id": EOS, "logits_processor": reference(1, len(row))}
         theirs = hf(build(name), alone, seed=SEED + b, **options)[0, len(row) :]
         same(plain[b, None, ids.shape[1] : ids.shape[1] + len(theirs)], theirs[None], f"{name}, row {b}")
     check_all(name, ids, mask, rows, plain, seed=SEED, **SAMPLED)
