@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class RandomTree(Drafter):
         eos: an id that is put into drafts often.
     """
 
-    name: ClassVar[str] = "random"
+    name = "random"
     max_nodes = 24
     capabilities = Capabilities(observes=True)
 
@@ -97,7 +97,7 @@ class InModel(RandomTree):
     2 are kept for every committed row, the prompt's included.
     """
 
-    name: ClassVar[str] = "in_model"
+    name = "in_model"
     capabilities = Capabilities(attaches=True, observes=True)
     taps = (1, 2)
     masks = 2
@@ -201,7 +201,7 @@ class Raising(RandomTree):
         call: which call, from 1.
     """
 
-    name: ClassVar[str] = "raising"
+    name = "raising"
     capabilities = Capabilities(attaches=True, observes=True)
 
     def __init__(self, references: References, stage: str, call: int = 1) -> None:

@@ -87,7 +87,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "regex": record(code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3,4}$"}),
     "regex-choice": record(word={"type": "string", "pattern": "^(foo|bar|ba[xyz]){1,3}$"}),
-    "date": record(day={"type": "string", "format": "date"}, at={"type": "string", "format": "time"}),
+    "date": record(day={"type": "string", "format": "date"}, on={"type": "boolean"}),
     "uuid": record(id={"type": "string", "format": "uuid"}),
     "unicode": record(Größe={"enum": ["klein", "groß", "größer"]}, 名={"enum": ["東京", "京都", "🙂"]}),
     "escapes": record(path={"enum": ['C:\\new\\"x"', "tab\there", "line\nbreak"]}, note=text(10)),

@@ -14,7 +14,17 @@ from generate_driver import NEW, hf, left_pad, prompts, references_of, same
 from in_model_driver import make, recorded
 from zoo import build
 
-from draftree.drafting import BiTA, Context, Drafter, HiddenTransfer, Lookahead, Medusa, Merge, PromptLookup
+from draftree.drafting import (
+    BiTA,
+    Context,
+    Drafter,
+    GrammarDrafter,
+    HiddenTransfer,
+    Lookahead,
+    Medusa,
+    Merge,
+    PromptLookup,
+)
 from draftree.drafting.base import StepPlan
 from draftree.drafting.merge.votes import WEIGHT_FIRST, Votes
 from draftree.engine import Engine, Rules, generate
@@ -338,3 +348,22 @@ def test_a_drafter_that_raises_is_named(stage: str) -> None:
         assert "Raised by the drafter 'raising' in draftree.Merge." in error.__notes__
     assert not other.live
     assert trie.trie.live_requests == 0
+
+
+# ------------------------------------------------------------------------------- forced tokens
+
+
+def test_one_drafter_beside_forced_tokens_is_as_if_it_were_alone() -> None:
+    """Requests without a grammar pay nothing for a server's drafter that knows grammars."""
+    text = list(range(3, 40)) * 2
+    for order in (lambda trie: [trie, GrammarDrafter()], lambda trie: [GrammarDrafter(), trie]):
+        alone, beside = Lookahead(), Lookahead()
+        merged = Merge(order(beside))
+        for drafter in (alone, merged):
+            drafter.begin(context(0, text))
+        one, two = (drafter.draft([context(0, text)], [5]) for drafter in (alone, merged))
+        assert one.sizes == two.sizes == (6,)
+        assert list(nodes(one)) == list(nodes(two))
+        assert torch.equal(one.logp, two.logp)
+        assert {merged.source_name(int(mask)) for mask in two.source[0, 1:]} == {"lookahead"}
+        assert not merged.votes._open

@@ -9,7 +9,7 @@ from typing import Any
 TRAINED = ("medusa", "bita", "hidden-transfer", "self-speculative", "draft-model")
 SMALL_ONES = ("demo", "small")  # names of the embedded model's small one in --bild
 TUNED = ".json"  # ends the name of a file that draftree tune wrote
-DRAFTERS = ("none", "lookahead", "prompt-lookup", "jacobi", *TRAINED)
+DRAFTERS = ("none", "lookahead", "prompt-lookup", "jacobi", "grammar", *TRAINED)
 
 
 def check_drafter(name: str, trie: Path | None = None) -> None:
@@ -56,7 +56,7 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
     Raises:
         ValueError: no such drafter, one trained for another model, or an option that does not belong to it.
     """
-    from draftree.drafting import DraftModel, Jacobi, Lookahead, Merge, PromptLookup
+    from draftree.drafting import DraftModel, GrammarDrafter, Jacobi, Lookahead, Merge, PromptLookup
     from draftree.drafting.folder import demo_drafter, load_drafter
     from draftree.runner import inspect_model
 
@@ -78,7 +78,8 @@ def make_drafter(name: str, tokenizer: Any, model: Any, *, trie: Path | None = N
         if trie is not None and trie.exists():
             return Lookahead.load(trie, tokenizer)
         return Lookahead()
-    return {"prompt-lookup": PromptLookup, "jacobi": Jacobi}.get(name, lambda: None)()
+    untrained = {"prompt-lookup": PromptLookup, "jacobi": Jacobi, "grammar": GrammarDrafter}
+    return untrained.get(name, lambda: None)()
 
 
 def is_small_model(folder: Path) -> bool:

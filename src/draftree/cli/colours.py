@@ -22,6 +22,7 @@ SOURCE_STYLES = {
     "bild-lossy": "yellow",
     "bild-lossless": "yellow",
     "jacobi": "yellow",
+    "grammar": "blue",
 }
 
 
@@ -38,7 +39,9 @@ def legend() -> Text:
         ("magenta", SOURCE_STYLES["medusa"]),
         " = from a drafter inside the model; ",
         ("yellow", SOURCE_STYLES["draft-model"]),
-        " = from a small model, or from n-grams of the model's own.",
+        " = from a small model, or from n-grams of the model's own; ",
+        ("blue", SOURCE_STYLES["grammar"]),
+        " = what a grammar leaves no choice about.",
     )
 
 

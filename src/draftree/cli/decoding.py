@@ -15,6 +15,7 @@ from draftree.cli.options import DRAFTER, Runner, TopK, TopP, complete_drafter
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
     from draftree.engine.options import Options
+    from draftree.grammar import CompiledGrammar
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,14 @@ def read_prompt(prompt: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def ask(engine: Engine, options: Options, ids: list[int], max_new_tokens: int, seed: int) -> Request:
+def ask(
+    engine: Engine,
+    options: Options,
+    ids: list[int],
+    max_new_tokens: int,
+    seed: int,
+    grammar: CompiledGrammar | None = None,
+) -> Request:
     """Add a prompt (token ids) to the engine; an encoder-decoder's encoder reads it.
 
     Raises:
@@ -164,5 +172,6 @@ def ask(engine: Engine, options: Options, ids: list[int], max_new_tokens: int, s
         padded_length=len(ids),
         seed=seed,
         encoder_ids=None if source is None else source[None],
+        grammar=grammar,
     )
     return engine.add(ids, rules, encoder_input=source)

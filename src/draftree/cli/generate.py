@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from draftree.cli.constraint import Constraint, compile_grammar
 from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 
@@ -21,17 +22,24 @@ def generate(
     drafting: Drafting,
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; the answer is added to it.")] = None,
     max_new_tokens: MaxNewTokens = 128,
+    constraint: Constraint,
     choosing: Choosing,
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics afterwards.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Answer PROMPT. Accepted draft tokens are coloured; the text is that of plain decoding, except with --bild."""
+    """Answer PROMPT, by a grammar where one is given. Accepted draft tokens are coloured.
+
+    The text is that of plain decoding, except with --bild.
+    """
     from draftree.cli.colours import ColouredText, legend
     from draftree.cli.screen import line_console
+    from draftree.drafting import Lookahead
+    from draftree.drafting.merge import parts_of
     from draftree.engine import RunStats
     from draftree.engine.engine import Engine
     from draftree.models import encode_prompt, load_model
 
+    drafting, grammar = constraint.drafting(drafting), constraint.grammar()
     drafting.check(trie)
     check_file(trie, "--trie")
     choosing.check()
@@ -39,19 +47,20 @@ def generate(
     target, tokenizer = load_model(model)
     parts = drafting.for_engine(target, tokenizer, trie)
     options = choosing.options(target, tokenizer)
+    compiled = compile_grammar(grammar, target, tokenizer, options)
     ids = encode_prompt(tokenizer, text, raw=choosing.raw)
     engine = Engine(target, **parts, slots=1, runner=choosing.runner, strict=choosing.strict)
     console = line_console()
     coloured = ColouredText(tokenizer)
     begin = time.perf_counter()
-    request = ask(engine, options, ids, max_new_tokens, choosing.seed)
+    request = ask(engine, options, ids, max_new_tokens, choosing.seed, compiled)
     for emitted in engine.stream(request):
         piece = coloured.add(emitted.token, emitted.source)
         if not as_json:
             console.print(piece, end="")
     seconds = time.perf_counter() - begin
     if trie is not None:
-        parts["drafter"].save(trie, tokenizer)
+        parts_of(parts["drafter"], Lookahead)[0].save(trie, tokenizer)
     if as_json:
         answer = {
             "text": coloured.text.plain,

@@ -54,8 +54,9 @@ DataSet = Annotated[Path, typer.Option(help="Data set that draftree train data m
 Longest = Annotated[int | None, typer.Option("--max-length", min=1, help="Leave out rows with more tokens.")]
 
 DRAFTER = (
-    "none, lookahead, prompt-lookup, jacobi, draft-model, medusa, bita, hidden-transfer, self-speculative, several "
-    "joined by +, the folder of a drafter or small model, or a .json file that draftree tune wrote."
+    "none, lookahead, prompt-lookup, jacobi, grammar (what a grammar forces), draft-model, medusa, bita, "
+    "hidden-transfer, self-speculative, several joined by +, the folder of a drafter or small model, or a .json file "
+    "that draftree tune wrote."
 )
 
 

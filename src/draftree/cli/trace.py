@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from draftree.cli.constraint import Constraint, compile_grammar
 from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 
@@ -40,6 +41,7 @@ def trace(
         int | None, typer.Option(min=1, help="Prompts answered at a time.", show_default="all of them")
     ] = None,
     max_new_tokens: MaxNewTokens = 128,
+    constraint: Constraint,
     choosing: Choosing,
 ) -> None:
     """Record how PROMPTS are answered: every step's tree, what was pruned, accepted and emitted, and its times."""
@@ -68,6 +70,7 @@ def trace(
             write_trace_page(recorded, html, f"draftree trace: {replay.name}")
             tell_written(console, [html])
         return
+    drafting, grammar = constraint.drafting(drafting), constraint.grammar()
     drafting.check(trie, nodes)
     choosing.check()
     if not prompts:
@@ -95,8 +98,10 @@ def trace(
         recorder=recorder,
     )
     options = choosing.options(target, tokenizer)
+    compiled = compile_grammar(grammar, target, tokenizer, options)
     for b, text in enumerate(texts):
-        ask(engine, options, encode_prompt(tokenizer, text, raw=choosing.raw), max_new_tokens, choosing.seed + b)
+        ids = encode_prompt(tokenizer, text, raw=choosing.raw)
+        ask(engine, options, ids, max_new_tokens, choosing.seed + b, compiled)
     engine.run()
     recorded = read_trace(write_trace(recorder, out, tokenizer))
     outline(recorded, console)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -75,6 +75,8 @@ class Capabilities:
         prepares: draft tokens come out of the pass before, so that they cost one step ahead.
         unprepared: a drafter that prepares has draft tokens also where nothing was prepared (a trie merged with heads).
         observes: `observe` is to be called after every step.
+        certain: its draft tokens are as good as known, and it often has none; merged with one other drafter, nothing
+            has to be learned of what either is worth.
         lossy: its draft tokens bring an acceptance rule of their own, which CHANGES texts (`Drafter.acceptance`).
     """
 
@@ -82,6 +84,7 @@ class Capabilities:
     prepares: bool = False
     unprepared: bool = False
     observes: bool = False
+    certain: bool = False
     lossy: bool = False
 
 
@@ -223,7 +226,7 @@ class Drafter(ABC):
         acceptance: a lossy rule that belongs to its draft tokens and CHANGES texts; None for the lossless one.
     """
 
-    name: ClassVar[str] = "drafter"
+    name: str = "drafter"
     source: int = 1
     max_nodes: int = 64
     capabilities: Capabilities = Capabilities()

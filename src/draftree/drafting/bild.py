@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ class BiLD(SecondModel):
         TypeError, ValueError: a model that cannot draft, or an option out of range.
     """
 
-    name: ClassVar[str] = "bild"
+    name = "bild"
 
     def __init__(
         self,

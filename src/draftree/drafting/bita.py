@@ -99,7 +99,7 @@ class BiTA(GroupDrafter):
         ValueError: no mask, or a negative number of prompts.
     """
 
-    name: ClassVar[str] = "bita"
+    name = "bita"
     method: ClassVar[str] = "bita"
     weights: BiTAWeights
 

@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -50,7 +50,7 @@ class DraftModel(SecondModel):
         TypeError, ValueError: a model that cannot draft, or an option out of range.
     """
 
-    name: ClassVar[str] = "draft-model"
+    name = "draft-model"
     capabilities = Capabilities(observes=True)
 
     def __init__(

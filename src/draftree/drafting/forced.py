@@ -8,11 +8,11 @@ text in other tokens, and then its choice counts, as without a drafter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
+import torch
 
-from draftree.drafting.base import Context, Drafter
+from draftree.drafting.base import Capabilities, Context, Drafter
 from draftree.tree import TokenTree
 from draftree.tree.builders import Draft
 
@@ -23,10 +23,14 @@ class GrammarDrafter(Drafter):
     Join it with another drafter by `Merge`, which drafts where the grammar leaves a choice.
     """
 
-    name: ClassVar[str] = "grammar"
+    name = "grammar"
+    capabilities = Capabilities(certain=True)
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
+        newest = [request.tokens[-1] for request in requests]
+        if all(request.grammar is None for request in requests):
+            return TokenTree.roots(torch.tensor(newest, dtype=torch.long, device="cpu"))
         drafts: list[Draft] = []
         for request, budget in zip(requests, budgets, strict=True):
             forced: list[int] = []
@@ -34,4 +38,4 @@ class GrammarDrafter(Drafter):
                 forced = request.grammar.forced(request.answer)[: min(budget, request.room - 1)]
             count = len(forced)
             drafts.append((np.array(forced, dtype=np.int64), np.arange(count) - 1, np.zeros(count), self.source))
-        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
+        return TokenTree.from_drafts(newest, drafts, budgets)

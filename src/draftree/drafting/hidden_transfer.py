@@ -72,7 +72,7 @@ class HiddenTransfer(GroupDrafter):
         ValueError: no transfer, layers that fall, or that the model does not have.
     """
 
-    name: ClassVar[str] = "hidden-transfer"
+    name = "hidden-transfer"
     method: ClassVar[str] = "hidden-transfer"
     weights: HiddenTransferWeights
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,7 +88,7 @@ class Jacobi(Drafter):
         ValueError: a number out of range.
     """
 
-    name: ClassVar[str] = "jacobi"
+    name = "jacobi"
     capabilities = Capabilities(attaches=True, prepares=True, observes=True)
 
     def __init__(

@@ -86,7 +86,7 @@ class Medusa(InModelDrafter):
         ValueError: no head, or a negative number of layers.
     """
 
-    name: ClassVar[str] = "medusa"
+    name = "medusa"
     method: ClassVar[str] = "medusa"
     weights: MedusaWeights
 

@@ -7,7 +7,7 @@ drafted, in one chain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class PromptLookup(Drafter):
         max_ngram_size: longest suffix searched for; shorter ones follow, down to one token.
     """
 
-    name: ClassVar[str] = "prompt_lookup"
+    name = "prompt_lookup"
 
     def __init__(self, num_draft_tokens: int = 10, max_ngram_size: int = 2) -> None:
         check_least(1, num_draft_tokens=num_draft_tokens, max_ngram_size=max_ngram_size)

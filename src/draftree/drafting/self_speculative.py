@@ -52,7 +52,7 @@ class SelfSpeculative(Trained, Drafter):
         ValueError: nothing to leave out, both ways at once, or an option out of range.
     """
 
-    name: ClassVar[str] = "self-speculative"
+    name = "self-speculative"
     capabilities = Capabilities(observes=True)
     method: ClassVar[str] = "self-speculative"
 

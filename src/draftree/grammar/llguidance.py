@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from draftree.grammar.base import GrammarError, Matcher
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+Made = TypeVar("Made")
+NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "ebnf": "grammar", "choice": "choice"}
 SECONDS = 10.0  # that compiling may take
 CHARACTERS = 1 << 20  # of a grammar's text
 LEXER_STATES = 50_000  # of 1 to 2 kB each, so that a request stays below 100 MB
@@ -74,7 +78,20 @@ def translate(kind: str, text: str, whitespace: str) -> str:
 
         return str(matcher.grammar_from_lark(any_to_lark(text)))
     except Exception as error:
-        raise GrammarError(f"The {kind} cannot be read ({_first_line(error)}): correct it.") from None
+        raise GrammarError(f"The {NAMES[kind]} cannot be read ({_first_line(error)}): correct it.") from None
+
+
+@lru_cache(maxsize=64)
+def check(kind: str, text: str, whitespace: str) -> None:
+    """Refuse what `build` would refuse for any tokenizer.
+
+    Raises:
+        GrammarError: what the library cannot express, or a grammar beyond the limits of time and memory.
+    """
+    translated, library_ = translate(kind, text, whitespace), library()
+    error = _in_time(kind, lambda: library_.LLMatcher.validate_grammar(translated, limits=_limits()))
+    if error:
+        raise GrammarError(f"The {NAMES[kind]} cannot be used ({_first_line(error)}): correct or simplify it.")
 
 
 def build(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
@@ -84,27 +101,38 @@ def build(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
         GrammarError: what the library cannot express, or a grammar beyond the limits of time and memory.
     """
     llguidance = library()
-    limits = llguidance.LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
-    made: list[LLMatcher] = []
 
-    def work() -> None:
-        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    def work() -> LLMatcher:
+        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=_limits())
         if not matcher.is_error():
             matcher.compute_bitmask()  # its tables for the beginning of a text, which copies share
-        made.append(matcher)
+        return matcher
 
-    # The library lets go of the interpreter's lock meanwhile, so a thread that takes too long harms nobody else.
-    thread = threading.Thread(target=work, daemon=True, name="grammar")
+    matcher = _in_time(kind, work)
+    error = matcher.get_error()
+    if error.startswith("NoExtension"):
+        raise GrammarError(f"The {NAMES[kind]} allows no text at all: correct it.")
+    if matcher.is_error():
+        raise GrammarError(f"The {NAMES[kind]} cannot be used ({_first_line(error)}): correct or simplify it.")
+    return matcher
+
+
+def _limits() -> Any:
+    return library().LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
+
+
+def _in_time(kind: str, work: Callable[[], Made]) -> Made:
+    """What `work` makes of a grammar of this kind, within `SECONDS`.
+
+    The library lets go of the interpreter's lock meanwhile, so a thread that takes too long harms nobody else.
+    """
+    made: list[Made] = []
+    thread = threading.Thread(target=lambda: made.append(work()), daemon=True, name="grammar")
     thread.start()
     thread.join(SECONDS)
     if not made:
-        raise GrammarError(f"The {kind} was not compiled within {SECONDS:g} seconds: make it smaller.")
-    matcher = made[0]
-    if matcher.get_error().startswith("NoExtension"):
-        raise GrammarError(f"The {kind} allows no text at all: correct it.")
-    if matcher.is_error():
-        raise GrammarError(f"The {kind} cannot be used ({_first_line(matcher.get_error())}): correct or simplify it.")
-    return matcher
+        raise GrammarError(f"The {NAMES[kind]} was not compiled within {SECONDS:g} seconds: make it smaller.")
+    return made[0]
 
 
 class LLGuidance(Matcher):

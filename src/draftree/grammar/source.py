@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from draftree.grammar.base import GrammarError
 from draftree.grammar.compiled import CompiledGrammar, compiled
-from draftree.grammar.llguidance import WHITESPACE, translate
+from draftree.grammar.llguidance import WHITESPACE, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Grammar:
     def __post_init__(self) -> None:
         if self.whitespace not in WHITESPACE:
             raise GrammarError(f"whitespace is {self.whitespace!r}: choose {', '.join(WHITESPACE)}.")
-        translate(self.kind, self.text, self.whitespace)
+        check(self.kind, self.text, self.whitespace)
 
     @classmethod
     def json_schema(cls, schema: Any, *, whitespace: str = "fixed") -> Self:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftree.drafting.base import Drafter
 from draftree.drafting.lookahead import Lookahead
-from draftree.drafting.merge import Merge
+from draftree.drafting.merge import parts_of
 from draftree.drafting.prompt_lookup import PromptLookup
 from draftree.engine import Engine
 from draftree.engine.limits import check_prompt
@@ -128,7 +127,7 @@ class Desk:
     def _prediction(self, asked: Chat) -> list[int]:
         if asked.prediction is None:
             return []
-        if self.drafter is None or not any(isinstance(d, Lookahead | PromptLookup) for d in each(self.drafter)):
+        if not any(parts_of(self.drafter, kind) for kind in (Lookahead, PromptLookup)):
             raise ApiError(
                 "This server's drafter makes no use of a prediction: serve with lookahead or prompt-lookup, alone or "
                 "merged, or leave prediction out.",
@@ -227,13 +226,3 @@ class Desk:
             trees=bool(asked.draftree and asked.draftree.trees),
             stats=bool(asked.draftree and asked.draftree.stats),
         )
-
-
-def each(drafter: Drafter) -> Sequence[Drafter]:
-    """The drafters that a drafter is made of."""
-    return drafter.drafters if isinstance(drafter, Merge) else [drafter]
-
-
-def tries_of(drafter: Drafter | None) -> list[Lookahead]:
-    """The drafters that learn from texts, among those that a drafter is made of."""
-    return [] if drafter is None else [part for part in each(drafter) if isinstance(part, Lookahead)]

@@ -8,7 +8,8 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from draftree.serve.calls import tries_of
+from draftree.drafting.lookahead import Lookahead
+from draftree.drafting.merge import parts_of
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import chat_prompt
 from draftree.serve.schema import Corpus, Detokenize, Tokenize
@@ -95,7 +96,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
     async def corpus(request: Request) -> Response:
         key = server.key(request)
         asked = await server.body(request, Corpus)
-        tries = tries_of(server.engine.config.drafter)
+        tries = parts_of(server.engine.config.drafter, Lookahead)
         if not tries:
             raise ApiError("This server's drafter keeps no texts: serve with lookahead.", "texts")
         scope = settings.scope(key, asked.user)

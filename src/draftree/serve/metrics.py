@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from draftree.drafting.lookahead import Lookahead
+from draftree.drafting.merge import parts_of
 from draftree.engine import Engine, RequestStats
-from draftree.serve.calls import tries_of
 from draftree.serve.parts import Part
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -107,5 +108,5 @@ class _Gauges(Collector):
         yield GaugeMetricFamily("draftree_slots", "Requests decoded together at most.", engine.config.slots)
         yield GaugeMetricFamily("draftree_kv_tokens", "Tokens of running requests in the KV cache.", held)
         yield GaugeMetricFamily("draftree_kv_bytes", "Bytes of the KV cache.", cache.nbytes)
-        tries = sum(trie.nbytes for trie in tries_of(engine.config.drafter))
+        tries = sum(trie.nbytes for trie in parts_of(engine.config.drafter, Lookahead))
         yield GaugeMetricFamily("draftree_trie_bytes", "Bytes of what tries have learned.", tries)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 
@@ -47,7 +46,7 @@ class Onlooker(Drafter):
         left: called when a request is over.
     """
 
-    name: ClassVar[str] = "onlooker"
+    name = "onlooker"
     capabilities = Capabilities(attaches=True, prepares=True, observes=True)
 
     def __init__(

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ class Timing:
 class Repeats(Drafter):
     """Drafts the newest token again and again, as often as the budget says and without any work."""
 
-    name: ClassVar[str] = "repeats"
+    name = "repeats"
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""

@@ -58,7 +58,7 @@ class RecordedHeads(InModelDrafter):
 
     def __init__(self, name: str, drafter: InModelDrafter) -> None:
         super().__init__(drafter.shapes(), drafter.steps, **drafter.settings)
-        self.name = name  # type: ignore[misc]
+        self.name = name
         self.text: Text | None = None
         self._inner = drafter
         self._prepared = False  # whether the pass would have the drafter's rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from draftree.drafting.base import Context, Drafter
 from draftree.drafting.lookahead.trie import Trie
@@ -35,7 +35,7 @@ class Lookahead(Drafter):
             `backend`, see `TrieOptions` and `Trie`.
     """
 
-    name: ClassVar[str] = "lookahead"
+    name = "lookahead"
 
     def __init__(
         self,

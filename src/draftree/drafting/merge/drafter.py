@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.merge.attachments import Joint, join
@@ -18,6 +19,7 @@ from draftree.drafting.merge.votes import Votes
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
+Part = TypeVar("Part", bound=Drafter)
 LEAST_BUDGET = 16  # draft tokens that each drafter may draft at least, so that it shows where two of them agree
 
 
@@ -39,7 +41,7 @@ class Merge(Drafter):
         votes: what is known of the worth of their draft tokens.
     """
 
-    name: ClassVar[str] = "merge"
+    name = "merge"
 
     def __init__(self, drafters: Iterable[Drafter]) -> None:
         if isinstance(drafters, Drafter) or not isinstance(drafters, Iterable):
@@ -56,6 +58,7 @@ class Merge(Drafter):
         if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
             raise ValueError("Merge has the same drafter object twice, whose state would be mixed up: make two of it.")
         self.names = _numbered([drafter.name for drafter in self.drafters])
+        self.name = "+".join(self.names)
         self.max_nodes = sum(drafter.max_nodes for drafter in self.drafters)
         can = [drafter.capabilities for drafter in self.drafters]
         self.capabilities = Capabilities(
@@ -63,7 +66,9 @@ class Merge(Drafter):
             prepares=any(c.prepares for c in can),
             unprepared=any(c.unprepared or not c.prepares for c in can),
             observes=True,
+            certain=all(c.certain for c in can),
         )
+        self._certain = [i for i, c in enumerate(can) if c.certain]
         self.votes = Votes(len(self.drafters))
         self._begun: dict[int, list[int]] = {}  # by request, the drafters that have begun it
         self._joints: dict[int, Joint] = {}  # of the pass under way, by its first request
@@ -116,12 +121,19 @@ class Merge(Drafter):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        trees = []
-        for i, drafter in enumerate(self.drafters):
-            own_budgets = [min(max(n, LEAST_BUDGET), drafter.max_nodes) if n else 0 for n in budgets]
-            with self._named(i):
-                trees.append(drafter.draft(requests, own_budgets))
-        return self.votes.join(requests, trees, budgets)
+        wider = [max(n, LEAST_BUDGET) if n else 0 for n in budgets]
+        trees = {i: self._draft(i, requests, wider) for i in self._certain}
+        others = [i for i in range(len(self.drafters)) if i not in self._certain]
+        if len(others) == 1 and all(tree.width == 1 for tree in trees.values()):
+            alone = self._draft(others[0], requests, budgets)
+            return replace(alone, source=(alone.source != 0).long() << others[0])
+        trees |= {i: self._draft(i, requests, wider) for i in others}
+        return self.votes.join(requests, [trees[i] for i in range(len(self.drafters))], budgets)
+
+    def _draft(self, i: int, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        drafter = self.drafters[i]
+        with self._named(i):
+            return drafter.draft(requests, [min(n, drafter.max_nodes) for n in budgets])
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`."""
@@ -156,6 +168,12 @@ class Merge(Drafter):
         except Exception as error:
             error.add_note(f"Raised by the drafter {self.names[drafter]!r} in draftree.Merge.")
             raise
+
+
+def parts_of(drafter: Drafter | None, kind: type[Part]) -> list[Part]:
+    """The drafters of one kind among those that a drafter is made of; none of None."""
+    parts = drafter.drafters if isinstance(drafter, Merge) else [drafter]
+    return [part for part in parts if isinstance(part, kind)]
 
 
 def _flat(drafters: Iterable[Any]) -> Iterator[Drafter]:

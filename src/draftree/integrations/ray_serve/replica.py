@@ -9,9 +9,10 @@ from typing import Any
 
 from ray import serve
 
+from draftree.drafting.lookahead import Lookahead
+from draftree.drafting.merge import parts_of
 from draftree.integrations.ray_serve.front import Asked
 from draftree.integrations.ray_serve.prefixes import Beginnings
-from draftree.serve.calls import tries_of
 from draftree.serve.launch import Launch
 from draftree.serve.parts import Part
 
@@ -31,7 +32,7 @@ class Replica:
         self.server = self.app.state.server
         self.name = serve.get_replica_context().replica_id.unique_id
         self._learned: deque[tuple[str | None, list[int]]] = deque(maxlen=MOST_LEARNED)
-        if exchange and tries_of(self.server.engine.config.drafter):
+        if exchange and parts_of(self.server.engine.config.drafter, Lookahead):
             self.server.worker.on_end.append(self._keep)
 
     async def answer(
@@ -84,7 +85,7 @@ class Replica:
         """Put other replicas' answers into the tries."""
 
         def warm() -> None:
-            for trie in tries_of(self.server.engine.config.drafter):
+            for trie in parts_of(self.server.engine.config.drafter, Lookahead):
                 for scope, tokens in answers:
                     trie.warm([tokens], scope)
 
