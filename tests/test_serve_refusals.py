@@ -38,7 +38,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
     (
         "/v1/chat/completions",
-        {"messages": MESSAGES, "response_format": {"type": "json_object"}},
+        {"messages": MESSAGES, "response_format": {"type": "grammar"}},
         "response_format.type",
     ),
     (
@@ -78,7 +78,15 @@ def test_malformed_bodies_never_hurt(server: Running) -> None:
     fields: dict[str, Any] = {"max_tokens": 2, "stop": ["a"], "logit_bias": {"3": 1.5}, "stream": False, "seed": 3}
     asked = {
         "/v1/completions": json.dumps({"prompt": "Hi", **fields}),
-        "/v1/chat/completions": json.dumps({"messages": MESSAGES, "tools": [], "draftree": {"stats": True}, **fields}),
+        "/v1/chat/completions": json.dumps(
+            {
+                "messages": MESSAGES,
+                "tools": [],
+                "response_format": {"type": "text"},
+                "draftree": {"stats": True},
+                **fields,
+            }
+        ),
     }
     for _ in range(2000):
         path, whole = rng.choice(list(asked.items()))

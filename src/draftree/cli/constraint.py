@@ -1,20 +1,16 @@
-"""Options of verbs that answer prompts: what an answer may say, and who drafts under it."""
+"""Options of verbs that answer prompts: what an answer may say."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.decoding import Drafting
-
 if TYPE_CHECKING:
     from draftree.engine.options import Options
     from draftree.grammar import CompiledGrammar, Grammar
-
-DRAFTER = "lookahead+grammar"  # under a grammar, where none was named
 
 
 @dataclass(frozen=True)
@@ -61,25 +57,19 @@ class Constraint:
             return Grammar.ebnf(_text(self.ebnf, "--ebnf"))
         return Grammar.choice(self.choice or [])
 
-    def drafting(self, drafting: Drafting) -> Drafting:
-        """`drafting` with what a grammar forces, where no drafter was named."""
-        if self.given and drafting.drafter is None and drafting.bild is None:
-            return replace(drafting, drafter=DRAFTER)
-        return drafting
 
-
-def compile_grammar(grammar: Grammar | None, target: Any, tokenizer: Any, options: Options) -> CompiledGrammar | None:
-    """`grammar` for the model that is to answer.
+def compiled(grammar: Grammar | None, target: Any, tokenizer: Any, options: Options) -> CompiledGrammar | None:
+    """`grammar` for the model that is to answer; None for None.
 
     Raises:
         ValueError: a grammar that cannot be followed, or a tokenizer that does not fit.
     """
-    if grammar is None:
-        return None
+    from draftree.engine.constraints import compile_grammar
     from draftree.runner import inspect_model
 
-    vocabulary = inspect_model(target).vocab_size
-    return grammar.compile(tokenizer, vocabulary, options.eos_token_ids)
+    if grammar is None:
+        return None
+    return compile_grammar(grammar, tokenizer, inspect_model(target).vocab_size, options.eos_token_ids)
 
 
 def _text(file: Path, option: str) -> str:

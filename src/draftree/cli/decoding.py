@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.options import DRAFTER, Runner, TopK, TopP, complete_drafter
+from draftree.cli.options import DRAFTER, UNDER_GRAMMARS, Runner, TopK, TopP, complete_drafter
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
@@ -23,7 +23,12 @@ class Drafting:
     """Who drafts, and what is pruned of it."""
 
     drafter: Annotated[
-        str | None, typer.Option(help=DRAFTER, show_default="lookahead", autocompletion=complete_drafter)
+        str | None,
+        typer.Option(
+            help=DRAFTER,
+            show_default=f"lookahead; {UNDER_GRAMMARS} where grammars may come",
+            autocompletion=complete_drafter,
+        ),
     ] = None
     bild: Annotated[
         str | None,
@@ -42,6 +47,10 @@ class Drafting:
         str | None,
         typer.Option(help="Prune trees inside the pass: folder of an early head, or 'demo' for the embedded model's."),
     ] = None
+
+    def under_grammars(self) -> Drafting:
+        """The same with what a grammar forces, where no drafter was named."""
+        return self if self.drafter is not None or self.bild is not None else replace(self, drafter=UNDER_GRAMMARS)
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.constraint import Constraint, compile_grammar
+from draftree.cli.constraint import Constraint, compiled
 from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 
@@ -39,7 +39,8 @@ def generate(
     from draftree.engine.engine import Engine
     from draftree.models import encode_prompt, load_model
 
-    drafting, grammar = constraint.drafting(drafting), constraint.grammar()
+    grammar = constraint.grammar()
+    drafting = drafting if grammar is None else drafting.under_grammars()
     drafting.check(trie)
     check_file(trie, "--trie")
     choosing.check()
@@ -47,13 +48,13 @@ def generate(
     target, tokenizer = load_model(model)
     parts = drafting.for_engine(target, tokenizer, trie)
     options = choosing.options(target, tokenizer)
-    compiled = compile_grammar(grammar, target, tokenizer, options)
+    own = compiled(grammar, target, tokenizer, options)
     ids = encode_prompt(tokenizer, text, raw=choosing.raw)
     engine = Engine(target, **parts, slots=1, runner=choosing.runner, strict=choosing.strict)
     console = line_console()
     coloured = ColouredText(tokenizer)
     begin = time.perf_counter()
-    request = ask(engine, options, ids, max_new_tokens, choosing.seed, compiled)
+    request = ask(engine, options, ids, max_new_tokens, choosing.seed, own)
     for emitted in engine.stream(request):
         piece = coloured.add(emitted.token, emitted.source)
         if not as_json:

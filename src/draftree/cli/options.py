@@ -58,6 +58,7 @@ DRAFTER = (
     "hidden-transfer, self-speculative, several joined by +, the folder of a drafter or small model, or a .json file "
     "that draftree tune wrote."
 )
+UNDER_GRAMMARS = "lookahead+grammar"  # the drafter where none is named
 
 
 def complete_drafter(incomplete: str) -> list[str]:

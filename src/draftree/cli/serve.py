@@ -67,6 +67,7 @@ def serve(
         from draftree.serve.settings import ServerSettings
     except ImportError as error:
         raise ValueError(MISSING) from error
+    drafting = drafting.under_grammars()
     drafting.check(trie)
     keys = [*(api_key or ()), *(key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip())]
     settings = ServerSettings(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.constraint import Constraint, compile_grammar
+from draftree.cli.constraint import Constraint, compiled
 from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 
@@ -70,7 +70,8 @@ def trace(
             write_trace_page(recorded, html, f"draftree trace: {replay.name}")
             tell_written(console, [html])
         return
-    drafting, grammar = constraint.drafting(drafting), constraint.grammar()
+    grammar = constraint.grammar()
+    drafting = drafting if grammar is None else drafting.under_grammars()
     drafting.check(trie, nodes)
     choosing.check()
     if not prompts:
@@ -98,10 +99,10 @@ def trace(
         recorder=recorder,
     )
     options = choosing.options(target, tokenizer)
-    compiled = compile_grammar(grammar, target, tokenizer, options)
+    own = compiled(grammar, target, tokenizer, options)
     for b, text in enumerate(texts):
         ids = encode_prompt(tokenizer, text, raw=choosing.raw)
-        ask(engine, options, ids, max_new_tokens, choosing.seed + b, compiled)
+        ask(engine, options, ids, max_new_tokens, choosing.seed + b, own)
     engine.run()
     recorded = read_trace(write_trace(recorder, out, tokenizer))
     outline(recorded, console)

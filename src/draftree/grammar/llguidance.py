@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Made = TypeVar("Made")
-NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "ebnf": "grammar", "choice": "choice"}
+NAMES = {
+    "json_schema": "JSON schema",
+    "regex": "regular expression",
+    "ebnf": "grammar",
+    "choice": "choice",
+    "composed": "grammar",
+}
 SECONDS = 10.0  # that compiling may take
 CHARACTERS = 1 << 20  # of a grammar's text
 LEXER_STATES = 50_000  # of 1 to 2 kB each, so that a request stays below 100 MB
@@ -63,6 +69,8 @@ def translate(kind: str, text: str, whitespace: str) -> str:
     Raises:
         GrammarError: a text that is no grammar of its kind.
     """
+    if kind == "composed":
+        return text
     matcher = library().LLMatcher
     if len(text) > CHARACTERS:
         raise GrammarError(f"The grammar has {len(text)} characters, and at most {CHARACTERS} are taken: shorten it.")
@@ -79,6 +87,18 @@ def translate(kind: str, text: str, whitespace: str) -> str:
         return str(matcher.grammar_from_lark(any_to_lark(text)))
     except Exception as error:
         raise GrammarError(f"The {NAMES[kind]} cannot be read ({_first_line(error)}): correct it.") from None
+
+
+def compose(text: str, parts: Mapping[str, str]) -> str:
+    """A grammar in Lark that refers to others as @name, in the library's own language.
+
+    Args:
+        text: in Lark.
+        parts: the others, translated.
+    """
+    inner = [json.loads(part)["grammars"][0] if part[0] == "{" else {"lark_grammar": part} for part in parts.values()]
+    named = [part | {"name": name} for name, part in zip(parts, inner, strict=True)]
+    return json.dumps({"grammars": [{"lark_grammar": text}, *named]})
 
 
 @lru_cache(maxsize=64)

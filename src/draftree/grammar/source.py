@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from draftree.grammar.base import GrammarError
 from draftree.grammar.compiled import CompiledGrammar, compiled
-from draftree.grammar.llguidance import WHITESPACE, check
+from draftree.grammar.llguidance import WHITESPACE, check, compose, translate
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class Grammar:
     """What an answer may say; made by one of the class methods, and good for any model.
 
     Attributes:
-        kind: "json_schema", "regex", "ebnf" or "choice".
-        text: as it was written.
+        kind: "json_schema", "regex", "ebnf", "choice", or "composed" of several.
+        text: as it was written; of several, as the library reads it.
         whitespace: between the parts of JSON, see `json_schema`.
         longest: most bytes of an answer where that is known at once.
     """
@@ -73,9 +73,23 @@ class Grammar:
         return cls("regex", _text(pattern, "pattern"))
 
     @classmethod
-    def ebnf(cls, text: str) -> Self:
-        """Texts of a context-free grammar, as GBNF (llama.cpp's, `root ::= ...`) or Lark (`start: ...`) write it."""
-        return cls("ebnf", _text(text, "grammar"))
+    def ebnf(cls, text: str, **parts: Grammar) -> Self:
+        """Texts of a context-free grammar, as GBNF (llama.cpp's, `root ::= ...`) or Lark (`start: ...`) write it.
+
+        Args:
+            text: the grammar, in llguidance's Lark where there are parts.
+            parts: other grammars, to which `text` refers as @name.
+
+        Raises:
+            GrammarError: a text or part that is no grammar, or a part that is made of parts itself.
+        """
+        if not parts:
+            return cls("ebnf", _text(text, "grammar"))
+        for name, part in parts.items():
+            if not isinstance(part, Grammar) or part.kind == "composed":
+                raise GrammarError(f"The part {name!r} is not one whole grammar: give one such as Grammar.regex(...).")
+        inner = {name: translate(part.kind, part.text, part.whitespace) for name, part in parts.items()}
+        return cls("composed", compose(_text(text, "grammar"), inner))
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Self:

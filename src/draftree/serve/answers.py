@@ -12,6 +12,7 @@ from typing import Any
 
 from draftree.engine import Emitted
 from draftree.engine.request import StepTree, TokenScores
+from draftree.grammar import GrammarError
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import MessageReader
 from draftree.serve.parts import Delta, Part
@@ -220,9 +221,10 @@ async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[by
             last["draftree"] = statistics(answers.parts)
         if last:
             yield sse(envelope | {"choices": []} | last)
+    except GrammarError as error:
+        yield sse(ApiError(str(error)).body())
     except Exception:
-        error = ApiError("The answer could not be finished: the server's log says why.", status=500)
-        yield sse(error.body())
+        yield sse(ApiError("The answer could not be finished: the server's log says why.", status=500).body())
     yield b"data: [DONE]\n\n"
 
 

@@ -13,6 +13,7 @@ from draftree.engine.limits import check_prompt
 from draftree.serve.answers import Call
 from draftree.serve.choosing import make_rules, seeds
 from draftree.serve.errors import ApiError
+from draftree.serve.grammars import Constraint, constraint_of
 from draftree.serve.messages import MessageReader, chat_prompt, tools_of
 from draftree.serve.parts import Part
 from draftree.serve.schema import Chat, Completion, Sampling, plain
@@ -66,7 +67,9 @@ class Desk:
                 "resumed_tokens goes on with one answer: give a longer prompt, and leave n, best_of and echo out.",
                 "draftree.resumed_tokens",
             )
-        parts = [part for prompt in prompts for part in self._parts(asked, prompt, most, tries, logprobs, scope)]
+        constraint = constraint_of(asked, (), self.tokenizer)
+        options = most, tries, logprobs, scope, (), constraint
+        parts = [part for prompt in prompts for part in self._parts(asked, prompt, *options)]
         call = self._call("completion", asked, logprobs=asked.logprobs)
         if asked.echo:
             call.echo = [self.tokenizer.decode(part.prompt) for part in parts]
@@ -116,10 +119,11 @@ class Desk:
         self._check_count(n)
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
         prediction = self._prediction(asked)
-        parts = self._parts(asked, prompt, most, n, logprobs, scope, prediction)
+        readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(n)]
+        constraint = constraint_of(asked, tools, self.tokenizer, readers[0].begun)
+        parts = self._parts(asked, prompt, most, n, logprobs, scope, prediction, constraint)
         call = self._call("chat", asked, logprobs=logprobs)
-        call.prediction = prediction
-        call.readers = [MessageReader(self.tokenizer, prompt, tools) for _ in parts]
+        call.prediction, call.readers = prediction, readers
         for part, reader in zip(parts, call.readers, strict=True):
             part.skip_special_tokens = part.skip_special_tokens and not reader.raw
         return call, parts
@@ -146,6 +150,7 @@ class Desk:
         logprobs: int | None,
         scope: str | None,
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> list[Part]:
         new = self._room(prompt, most)
         parts = []
@@ -160,6 +165,7 @@ class Desk:
                 logprobs=logprobs,
                 prediction=prediction,
                 scope=scope,
+                constraint=constraint,
             )
             skip = asked.skip_special_tokens is not False
             parts.append(Part(prompt, rules, asked.stops, bool(asked.include_stop_str_in_output), skip))

@@ -12,9 +12,11 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from draftree.engine import Rules
+from draftree.engine.constraints import compile_grammar
 from draftree.engine.limits import eos_token_ids
 from draftree.engine.options import read_options, rules_for
 from draftree.serve.errors import ApiError
+from draftree.serve.grammars import Constraint, refused
 from draftree.serve.schema import Sampling
 
 # Fields with a name of Hugging Face's, and what they are where neither client nor model sets them.
@@ -74,6 +76,7 @@ def make_rules(
     logprobs: int | None = None,
     prediction: Sequence[int] = (),
     scope: str | None = None,
+    constraint: Constraint | None = None,
 ) -> Rules:
     """The rules of one answer.
 
@@ -85,6 +88,7 @@ def make_rules(
         max_new_tokens: most tokens of the answer.
         seed: of the draw; None where nothing is drawn.
         logprobs, prediction, scope: see `Rules`.
+        constraint: what it may say; None for anything.
 
     Raises:
         ApiError: values that do not go together, a token outside the vocabulary.
@@ -97,8 +101,8 @@ def make_rules(
         fields["top_k"] = max(0, fields["top_k"])
     else:
         fields = {"repetition_penalty": fields["repetition_penalty"]}
-    ends = () if asked.ignore_eos else eos_token_ids(target.model)
-    ends = tuple(dict.fromkeys([*ends, *(asked.stop_token_ids or ())]))
+    own_ends = () if asked.ignore_eos else eos_token_ids(target.model)
+    ends = tuple(dict.fromkeys([*own_ends, *(asked.stop_token_ids or ())]))
     resumed = (asked.draftree and asked.draftree.resumed_tokens) or 0
     least = None if asked.min_tokens is None else max(0, asked.min_tokens - resumed)
     given = fields | {"do_sample": sample, "eos_token_id": list(ends), "min_new_tokens": least}
@@ -106,7 +110,13 @@ def make_rules(
         options = read_options(target.model, None, None, tokenizer, {n: v for n, v in given.items() if v is not None})
     except (TypeError, ValueError) as error:
         raise ApiError(str(error)) from None
-    rules = rules_for(target.model, options, max_new_tokens=max_new_tokens, padded_length=len(prompt), seed=seed)
+    grammar = None
+    if constraint is not None:
+        with refused(constraint.field):
+            grammar = compile_grammar(constraint.grammar, tokenizer, target.vocab_size, own_ends, least)
+    rules = rules_for(
+        target.model, options, max_new_tokens=max_new_tokens, padded_length=len(prompt), seed=seed, grammar=grammar
+    )
     front = [*_bias(asked, target.vocab_size), *_penalties(asked, len(prompt) - resumed)]
     return replace(
         rules,

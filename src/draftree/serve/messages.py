@@ -106,6 +106,17 @@ class MessageReader:
             self._parser = tokenizer.get_response_parser(prefix=tokenizer.decode(list(prompt)), tools=tools or None)
 
     @property
+    def begun(self) -> str | None:
+        """The field of the answer that the prompt has begun; None for none."""
+        open_now = None
+        for event in [] if self._parser is None else self._parser.initial_events:
+            if event["type"] == "region_open":
+                open_now = event.get("field")
+            elif event["type"] == "region_close":
+                open_now = None
+        return open_now
+
+    @property
     def raw(self) -> bool:
         """Whether it wants the text with its special tokens."""
         return self._parser is not None

@@ -37,6 +37,32 @@ class DraftreeOptions(Strict):
     timeout: Annotated[float, Field(gt=0)] | None = None
 
 
+class JsonSchema(Strict):
+    """A schema as the API names it; `strict` or not, the answer fits it."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What the answer is: any text, a JSON object, or JSON by a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Strict):
+    """vLLM's field for the same and more; one of these."""
+
+    json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class Sampling(Strict):
     """What completions and chat completions have in common.
 
@@ -65,6 +91,8 @@ class Sampling(Strict):
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     draftree: DraftreeOptions | None = None
 
@@ -143,10 +171,17 @@ class Prediction(Strict):
     content: str | list[TextPart]
 
 
-class ResponseFormat(Strict):
-    """Plain text; grammars are refused."""
+class NamedFunction(Strict):
+    """The function that the answer is to call."""
 
-    type: Literal["text"]
+    name: str
+
+
+class NamedTool(Strict):
+    """The tool that the answer is to call."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class Chat(Sampling):
@@ -158,9 +193,8 @@ class Chat(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     prediction: Prediction | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
-    response_format: ResponseFormat | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     modalities: list[Literal["text"]] | None = None

@@ -14,6 +14,7 @@ from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel, ValidationError
 
 from draftree.engine import Engine
+from draftree.grammar import GrammarError
 from draftree.serve.answers import Call, best, collect, statistics, stream, usage, whole_choice
 from draftree.serve.calls import Desk
 from draftree.serve.errors import ApiError
@@ -132,6 +133,8 @@ class Server:
             if not done.done():
                 raise ApiError("The client has gone away.", status=499)
             return done.result()
+        except GrammarError as error:
+            raise ApiError(str(error)) from None
         finally:
             gone.cancel()
             if not done.done():

@@ -1,0 +1,219 @@
+"""What an answer may say, as a grammar: `response_format`, vLLM's `structured_outputs`, and tools that must be called.
+
+A model with a response template may think before it speaks; the grammar is about what comes after that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from draftree.grammar import Grammar, GrammarError
+from draftree.serve.errors import ApiError
+from draftree.serve.messages import REASONING
+from draftree.serve.schema import Chat, NamedTool, Sampling
+
+ANYTHING = "/(?s:.*)/"
+WHOLE_CALL = {"type": "function", "function": "{content}"}  # a template's word for calls written as one JSON object
+FORMS: dict[str, Any] = {
+    "json_": Grammar.json_schema,
+    "json_object": lambda _: Grammar.json(),
+    "regex": Grammar.regex,
+    "choice": Grammar.choice,
+    "grammar": Grammar.ebnf,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar, and the field of the request that asked for it."""
+
+    grammar: Grammar
+    field: str
+
+
+@contextmanager
+def refused(field: str) -> Iterator[None]:
+    """A grammar's error becomes the API's, about `field`."""
+    try:
+        yield
+    except GrammarError as error:
+        raise ApiError(str(error), field) from None
+
+
+def constraint_of(
+    asked: Sampling, tools: Sequence[dict[str, Any]], tokenizer: Any, begun: str | None = None
+) -> Constraint | None:
+    """What the answer to a request may say; None for anything.
+
+    Args:
+        asked: the request.
+        tools: that the model was told of.
+        tokenizer: the model's.
+        begun: the field of the answer that its prompt has begun, such as "reasoning_content"; None for none.
+
+    Raises:
+        ApiError: fields that do not go together, no grammar, or tools that this model's calls cannot be held to.
+    """
+    form, chat = _form(asked), isinstance(asked, Chat)
+    found = (isinstance(asked, Chat) and _calls(asked, tools, tokenizer, form)) or form
+    if found is None:
+        return None
+    if asked.ignore_eos:
+        raise ApiError("A grammar says where the answer ends: leave ignore_eos out.", "ignore_eos")
+    thinking = _thinking(tokenizer, begun) if chat else None
+    with refused(found.field):
+        return Constraint(found.compose(thinking), found.field)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """A grammar in the making.
+
+    Attributes:
+        start: where it begins, in Lark, which names `rules` and `parts`.
+        field: that asked for it.
+    """
+
+    start: str
+    rules: tuple[str, ...]
+    parts: dict[str, Grammar]
+    field: str
+
+    def compose(self, thinking: tuple[str, str] | None) -> Grammar:
+        """The grammar; behind the model's thinking, where there is any (how that begins, and its rule)."""
+        if thinking is None and self.start == "@content":
+            return self.parts["content"]
+        start, rules = self.start, self.rules
+        if thinking is not None:
+            start, rules = f"{thinking[0]} /\\s{{0,2}}/ ({start})", (*rules, thinking[1])
+        return Grammar.ebnf("\n".join([f"start: {start}", *rules]), **self.parts)
+
+
+def _form(asked: Sampling) -> _Rules | None:
+    """What `response_format` or `structured_outputs` asks for."""
+    wanted, more = asked.response_format, asked.structured_outputs
+    if wanted is not None and (wanted.json_schema is None) == (wanted.type == "json_schema"):
+        advice = "leave it out" if wanted.json_schema is not None else "give one with a schema in it"
+        raise ApiError(f"json_schema belongs to the type 'json_schema': {advice}.", "response_format.json_schema")
+    if wanted is not None and wanted.type == "text":
+        wanted = None
+    if more is not None:
+        given = [name for name in FORMS if getattr(more, name) is not None]
+        if len(given) != 1 or wanted is not None:
+            raise ApiError(
+                "Give one of json, json_object, regex, choice and grammar, and no response_format beside it.",
+                "structured_outputs",
+            )
+        with refused("structured_outputs"):
+            return _Rules("@content", (), {"content": FORMS[given[0]](getattr(more, given[0]))}, "structured_outputs")
+    if wanted is None:
+        return None
+    with refused("response_format"):
+        schema = None if wanted.json_schema is None else wanted.json_schema.schema_
+        content = Grammar.json() if schema is None else Grammar.json_schema(schema)
+    return _Rules("@content", (), {"content": content}, "response_format")
+
+
+def _calls(asked: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _Rules | None) -> _Rules | None:
+    """How the calls of an answer are written, and what may stand beside them; None leaves that to the model."""
+    choice, single = asked.tool_choice, asked.parallel_tool_calls is False
+    forced = choice == "required" or isinstance(choice, NamedTool)
+    if not tools:
+        if forced:
+            raise ApiError("tool_choice asks for a call, and there are no tools: give some.", "tool_choice")
+        return None
+    if isinstance(choice, NamedTool):
+        wanted, single = choice.function.name, True
+        tools = [tool for tool in tools if tool["function"]["name"] == wanted]
+        if not tools:
+            raise ApiError(f"tool_choice names {wanted[:100]!r}, which is not among the tools.", "tool_choice")
+    strict = any(tool["function"].get("strict") for tool in tools)
+    if not (forced or single or strict or form):
+        return None
+    markers = _markers(tokenizer, "tool_calls", r"\s*")
+    if markers is None:
+        raise ApiError(
+            "This model's calls cannot be held to a grammar, as its response_template does not have them as one JSON "
+            "object between two markers: leave response_format, parallel_tool_calls, strict and other tool_choices "
+            "than 'auto' and 'none' out.",
+            "tools",
+        )
+    begin, end = (_lark(tokenizer, marker) for marker in markers)
+    parts = {}
+    with refused("tools"):
+        for i, tool in enumerate(tools):
+            parts[f"tool{i}"] = Grammar.json_schema(_schema_of(tool["function"], forced))
+    one = " | ".join(f"@{name}" for name in parts)
+    call = f'"\\n"? ({one}) "\\n"? {end}'
+    if forced or form is not None:
+        more = "" if single else '("\\n"? call)*'
+        rules = f"calls: call {more}", f"call: {begin} {call}"
+        beside = {} if forced or form is None else form.parts
+        return _Rules("@content | calls" if beside else "calls", rules, parts | beside, "tools")
+    often = "?" if single else "*"
+    if begin.startswith("<"):  # a token of its own is no part of any text
+        return _Rules(f"({ANYTHING} {begin} {call}){often} {ANYTHING}", (), parts, "tools")
+    without = re.escape(markers[0]).replace("/", r"\/")
+    rules = f"before[suffix={begin}]: {ANYTHING}", f"REST: {ANYTHING} & ~/(?s:.*){without}(?s:.*)/"
+    return _Rules(f"(before {call}){often} REST", rules, parts, "tools")
+
+
+def _schema_of(function: dict[str, Any], forced: bool) -> dict[str, Any]:
+    """Of a call: the function's name and, where that is asked for, arguments by its own schema."""
+    held = forced or function.get("strict")
+    arguments = (held and function.get("parameters")) or {"type": "object"}
+    about = {"name": {"const": function["name"]}, "arguments": arguments}
+    return {"type": "object", "properties": about, "required": list(about), "additionalProperties": False}
+
+
+def _thinking(tokenizer: Any, begun: str | None) -> tuple[str, str] | None:
+    """How an answer's reasoning begins, in Lark, and the rule for what it is; None where the model has none."""
+    for name in REASONING:
+        markers = _markers(tokenizer, name, "")
+        if markers is None or begun not in (None, name):
+            continue
+        begin, end = (_lark(tokenizer, marker) for marker in markers)
+        rule = f"thoughts: {ANYTHING} {end}" if end.startswith("<") else f"thoughts[suffix={end}]: {ANYTHING}"
+        return ("thoughts" if begun == name else f"({begin} thoughts)?"), rule
+    return None
+
+
+def _markers(tokenizer: Any, name: str, before: str) -> tuple[str, str] | None:
+    """Between what an answer's field stands, by the response template; None where those are no plain texts.
+
+    Args:
+        tokenizer: the model's.
+        name: of the field; calls have to be one JSON object as well.
+        before: a pattern that may stand before the first.
+    """
+    field = ((getattr(tokenizer, "response_template", None) or {}).get("fields") or {}).get(name)
+    if field is None:
+        return None
+    if name == "tool_calls":
+        written = field.get("content"), field.get("content_args") or {}, field.get("transform")
+        if written != ("json", {}, WHOLE_CALL):
+            return None
+    begin, end = _literal(field, "open", before), _literal(field, "close", "")
+    return None if begin is None or end is None else (begin, end)
+
+
+def _literal(field: dict[str, Any], name: str, before: str) -> str | None:
+    given = field.get(name)
+    if given is not None:
+        return str(given if isinstance(given, str) else given[0])
+    pattern = field.get(f"{name}_pattern", "").removeprefix(before)
+    text = re.sub(r"\\(\W)", r"\1", pattern)
+    return text if text and re.escape(text) == pattern else None
+
+
+def _lark(tokenizer: Any, marker: str) -> str:
+    """A marker in llguidance's Lark: by its id, in angle brackets, where it is a special token, else as a text."""
+    for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
+        if token.special and token.content == marker:
+            return f"<[{number}]>"
+    return json.dumps(marker)

@@ -1,0 +1,317 @@
+"""Answers that fit a grammar, over HTTP: formats, vLLM's field, calls of tools that are forced or strict; refusals."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from grammar_cases import SCHEMAS, record
+from pydantic import BaseModel
+from serve_driver import MESSAGES, Running, serving
+
+from draftree import Grammar, GrammarDrafter, Lookahead, Merge, generate
+from draftree.serve.errors import ApiError
+from draftree.serve.grammars import constraint_of
+from draftree.serve.schema import Chat
+
+LOOK = {"name": "look", "parameters": record(at={"enum": ["sea", "sky"]}), "strict": True}
+ADD = {"name": "add", "parameters": record(a={"type": "integer", "minimum": 0, "maximum": 99}, b={"enum": [1, 2]})}
+TOOLS: Any = [{"type": "function", "function": function} for function in (LOOK, ADD)]
+ARGUMENTS = {function["name"]: function["parameters"] for function in (LOOK, ADD)}
+CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}Tool {{ tool.function.name }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: {{ start or '' }}"
+)
+CALLS = {"close": "</call>", "repeats": True, "content": "json"} | {
+    "transform": {"type": "function", "function": "{content}"}
+}
+THINKING = {"open": "<think>", "close": "</think>"}
+
+
+def talking(tokenizer: Any, opening: Any = "<call>", **fields: Any) -> Any:
+    """The tokenizer with templates for tools; `opening` is the marker of calls, or a field of the template."""
+    made = copy.deepcopy(tokenizer)
+    made.chat_template = CHAT_TEMPLATE
+    calls = CALLS | (opening if isinstance(opening, dict) else {"open": opening})
+    made.response_template = {
+        "start_anchor": "assistant: ",
+        "fields": {**fields, "tool_calls": calls, "content": {"close": "</s>"}},
+    }
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(demo: Any) -> Iterator[Running]:
+    with serving(demo.model, demo.tokenizer, Merge([Lookahead(), GrammarDrafter()]), slots=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def talker(demo: Any) -> Iterator[Running]:
+    with serving(demo.model, talking(demo.tokenizer), Merge([Lookahead(), GrammarDrafter()]), slots=4) as running:
+        yield running
+
+
+def chat(server: Running, **fields: Any) -> Any:
+    given: dict[str, Any] = {"messages": MESSAGES, "temperature": 0} | fields
+    response = server.post("/v1/chat/completions", **given)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+def by_schema(name: str) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": SCHEMAS[name], "strict": True}}
+
+
+def test_the_client_parses_a_pydantic_model(server: Running) -> None:
+    class Person(BaseModel):
+        name: str
+        age: int
+        likes: list[str] = []
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        answer = client.chat.completions.parse(
+            model="draftree", messages=MESSAGES, response_format=Person, temperature=0, max_tokens=400
+        )
+    assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+@pytest.mark.parametrize("name", ["nested", "any-of", "unicode", "recursive-list"])
+def test_answers_fit_their_schema_and_are_those_of_generate(server: Running, demo: Any, name: str) -> None:
+    choice = chat(server, response_format=by_schema(name), max_tokens=300, return_token_ids=True)
+    jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMAS[name])
+    assert choice["finish_reason"] == "stop"
+    text = demo.tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    ids = demo.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+    grammar = Grammar.json_schema(SCHEMAS[name])
+    plain = generate(demo.model, ids, grammar=grammar, tokenizer=demo.tokenizer, max_new_tokens=300).sequences
+    assert choice["token_ids"] == plain[0, ids.shape[1] :].tolist()
+    events = server.events(
+        "/v1/chat/completions",
+        messages=MESSAGES,
+        temperature=0,
+        response_format=by_schema(name),
+        max_tokens=300,
+        draftree={"drafter": "off"},
+    )
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == choice["message"]["content"]
+
+
+def test_any_object(server: Running) -> None:
+    text = chat(server, response_format={"type": "json_object"}, max_tokens=60)["message"]["content"]
+    assert text.startswith("{")
+    assert chat(server, response_format={"type": "text"}, max_tokens=5)["message"]["content"][0] != "{"
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ({"choice": ["yes", "no"]}, "yes|no"),
+        ({"regex": "[a-c]{3}[0-9]"}, "[a-c]{3}[0-9]"),
+        ({"grammar": 'root ::= [x-z] "-" [x-z]'}, "[x-z]-[x-z]"),
+        ({"json": record(a={"enum": [1, 2]})}, r'\{"a": [12]\}'),
+        ({"json": json.dumps(record(a={"enum": [1, 2]}))}, r'\{"a": [12]\}'),
+    ],
+)
+def test_the_field_of_vllm(server: Running, more: dict[str, Any], wanted: str) -> None:
+    import re
+
+    assert re.fullmatch(wanted, server.complete("It is", structured_outputs=more)["choices"][0]["text"])
+    sampled = chat(server, structured_outputs=more, temperature=1.5, seed=3)
+    assert re.fullmatch(wanted, sampled["message"]["content"])
+
+
+def test_each_of_several_answers_keeps_its_own_place(server: Running) -> None:
+    found = server.complete(
+        ["A number:", "A word, then:"], n=3, temperature=1.0, seed=5, structured_outputs={"regex": "[a-z]{4}[0-9]{4}"}
+    )
+    texts = [choice["text"] for choice in found["choices"]]
+    assert len(texts) == 6
+    assert all(text[:4].isalpha() and text[4:].isdigit() and len(text) == 8 for text in texts)
+
+
+# ---------------------------------------------------------------------------------------------------- tools
+
+
+def calls_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    """The functions that an answer calls; their arguments fit."""
+    found = [call["function"] for call in choice["message"].get("tool_calls") or ()]
+    for function in found:
+        jsonschema.validate(json.loads(function["arguments"]), ARGUMENTS[function["name"]])
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0, 1.2])
+def test_a_required_call(talker: Running, temperature: float) -> None:
+    options = {"temperature": temperature, "seed": 1, "tools": TOOLS, "max_tokens": 300}
+    choice = chat(talker, tool_choice="required", parallel_tool_calls=False, **options)
+    assert len(calls_of(choice)) == 1
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    for name in ("look", "add"):
+        named = chat(talker, tool_choice={"type": "function", "function": {"name": name}}, **options)
+        assert [function["name"] for function in calls_of(named)] == [name]
+
+
+def test_a_required_call_in_a_stream(talker: Running) -> None:
+    with openai.OpenAI(base_url=f"{talker.url}/v1", api_key="none") as client:
+        stream = client.chat.completions.create(
+            model="draftree",
+            messages=MESSAGES,
+            tools=TOOLS,
+            tool_choice="required",
+            parallel_tool_calls=False,
+            stream=True,
+            temperature=0,
+        )
+        deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
+    called = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert len(called) == 1
+    jsonschema.validate(json.loads(called[0].function.arguments), ARGUMENTS[called[0].function.name])
+
+
+def says(tokenizer: Any, text: str, begun: str | None = None, **fields: Any) -> bool:
+    """Whether an answer may be `text`, by the grammar of a chat with these fields."""
+    asked = Chat.model_validate({"messages": MESSAGES, "tools": TOOLS} | fields)
+    constraint = constraint_of(
+        asked, [tool.model_dump(exclude_none=True) for tool in asked.tools or ()], tokenizer, begun
+    )
+    assert constraint is not None
+    state = constraint.grammar.compile(tokenizer, 4096, [tokenizer.eos_token_id]).begin()
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    return all(state.permits(ids[:i], [0, token], [-1, 0])[1] for i, token in enumerate(ids)) and bool(
+        state.allowed(ids)[tokenizer.eos_token_id]
+    )
+
+
+SEA, SUM = ('{"name": "look", "arguments": {"at": "sea"}}', '{"name": "add", "arguments": {"a": 7, "b": 2}}')
+FREE = '{"name": "add", "arguments": {"b": "x"}}'  # of a function that is not strict
+WRONG = '{"name": "look", "arguments": {"at": "moon"}}'
+
+
+@pytest.mark.parametrize("opening", ["<call>", "<|system|>", {"open_pattern": r"\s*<\|call\|>"}])
+def test_what_may_be_said(demo: Any, opening: Any) -> None:
+    """The marker of calls is a text, a special token, or a pattern that stands for a text."""
+    tokenizer = talking(demo.tokenizer, opening)
+    mark = opening if isinstance(opening, str) else "<|call|>"
+
+    def call(inner: str) -> str:
+        return f"{mark}\n{inner}\n</call>"
+
+    auto: dict[str, Any] = {}
+    assert says(tokenizer, "Just text, and 1 < 2.", **auto)
+    assert says(tokenizer, f"Let me look. {call(SEA)} And add: {call(FREE)}", **auto)
+    assert not says(tokenizer, f"Let me look. {call(WRONG)}", **auto)
+    assert not says(tokenizer, f"Cut off. {call(SEA)[:-3]}", **auto)
+    single = {"parallel_tool_calls": False}
+    assert says(tokenizer, f"Let me look. {call(SEA)} Well.", **single)
+    assert not says(tokenizer, f"{call(SEA)}{call(SEA)}", **single)
+    forced = {"tool_choice": "required"}
+    assert says(tokenizer, f"{call(SEA)}\n{call(SUM)}", **forced)
+    assert says(tokenizer, f"{mark}{SEA}</call>", **forced)
+    assert not says(tokenizer, call(FREE), **forced), "a forced call fits its schema, strict or not"
+    assert not says(tokenizer, "No.", **forced)
+    assert not says(tokenizer, f"{call(SEA)}{call(SUM)}", **forced, **single)
+    form = {"response_format": {"type": "json_schema", "json_schema": {"schema": record(ok={"type": "boolean"})}}}
+    assert says(tokenizer, '{"ok": true}', **form)
+    assert says(tokenizer, call(SEA), **form)
+    assert not says(tokenizer, "ok", **form)
+    assert not says(tokenizer, '{"ok": true}', **form, **forced)
+
+
+@pytest.mark.parametrize("end", ["</think>", "<|pad|>"])
+def test_thinking_comes_before_what_is_constrained(demo: Any, end: str) -> None:
+    tokenizer = talking(demo.tokenizer, thinking={"open": "<think>", "close": end})
+    form = {"tools": [], "response_format": {"type": "json_object"}}
+    thoughts = "Let me see: {a} or b?"
+    assert says(tokenizer, "{}", **form)
+    assert says(tokenizer, f"<think>{thoughts}{end}\n\n{{}}", **form)
+    assert not says(tokenizer, f"<think>{thoughts}", **form)
+    assert says(tokenizer, f"{thoughts}{end}{{}}", "thinking", **form)
+    assert not says(tokenizer, "{}", "thinking", **form)
+    assert says(tokenizer, f"<think>{thoughts}{end}\n<call>{SEA}</call>", tool_choice="required")
+    assert not says(tokenizer, f"<think>{thoughts}{end}\nNo.", tool_choice="required")
+
+
+def test_a_prompt_that_begins_the_thinking(demo: Any) -> None:
+    tokenizer = talking(demo.tokenizer, thinking=THINKING)
+    with serving(demo.model, tokenizer) as running:
+        choice = chat(
+            running,
+            structured_outputs={"choice": ["yes", "no"]},
+            chat_template_kwargs={"start": "<think>"},
+            max_tokens=12,
+        )
+        assert choice["finish_reason"] == "length", "a model that knows no markers thinks for ever"
+        assert choice["message"]["reasoning_content"]
+        assert choice["message"]["content"] in (None, "")
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "give one with a schema"),
+    ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.json_schema", "leave it"),
+    ({"response_format": by_schema("nested") | {"type": "xml"}}, "response_format.type", "wrong value"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}},
+        "response_format",
+        "Invalid type: strin",
+    ),
+    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "leave ignore_eos out"),
+    (
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+        "no response_format beside it",
+    ),
+    ({"structured_outputs": {}}, "structured_outputs", "Give one of json"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "Give one of json"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "cannot be used"),
+    ({"structured_outputs": {"choice": ["ab"]}, "min_tokens": 9}, "structured_outputs", "at most 2 bytes"),
+    ({"structured_outputs": {"beams": 2}}, "structured_outputs.beams", "There is no field"),
+    ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED, ids=lambda v: str(v)[:50])
+def test_refusals_name_the_field(server: Running, fields: dict[str, Any], param: str, message: str) -> None:
+    response = server.post("/v1/chat/completions", messages=MESSAGES, **fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert message in error["message"]
+    assert server.idle()
+
+
+def test_tools_that_cannot_be_held_to_a_grammar(demo: Any) -> None:
+    said = {"messages": MESSAGES, "tools": TOOLS}
+    unlike = [
+        talking(demo.tokenizer, {"open_pattern": "<call:(?P<name>[a-z]+)>"}),
+        talking(demo.tokenizer, {"open": "<call>", "content": "text"}),
+        talking(demo.tokenizer, {"open": "<call>", "content_args": {"unquoted_keys": True}}),
+    ]
+    for tokenizer in unlike:
+        for fields in ({}, {"tool_choice": "required"}, {"parallel_tool_calls": False}):
+            with pytest.raises(ApiError, match="cannot be held to a grammar"):
+                constraint_of(Chat.model_validate(said | fields), TOOLS, tokenizer)
+    loose: Any = [{"type": "function", "function": ADD}]
+    assert constraint_of(Chat.model_validate(said | {"tools": loose}), loose, unlike[0]) is None
+    named = Chat.model_validate(said | {"tool_choice": {"type": "function", "function": {"name": "fly"}}})
+    with pytest.raises(ApiError, match="'fly', which is not among the tools"):
+        constraint_of(named, TOOLS, talking(demo.tokenizer))
+
+
+def test_what_leaves_nothing_to_say_is_the_client_s_own_fault(server: Running) -> None:
+    """Known only when the text gets there: the grammar ends before `min_tokens` is reached."""
+    fields = {"structured_outputs": {"regex": "[a-z]{1,40}"}, "min_tokens": 60, "max_tokens": 80}
+    response = server.post("/v1/chat/completions", messages=MESSAGES, **fields)
+    assert response.status_code == 400, response.text
+    assert "loosen one of them" in response.json()["error"]["message"]
+    events = server.events("/v1/chat/completions", messages=MESSAGES, **fields)
+    assert "loosen one of them" in events[-1]["error"]["message"]
+    assert server.idle()
