@@ -8,9 +8,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from grammar_cases import SCHEMAS
 from typer.testing import CliRunner
 
+from benchmarks.machine.schemas import SCHEMAS
 from draftree.cli import app
 from draftree.trace.file import read_trace
 

@@ -14,12 +14,13 @@ import pytest
 import torch
 from drafters_for_tests import RandomTree
 from generate_driver import SAMPLED, drafters, hf, left_pad, prompts, references_of, same
-from grammar_cases import OTHERS, Reference, ascii_tokenizer, listed, record, reference_grammar, text
+from grammar_cases import OTHERS, ascii_tokenizer
 from torch import Tensor
 from transformers import LogitsProcessorList
 from zoo import CAUSAL, ENCODER_DECODER, VOCABULARY, build
 
 import draftree
+from benchmarks.machine.schemas import Reference, listed, record, reference_grammar, reference_words, text
 from draftree import BiLD, EarlyHead, EarlyPruning, Grammar, GrammarDrafter, Lookahead, LossyCALM, LossyTypical, Merge
 from draftree.drafting import Drafter
 from draftree.engine import Engine, Rules, generate
@@ -35,10 +36,11 @@ SEQ2SEQ = [pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow,
 # Tiny models know no words, so the shortest texts are the likeliest to hold every kind of step.
 SCHEMA = record(kind={"enum": ["ab", "abba", "cab"]}, tags=listed(text(4), most=2, least=1))
 GRAMMAR = Grammar.json_schema(SCHEMA)
+WORDS = reference_words(ascii_tokenizer(), VOCABULARY, EOS)
 
 
 def reference(count: int, start: int) -> LogitsProcessorList:
-    own = Reference(ascii_tokenizer(), [reference_grammar(SCHEMA)] * count, VOCABULARY, start, EOS)
+    own = Reference(WORDS, [reference_grammar(SCHEMA)] * count, start, EOS)
     return LogitsProcessorList([own])
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from grammar_cases import SCHEMAS, record
 from pydantic import BaseModel
 from serve_driver import MESSAGES, Running, serving
 
+from benchmarks.machine.schemas import SCHEMAS, record
 from draftree import Grammar, GrammarDrafter, Lookahead, Merge, generate
 from draftree.serve.errors import ApiError
 from draftree.serve.grammars import constraint_of

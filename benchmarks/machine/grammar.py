@@ -1,0 +1,204 @@
+"""Answers by JSON schemas, one after another: what a grammar costs a step, and what its forced tokens save.
+
+Every way answers the same prompts under the same schemas, in turns; what it has to make of a schema first is in its
+time. Hugging Face's `generate` has the same library's mask as a logits processor. A second table shows what requests
+without a grammar lose where others of their batch have one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import pandas as pd
+from transformers import LogitsProcessorList
+
+from benchmarks.harness import PLAIN, Experiment, Setup, Share, bars, table_of
+from benchmarks.harness.measure import all_differing, length, of
+from benchmarks.harness.setup import Task
+from benchmarks.machine.schemas import SCHEMAS, Reference, reference_grammar, reference_words
+from draftree.bench.methods import HuggingFace
+from draftree.drafting import Drafter, GrammarDrafter, Lookahead, Merge
+from draftree.engine import Engine, Rules
+from draftree.engine.limits import eos_token_ids
+from draftree.engine.request import Request, State
+from draftree.grammar import CompiledGrammar, Grammar, GrammarState
+
+HF = "HF generate"
+DRAFTERS: dict[str, Any] = {
+    PLAIN: lambda: None,
+    "grammar": GrammarDrafter,
+    "lookahead": Lookahead,
+    "lookahead+grammar": lambda: Merge([Lookahead(), GrammarDrafter()]),
+}
+BESIDE = (PLAIN, "lookahead+grammar")
+Other = tuple[Task, str, int]
+"""A prompt, the schema of its answer, and how long that is."""
+ASKED = ("allowed", "forced", "permits")  # of `GrammarState`: all that the engine and drafters ask of a grammar
+
+
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Tokens a second of answers by JSON schemas, plainly and with what the grammar forces drafted."""
+    names = list(SCHEMAS)[: setup["schemas"]]
+    tasks = list(itertools.islice(itertools.cycle(setup.tasks), len(names)))
+    engines = {name: Engine(setup.model, drafter=make(), slots=1) for name, make in DRAFTERS.items()}
+    setup.watcher.stage("measuring", len(names) * setup["rounds"])
+    compiled(setup, "nested"), words_of(setup)  # the tokenizer is read once, whoever does it
+    rows: list[dict[str, Any]] = []
+    for turn in range(setup["rounds"]):
+        for number, (name, task) in enumerate(zip(names, tasks, strict=True)):
+            ways = [HF, *engines]
+            first = (turn * len(names) + number) % len(ways)
+            for way in [*ways[first:], *ways[:first]]:
+                facts = {"way": way, "round": turn, "group": number, "set": name}
+                asked = by_hugging_face if way == HF else by_engine
+                rows.append(facts | asked(setup, name, task, engines.get(way)))
+            setup.watcher.step()
+    runs = pd.DataFrame(rows)
+    lengths = of(runs, PLAIN)["tokens"].div(setup["rounds"]).astype(int).tolist()
+    yield table(runs, beside(setup, list(zip(tasks, names, lengths, strict=True))))
+
+
+def table(runs: pd.DataFrame, mixed: pd.DataFrame) -> pd.DataFrame:
+    """A row for each way."""
+    rows = []
+    plain, theirs = of(runs, PLAIN), of(runs, HF)
+    for way in runs["way"].unique():
+        own = of(runs, way)
+        share = Share(own["seconds"], own["tokens"])
+        rows.append(
+            {"way": way, "tokens/s": 1 / share.value}
+            | (Share(plain["seconds"], plain["tokens"]) / share).columns("over plain")
+            | (Share(theirs["seconds"], theirs["tokens"]) / share).columns("over HF")
+            | {"acceptance length": None if way == HF else length(own).value}
+            | {"% of the time in the grammar": None if way == HF else 100 * own["grammar"].sum() / own["seconds"].sum()}
+        )
+    title = "Two requests without a grammar, in a batch with two that have one"
+    return table_of(rows, differing=all_differing(runs, reference=HF), tables={title: mixed})
+
+
+def compiled(setup: Setup, name: str) -> CompiledGrammar:
+    """A schema as the engine takes it."""
+    return Grammar.json_schema(SCHEMAS[name]).compile(
+        setup.tokenizer, setup.target.vocab_size, eos_token_ids(setup.model)
+    )
+
+
+def by_engine(setup: Setup, name: str, task: Task, engine: Engine | None) -> dict[str, Any]:
+    """One answer by an engine that lives on."""
+    assert engine is not None
+    with timed() as spent:
+        began = time.perf_counter()
+        rules = Rules(setup["max_new_tokens"], eos_token_ids(setup.model), grammar=compiled(setup, name))
+        request = engine.add(task.ids, rules)
+        engine.run()
+        seconds = time.perf_counter() - began
+    if request.error is not None:
+        raise request.error
+    stats = request.stats
+    row = {"seconds": seconds, "grammar": spent[0], "tokens": stats.emitted, "ids": [request.tokens]}
+    return row | {"steps": stats.steps, "accepted": stats.accepted}
+
+
+def by_hugging_face(setup: Setup, name: str, task: Task, engine: Engine | None) -> dict[str, Any]:
+    """One answer by Hugging Face's `generate` with the library's mask as a processor."""
+    began = time.perf_counter()
+    eos = eos_token_ids(setup.model)[0]
+    processor = Reference(words_of(setup), [reference_grammar(SCHEMAS[name])], len(task.ids), eos)
+    method = HuggingFace(HF, setup.model, setup["max_new_tokens"], logits_processor=LogitsProcessorList([processor]))
+    (answer,) = method.answers([task.ids])
+    seconds = time.perf_counter() - began
+    row = {"seconds": seconds, "grammar": 0.0, "tokens": len(answer.ids), "ids": [list(answer.ids)]}
+    return row | {"steps": len(answer.ids), "accepted": 0}
+
+
+@cache
+def _words(tokenizer: Any, vocabulary: int, eos: int) -> Any:
+    return reference_words(tokenizer, vocabulary, eos)
+
+
+def words_of(setup: Setup) -> Any:
+    """The tokenizer as the library reads it for Hugging Face's processor."""
+    return _words(setup.tokenizer, setup.target.vocab_size, eos_token_ids(setup.model)[0])
+
+
+@contextmanager
+def timed() -> Iterator[list[float]]:
+    """A list of one number: seconds spent in grammars while the context is open."""
+    spent = [0.0]
+
+    def clocked(method: Any) -> Any:
+        def called(state: GrammarState, *given: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return method(state, *given)
+            finally:
+                spent[0] += time.perf_counter() - began
+
+        return called
+
+    with ExitStack() as stack:
+        for name in ASKED:
+            stack.enter_context(mock.patch.object(GrammarState, name, clocked(getattr(GrammarState, name))))
+        yield spent
+
+
+# ------------------------------------------------------------------------- beside others
+
+
+def beside(setup: Setup, others: Sequence[Other]) -> pd.DataFrame:
+    """Tokens a second of two requests without a grammar, beside others with and without one, in turns."""
+    found: dict[tuple[str, bool], list[float]] = {}
+    for turn in range(setup["rounds"]):
+        for name in BESIDE:
+            for constrained in (bool(turn % 2), not turn % 2):
+                found.setdefault((name, constrained), []).append(speed(setup, others, name, constrained=constrained))
+    rows = []
+    for name in BESIDE:
+        free, held = (pd.Series(found[name, constrained]) for constrained in (False, True))
+        rows.append(
+            {"way": name, "tokens/s beside others without": free.median()}
+            | {"tokens/s beside others with": held.median(), "ratio": (held / free).median()}
+        )
+    return table_of(rows)
+
+
+def speed(setup: Setup, others: Sequence[Other], name: str, *, constrained: bool) -> float:
+    """Tokens a second of two requests that go on to their last token, while two slots beside them are never free.
+
+    What is answered there is as long with a grammar as without.
+    """
+    drafter: Drafter | None = DRAFTERS[name]()
+    coming = [
+        (task, Rules(length, eos_token_ids(setup.model), grammar=compiled(setup, schema)) if constrained else length)
+        for task, schema, length in others
+    ]
+    with Engine(setup.model, drafter=drafter, slots=4) as engine:
+        own = [engine.add(task.ids, Rules(setup["max_new_tokens"])) for task, _, _ in others[:2]]
+        turns, beside_them = itertools.cycle(coming), list[Request]()
+        began = time.perf_counter()
+        while any(request.state is not State.FINISHED for request in own):
+            beside_them = [request for request in beside_them if request.state is not State.FINISHED]
+            while len(beside_them) < 2:
+                task, rules = next(turns)
+                beside_them.append(engine.add(task.ids, rules if isinstance(rules, Rules) else Rules(rules)))
+            engine.step()
+        seconds = time.perf_counter() - began
+        for request in beside_them:
+            engine.cancel(request)
+    return sum(len(request.tokens) for request in own) / seconds
+
+
+EXPERIMENT = Experiment(
+    "grammar",
+    "",
+    run,
+    ("way", "tokens/s", "over plain", "over HF", "acceptance length", "% of the time in the grammar"),
+    bars("over plain", label="way"),
+    {"per_set": 2, "max_new_tokens": 200, "schemas": 30, "rounds": 2},
+)
