@@ -1,4 +1,4 @@
-"""Makes docs/results.md and the tables of README.md and docs/serving.md from benchmarks/results/*.json: `make results`.
+"""Makes docs/results.md and the tables of README.md and other pages from benchmarks/results/*.json: `make results`.
 
 A result file is what `draftree bench run NAME`, `quick`, `compare` or `speed` has written, as it is.
 `python -m benchmarks.report FILE` checks it and copies it to benchmarks/results/NAME.json; `NAME=FILE` gives it another
@@ -24,8 +24,7 @@ from draftree.files import replacing, write_text
 RESULTS = Path(__file__).parent / "results"
 SHOWN = tomllib.loads((RESULTS / "shown.toml").read_text(encoding="utf-8"))
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
-README = Path(__file__).parents[1] / "README.md"
-SERVING = Path(__file__).parents[1] / "docs" / "serving.md"
+OTHERS = [PAGE.parent / page for page in ("../README.md", "serving.md", "structured_output.md")]
 ABOUT = ("commit", "command", "device", "threads", "dtype", "model")
 HEAD = """# Results
 
@@ -117,7 +116,7 @@ def main(arguments: list[str]) -> None:
         for argument in arguments:
             print(f"Kept: {keep(argument)}")
         write_text(PAGE, page())
-        for place in (README, SERVING):
+        for place in OTHERS:
             write_text(place, tables(place.read_text(encoding="utf-8")))
     except ValueError as error:
         sys.exit(str(error))

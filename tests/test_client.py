@@ -15,6 +15,7 @@ import httpx
 import pytest
 from serve_driver import Running
 
+from benchmarks.machine.schemas import SCHEMAS
 from draftree.client import Answer, Client, ServerError
 
 CASES: list[dict[str, Any]] = [
@@ -22,6 +23,8 @@ CASES: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 5},
     {"temperature": 0.8, "seed": 6, "top_p": 0.9, "frequency_penalty": 0.8, "min_tokens": 30},
     {"temperature": 1.2, "seed": 7, "repetition_penalty": 1.2, "presence_penalty": 0.5, "ignore_eos": True},
+    {"temperature": 0, "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMAS["nested"]}}},
+    {"temperature": 1.0, "seed": 8, "structured_outputs": {"regex": "[a-z ]{30,40}[.]"}},
 ]
 
 
@@ -99,6 +102,8 @@ def test_chats_and_pieces(server: Running) -> None:
 def test_what_is_refused_is_not_tried_again(server: Running) -> None:
     with Client(server.url) as client, pytest.raises(ValueError, match="temperature"):
         client.complete("Hi", temperature=-1)
+    with Client(server.url) as client, pytest.raises(ValueError, match="loosen one of them"):
+        client.complete("Hi", structured_outputs={"regex": "[a-z]{1,9}"}, min_tokens=20)
     with Client("http://127.0.0.1:9", attempts=1) as client, pytest.raises(ServerError, match="No server answers"):
         client.complete([5, 6])
     with pytest.raises(ValueError, match="at least one URL"):

@@ -132,7 +132,8 @@ class Client:
                     continue
                 event = json.loads(line.removeprefix("data: "))
                 if "error" in event:
-                    raise ServerError(event["error"]["message"])
+                    own_fault = event["error"].get("type") == "invalid_request_error"
+                    raise (ValueError if own_fault else ServerError)(event["error"]["message"])
                 for choice in event["choices"]:
                     answer.text += choice["text"]
                     answer.token_ids += choice["token_ids"]

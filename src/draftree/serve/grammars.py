@@ -65,6 +65,13 @@ def constraint_of(
         return None
     if asked.ignore_eos:
         raise ApiError("A grammar says where the answer ends: leave ignore_eos out.", "ignore_eos")
+    content = _field(tokenizer, "content") or {}
+    if chat and ("open" in content or "open_pattern" in content):
+        raise ApiError(
+            "This model says what it answers between markers of its own, where no grammar can be laid yet: leave "
+            f"{found.field} out, or use /v1/completions.",
+            found.field,
+        )
     thinking = _thinking(tokenizer, begun) if chat else None
     with refused(found.field):
         return Constraint(found.compose(thinking), found.field)
@@ -191,7 +198,7 @@ def _markers(tokenizer: Any, name: str, before: str) -> tuple[str, str] | None:
         name: of the field; calls have to be one JSON object as well.
         before: a pattern that may stand before the first.
     """
-    field = ((getattr(tokenizer, "response_template", None) or {}).get("fields") or {}).get(name)
+    field = _field(tokenizer, name)
     if field is None:
         return None
     if name == "tool_calls":
@@ -200,6 +207,13 @@ def _markers(tokenizer: Any, name: str, before: str) -> tuple[str, str] | None:
             return None
     begin, end = _literal(field, "open", before), _literal(field, "close", "")
     return None if begin is None or end is None else (begin, end)
+
+
+def _field(tokenizer: Any, name: str) -> dict[str, Any] | None:
+    """A field of the response template; None where there is none."""
+    template = getattr(tokenizer, "response_template", None) or {}
+    found: dict[str, Any] | None = (template.get("fields") or {}).get(name)
+    return found
 
 
 def _literal(field: dict[str, Any], name: str, before: str) -> str | None:
