@@ -26,7 +26,7 @@ from draftree.bench.methods import HuggingFace
 from draftree.drafting import Drafter, GrammarDrafter, Lookahead, Merge
 from draftree.engine import Engine, Rules
 from draftree.engine.limits import eos_token_ids
-from draftree.engine.request import Request, State
+from draftree.engine.request import State
 from draftree.grammar import CompiledGrammar, Grammar, GrammarState
 
 HF = "HF generate"
@@ -46,11 +46,11 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Tokens a second of answers by JSON schemas, plainly and with what the grammar forces drafted."""
     names = list(SCHEMAS)[: setup["schemas"]]
     tasks = list(itertools.islice(itertools.cycle(setup.tasks), len(names)))
-    engines = {name: Engine(setup.model, drafter=make(), slots=1) for name, make in DRAFTERS.items()}
     setup.watcher.stage("measuring", len(names) * setup["rounds"])
     compiled(setup, "nested"), words_of(setup)  # the tokenizer is read once, whoever does it
     rows: list[dict[str, Any]] = []
     for turn in range(setup["rounds"]):
+        engines = {name: Engine(setup.model, drafter=make(), slots=1) for name, make in DRAFTERS.items()}
         for number, (name, task) in enumerate(zip(names, tasks, strict=True)):
             ways = [HF, *engines]
             first = (turn * len(names) + number) % len(ways)
@@ -78,7 +78,7 @@ def table(runs: pd.DataFrame, mixed: pd.DataFrame) -> pd.DataFrame:
             | {"acceptance length": None if way == HF else length(own).value}
             | {"% of the time in the grammar": None if way == HF else 100 * own["grammar"].sum() / own["seconds"].sum()}
         )
-    title = "Two requests without a grammar, in a batch with two that have one"
+    title = "Two requests without a grammar, in a batch with two others"
     kept = ", ".join(f"{row['ratio']:.2f} ({row['way']})" for _, row in mixed.iterrows())
     remark = f"Two requests without a grammar keep this share of their speed where two beside them have one: {kept}."
     return table_of(rows, differing=all_differing(runs, reference=HF), tables={title: mixed}, remarks=[remark])
@@ -171,29 +171,21 @@ def beside(setup: Setup, others: Sequence[Other]) -> pd.DataFrame:
 
 
 def speed(setup: Setup, others: Sequence[Other], name: str, *, constrained: bool) -> float:
-    """Tokens a second of two requests that go on to their last token, while two slots beside them are never free.
+    """Tokens a second of two requests that go on to their last token, while two slots beside them answer others.
 
-    What is answered there is as long with a grammar as without.
+    The others are the same answers with a grammar and without, as long as each other.
     """
     drafter: Drafter | None = DRAFTERS[name]()
-    coming = [
-        (task, Rules(length, eos_token_ids(setup.model), grammar=compiled(setup, schema)) if constrained else length)
-        for task, schema, length in others
-    ]
+    ends, new = eos_token_ids(setup.model), setup["max_new_tokens"]
     with Engine(setup.model, drafter=drafter, slots=4) as engine:
-        own = [engine.add(task.ids, Rules(setup["max_new_tokens"])) for task, _, _ in others[:2]]
-        turns, beside_them = itertools.cycle(coming), list[Request]()
+        own = [engine.add(task.ids, Rules(new)) for task, _, _ in others[:2]]
+        for task, schema, length in others[: setup["beside"]]:
+            grammar = compiled(setup, schema) if constrained else None
+            engine.add(task.ids, Rules(length, ends if constrained else (), grammar=grammar))
         began = time.perf_counter()
         while any(request.state is not State.FINISHED for request in own):
-            beside_them = [request for request in beside_them if request.state is not State.FINISHED]
-            while len(beside_them) < 2:
-                task, rules = next(turns)
-                beside_them.append(engine.add(task.ids, rules if isinstance(rules, Rules) else Rules(rules)))
             engine.step()
-        seconds = time.perf_counter() - began
-        for request in beside_them:
-            engine.cancel(request)
-    return sum(len(request.tokens) for request in own) / seconds
+        return sum(len(request.tokens) for request in own) / (time.perf_counter() - began)
 
 
 EXPERIMENT = Experiment(
@@ -202,5 +194,5 @@ EXPERIMENT = Experiment(
     run,
     ("way", "tokens/s", "over plain", "over HF", "acceptance length", "% of the time in the grammar"),
     bars("over plain", label="way"),
-    {"per_set": 2, "max_new_tokens": 200, "schemas": 30, "rounds": 2},
+    {"per_set": 2, "max_new_tokens": 200, "schemas": 30, "beside": 16, "rounds": 2},
 )
