@@ -32,7 +32,7 @@ def listed(items: Any, most: int = 3, least: int = 0) -> dict[str, Any]:
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 ADDRESS = record(street=text(), city=text(10), code={"type": "string", "pattern": "^[0-9]{5}$"})
 
-# Every one is bounded, so that a model which knows no JSON comes to an end as well.
+# All but the recursive ones are bounded, so that a model which knows no JSON comes to an end as well.
 SCHEMAS: dict[str, dict[str, Any]] = {
     "person": record(name=text(), age={"type": "integer", "minimum": 0, "maximum": 120}),
     "nested": record(name=text(), address=ADDRESS),
@@ -47,7 +47,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "const": record(version={"const": "1.0"}, kind={"const": "event"}, at=DIGIT),
     "integer-bounds": record(n={"type": "integer", "minimum": -17, "maximum": 4242}),
     "exclusive-bounds": record(n={"type": "integer", "exclusiveMinimum": 10, "exclusiveMaximum": 13}),
-    "number-bounds": record(x={"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.001}),
+    "number-bounds": record(x={"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.125}),
     "multiple-of": record(n={"type": "integer", "multipleOf": 25, "minimum": 0, "maximum": 1000}),
     "booleans-and-null": record(
         done={"type": "boolean"}, nothing={"type": "null"}, maybe={"type": ["boolean", "null"]}
@@ -63,11 +63,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "additionalProperties": False,
     },
     "all-optional": {"type": "object", "properties": {"x": DIGIT, "y": DIGIT}, "additionalProperties": False},
-    "recursive-list": {
+    "recursive-in-turns": {
         "$ref": "#/$defs/one",
         "$defs": {
-            "one": {"anyOf": [{"type": "null"}, record(value=DIGIT, next={"$ref": "#/$defs/two"})]},
-            "two": {"anyOf": [{"type": "null"}, record(value=DIGIT, next={"$ref": "#/$defs/one"})]},
+            "one": record(value=DIGIT, rest=listed({"$ref": "#/$defs/two"}, most=1)),
+            "two": record(word=text(4), rest=listed({"$ref": "#/$defs/one"}, most=1)),
         },
     },
     "recursive-tree": {
