@@ -14,6 +14,7 @@ from zoo import MEMBERS, build, construct
 import draftree
 from benchmarks.inflate.model import inflate
 from benchmarks.inflate.sizes import Size
+from draftree import models
 from draftree.drafting.folder import model_hash
 from draftree.engine.generate import generate
 from draftree.native import load_library
@@ -182,8 +183,8 @@ def test_large_models_are_copied_where_memory_is_plenty(free, form, monkeypatch)
 
 
 def test_free_memory_is_known_here():
-    assert product.free_bytes(torch.device("meta")) is None
-    free = product.free_bytes(torch.device("cpu"))
+    assert models.free_bytes(torch.device("meta")) is None
+    free = models.free_bytes(torch.device("cpu"))
     assert free is None or 2**20 < free < 2**50
 
 

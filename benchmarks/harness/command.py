@@ -12,6 +12,7 @@ from benchmarks.harness.experiment import Experiment, experiments, find
 from benchmarks.harness.report import Report, partial_file
 from benchmarks.harness.setup import Setup
 from draftree.bench.machine import describe, now
+from draftree.models import Placement
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts
 
@@ -51,6 +52,7 @@ def run(
     *,
     model: str | None = None,
     params: str | None = None,
+    placement: Placement | None = None,
     prompts: Sequence[Prompt] | None = None,
     watcher: Watcher | None = None,
     out: Path | None = None,
@@ -62,6 +64,7 @@ def run(
         given: options in place of its defaults.
         model: folder or hub name; None for the embedded one.
         params: inflate it to about so many parameters; None for the model itself.
+        placement: device and type of the model; None for the defaults.
         prompts: to measure on; the package's where there are none.
         watcher: shows progress.
         out: folder for what an experiment keeps. The table so far is written there whenever a part of it is complete,
@@ -71,7 +74,8 @@ def run(
         ValueError: an option, model or drafter that does not fit, before any work.
     """
     options = experiment.configured(given)
-    setup = Setup(options, model, params, embedded_prompts() if prompts is None else prompts, watcher or Watcher(), out)
+    given_prompts = embedded_prompts() if prompts is None else prompts
+    setup = Setup(options, model, params, given_prompts, watcher or Watcher(), out, placement)
     started, table = now(), pd.DataFrame()
     kept = None if out is None else partial_file(experiment, out)
     if kept is not None:

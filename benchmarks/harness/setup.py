@@ -21,7 +21,7 @@ from benchmarks.inflate import inflate, inflate_drafter
 from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter
 from draftree.engine.limits import check_prompt
-from draftree.models import encode_prompt, load_model
+from draftree.models import Placement, encode_prompt, load_model
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts, split_prompts
 from draftree.runner import inspect_model
@@ -52,6 +52,7 @@ class Setup:
         prompts: to measure on, and others for tries and searches.
         watcher: shows progress.
         out: folder for what an experiment keeps; None for none.
+        placement: device and type of the model; None for the defaults.
     """
 
     options: Mapping[str, Any]
@@ -60,6 +61,7 @@ class Setup:
     prompts: Sequence[Prompt] = field(default_factory=embedded_prompts)
     watcher: Watcher = field(default_factory=Watcher)
     out: Path | None = None
+    placement: Placement | None = None
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
@@ -67,7 +69,7 @@ class Setup:
     @cached_property
     def loaded(self) -> tuple[Any, Any]:
         """(the model as it is named, its tokenizer)."""
-        return load_model(self.name)
+        return load_model(self.name, self.placement)
 
     @property
     def small(self) -> Any:

@@ -2,30 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+SMALL = 2_000_000_000  # parameters below which a CPU computes in float32 what is stored in 16 bits
 
-def load_model(name: str | None) -> tuple[Any, Any]:
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a model's weights lie, and in which type.
+
+    Attributes:
+        device: of torch, such as "cuda:1"; "auto" for the best there is.
+        dtype: "float32", "bfloat16" or "float16"; "auto" as they are stored, except that a CPU computes small models
+            (`SMALL`) in float32 where the memory is there.
+        device_map: Hugging Face's, such as "auto" over several devices (needs accelerate); None for one device.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    device_map: str | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot be, before a model is loaded.
+
+        Raises:
+            ValueError: no such device or type here, or a device beside a map.
+        """
+        import torch
+
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.")
+        if self.device_map is not None:
+            if self.device != "auto":
+                raise ValueError("device and device_map both say where the weights go: give one of them.")
+            if find_spec("accelerate") is None:
+                raise ValueError("A device_map needs accelerate: pip install accelerate.")
+            return
+        if self.device == "auto":
+            return
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise ValueError(f"There is no device {self.device!r}: give cpu, cuda, cuda:1, mps or auto.") from None
+        counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+        count = counts.get(device.type)
+        if count is not None and (device.index or 0) >= count:
+            there = [name for name, found in counts.items() if found]
+            raise ValueError(f"This machine has no device {self.device!r}: give one of {', '.join(there)}, or auto.")
+
+    def put(self, model: Any, tell: Callable[[str], None]) -> Any:
+        """`model` on the device and in the type; one that is quantised or spread keeps its own.
+
+        Args:
+            model: as it was loaded.
+            tell: is given a sentence where the type is not the one that is stored.
+        """
+        import torch
+
+        if self.device_map is not None or getattr(model, "hf_quantizer", None) is not None:
+            return model
+        device = torch.device(best_device() if self.device == "auto" else self.device)
+        dtype = model.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
+        if self.dtype == "auto" and device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
+            size = model.num_parameters()
+            free = free_bytes(device)
+            if size < SMALL and (free is None or 6 * size < free):  # what is stored stays until the copy is whole
+                stored, dtype = str(dtype).removeprefix("torch."), torch.float32
+                tell(
+                    f"The weights are stored in {stored} and are computed in float32, in which no text changes: "
+                    f"--dtype {stored} leaves them as they are, in half the memory."
+                )
+        return model.to(device=device, dtype=dtype)
+
+
+def best_device() -> str:
+    """The device that "auto" stands for."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def free_bytes(device: Any) -> int | None:
+    """Memory that a new tensor on a torch device may take; None where the system does not report it."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    try:
+        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def load_model(
+    name: str | None, placement: Placement | None = None, tell: Callable[[str], None] = lambda line: None
+) -> tuple[Any, Any]:
     """(model, tokenizer) of a folder or hub name; the embedded model where there is none.
 
+    Args:
+        name: of the model.
+        placement: device and type; the defaults of `Placement` where there is none.
+        tell: is given a sentence about a type that is not the one that is stored.
+
     Raises:
-        ValueError: a folder that does not exist or cannot be loaded.
+        ValueError: a folder that does not exist or cannot be loaded, or a device or type that is not there.
     """
+    placement = placement or Placement()
+    placement.check()
     if name is None:
         from draftree.demo_model import demo_model
 
-        return demo_model()
+        model, tokenizer = demo_model()
+        return placement.put(model, tell), tokenizer
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     folder = known_folder(name)
     tokenizer = load_tokenizer(name)
+    given = {"dtype": placement.dtype} | ({} if placement.device_map is None else {"device_map": placement.device_map})
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, **given)
     except ValueError:
-        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    return model.eval(), tokenizer
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, **given)
+    return placement.put(model.eval(), tell), tokenizer
 
 
 def load_tokenizer(name: str | None) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from draftree.bench.kit import METHODS, Kit, make_kit
 from draftree.bench.log import Log
 from draftree.bench.machine import now
 from draftree.bench.samples import Sampling
-from draftree.models import load_model
+from draftree.models import Placement, load_model
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.training.journal import Journal, fingerprint
@@ -38,6 +38,7 @@ class Plan:
         batches, samplings: every one of these with every one of those is a case.
         params: inflate every model to about so many parameters; None for the models themselves.
         assistant: folder or hub name of a small model for all models; None takes the embedded model's own.
+        placement: device and type of all models.
     """
 
     settings: Settings
@@ -46,6 +47,7 @@ class Plan:
     samplings: tuple[Sampling | None, ...] = (None, Sampling(0.8))
     params: str | None = None
     assistant: str | None = None
+    placement: Placement = field(default_factory=Placement)
 
     def cases(self) -> list[Settings]:
         """Settings of every case, greedy ones first."""
@@ -95,9 +97,9 @@ def run_compare(
     """
     if plan.params is not None:
         from_checkout("inflate")  # says what is missing
-    assistant = None if plan.assistant is None else load_model(plan.assistant)[0]
+    assistant = None if plan.assistant is None else load_model(plan.assistant, plan.placement)[0]
     for name in models:
-        subject = Subject.load(name)
+        subject = Subject.load(name, plan.placement)
         for settings in plan.cases():
             encode_all(subject, prompts, settings)
         Kit(subject, replace(plan.settings, compiled=False), assistant=assistant).methods(plan.methods)
@@ -107,7 +109,7 @@ def run_compare(
         log = Log(journal)
         for name in models:
             if len(models) > 1:
-                subject = Subject.load(name)
+                subject = Subject.load(name, plan.placement)
             cases = _measure(subject, prompts, plan, watcher, assistant, log)
             found[cases[0].about["model"]] = cases
     discard_unfinished(out)

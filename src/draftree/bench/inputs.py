@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftree.bench.checkout import from_checkout
@@ -11,7 +11,7 @@ from draftree.bench.machine import describe
 from draftree.bench.measure import Talk
 from draftree.bench.samples import Sampling, Task
 from draftree.engine.limits import check_prompt
-from draftree.models import encode_prompt, load_model
+from draftree.models import Placement, encode_prompt, load_model
 from draftree.prompts import Prompt, split_prompts
 from draftree.runner import inspect_model
 
@@ -27,6 +27,7 @@ class Subject:
         name: the folder or hub name that it was loaded from; None for the embedded model.
         small: what `model` was inflated from, for which the package's drafters were trained; None where it was not.
         size: what it was inflated to, such as "400M"; "" where it was not.
+        placement: device and type that it was loaded for.
     """
 
     model: Any
@@ -34,15 +35,16 @@ class Subject:
     name: str | None = None
     small: Any = None
     size: str = ""
+    placement: Placement = field(default_factory=Placement)
 
     @classmethod
-    def load(cls, name: str | None) -> Subject:
+    def load(cls, name: str | None, placement: Placement | None = None) -> Subject:
         """The model of a folder or hub name; the embedded one for None.
 
         Raises:
-            ValueError: a folder that does not exist or cannot be loaded.
+            ValueError: a folder that does not exist or cannot be loaded, or no such device or type.
         """
-        return cls(*load_model(name), name)
+        return cls(*load_model(name, placement), name, placement=placement or Placement())
 
     def inflated(self, size: str | None, **options: Any) -> Subject:
         """The model inflated to about `size` parameters, or by other `options` of `inflate`; itself for None.

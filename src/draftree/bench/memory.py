@@ -12,8 +12,11 @@ import resource
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from draftree.models import Placement
 
 DECODING_LENGTH = 64
 PROMPTS = 8  # enough for the caches to have grown; each way answers them in a second or two
@@ -41,9 +44,10 @@ def compare_memory(
     model: str | None,
     decoding_length: int = DECODING_LENGTH,
     params: str | None = None,
+    placement: Placement | None = None,
 ) -> dict[str, Any]:
     """Peak bytes of plain and drafted decoding of `prompts` (token ids), Lookahead at `decoding_length`; the model
-    inflated to `params`, where that is given.
+    inflated to `params`, where that is given, and loaded for `placement`.
 
     Returns
     -------
@@ -51,6 +55,7 @@ def compare_memory(
     """
     chosen = [list(ids) for ids in prompts[:PROMPTS]]
     job = {"prompts": chosen, "max_new_tokens": max_new_tokens, "threads": threads, "model": model, "params": params}
+    job["placement"] = asdict(placement or Placement())
     try:
         plain = _peak(job | {"decoding_length": None})
         drafted = _peak(job | {"decoding_length": decoding_length})
@@ -89,7 +94,7 @@ def _run(job: dict[str, Any]) -> int:
     from draftree.shaping import Fixed
 
     torch.set_num_threads(job["threads"])
-    model = Subject.load(job["model"]).inflated(job["params"]).model
+    model = Subject.load(job["model"], Placement(**job["placement"])).inflated(job["params"]).model
     length = job["decoding_length"]
     method = Draftree("", model, job["max_new_tokens"])
     if length is not None:

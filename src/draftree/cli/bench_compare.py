@@ -9,6 +9,7 @@ import typer
 
 from draftree.cli.measuring import Measuring
 from draftree.cli.options import Compiled, DrafterWarm, Inflate, MaxNewTokens, PerSet, Rounds, TopK, TopP, grouped
+from draftree.cli.where import Where
 
 
 @grouped
@@ -18,6 +19,7 @@ def compare(
         list[str] | None,
         typer.Option(help="Model folder or hub name; may be given again.", show_default="the embedded model"),
     ] = None,
+    where: Where,
     params: Inflate = None,
     method: Annotated[
         list[str] | None,
@@ -69,10 +71,11 @@ def compare(
     judge = None if against is None else from_checkout("agree")
     other = None if judge is None else judge.read_result(against)
     prompts, console, out = measuring.begin(), wide_console(), measuring.out
+    where.check()
     if restart:
         discard_unfinished(out)
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
-    plan = Plan(settings, names, tuple(dict.fromkeys(batch or (1, 4))), samplings, params, assistant)
+    plan = Plan(settings, names, tuple(dict.fromkeys(batch or (1, 4))), samplings, params, assistant, where.placement)
     models: list[str | None] = [*dict.fromkeys(model)] if model else [None]
     kept = f"what was measured is kept in {out}, and the same command goes on from there"
     with StageBar(console, kept) as bar:

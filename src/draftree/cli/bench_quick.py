@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from draftree.cli.measuring import Measuring
 from draftree.cli.options import Compiled, DrafterWarm, Inflate, MaxNewTokens, Model, PerSet, Rounds, grouped
+from draftree.cli.where import Where
 
 
 @grouped
 def quick(
     *,
     model: Model = None,
+    where: Where,
     params: Inflate = None,
     per_set: PerSet = 4,
     max_new_tokens: MaxNewTokens = 96,
@@ -25,7 +27,8 @@ def quick(
 
     prompts, console = measuring.begin(), wide_console()
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
-    subject = Subject.load(model)
+    where.check()
+    subject = Subject.load(model, where.placement)
     with StageBar(console) as bar:
         report = run_quick(subject, prompts, settings, params=params, watcher=bar)
     show_report(console, report, measuring.out)

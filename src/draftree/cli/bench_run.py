@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftree.cli.measuring import Measuring
 from draftree.cli.options import Inflate, Model, grouped
+from draftree.cli.where import Where
+
+if TYPE_CHECKING:
+    from draftree.models import Placement
 
 
 def list_experiments(
@@ -25,6 +29,7 @@ def run(
     *,
     name: Annotated[str | None, typer.Argument(help="Which one; draftree bench list shows them.")] = None,
     model: Model = None,
+    where: Where,
     params: Inflate = None,
     drafter: Annotated[
         list[str] | None,
@@ -59,11 +64,17 @@ def run(
 
     named = {"drafters": drafter, "per_set": per_set, "max_new_tokens": max_new_tokens, "nodes": nodes}
     given = from_checkout("harness.command").given_options(settings or [], named | {"warm_per_set": warm_per_set})
-    run_experiment(name, given, measuring, model, params)
+    where.check()
+    run_experiment(name, given, measuring, model, params, where.placement)
 
 
 def run_experiment(
-    name: str | None, given: dict[str, Any], measuring: Measuring, model: str | None, params: str | None = None
+    name: str | None,
+    given: dict[str, Any],
+    measuring: Measuring,
+    model: str | None,
+    params: str | None = None,
+    placement: Placement | None = None,
 ) -> None:
     """Run an experiment with the options `given`, print its tables and write its files.
 
@@ -80,7 +91,14 @@ def run_experiment(
     kept = f"parts that were complete, if there were any, are in {command.partial_file(experiment, measuring.out)}"
     with StageBar(console, kept) as bar:
         report = command.run(
-            experiment, given, model=model, params=params, prompts=prompts, watcher=bar, out=measuring.out
+            experiment,
+            given,
+            model=model,
+            params=params,
+            placement=placement,
+            prompts=prompts,
+            watcher=bar,
+            out=measuring.out,
         )
     for part in report.printed():
         console.print(part)

@@ -8,12 +8,14 @@ import typer
 
 from draftree.cli.measuring import Measuring
 from draftree.cli.options import Compiled, Context, DrafterWarm, Inflate, Model, PerSet, StepRounds, grouped
+from draftree.cli.where import Where
 
 
 @grouped
 def speed(
     *,
     model: Model = None,
+    where: Where,
     params: Inflate = None,
     per_set: PerSet = 1,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 48,
@@ -30,7 +32,8 @@ def speed(
 
     prompts, console = measuring.begin(), wide_console()
     settings = Settings(per_set, max_new_tokens, 1, drafter_warm, compiled)
-    subject = Subject.load(model)
+    where.check()
+    subject = Subject.load(model, where.placement)
     with StageBar(console) as bar:
         report = run_speed(subject, prompts, settings, params=params, rounds=rounds, context=context, watcher=bar)
     show_report(console, report, measuring.out)

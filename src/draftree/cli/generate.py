@@ -12,6 +12,7 @@ import typer
 from draftree.cli.constraint import Constraint, compiled
 from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
+from draftree.cli.where import Where
 
 
 @grouped
@@ -19,6 +20,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads it from standard input.")],
     *,
     model: Model = None,
+    where: Where,
     drafting: Drafting,
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; the answer is added to it.")] = None,
     max_new_tokens: MaxNewTokens = 128,
@@ -37,15 +39,16 @@ def generate(
     from draftree.drafting.merge import parts_of
     from draftree.engine import RunStats
     from draftree.engine.engine import Engine
-    from draftree.models import encode_prompt, load_model
+    from draftree.models import encode_prompt
 
     grammar = constraint.grammar()
     drafting = drafting if grammar is None else drafting.under_grammars()
     drafting.check(trie)
     check_file(trie, "--trie")
     choosing.check()
+    where.check()
     text = read_prompt(prompt)
-    target, tokenizer = load_model(model)
+    target, tokenizer = where.load(model)
     parts = drafting.for_engine(target, tokenizer, trie)
     options = choosing.options(target, tokenizer)
     own = compiled(grammar, target, tokenizer, options)

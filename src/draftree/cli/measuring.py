@@ -1,11 +1,11 @@
-"""What every measurement of `draftree bench` begins with: its prompts, threads, and a folder for its results."""
+"""What every measurement of `draftree bench` begins with: its prompts, and a folder for its results."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from draftree.cli.options import RESULTS, Prompts, Results, Threads, check_folder, use_threads
+from draftree.cli.options import RESULTS, Prompts, Results, check_folder
 
 if TYPE_CHECKING:
     from draftree.prompts import Prompt
@@ -16,11 +16,10 @@ class Measuring:
     """Options of every measurement that answers prompts."""
 
     prompts: Prompts = None
-    threads: Threads = None
     out: Results = RESULTS
 
     def begin(self) -> list[Prompt]:
-        """The prompts; the folder is there and torch has its threads.
+        """The prompts; the folder is there.
 
         Raises:
             ValueError: a prompts file that cannot be used, or a folder that cannot be written to.
@@ -30,5 +29,4 @@ class Measuring:
         found = embedded_prompts() if self.prompts is None else read_prompts(self.prompts)
         check_folder(self.out)
         self.out.mkdir(parents=True, exist_ok=True)
-        use_threads(self.threads)
         return found

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.decoding import Drafting
-from draftree.cli.options import Model, Runner, Threads, grouped
+from draftree.cli.options import Model, Runner, grouped
+from draftree.cli.where import Where
 
 if TYPE_CHECKING:
     from draftree.engine.engine import Engine
@@ -30,6 +31,7 @@ MISSING = (
 def serve(
     *,
     model: Model = None,
+    where: Where,
     drafting: Drafting,
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from.")] = None,
     name: Annotated[str | None, typer.Option(help="What clients call the model.", show_default="as --model")] = None,
@@ -53,7 +55,6 @@ def serve(
     ] = False,
     runner: Runner = "auto",
     strict: Annotated[bool, typer.Option("--strict", help="Decide near-ties again (16-bit models).")] = False,
-    threads: Threads = None,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas on Ray Serve, with --threads each.", show_default="none, no Ray")
     ] = None,
@@ -69,6 +70,7 @@ def serve(
         raise ValueError(MISSING) from error
     drafting = drafting.under_grammars()
     drafting.check(trie)
+    where.check()
     keys = [*(api_key or ()), *(key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip())]
     settings = ServerSettings(
         model_name=name or (Path(model).name if model else "draftree-demo"),
@@ -81,7 +83,7 @@ def serve(
         sharing="all" if share else "key",
     )
     parts = partial(drafting.for_engine, trie=trie)
-    launch = Launch(model, parts, settings, runner=runner, strict=strict, threads=threads)
+    launch = Launch(model, parts, settings, runner, strict, where.threads, where.placement)
     if replicas is not None:
         scale_out(launch, replicas, host, port)
         return

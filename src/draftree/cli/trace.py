@@ -10,6 +10,7 @@ import typer
 from draftree.cli.constraint import Constraint, compiled
 from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
+from draftree.cli.where import Where
 
 
 @grouped
@@ -32,6 +33,7 @@ def trace(
         typer.Option(min=1, help="With --replay, draw this step's tree; once for each.", show_default="all"),
     ] = None,
     model: Model = None,
+    where: Where,
     drafting: Drafting,
     trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; it is left as it is.")] = None,
     nodes: Annotated[
@@ -47,7 +49,7 @@ def trace(
     """Record how PROMPTS are answered: every step's tree, what was pruned, accepted and emitted, and its times."""
     from draftree.cli.screen import tell_written, wide_console
     from draftree.cli.trace_view import outline, show
-    from draftree.models import encode_prompt, load_model
+    from draftree.models import encode_prompt
     from draftree.trace.file import read_trace, write_trace
     from draftree.trace.page import write_trace_page
 
@@ -74,6 +76,7 @@ def trace(
     drafting = drafting if grammar is None else drafting.under_grammars()
     drafting.check(trie, nodes)
     choosing.check()
+    where.check()
     if not prompts:
         raise ValueError("Give a prompt to record the answer of, or --replay and a recorded run.")
     if step:
@@ -86,7 +89,7 @@ def trace(
     from draftree.engine.recorder import Recorder
     from draftree.shaping import Fixed
 
-    target, tokenizer = load_model(model)
+    target, tokenizer = where.load(model)
     parts = drafting.for_engine(target, tokenizer, trie)
     recorder = Recorder()
     engine = Engine(

@@ -10,6 +10,7 @@ import typer
 
 from draftree.cli.options import MaxNewTokens, Model, grouped
 from draftree.cli.train_run import Run
+from draftree.cli.where import Where
 from draftree.training.options import Inputs
 
 
@@ -30,6 +31,7 @@ def align(
     inputs: Inputs,
     out: Annotated[Path, typer.Option(help="Folder for the aligned model, its recipe, curve and checkpoints.")],
     model: Model = None,
+    where: Where,
     max_new_tokens: MaxNewTokens = 256,
     answer_batch: Annotated[int, typer.Option(min=1, help="Inputs that the large model answers together.")] = 16,
     optimizer: Annotated[str, typer.Option(help="adafactor or adamw.")] = "adafactor",
@@ -37,15 +39,16 @@ def align(
 ) -> None:
     """Fine-tune a small model on a large one's greedy outputs (BiLD); the result is a stock Hugging Face model."""
     run.begin(out)
+    where.check()
     from draftree.cli.screen import DataBar, line_console
     from draftree.drafting import DraftModel
-    from draftree.models import known_folder, load_model
+    from draftree.models import known_folder
     from draftree.training.align_inputs import align_on_inputs
     from draftree.training.answers import AnswerOptions
 
     console = line_console()
     with DataBar(console, f"answers and checkpoints are kept in {out}, and --resume goes on from there") as bar:
-        large, tokenizer = load_model(model)
+        large, tokenizer = where.load(model)
         recipe = align_on_inputs(
             large,
             tokenizer,

@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import MaxNewTokens, Model, Threads, check_folder, use_threads
+from draftree.cli.options import MaxNewTokens, Model, check_folder, grouped
+from draftree.cli.where import Where
 
 
+@grouped
 def data(
+    *,
     questions: Annotated[list[Path], typer.Argument(help="JSON lines with questions, or folders of them.")],
     out: Annotated[Path, typer.Option(help="Folder for the data set; an unfinished one is finished.")],
     model: Model = None,
+    where: Where,
     template: Annotated[str, typer.Option(help="full, short, or a text with {question} in it.")] = "short",
     system: Annotated[
         str | None, typer.Option(help="System message of the full template.", show_default="a plain one")
@@ -25,11 +29,9 @@ def data(
     workers: Annotated[int, typer.Option(min=1, help="Processes, by Ray Data; 1 does without Ray.")] = 1,
     file_format: Annotated[str, typer.Option("--format", help="jsonl or arrow.")] = "jsonl",
     skip_long: Annotated[bool, typer.Option("--skip-long", help="Leave out questions beyond the context.")] = False,
-    threads: Threads = None,
 ) -> None:
     """Let the model answer QUESTIONS greedily; the answers are what its drafters train on."""
     from draftree.cli.screen import DataBar, line_console
-    from draftree.models import load_model
     from draftree.training.answers import AnswerOptions, make_data
     from draftree.training.questions import SYSTEM, Template, read_questions
 
@@ -37,15 +39,14 @@ def data(
         raise ValueError("--system belongs to the template 'full': add --template full, or leave --system out.")
     asked = read_questions(questions, limit, per_set)
     check_folder(out)
-    use_threads(threads)
-    target, tokenizer = load_model(model)
+    target, tokenizer = where.load(model)
     how = Template(template, tokenizer, system or SYSTEM)
     options = AnswerOptions(max_new_tokens=max_new_tokens, slots=batch, skip_long=skip_long)
     answer = None
     if workers > 1:
         from draftree.training.ray_answers import RayAnswers
 
-        answer = RayAnswers(model, how, options, workers, threads)
+        answer = RayAnswers(model, how, options, workers, where.threads, where.placement)
     console = line_console()
     with DataBar(console, f"the answers so far are kept in {out}, and the same command goes on from there") as bar:
         about = make_data(

@@ -9,6 +9,7 @@ import typer
 
 from draftree.cli.options import grouped
 from draftree.cli.train_run import RATE, Material, Run
+from draftree.cli.where import Where
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class ExitRun(Run):
 def early_exit(
     *,
     material: Material,
+    where: Where,
     exit_layer: Annotated[int, typer.Option(help="n, layers that the exit runs.")],
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="Train every layer to be read, for LossyCALM, not this one alone.")
@@ -30,11 +32,11 @@ def early_exit(
 ) -> None:
     """A copy of the WHOLE model, trained to be read behind layer n (early-exit pairs of BiLD): its texts change."""
     run.begin(material.out)
+    where.check()
     from draftree.cli.screen import resumable
-    from draftree.models import load_model
     from draftree.training.early_exit import train_early_exit
 
-    target, tokenizer = load_model(material.model)
+    target, tokenizer = where.load(material.model)
     with resumable(material.out) as tell:
         recipe = train_early_exit(
             target,

@@ -9,12 +9,14 @@ import typer
 
 from draftree.cli.options import grouped
 from draftree.cli.train_run import Material, MethodRun
+from draftree.cli.where import Where
 
 
 @grouped
 def bita(
     *,
     material: Material,
+    where: Where,
     masks: Annotated[int, typer.Option(help="M, tokens drafted ahead.")] = 3,
     prompts: Annotated[int, typer.Option(help="P, prompt keys and values of a layer; 0 for none.")] = 16,
     deep: Annotated[bool, typer.Option("--deep/--shallow", help="Prompts in every layer, or in the first.")] = True,
@@ -23,13 +25,14 @@ def bita(
 ) -> None:
     """Mask embeddings and prompts (BiTA)."""
     settings = {"masks": masks, "prompts": prompts, "deep": deep}
-    _train("bita", material, run, settings, {"prefix_dropout": prefix_dropout})
+    _train("bita", material, where, run, settings, {"prefix_dropout": prefix_dropout})
 
 
 @grouped
 def hidden_transfer(
     *,
     material: Material,
+    where: Where,
     layers: Annotated[
         list[int] | None, typer.Option("--layer", help="t_i; once for each step.", show_default="from the middle on")
     ] = None,
@@ -41,13 +44,14 @@ def hidden_transfer(
 ) -> None:
     """Transfer matrices in mid-stack (Hidden Transfer)."""
     settings = {"transfer_layers": layers or None, "masked": masked}
-    _train("hidden-transfer", material, run, settings, {"on_pseudo": on_pseudo})
+    _train("hidden-transfer", material, where, run, settings, {"on_pseudo": on_pseudo})
 
 
 @grouped
 def medusa(
     *,
     material: Material,
+    where: Where,
     heads: Annotated[int, typer.Option(help="Tokens drafted ahead.")] = 4,
     layers: Annotated[int, typer.Option(help="Residual blocks of a head.")] = 1,
     own_head: Annotated[
@@ -58,31 +62,39 @@ def medusa(
 ) -> None:
     """Heads on the last hidden state (Medusa, BPD)."""
     settings = {"heads": heads, "layers": layers, "own_head": own_head}
-    _train("medusa", material, run, settings, {"decay": decay})
+    _train("medusa", material, where, run, settings, {"decay": decay})
 
 
 @grouped
 def early_head(
     *,
     material: Material,
+    where: Where,
     layer: Annotated[int, typer.Option(help="n, layers that have run.")] = 4,
     rank: Annotated[int, typer.Option(help="Of the projection; 0 for a full one.")] = 0,
     places: Annotated[int, typer.Option(help="Tokens predicted, the next one first; pruning needs that alone.")] = 1,
     run: MethodRun,
 ) -> None:
     """A head after an early layer, for pruning (ProPD)."""
-    _train("early-head", material, run, {"layer": layer, "rank": rank, "places": places}, {})
+    _train("early-head", material, where, run, {"layer": layer, "rank": rank, "places": places}, {})
 
 
-def _train(method: str, material: Material, run: MethodRun, settings: dict[str, Any], training: dict[str, Any]) -> None:
+def _train(
+    method: str,
+    material: Material,
+    where: Where,
+    run: MethodRun,
+    settings: dict[str, Any],
+    training: dict[str, Any],
+) -> None:
     run.begin(material.out)
+    where.check()
     import torch
 
     from draftree.cli.screen import resumable
-    from draftree.models import load_model
     from draftree.training.run import train
 
-    target, _ = load_model(material.model)
+    target, _ = where.load(material.model)
     with resumable(material.out) as tell:
         recipe = train(
             method,

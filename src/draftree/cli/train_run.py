@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import DataSet, Longest, Model, Threads, check_folder, use_threads
+from draftree.cli.options import DataSet, Longest, Model, check_folder
 from draftree.training.options import TrainOptions
 
 RATE = "At its top."
@@ -32,10 +32,9 @@ class Run(TrainOptions):
     bf16: Annotated[
         bool | None, typer.Option("--bf16/--fp32", help="Mixed precision.", show_default="where the device has it")
     ] = None
-    threads: Threads = None
 
     def begin(self, out: Path) -> None:
-        """Look whether it can begin, and give torch its threads.
+        """Look whether it can begin.
 
         Raises:
             ValueError: accelerate is missing, or nothing can be written into `out`.
@@ -45,7 +44,6 @@ class Run(TrainOptions):
         if find_spec("accelerate") is None:
             raise ValueError("Training needs accelerate: pip install 'draftree[train]'.")
         check_folder(out)
-        use_threads(self.threads)
 
 
 @dataclass(frozen=True)

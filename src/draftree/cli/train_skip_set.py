@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import DataSet, Longest, Model, Runner, Threads, check_folder, grouped, use_threads
+from draftree.cli.options import DataSet, Longest, Model, Runner, check_folder, grouped
+from draftree.cli.where import Where
 from draftree.training.options import SearchOptions
 
 
@@ -25,18 +26,16 @@ def skip_set(
     out: Annotated[Path, typer.Option("--out", help="Folder for the drafter, its recipe and search.json.")],
     *,
     model: Model = None,
+    where: Where,
     search: Search,
     runner: Runner = "auto",
-    threads: Threads = None,
 ) -> None:
     """Attentions and MLPs that SelfSpeculative leaves out, for the best predicted speed."""
     from draftree.cli.screen import StageBar, line_console
-    from draftree.models import load_model
     from draftree.training.skip_set import search_skip_set
 
     check_folder(out)
-    use_threads(threads)
-    target, _ = load_model(model)
+    target, _ = where.load(model)
     console = line_console()
     with StageBar(console) as bar:
         found = search_skip_set(target, data, out, options=search, runner=runner, watcher=bar)

@@ -7,11 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from draftree.cli.options import MaxNewTokens, Model, Prompts, Threads, check_folder, use_threads
+from draftree.cli.options import MaxNewTokens, Model, Prompts, check_folder, grouped
+from draftree.cli.where import Where
 
 
+@grouped
 def tune(
+    *,
     model: Model = None,
+    where: Where,
     prompts: Prompts = None,
     column: Annotated[str, typer.Option(help="Which entry of a row is the prompt.")] = "prompt",
     drafters: Annotated[
@@ -25,7 +29,6 @@ def tune(
     minutes: Annotated[float | None, typer.Option(help="Time for all of it.", show_default="5.0")] = None,
     max_new_tokens: MaxNewTokens = 96,
     per_set: Annotated[int, typer.Option(min=1, help="Most prompts of every set.")] = 40,
-    threads: Threads = None,
     out: Annotated[
         Path | None,
         typer.Option(help="File for the choice; its trie goes next to it.", show_default="draftree_tune.json"),
@@ -36,7 +39,6 @@ def tune(
 ) -> None:
     """Find what is fastest for MODEL on PROMPTS and this machine; write it to a file that --drafter takes."""
     from draftree.cli.screen import StageBar, tell_written, wide_console
-    from draftree.models import load_model
     from draftree.prompts import embedded_prompts, read_prompts
     from draftree.tuning.check import check_replay
     from draftree.tuning.prepare import TuningOptions
@@ -58,9 +60,9 @@ def tune(
     named = drafters if drafters is not None else ["medusa", "hidden-transfer"] if model is None else []
     specs = tuple(_spec(name) for name in dict.fromkeys(named))
     options = TuningOptions(5.0 if minutes is None else minutes, max_new_tokens, per_set, specs)
-    use_threads(threads)
+    where.check()
     console = wide_console()
-    loaded, tokenizer = load_model(model)
+    loaded, tokenizer = where.load(model)
     if check:
         with StageBar(console) as bar:
             rows = check_replay(loaded, tokenizer, found, options, bar)

@@ -37,6 +37,7 @@ _hashes: weakref.WeakKeyDictionary[Any, tuple[bytes, str]] = weakref.WeakKeyDict
 def model_hash(model: Any) -> str:
     """SHA-256 (hexadecimal) over the names, shapes, dtypes and bytes of a model's parameters, sorted by name.
 
+    Parameters of 16 bits count as float32, which holds them exactly: a drafter belongs to the model in either type.
     Computed once per model object, and again when its weights have changed.
 
     Raises:
@@ -58,6 +59,8 @@ def model_hash(model: Any) -> str:
     for name, parameter in parameters:
         if name in packed:
             parameter = packed[name].weight
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter = parameter.detach().float()
         digest.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     _hashes[model] = (checksum, digest.hexdigest())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,10 +11,11 @@ from typing import Any
 from fastapi import FastAPI
 
 from draftree.engine import Engine
-from draftree.models import load_model
+from draftree.models import Placement, load_model
 from draftree.serve.app import create_app
 from draftree.serve.settings import ServerSettings
 
+log = logging.getLogger("draftree.serve")
 SWITCH = 0.0005  # seconds that the thread of the engine may keep the one that sends tokens waiting
 
 
@@ -27,6 +29,7 @@ class Launch:
         settings: names and limits.
         runner, strict: of `Engine`.
         threads: CPU threads; None leaves them to torch.
+        placement: device and type of the model.
     """
 
     model: str | None
@@ -35,6 +38,7 @@ class Launch:
     runner: str = "auto"
     strict: bool = False
     threads: int | None = None
+    placement: Placement = field(default_factory=Placement)
 
     def app(self) -> FastAPI:
         """Load the model and make the application, in a process that is the server's own.
@@ -47,7 +51,7 @@ class Launch:
             import torch
 
             torch.set_num_threads(self.threads)
-        model, tokenizer = load_model(self.model)
+        model, tokenizer = load_model(self.model, self.placement, log.info)
         parts, slots = self.parts(model, tokenizer), self.settings.slots
         engine = Engine(model, **parts, slots=slots, runner=self.runner, strict=self.strict, keep_prefixes=True)
         return create_app(engine, tokenizer, self.settings)

@@ -23,7 +23,7 @@ from draftree.training.options import TrainOptions
 from draftree.training.quality import quality
 from draftree.training.questions import Question, Template
 from draftree.training.rows import read_data
-from draftree.training.session import Session
+from draftree.training.session import Session, on_device
 from draftree.training.trainer import Tell
 from draftree.training.whole_model import AlignObjective, save_model
 
@@ -109,7 +109,7 @@ def align(
     optim, rate = OPTIMIZERS[optimizer]
     start = {"small_model": asdict(base_of(small))}
     made_of = {"method": "align", "settings": {"optimizer": optimizer} | start}
-    session = Session(out, made_of, rows, options, rate, optim=optim, lr_scheduler_type="constant")
+    session = Session(out, made_of, rows, options, rate, optim=optim, lr_scheduler_type="constant", **on_device(large))
     dtype = next(small.parameters()).dtype
     small.float()  # half types are for storage: small steps would be lost in them
     scores: dict[str, float] = {}

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
+from draftree.models import Placement, load_model
 from draftree.training.answers import Answered, AnswerOptions, answer_all
 from draftree.training.questions import Question, Template
 
@@ -29,19 +30,27 @@ class RayAnswers:
         options: how to answer.
         workers: processes.
         threads: CPU threads of each; None shares the machine's among them.
+        placement: device and type of each one's model; None for the defaults.
 
     Raises:
         ValueError: Ray is not installed.
     """
 
     def __init__(
-        self, model: str | None, template: Template, options: AnswerOptions, workers: int, threads: int | None = None
+        self,
+        model: str | None,
+        template: Template,
+        options: AnswerOptions,
+        workers: int,
+        threads: int | None = None,
+        placement: Placement | None = None,
     ) -> None:
         if find_spec("ray") is None:
             raise ValueError("More than one worker needs Ray: pip install 'draftree[ray]', or leave --workers out.")
         self.workers, self.slots = workers, options.slots
         self.arguments = {
             "model": model,
+            "placement": placement,
             "template": template.kind,
             "system": template.system,
             "options": asdict(options),
@@ -85,14 +94,18 @@ class _Worker:
     """One process: a model, and an engine for each handful."""
 
     def __init__(
-        self, model: str | None, template: str, system: str | None, options: dict[str, Any], threads: int
+        self,
+        model: str | None,
+        placement: Placement | None,
+        template: str,
+        system: str | None,
+        options: dict[str, Any],
+        threads: int,
     ) -> None:
         import torch
 
-        from draftree.models import load_model
-
         torch.set_num_threads(threads)
-        self.model, self.tokenizer = load_model(model)
+        self.model, self.tokenizer = load_model(model, placement)
         self.template = Template(template, self.tokenizer, *([system] if system is not None else []))
         self.options = AnswerOptions(**options)
 

@@ -17,7 +17,7 @@ from draftree.training.methods import prepare
 from draftree.training.objective import RANKS
 from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
-from draftree.training.session import Session
+from draftree.training.session import Session, on_device
 from draftree.training.trainer import Tell
 
 
@@ -67,7 +67,7 @@ def train(
     trained.base = base_of(target.model)
     before = model_hash(target.model)
     made_of = {"method": method, "settings": trained.settings, "training": training, "splits": splits}
-    session = Session(out, made_of, rows, options, objective.learning_rate)
+    session = Session(out, made_of, rows, options, objective.learning_rate, **on_device(target.model))
     with _frozen(target.model):
         target.model.to(session.args.device)
         final = session.fit(objective, splits, tell)[-1]

@@ -133,6 +133,11 @@ def claim(out: Path, record: dict[str, Any], resume: bool, *, first: bool) -> st
     return None
 
 
+def on_device(model: Any) -> dict[str, Any]:
+    """Arguments of a run that stays on the processor where the model was put there."""
+    return {"use_cpu": True} if model.device.type == "cpu" else {}
+
+
 def arguments(out: Path, rows: int, options: TrainOptions, learning_rate: float, **more: Any) -> TrainingArguments:
     """Hugging Face's arguments of a run on so many rows; `more` wins over all."""
     gpu = torch.cuda.is_available()

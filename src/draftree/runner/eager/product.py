@@ -8,12 +8,13 @@ passes of fixed shapes, in bfloat16, which has no other fast product.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from draftree.models import free_bytes
 
 COPY_LIMIT = 1024**3  # bytes of weights that may always be copied
 FEW = 16  # rows of a product that the packed layout is made for
@@ -31,19 +32,6 @@ def may_copy(model: Any, device: torch.device, *, much_faster: bool) -> bool:
         return True
     free = free_bytes(device) if much_faster else None
     return free is not None and size <= SHARE * free
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that a new tensor on `device` may take; None where the system does not report it."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu":
-        return None
-    try:
-        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(facts["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
 
 
 def may_pack(dtype: torch.dtype, device: torch.device) -> bool:

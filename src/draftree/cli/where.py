@@ -1,0 +1,52 @@
+"""Options of every verb that loads a model: on which device, in which type, with how many threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from draftree.cli.options import Threads, use_threads
+from draftree.models import Placement
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a model goes."""
+
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto: the best there is.")] = "auto"
+    dtype: Annotated[
+        str,
+        typer.Option(help="float32, bfloat16, float16, or auto: as stored, but float32 on a CPU below 2B parameters."),
+    ] = "auto"
+    device_map: Annotated[
+        str | None,
+        typer.Option(help="Spread the weights as Hugging Face does: auto, balanced, ...", show_default="one device"),
+    ] = None
+    threads: Threads = None
+
+    @property
+    def placement(self) -> Placement:
+        """Device and type, as the loader takes them."""
+        return Placement(self.device, self.dtype, self.device_map)
+
+    def check(self) -> None:
+        """Refuse what cannot be, and give torch its threads.
+
+        Raises:
+            ValueError: no such device or type here.
+        """
+        self.placement.check()
+        use_threads(self.threads)
+
+    def load(self, model: str | None) -> tuple[Any, Any]:
+        """(model, tokenizer) of a folder or hub name, the embedded model for None; says where its type is changed.
+
+        Raises:
+            ValueError: a model that cannot be loaded, no such device or type here.
+        """
+        from draftree.models import load_model
+
+        self.check()
+        return load_model(model, self.placement, lambda line: typer.echo(line, err=True))

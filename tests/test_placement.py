@@ -1,0 +1,120 @@
+"""Where a model goes, and in which type: as stored, as asked, and in one sentence where that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+import draftree
+from draftree import models
+from draftree.cli import app
+from draftree.drafting import Medusa
+from draftree.drafting.folder import base_of, load_drafter, model_hash
+from draftree.models import Placement, load_model
+
+
+@pytest.fixture(scope="module")
+def stored(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The embedded model in bfloat16, in a folder."""
+    folder = tmp_path_factory.mktemp("stored")
+    model, tokenizer = draftree.demo_model()
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def loaded(name: str | None, *arguments: Any) -> tuple[Any, list[str]]:
+    lines: list[str] = []
+    model, _ = load_model(name, Placement(*arguments), lines.append)
+    return model, lines
+
+
+def test_small_models_of_16_bits_are_computed_in_float32(stored: str) -> None:
+    model, lines = loaded(stored)
+    assert model.dtype is torch.float32
+    assert len(lines) == 1
+    assert lines[0].startswith("The weights are stored in bfloat16 and are computed in float32")
+    exact, silent = loaded(stored, "cpu", "bfloat16")
+    assert exact.dtype is torch.bfloat16
+    assert not silent
+    assert all(torch.equal(a, b.float()) for a, b in zip(model.parameters(), exact.parameters(), strict=True))
+    assert loaded(stored, "auto", "float16")[0].dtype is torch.float16
+    assert loaded(None)[1] == []
+
+
+def test_large_models_and_full_memories_stay_as_stored(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "free_bytes", lambda _: 20_000_000)
+    assert loaded(stored)[0].dtype is torch.bfloat16
+    monkeypatch.setattr(models, "free_bytes", lambda _: None)
+    monkeypatch.setattr("draftree.models.SMALL", 1_000_000)
+    assert loaded(stored)[0].dtype is torch.bfloat16
+
+
+def test_a_spread_model(stored: str) -> None:
+    model, lines = loaded(stored, "auto", "auto", "auto")
+    assert (model.dtype, lines) == (torch.bfloat16, [])
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        (Placement(device="gpu"), "There is no device 'gpu': give cpu, cuda, cuda:1, mps or auto"),
+        (Placement(device="cpu:3"), "This machine has no device 'cpu:3': give one of cpu"),
+        (Placement(dtype="int8"), "dtype is 'int8': choose auto, float32, bfloat16, float16"),
+        (Placement(device="cpu", device_map="auto"), "give one of them"),
+        pytest.param(
+            Placement(device="cuda:7"),
+            "This machine has no device 'cuda:7'",
+            marks=pytest.mark.skipif(torch.cuda.device_count() > 7, reason="it is there"),
+        ),
+    ],
+)
+def test_what_cannot_be(placement: Placement, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_model("./nowhere", placement)
+
+
+def test_a_drafter_belongs_to_a_model_in_either_type(stored: str, tmp_path: Path) -> None:
+    half, whole = loaded(stored, "cpu", "bfloat16")[0], loaded(stored)[0]
+    assert model_hash(half) == model_hash(whole)
+    fresh = Medusa.fresh(whole)
+    fresh.base = base_of(whole)
+    fresh.save_pretrained(tmp_path)
+    ids = torch.tensor([[5, 9, 20]])
+    for model in (half, whole):
+        drafter = load_drafter(tmp_path, model)
+        drafted = draftree.generate(model, ids, drafter=drafter, max_new_tokens=8, strict=True).sequences
+        assert torch.equal(drafted, draftree.generate(model, ids, max_new_tokens=8, strict=True).sequences)
+
+
+def test_the_command_line_loads_by_them(stored: str) -> None:
+    arguments = ["generate", "--model", stored, "--json", "--max-new-tokens", "4", "Hi"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["token_ids"]
+    assert "are computed in float32" in done.stderr
+    silent = CliRunner().invoke(app, [*arguments, "--dtype", "bfloat16", "--device", "cpu", "--threads", "1"])
+    assert silent.exit_code == 0
+    assert "float32" not in silent.stderr
+
+
+def test_every_verb_that_loads_a_model_takes_them() -> None:
+    def commands(command: Any, name: str) -> Any:
+        held = getattr(command, "commands", None)
+        for part in [] if held is None else held:
+            yield from commands(held[part], f"{name} {part}")
+        if held is None:
+            yield name, {p.opts[0] for p in command.params}
+
+    checked = 0
+    for name, options in commands(typer.main.get_command(app), "draftree"):
+        if "--model" in options:
+            assert {"--device", "--dtype", "--threads"} <= options, name
+            checked += 1
+    assert checked > 12
