@@ -19,6 +19,7 @@ FLOORS = {
     "version": 0,
     "demo_model": 0,
     "models": 0,
+    "detokenizer": 0,
     "prompts": 0,
     "progress": 0,
     "pages": 0,
@@ -41,6 +42,7 @@ FLOORS = {
     "integrations": 4,
     "": 4,  # the public face: it names what all floors below the command line offer
     "client": 4,
+    "chat": 4,
     "cli": 5,
     "__main__": 5,
 }

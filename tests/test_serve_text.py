@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftree.detokenizer import Detokenizer
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import MessageReader, chat_prompt, tools_of
 from draftree.serve.schema import Chat, Message
-from draftree.serve.text import Detokenizer, StopStrings
+from draftree.serve.text import StopStrings
 
 
 class Slow:

@@ -15,6 +15,7 @@ from draftree.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from draftree.acceptance import LossyTypical
+    from draftree.chat import Chat
     from draftree.drafting import (
         BiLD,
         BiTA,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BiLD",
     "BiTA",
+    "Chat",
     "DraftModel",
     "DynamicTree",
     "EarlyHead",
@@ -77,6 +79,7 @@ __all__ = [
 _HOMES = {
     "BiLD": "draftree.drafting",
     "BiTA": "draftree.drafting",
+    "Chat": "draftree.chat",
     "DraftModel": "draftree.drafting",
     "DynamicTree": "draftree.shaping",
     "EarlyHead": "draftree.pruning",

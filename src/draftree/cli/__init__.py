@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli import bench, demo, generate, serve, trace, train, tune
+from draftree.cli import bench, chat, demo, generate, serve, trace, train, tune
 
 app = typer.Typer(name="draftree", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("demo")(demo.demo)
+app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
 app.command("trace")(trace.trace)

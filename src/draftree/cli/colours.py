@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from draftree.trace.labels import Pieces
+from draftree.detokenizer import Detokenizer
 
 SOURCE_STYLES = {
     "prompt_lookup": "cyan",
@@ -59,10 +59,10 @@ class ColouredText:
 
     def __init__(self, tokenizer: Any) -> None:
         self.text = Text()
-        self._pieces = Pieces(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer)
 
     def add(self, token: int, source: str | None) -> Text:
         """Append a token in its source's colour; returns the piece of text that became printable."""
-        coloured = Text(self._pieces.add(token), style=source_style(source))
+        coloured = Text(self._detokenizer.feed(token), style=source_style(source))
         self.text.append_text(coloured)
         return coloured

@@ -134,9 +134,12 @@ class Choosing:
         """The same as an engine's options for `target`."""
         from draftree.engine.options import read_options
 
+        return read_options(target, None, None, tokenizer, self.given())
+
+    def given(self) -> dict[str, Any]:
+        """The same by Hugging Face's names."""
         temperature = self.temperature if self.sample else None
-        given = {"do_sample": self.sample, "temperature": temperature, "top_k": self.top_k, "top_p": self.top_p}
-        return read_options(target, None, None, tokenizer, given)
+        return {"do_sample": self.sample, "temperature": temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 
 def read_prompt(prompt: str) -> str:

@@ -58,13 +58,15 @@ def generate(
     coloured = ColouredText(tokenizer)
     begin = time.perf_counter()
     request = ask(engine, options, ids, max_new_tokens, choosing.seed, own)
-    for emitted in engine.stream(request):
-        piece = coloured.add(emitted.token, emitted.source)
-        if not as_json:
-            console.print(piece, end="")
+    try:
+        for emitted in engine.stream(request):
+            piece = coloured.add(emitted.token, emitted.source)
+            if not as_json:
+                console.print(piece, end="")
+    finally:
+        if trie is not None:  # also where Ctrl-C ends the answer
+            parts_of(parts["drafter"], Lookahead)[0].save(trie, tokenizer)
     seconds = time.perf_counter() - begin
-    if trie is not None:
-        parts_of(parts["drafter"], Lookahead)[0].save(trie, tokenizer)
     if as_json:
         answer = {
             "text": coloured.text.plain,

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from draftree.detokenizer import Detokenizer
 from draftree.engine import Engine
 from draftree.engine.request import State, TokenScores
 from draftree.engine.scoring import score_prompt
 from draftree.serve.parts import Delta, Part
-from draftree.serve.text import Detokenizer, StopStrings
+from draftree.serve.text import StopStrings
 
 log = logging.getLogger("draftree.serve")
 

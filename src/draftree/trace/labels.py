@@ -8,52 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftree.detokenizer import Detokenizer
+
 BROKEN = "\ufffd"
-LONGEST_CHARACTER = 8  # tokens that may have to wait for each other before something can be shown
-
-
-class Pieces:
-    """Cuts a text that grows token by token.
-
-    Args:
-        tokenizer: decodes ids.
-        special: whether special tokens, such as the end of the text, are shown.
-    """
-
-    def __init__(self, tokenizer: Any, *, special: bool = False) -> None:
-        self._tokenizer = tokenizer
-        self._skip = not special
-        self._before: list[int] = []  # what was shown last: decides on spaces
-        self._pending: list[int] = []
-
-    def add(self, token: int) -> str:
-        """What becomes readable with this token: nothing while a character is not whole."""
-        self._pending.append(token)
-        before = self._decode(self._before)
-        piece = self._decode(self._before + self._pending)[len(before) :]
-        if piece.endswith(BROKEN) and len(self._pending) < LONGEST_CHARACTER:
-            return ""
-        self._before, self._pending = self._pending, []
-        return piece
-
-    def rest(self) -> str:
-        """What is left at the end: a character that never became whole."""
-        before, pending, self._pending = self._before, self._pending, []
-        return self._decode(before + pending)[len(self._decode(before)) :] if pending else ""
-
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip) if ids else ""
-        return text
 
 
 def pieces(tokenizer: Any, ids: list[int]) -> list[str]:
     """One piece for each of `ids`; together they are the text, special tokens shown."""
     if tokenizer is None:
         return [f"{token} " for token in ids]
-    cutter = Pieces(tokenizer, special=True)
-    cut = [cutter.add(token) for token in ids]
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+    cut = [detokenizer.feed(token) for token in ids]
     if cut:
-        cut[-1] += cutter.rest()
+        cut[-1] += detokenizer.rest()
     return cut
 
 

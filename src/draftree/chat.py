@@ -1,0 +1,135 @@
+"""A dialogue with a model, whose drafter and whose keys and values live on from turn to turn."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import Any, Self
+
+from draftree.detokenizer import Detokenizer
+from draftree.drafting import Drafter
+from draftree.engine import Emitted, Engine, Request, RunStats
+from draftree.engine.limits import check_prompt
+from draftree.engine.options import read_options, rules_for
+
+
+class Chat:
+    """A dialogue: what was said before is neither read nor learned again.
+
+    Args:
+        model: a decoder-only Hugging Face model.
+        tokenizer: the model's, with a chat template.
+        drafter: drafts, such as `Lookahead()`, which learns from every turn; None decodes plainly.
+        system: a system message; None for none.
+        max_new_tokens: most tokens of an answer; fewer where the context ends.
+        seed: of the draws with `do_sample=True`; turn i draws with seed + i.
+        runner, strict: as in `generate`; with `strict` every turn is read anew.
+        options: of Hugging Face's GenerationConfig, such as `do_sample` and `temperature`.
+
+    Attributes:
+        messages: the dialogue so far, as chat templates take it.
+        requests: the engine's, one for each answer; their `stats` tell how drafting went.
+
+    Raises:
+        TypeError, ValueError: options or a model that cannot be, or a tokenizer without a chat template.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        drafter: Drafter | None = None,
+        *,
+        system: str | None = None,
+        max_new_tokens: int = 512,
+        seed: int = 0,
+        runner: str = "auto",
+        strict: bool = False,
+        **options: Any,
+    ) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError("The tokenizer has no chat template, so nobody knows how to write turns: use generate.")
+        self.engine = Engine(model, drafter=drafter, slots=1, runner=runner, strict=strict, keep_prefixes=not strict)
+        if self.engine.target.encoder_decoder:
+            raise ValueError("A chat needs a decoder-only model: use generate for encoder-decoders.")
+        self.tokenizer, self.system = tokenizer, system
+        self._options = read_options(self.engine.target.model, None, None, tokenizer, options)
+        self._most, self._seed = max_new_tokens, seed
+        self.messages: list[dict[str, str]] = []
+        self.requests: list[Request] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the dialogue; what the drafter has learned stays."""
+        self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+
+    def send(self, text: str, *, drafting: bool = True) -> Iterator[str]:
+        """The answer to `text`, piece by piece; what has come when the iterator is closed is the answer.
+
+        Args:
+            text: what the user says.
+            drafting: False answers this turn without draft tokens.
+
+        Raises:
+            ValueError: nothing said, or a dialogue that fills the context.
+        """
+        detokenizer = Detokenizer(self.tokenizer)
+        for emitted in self.stream(text, drafting=drafting):
+            piece = detokenizer.feed(emitted.token)
+            if piece:
+                yield piece
+        rest = detokenizer.rest()
+        if rest:
+            yield rest
+
+    def stream(self, text: str, *, drafting: bool = True) -> Generator[Emitted, None, None]:
+        """The same token by token, with the drafter that each came from."""
+        request = self._ask(text, drafting=drafting)
+        try:
+            yield from self.engine.stream(request)
+        finally:
+            said = self.tokenizer.decode(request.tokens, skip_special_tokens=True)
+            self.messages.append({"role": "assistant", "content": said})
+
+    def _ask(self, text: str, *, drafting: bool) -> Request:
+        """Add a turn to the dialogue, and its answer's request to the engine; neither where it cannot be."""
+        if not text.strip():
+            raise ValueError("There is nothing to answer: say something.")
+        target, turns = self.engine.target, [*self.messages, {"role": "user", "content": text}]
+        prompt = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = self.tokenizer(prompt, add_special_tokens=False).input_ids
+        most = self._most
+        if target.max_positions is not None:
+            most = min(most, target.max_positions - len(ids))
+            if most < 1:
+                raise ValueError(
+                    f"The dialogue has {len(ids)} tokens and the model reads {target.max_positions}: reset it, or say "
+                    "less."
+                )
+        check_prompt(ids, most, target.vocab_size, target.max_positions)
+        options, seed = self._options, self._seed + len(self.requests)
+        rules = rules_for(
+            target.model,
+            options,
+            max_new_tokens=most,
+            padded_length=len(ids),
+            seed=seed if options.config.do_sample else None,
+        )
+        request = self.engine.add(ids, replace(rules, drafting=drafting))
+        self.messages = turns
+        self.requests.append(request)
+        return request
+
+    def stats(self) -> RunStats:
+        """Statistics of all answers so far."""
+        return RunStats([request.stats for request in self.requests])
+
+    def close(self) -> None:
+        """Let the model's memory go."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,131 @@
+"""`draftree chat`: a dialogue in the terminal, with accepted draft tokens in colour."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftree.cli.decoding import Choosing, Drafting
+from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
+from draftree.cli.where import Where
+
+if TYPE_CHECKING:
+    from draftree.chat import Chat
+
+HELP = "/stats: how drafting goes; /plain: drafting off and on again; /reset: forget the dialogue; /exit: leave."
+LINES = 1000  # of what was typed, kept for the arrow keys
+
+
+@grouped
+def chat(
+    *,
+    model: Model = None,
+    where: Where,
+    drafting: Drafting,
+    trie: Annotated[Path | None, typer.Option(help="Saved trie to draft from; what it learns is added to it.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.", show_default="none")] = None,
+    max_new_tokens: MaxNewTokens = 512,
+    choosing: Choosing,
+    history: Annotated[
+        Path | None,
+        typer.Option(help="File of the lines that were typed, for the arrow keys.", show_default="draftree's own"),
+    ] = None,
+) -> None:
+    """Talk with MODEL; the drafter and what the model has read live on from turn to turn."""
+    from draftree.chat import Chat
+    from draftree.drafting import Lookahead
+    from draftree.drafting.merge import parts_of
+
+    drafting.check(trie)
+    if drafting.bild is not None or drafting.early_head is not None or choosing.raw:
+        raise ValueError("A chat has no --bild, --early-head or --raw: leave them out, or use draftree generate.")
+    check_file(trie, "--trie")
+    choosing.check()
+    where.check()
+    target, tokenizer = where.load(model)
+    drafter = drafting.for_engine(target, tokenizer, trie)["drafter"]
+    dialogue = Chat(
+        target,
+        tokenizer,
+        drafter,
+        system=system,
+        max_new_tokens=max_new_tokens,
+        seed=choosing.seed,
+        runner=choosing.runner,
+        strict=choosing.strict,
+        **choosing.given(),
+    )
+    try:
+        with dialogue:
+            talk(dialogue, typed(history or Path(typer.get_app_dir("draftree")) / "history"))
+    finally:
+        if trie is not None:
+            parts_of(drafter, Lookahead)[0].save(trie, tokenizer)
+
+
+def talk(dialogue: Chat, lines: Iterator[str]) -> None:
+    """Answer line after line, until there are no more."""
+    from draftree.cli.screen import line_console
+
+    console, plain = line_console(), False
+    console.print(HELP, style="dim")
+    for line in lines:
+        command = line.strip()
+        if command == "/exit":
+            return
+        if command == "/stats":
+            dialogue.stats().summary()
+        elif command == "/reset":
+            dialogue.reset()
+            console.print("The dialogue begins anew; the drafter keeps what it has learned.", style="dim")
+        elif command == "/plain":
+            plain = not plain
+            console.print("Drafting is off." if plain else "Drafting is on.", style="dim")
+        elif command.startswith("/"):
+            console.print(f"There is no command {command.split()[0]!r}. {HELP}", style="dim")
+        elif command:
+            try:
+                answer(dialogue, line, console, drafting=not plain)
+            except ValueError as error:  # a dialogue that fills the context: it can be reset
+                console.print(str(error), style="red")
+
+
+def answer(dialogue: Chat, line: str, console: Any, *, drafting: bool) -> None:
+    """Print an answer as it comes; Ctrl-C ends it, and what has come stays."""
+    from draftree.cli.colours import ColouredText
+
+    coloured, stream = ColouredText(dialogue.tokenizer), dialogue.stream(line, drafting=drafting)
+    try:
+        for emitted in stream:
+            console.print(coloured.add(emitted.token, emitted.source), end="")
+    except KeyboardInterrupt:
+        console.print(" ...", style="dim", end="")
+    finally:
+        stream.close()
+        console.print()
+
+
+def typed(history: Path) -> Iterator[str]:
+    """What is typed, line by line, with arrow keys where there is a terminal; ends with the input, or Ctrl-C."""
+    if not sys.stdin.isatty():
+        yield from (line.rstrip("\n") for line in sys.stdin)
+        return
+    import readline  # `input` uses it from then on
+
+    with suppress(OSError):
+        readline.read_history_file(history)
+    readline.set_history_length(LINES)
+    try:
+        while True:
+            yield input("> ")
+    except (EOFError, KeyboardInterrupt):
+        print()
+    finally:
+        with suppress(OSError):  # a chat without a history is a chat
+            history.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(history)

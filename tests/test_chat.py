@@ -1,0 +1,184 @@
+"""A dialogue: every answer is what `generate` gives for the turns so far, and nothing is read twice; the terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from zoo import build
+
+import draftree
+from draftree import Chat, Lookahead
+from draftree.cli import app
+
+TURNS = ("Tell me about the sea.", "And what about the sky?", "Tell me about the sea.")
+
+
+def wanted(demo: Any, messages: list[dict[str, str]], **options: Any) -> str:
+    inputs = demo.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    found = draftree.generate(demo.model, **inputs, max_new_tokens=40, **options).sequences
+    return str(demo.tokenizer.decode(found[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("drawn", [{}, {"do_sample": True, "temperature": 0.9, "top_p": 0.9}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("drafter", [None, Lookahead])
+def test_answers_are_those_of_generate(demo: Any, drafter: Any, drawn: dict[str, Any]) -> None:
+    made = None if drafter is None else drafter()
+    with Chat(demo.model, demo.tokenizer, made, system="Be kind.", max_new_tokens=40, seed=3, **drawn) as chat:
+        messages = [{"role": "system", "content": "Be kind."}]
+        for turn, text in enumerate(TURNS):
+            answer = "".join(chat.send(text))
+            messages.append({"role": "user", "content": text})
+            assert answer == wanted(demo, messages, **drawn, **({"seed": 3 + turn} if drawn else {}))
+            messages.append({"role": "assistant", "content": answer})
+            assert chat.messages == messages
+        assert len(chat.stats().requests) == 3
+        assert chat.requests[1].reused > len(chat.requests[0].context.tokens) - 45, "the first turn is not read again"
+
+
+def test_a_broken_answer_stays_as_far_as_it_came(demo: Any) -> None:
+    with Chat(demo.model, demo.tokenizer, Lookahead(), max_new_tokens=40) as chat:
+        stream = chat.send(TURNS[0])
+        said = next(stream) + next(stream)
+        stream.close()
+        held = chat.messages[-1]["content"]
+        assert held.startswith(said)
+        assert "".join(chat.send(TURNS[1])) == wanted(demo, chat.messages[:-1])
+        chat.reset()
+        assert "".join(chat.send(TURNS[0])) == wanted(demo, [{"role": "user", "content": TURNS[0]}])
+
+
+def test_a_turn_without_drafting(demo: Any) -> None:
+    with Chat(demo.model, demo.tokenizer, Lookahead(), max_new_tokens=40) as chat:
+        first = "".join(chat.send(TURNS[0]))
+        chat.reset()
+        assert "".join(chat.send(TURNS[0], drafting=False)) == first
+        assert chat.requests[1].stats.drafted == 0 < chat.requests[0].stats.drafted
+
+
+def test_what_cannot_be_said_changes_nothing(demo: Any) -> None:
+    with Chat(demo.model, demo.tokenizer, max_new_tokens=40) as chat:
+        "".join(chat.send(TURNS[0]))
+        before = list(chat.messages)
+        for text, message in ((" ", "nothing to answer"), ("word " * 3000, "the model reads 2048: reset it")):
+            with pytest.raises(ValueError, match=message):
+                "".join(chat.send(text))
+            assert chat.messages == before
+        long = "".join(chat.send("word " * 1950))
+        assert len(demo.tokenizer(long).input_ids) <= 40, "an answer ends where the context does"
+
+
+def test_who_cannot_talk(demo: Any) -> None:
+    class Mute:
+        chat_template = None
+
+    with pytest.raises(ValueError, match="no chat template"):
+        Chat(demo.model, Mute())
+    with pytest.raises(ValueError, match="decoder-only"):
+        Chat(build("t5"), demo.tokenizer)
+    with pytest.raises(TypeError, match="temperatur"):
+        Chat(demo.model, demo.tokenizer, temperatur=1)
+
+
+# ------------------------------------------------------------------------------------------ the terminal
+
+
+def talked(lines: list[str], *arguments: str) -> Any:
+    return CliRunner().invoke(app, ["chat", "--max-new-tokens", "12", *arguments], input="\n".join([*lines, ""]))
+
+
+def test_commands_of_the_terminal(demo: Any, tmp_path: Path) -> None:
+    trie = tmp_path / "kept.trie"
+    lines = ["Hi", "/stats", "/plain", "Hi", "/plain", "/nothing", "", "/reset", "Hi", "/exit", "x"]
+    done = talked(lines, "--trie", str(trie))
+    assert done.exit_code == 0, done.output
+    for told in ("tokens emitted", "Drafting is off", "Drafting is on", "no command '/nothing'", "begins anew"):
+        assert told in done.output
+    assert trie.is_file()
+    answer = "".join(Chat(demo.model, demo.tokenizer, max_new_tokens=12).send("Hi"))
+    assert done.output.count(answer.strip()) >= 2
+    again = talked(["Hi"], "--trie", str(trie), "--drafter", "lookahead+prompt-lookup")
+    assert again.exit_code == 0
+    assert answer.strip() in again.output
+
+
+def test_a_full_context_is_said_and_the_chat_goes_on() -> None:
+    done = talked(["word " * 3000, "Hi"])
+    assert done.exit_code == 0
+    assert "the model reads 2048" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--bild", "demo"], "A chat has no --bild"),
+        (["--raw"], "A chat has no"),
+        (["--temperature", "2"], "add --sample"),
+        (["--device", "gpu"], "no device 'gpu'"),
+        (["--drafter", "lokahead"], "Did you mean 'lookahead'"),
+    ],
+)
+def test_wrong_options(arguments: list[str], told: str) -> None:
+    done = talked(["Hi"], *arguments)
+    assert done.exit_code != 0
+    assert told in str(done.exception)
+
+
+def test_in_a_terminal(tmp_path: Path) -> None:
+    """Lines are typed at a prompt and kept; Ctrl-C ends an answer and not the chat, Ctrl-D the chat."""
+    history = tmp_path / "own" / "history"
+    process, terminal = pty.fork()
+    if process == 0:
+        os.environ |= {"TERM": "dumb", "OMP_NUM_THREADS": "1"}
+        command = ["chat", "--history", str(history), "--max-new-tokens", "1900", "--drafter", "none"]
+        os.execv(sys.executable, [sys.executable, "-m", "draftree", *command])
+    seen = ""
+
+    def read_until(come: Callable[[str], bool], seconds: float = 60.0) -> None:
+        nonlocal seen
+        seen, last = "", time.monotonic() + seconds
+        while not come(seen):
+            assert time.monotonic() < last, seen
+            if select.select([terminal], [], [], 0.1)[0]:
+                seen += os.read(terminal, 4096).decode(errors="replace")
+
+    asked = "Tell me about the sea."
+    read_until(lambda text: text.endswith("> "))
+    os.write(terminal, f"{asked}\n".encode())
+    read_until(lambda text: len(text.partition(asked)[2]) > 20)  # the answer has begun
+    os.kill(process, signal.SIGINT)
+    read_until(lambda text: text.endswith("> "))
+    assert "..." in seen
+    os.write(terminal, b"\x04")
+    assert os.waitpid(process, 0)[1] == 0
+    assert asked in history.read_text()
+
+
+def test_ctrl_c_keeps_what_a_trie_has_learned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from draftree.cli.colours import ColouredText
+
+    class Interrupted(ColouredText):
+        left = 5
+
+        def add(self, token: int, source: str | None) -> Any:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return super().add(token, source)
+
+    monkeypatch.setattr("draftree.cli.colours.ColouredText", Interrupted)
+    trie = tmp_path / "kept.trie"
+    done = CliRunner().invoke(app, ["generate", "--trie", str(trie), "Tell me about the sea."])
+    assert done.exit_code != 0
+    assert trie.is_file()
