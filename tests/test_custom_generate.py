@@ -13,6 +13,7 @@ from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from zoo import build
 
+from draftree.drafting import Lookahead, Merge, PromptLookup
 from draftree.engine import RunStats, generate
 from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
@@ -110,6 +111,40 @@ def test_streamer_under_our_name() -> None:
     generate(build("llama"), ids, drafter=RandomTree(references), shape=Fixed(16), max_new_tokens=NEW, streamer=direct)
     assert ours.got == direct.got == theirs.got
     assert ours.ended == direct.ended == theirs.ended == 1
+
+
+def test_streamer_of_generate_itself() -> None:
+    """Hugging Face does not hand it on; whoever reads from it must not wait for ever."""
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    theirs, ours = Everything(), Everything()
+    hf(build("llama"), ids, streamer=theirs)
+    options = {"max_new_tokens": NEW, "do_sample": False}
+    build("llama").generate(ids, custom_generate=custom_generate(Lookahead()), streamer=ours, **options)
+    assert ours.got == theirs.got
+    assert ours.ended == 1
+    with pytest.raises(ValueError, match="both have a streamer"):
+        build("llama").generate(ids, custom_generate=custom_generate(streamer=ours), streamer=ours, **options)
+
+
+@pytest.mark.parametrize("make", [Lookahead, PromptLookup, lambda: Merge([Lookahead(), PromptLookup()])])
+def test_a_drafter_is_a_decoding_loop(make: Any) -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1])).repeat(2, 1)
+    drafter, heard = make(), Everything()
+    wanted = hf(build("llama"), ids)
+    same(build("llama").generate(ids, custom_generate=drafter, max_new_tokens=NEW, do_sample=False), wanted)
+    build("llama").generate(ids[:1], custom_generate=drafter, max_new_tokens=NEW, do_sample=False, streamer=heard)
+    assert heard.ended == 1
+    source = ids[:1]
+    same(
+        build("t5").generate(source, custom_generate=make(), max_new_tokens=NEW, do_sample=False),
+        hf(build("t5"), source),
+    )
+
+
+def test_forgotten_parentheses() -> None:
+    ids = torch.tensor(prompts(LENGTHS[:1]))
+    with pytest.raises(TypeError, match="makes a decoding loop and is none itself: call it"):
+        build("llama").generate(ids, custom_generate=custom_generate, max_new_tokens=4)
 
 
 def test_return_dict() -> None:

@@ -173,7 +173,16 @@ def begun(name: str, ids: Tensor) -> DynamicCache:
         ("llama", lambda ids: {"inputs_embeds": embeddings("llama", ids)}, "inputs_embeds cannot be drafted for"),
         ("llama", lambda ids: {"position_ids": torch.arange(5, 5 + ids.shape[1])[None]}, "position_ids differ"),
         ("gpt2", lambda ids: {"token_type_ids": torch.zeros_like(ids)}, "leave token_type_ids out"),
-        ("llama", lambda ids: {"past_key_values": begun("llama", ids)}, "past_key_values holds tokens already"),
+        (
+            "llama",
+            lambda ids: {"past_key_values": DynamicCache(config=build("llama").config)},
+            "neither be read nor filled",
+        ),
+        (
+            "llama",
+            lambda ids: {"past_key_values": begun("llama", ids)},
+            "past_key_values would neither be read nor filled",
+        ),
         ("llama", lambda ids: {"output_attentions": True}, "leave output_attentions out"),
         (
             "t5",
@@ -195,9 +204,8 @@ def test_inputs_that_would_be_lost_are_refused(name: str, made: Callable[[Tensor
 def test_inputs_that_say_what_the_ids_say_are_taken() -> None:
     ids, mask = left_pad(prompts())
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    cache = DynamicCache(config=build("llama").config)
     wanted = hf(build("llama"), ids, mask)
-    same(through("llama", ids, mask, options={"position_ids": positions, "past_key_values": cache}), wanted)
+    same(through("llama", ids, mask, options={"position_ids": positions}), wanted)
     source = ids[:1]
     wanted = hf(build("t5"), source)
     loop = custom_generate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from drafters_for_tests import RandomTree
 from generate_driver import LENGTHS, NEW, hf, left_pad, prompts, references_of, same
 from torch import Tensor
 from transformers import GenerationConfig
-from zoo import build
+from zoo import MEMBERS, build, construct
 
+from draftree.drafting import Lookahead
 from draftree.engine import Engine, Rules, generate
 from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
@@ -129,3 +131,20 @@ def test_stop_strings_inside_their_loop(demo: Any, stops: Any, sample: bool) -> 
     with pytest.raises(ValueError, match=r"give it to draftree.custom_generate\(tokenizer=...\)") as raised:
         model.generate(ids, custom_generate=custom_generate(), tokenizer=tokenizer, **options)
     assert "\n" not in str(raised.value)
+
+
+def test_the_way_of_choosing_is_the_model_s_own_as_with_hugging_face() -> None:
+    """A swap of the call changes no way of choosing; a line says that tokens are drawn."""
+    model = construct(MEMBERS["llama"])
+    model.generation_config.do_sample = True
+    model.generation_config.temperature = 0.7
+    ids = torch.tensor(prompts()[:1])
+    torch.manual_seed(5)
+    wanted = model.generate(ids, max_new_tokens=NEW)
+    with pytest.warns(UserWarning, match="draws tokens .do_sample=True., and so does draftree"):
+        drawn = generate(model, ids, drafter=Lookahead(), max_new_tokens=NEW, seed=5).sequences
+    same(drawn, wanted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        likeliest = generate(model, ids, max_new_tokens=NEW, do_sample=False).sequences
+    same(likeliest, hf(model, ids))

@@ -113,6 +113,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        if _HOMES[name].startswith("draftree.drafting"):
+            import_module("draftree.integrations")  # drafters are decoding loops of Hugging Face's as well
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'draftree' has no attribute {name!r}; it has {', '.join(__all__)}.")
 

@@ -8,9 +8,9 @@ a request lives under the request's id, never on the model.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -233,6 +233,18 @@ class Drafter(ABC):
     node_budget: int | None = None
     deep_prefix: list[tuple[Tensor, Tensor]] | None = None
     acceptance: LossyRule | None = None
+
+    decoding_loop: ClassVar[Callable[[Drafter], Callable[..., Any]] | None] = None
+    """Makes a drafter a decoding loop for Hugging Face's `generate`; `integrations` puts it here."""
+
+    def __call__(
+        self, model: Any, input_ids: Tensor, *, inputs_tensor: Any = None, stop_strings: Any = None, **given: Any
+    ) -> Any:
+        """`draftree.custom_generate(self)`, for `model.generate(..., custom_generate=drafter)`."""
+        if self.decoding_loop is None:
+            raise TypeError("A drafter is no decoding loop: pass custom_generate=draftree.custom_generate(drafter).")
+        loop = type(self).decoding_loop(self)  # type: ignore[misc]
+        return loop(model, input_ids, inputs_tensor=inputs_tensor, stop_strings=stop_strings, **given)
 
     def bind(self, target: Target, **hints: Any) -> None:
         """Meet the target: check shapes and vocabulary, load weights. Called once per engine, before any work.

@@ -44,8 +44,8 @@ def seeds_of(sample: bool | None, seed: Any, count: int) -> list[int | None]:
     return [(seed + b) % 2**64 for b in range(count)]  # as torch takes negative ones
 
 
-def feed(streamer: Any, prompt: Tensor) -> Callable[[Emitted], None] | None:
-    """Give a Hugging Face streamer the prompt [1, L]; return what hands it each new token (None without one).
+def feed(streamer: Any, prompt: Tensor | None) -> Callable[[Emitted], None] | None:
+    """Give a Hugging Face streamer the prompt [1, L], if any; return what hands it each new token (None without one).
 
     Raises:
         TypeError: what is no streamer.
@@ -54,7 +54,8 @@ def feed(streamer: Any, prompt: Tensor) -> Callable[[Emitted], None] | None:
         return None
     if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
         raise TypeError(f"streamer is a {type(streamer).__name__}: pass one of Hugging Face's, such as TextStreamer.")
-    streamer.put(prompt.cpu())
+    if prompt is not None:
+        streamer.put(prompt.cpu())
     return lambda emitted: streamer.put(torch.tensor([emitted.token], dtype=torch.long, device="cpu"))
 
 

@@ -76,8 +76,8 @@ def generate(
         pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
         shape: sizes the trees; by default by measured cost.
         max_new_tokens: most tokens to emit (128 where neither this nor a config sets it).
-        do_sample: draw tokens (default False, whatever the model's own config says); with it `temperature`, `top_k`,
-            `top_p` as in Hugging Face.
+        do_sample: draw tokens (default as in the model's generation config, with a warning where that draws); with it
+            `temperature`, `top_k`, `top_p` as in Hugging Face.
         seed: of the noise, at most 64 bits; request b of a batch uses seed + b. With a seed, batch 1 equals Hugging
             Face's `generate(do_sample=True)` after `torch.manual_seed(seed)`. None takes torch's default generator.
         eos_token_id: ends a text; default from the model's generation config, [] for none.

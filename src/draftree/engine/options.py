@@ -7,6 +7,7 @@ An option of other decoding methods (beams, assistants, contrastive search) is r
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -170,8 +171,12 @@ def read_options(
     """
     _refuse_unknown(given)
     eos = given.pop("eos_token_id", None)
-    if generation_config is None:
-        given.setdefault("do_sample", False)
+    if generation_config is None and "do_sample" not in given and model.generation_config.do_sample:
+        warnings.warn(
+            "The model's own generation_config draws tokens (do_sample=True), and so does draftree, as Hugging Face's "
+            "generate would: pass do_sample=False for the likeliest ones.",
+            stacklevel=3,
+        )
     temperature = given.pop("temperature", None)  # Hugging Face refuses 0 in a paragraph, we in a sentence
     config, left = model._prepare_generation_config(generation_config, **given)
     if temperature is not None:

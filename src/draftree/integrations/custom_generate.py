@@ -7,6 +7,7 @@ besides token ids is refused, as our passes would not show it to the model.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,19 +18,36 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine import Engine, Recorder, Request, Rules, RunStats
+from draftree.engine import Emitted, Engine, Recorder, Request, Rules, RunStats
 from draftree.engine.batch import engine_for, feed, finish, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.limits import check_prompt
 from draftree.engine.options import refuse_other_methods, split_criteria
 from draftree.integrations.batched_processors import processors_by_request
+from draftree.integrations.caller import given_to_generate
 from draftree.integrations.model_inputs import check_inputs
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.runner import Runner, Target, open_current
 from draftree.shaping import Shape
 
 
+def called_first(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make`, which says so where Hugging Face calls it in place of the loop that it makes."""
+
+    @functools.wraps(make)
+    def checked(*given: Any, **options: Any) -> Any:
+        if len(given) > 1 or "logits_processor" in options:
+            raise TypeError(
+                "custom_generate makes a decoding loop and is none itself: call it, as in "
+                "custom_generate=draftree.custom_generate(drafter)."
+            )
+        return make(*given, **options)
+
+    return checked
+
+
+@called_first
 def custom_generate(
     drafter: Drafter | None = None,
     *,
@@ -57,7 +75,7 @@ def custom_generate(
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
         runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or a runner opened for the model.
-        streamer: Hugging Face drops `generate(streamer=)` on the way to custom loops, so give it here.
+        streamer: given here or to `generate`.
         tokenizer: needed for `generate(stop_strings=)` and for a grammar; Hugging Face drops `generate(tokenizer=)`
             likewise.
         recorder: keeps every step for `write_trace`.
@@ -96,6 +114,16 @@ def custom_generate(
         **model_kwargs: Any,
     ) -> Any:
         refuse_other_methods(generation_config)
+        called = given_to_generate()
+        if called.get("past_key_values") is not None:
+            raise ValueError(
+                "past_key_values would neither be read nor filled, as draftree decodes on a cache of its own: leave it "
+                "out and give the whole text."
+            )
+        theirs = called.get("streamer")
+        if streamer is not None and theirs is not None:
+            raise ValueError("generate and draftree.custom_generate both have a streamer: give it to one of them.")
+        heard = streamer if streamer is not None else theirs
         opened = open_current(model, runner)
         target = opened.target
         length, eos, criteria = split_criteria(stopping_criteria)
@@ -112,7 +140,7 @@ def custom_generate(
         prompts = _prompts(target, input_ids, model_kwargs)
         for prompt in prompts:
             check_prompt(prompt, new, target.vocab_size, target.max_positions)
-        if streamer is not None and count > 1:
+        if heard is not None and count > 1:
             raise ValueError("A streamer follows one text: call generate with a batch of 1.")
         processors = processors_by_request(logits_processor, count)
         grammars = compile_grammars(
@@ -138,9 +166,11 @@ def custom_generate(
                 grammar=grammars[b],
             )
             source = _source(inputs_tensor, b, count, model_kwargs) if target.encoder_decoder else None
-            requests.append(_add(engine, prompt, input_ids[b : b + 1], b, rules, model_kwargs, streamer, source))
+            row = input_ids[b : b + 1]
+            on_token = feed(heard, None if theirs is not None else row)  # its prompt has been given already
+            requests.append(_add(engine, prompt, row, b, rules, model_kwargs, on_token, source))
         pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else (*eos, 0)[0]
-        sequences, stats = finish(engine, requests, input_ids, pad, streamer)
+        sequences, stats = finish(engine, requests, input_ids, pad, heard)
         if on_stats is not None:
             on_stats(stats)
         if not generation_config.return_dict_in_generate:
@@ -166,7 +196,7 @@ def _add(
     b: int,
     rules: Rules,
     model_kwargs: dict[str, Any],
-    streamer: Any,
+    on_token: Callable[[Emitted], None] | None,
     source: Tensor | None,
 ) -> Request:
     encoder_states = None
@@ -174,7 +204,6 @@ def _add(
         mask = model_kwargs.get("attention_mask")
         states = model_kwargs["encoder_outputs"][0][b]
         encoder_states = states if mask is None else states[mask[b].bool()]
-    on_token = feed(streamer, padded)
     return engine.add(
         prompt, rules, padded_prompt=padded, encoder_input=source, encoder_states=encoder_states, on_token=on_token
     )
@@ -187,3 +216,6 @@ def _source(inputs: Tensor | None, b: int, count: int, model_kwargs: dict[str, A
     mask = model_kwargs.get("attention_mask")  # expanded already where a prompt has several answers
     source = inputs[b * len(inputs) // count]
     return source if mask is None else source[mask[b].bool()]
+
+
+Drafter.decoding_loop = staticmethod(custom_generate)
