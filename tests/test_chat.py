@@ -155,11 +155,14 @@ def test_in_a_terminal(tmp_path: Path) -> None:
 
     asked = "Tell me about the sea."
     read_until(lambda text: text.endswith("> "))
-    os.write(terminal, f"{asked}\n".encode())
-    read_until(lambda text: len(text.partition(asked)[2]) > 20)  # the answer has begun
-    os.kill(process, signal.SIGINT)
-    read_until(lambda text: text.endswith("> "))
-    assert "..." in seen
+    for _ in range(5):  # an answer that is over before the signal comes is asked for again
+        os.write(terminal, f"{asked}\n".encode())
+        read_until(lambda text: len(text.partition(asked)[2]) > 20)  # the answer has begun
+        os.kill(process, signal.SIGINT)
+        read_until(lambda text: text.endswith("> "))
+        if " ..." in seen:
+            break
+    assert " ..." in seen
     os.write(terminal, b"\x04")
     assert os.waitpid(process, 0)[1] == 0
     assert asked in history.read_text()

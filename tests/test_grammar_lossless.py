@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Sequence
@@ -224,7 +225,7 @@ def test_early_pruning_under_a_grammar() -> None:
 
 
 def test_strict_mode_under_a_grammar() -> None:
-    model = build("llama").to(torch.bfloat16)
+    model = copy.deepcopy(build("llama")).to(torch.bfloat16)
     try:
         ids, tokenizer = torch.tensor(prompts((9,))), ascii_tokenizer()
         options: dict[str, Any] = {"max_new_tokens": NEW, "grammar": GRAMMAR, "tokenizer": tokenizer}

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     )
     from draftree.drafting.early_exit import early_exit_model
     from draftree.drafting.folder import demo_drafter, load_drafter
-    from draftree.engine import Engine, Recorder, generate
+    from draftree.engine import Engine, Recorder, Rules, generate
     from draftree.grammar import Grammar
     from draftree.integrations import custom_generate
     from draftree.pruning import EarlyHead, EarlyPruning, LossyCALM, demo_early_head
+    from draftree.runner import open_runner, pack_weights
     from draftree.shaping import DynamicTree, Fixed
     from draftree.trace.file import read_trace, write_trace
     from draftree.trace.page import write_trace_page
@@ -62,6 +63,7 @@ __all__ = [
     "Merge",
     "PromptLookup",
     "Recorder",
+    "Rules",
     "SelfSpeculative",
     "custom_generate",
     "demo_drafter",
@@ -71,6 +73,8 @@ __all__ = [
     "generate",
     "load_drafter",
     "load_tuned",
+    "open_runner",
+    "pack_weights",
     "read_trace",
     "write_trace",
     "write_trace_page",
@@ -98,6 +102,7 @@ _HOMES = {
     "PromptLookup": "draftree.drafting",
     "SelfSpeculative": "draftree.drafting",
     "Recorder": "draftree.engine",
+    "Rules": "draftree.engine",
     "custom_generate": "draftree.integrations",
     "demo_drafter": "draftree.drafting.folder",
     "demo_early_head": "draftree.pruning",
@@ -105,6 +110,8 @@ _HOMES = {
     "generate": "draftree.engine",
     "load_drafter": "draftree.drafting.folder",
     "load_tuned": "draftree.tuning.file",
+    "open_runner": "draftree.runner",
+    "pack_weights": "draftree.runner",
     "read_trace": "draftree.trace.file",
     "write_trace": "draftree.trace.file",
     "write_trace_page": "draftree.trace.page",

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from draftree.engine.config import EngineConfig
 from draftree.engine.limits import check_grammar, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
+from draftree.engine.options import rules_of
 from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.engine.slots import Slots
@@ -33,8 +35,8 @@ CHEAP_PADDING = 32  # rows of padding that cost no more than a pass of their own
 class Engine:
     """Generates for many requests at once on one model.
 
-    It belongs to one thread at a time. In a `with` statement, or by `close`, it ends what still waits or runs, so that
-    a drafter which others use forgets these requests.
+    `step` and `run` belong to one thread at a time, streams may be read in several. In a `with` statement, or by
+    `close`, it ends what still waits or runs, so that a drafter which others use forgets these requests.
 
     Args:
         model: a Hugging Face causal LM or encoder-decoder, as loaded.
@@ -80,6 +82,7 @@ class Engine:
         keeps = config.keep_prefixes and not config.strict and config.early_exit is None
         self.slots = Slots(self.runner, self.cache, self.encoder, keeps=keeps)
         self._stepping = threading.Lock()
+        self._turn = threading.RLock()  # of the streams: one steps, the others find what it has brought
         self.closed = False
         self.compared = False  # whether the model was compared with the runner's since the last step
 
@@ -94,27 +97,34 @@ class Engine:
         encoder_input: Tensor | None = None,
         encoder_states: Tensor | None = None,
         on_token: Callable[[Emitted], None] | None = None,
+        **options: Any,
     ) -> Request:
         """Queue a prompt (token ids); it joins at the next step that has a free slot.
 
         Args:
             prompt: token ids; for encoder-decoders the decoder's start.
-            rules: how to choose and when to stop.
+            rules: how to choose and when to stop; None for the options.
             padded_prompt: LongTensor [1, L], what logits processors see as the prompt (default: `prompt`).
             encoder_input: LongTensor [L], what the encoder of an encoder-decoder reads.
             encoder_states: [L, d], the encoder's output where it is known already.
             on_token: called with every token as it is emitted.
+            options: where no rules are given, those of `generate`: `max_new_tokens`, `do_sample`, `temperature`,
+                `seed`, `eos_token_id`, `grammar` with `tokenizer`, and so on.
 
         Raises:
             RuntimeError: the engine is closed.
+            TypeError: rules and options, or an option that does not exist.
             ValueError: an empty prompt, ids outside the vocabulary, a request beyond the model's context, or a model
                 that was changed since the engine was made (looked at while no request runs).
         """
         if self.closed:
             raise RuntimeError("The engine is closed: make a new one.")
-        self._compare_model()
+        if rules is not None and options:
+            raise TypeError(f"add got rules and the option {next(iter(options))!r}: put it into the rules.")
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
-        rules = rules or Rules(eos_token_ids=eos_token_ids(self.target.model))
+        with self._turn:
+            self._compare_model()
+        rules = rules or rules_of(self.target, prompt, options, encoder_input)
         if self.config.rule is not None:
             self.config.rule.check(rules.processors)
         check_prompt(prompt, rules.max_new_tokens, self.target.vocab_size, self.target.max_positions)
@@ -147,6 +157,10 @@ class Engine:
         Raises:
             ValueError: a request of another engine.
         """
+        with self._turn:
+            self._cancel(request)
+
+    def _cancel(self, request: Request) -> None:
         if request.state is State.FINISHED:
             return
         if request in self.waiting:
@@ -191,7 +205,8 @@ class Engine:
     def stream(self, request: Request) -> Iterator[Emitted]:
         """Step the engine and yield `request`'s tokens as they come; other requests advance as well.
 
-        Closing the iterator before its end, or dropping it, cancels the request.
+        Streams may be read in several threads at once. Closing the iterator before its end, or dropping it, cancels the
+        request.
 
         Raises:
             Exception: whatever ended the request with an error.
@@ -204,11 +219,37 @@ class Engine:
                     given += 1
                 if request.state is State.FINISHED:
                     break
-                self.step()
+                self._advance(request, given)
         finally:
             self.cancel(request)
         if request.error is not None:
             raise request.error
+
+    async def astream(self, request: Request) -> AsyncIterator[Emitted]:
+        """The same for `async for`; steps run in a thread, so that the event loop goes on meanwhile.
+
+        Raises:
+            Exception: whatever ended the request with an error.
+        """
+        given = 0
+        try:
+            while True:
+                while given < len(request.output):
+                    yield request.output[given]
+                    given += 1
+                if request.state is State.FINISHED:
+                    break
+                await asyncio.to_thread(self._advance, request, given)
+        finally:
+            self.cancel(request)
+        if request.error is not None:
+            raise request.error
+
+    def _advance(self, request: Request, given: int) -> None:
+        """Step once, unless another thread has brought more than the `given` tokens meanwhile."""
+        with self._turn:
+            if len(request.output) == given and request.state is not State.FINISHED:
+                self.step()
 
     def run(self) -> None:
         """Step until every request has finished."""

@@ -17,11 +17,12 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
+from draftree.engine.constraints import compile_grammar
 from draftree.engine.limits import as_ids
 from draftree.engine.request import Rules
 from draftree.errors import did_you_mean
 from draftree.grammar import CompiledGrammar
-from draftree.runner.target import device_of
+from draftree.runner.target import Target, device_of
 
 DEFAULT_NEW_TOKENS = 128
 IDS_ONLY = "draftree returns ids and statistics only"
@@ -265,6 +266,42 @@ def _check_ranges(config: GenerationConfig) -> None:
         raise ValueError(f"top_p is {config.top_p}: give a probability from 0 to 1.")
     if config.num_return_sequences is not None and config.num_return_sequences < 1:
         raise ValueError(f"num_return_sequences is {config.num_return_sequences}: give at least 1.")
+
+
+def rules_of(
+    target: Target, prompt: Sequence[int], given: dict[str, Any], encoder_input: Tensor | None = None
+) -> Rules:
+    """The rules of one request from options as `generate` takes them.
+
+    Args:
+        target: of the engine.
+        prompt: token ids.
+        given: options by name: those of Hugging Face's GenerationConfig, and `seed`, `generation_config`,
+            `stopping_criteria`, `tokenizer` and `grammar`.
+        encoder_input: LongTensor [L], what an encoder reads; None for decoder-only models.
+
+    Raises:
+        TypeError, ValueError: an option that does not exist, or a value out of range.
+    """
+    left = dict(given)
+    seed, tokenizer, grammar = (left.pop(name, None) for name in ("seed", "tokenizer", "grammar"))
+    config, criteria = left.pop("generation_config", None), left.pop("stopping_criteria", None)
+    options = read_options(target.model, config, criteria, tokenizer, left)
+    if int(options.config.num_return_sequences or 1) > 1:
+        raise ValueError("num_return_sequences: one request has one answer; add the prompt again for another.")
+    compiled = None
+    if grammar is not None:
+        fit = tokenizer, target.vocab_size, options.eos_token_ids, options.config.min_new_tokens
+        compiled = compile_grammar(grammar, *fit)
+    return rules_for(
+        target.model,
+        options,
+        max_new_tokens=options.new_tokens(len(prompt), len(prompt), target.max_positions),
+        padded_length=len(prompt),
+        seed=seed if options.config.do_sample else None,
+        encoder_ids=None if encoder_input is None else encoder_input[None],
+        grammar=compiled,
+    )
 
 
 def rules_for(

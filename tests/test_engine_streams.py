@@ -1,0 +1,142 @@
+"""An engine's doors: options in place of rules, streams in several threads and in asyncio, and breaking them off."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import torch
+from generate_driver import NEW, prompts
+from transformers import StoppingCriteria
+from zoo import build
+
+import draftree
+from draftree import Engine, Lookahead, Rules, generate
+
+ROWS = prompts()
+
+
+def wanted(row: list[int], **options: Any) -> list[int]:
+    ids = torch.tensor([row])
+    return generate(build("llama"), ids, **({"max_new_tokens": NEW} | options)).sequences[0, len(row) :].tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"do_sample": True, "temperature": 1.3, "top_k": 20, "seed": 4},
+        {"repetition_penalty": 1.4, "min_new_tokens": 9},
+        {"eos_token_id": [5, 9]},
+    ],
+    ids=str,
+)
+def test_options_in_place_of_rules(options: dict[str, Any]) -> None:
+    with Engine(build("llama"), drafter=Lookahead(), slots=2) as engine:
+        requests = [engine.add(row, max_new_tokens=NEW, **options) for row in ROWS]
+        engine.run()
+    assert [request.tokens for request in requests] == [wanted(row, **options) for row in ROWS]
+
+
+def test_encoder_decoders_take_options_too() -> None:
+    source = torch.tensor(ROWS[0])
+    expected = generate(build("t5"), source[None], max_new_tokens=NEW, repetition_penalty=1.3).sequences[0, 1:].tolist()
+    with Engine(build("t5")) as engine:
+        start = build("t5").config.decoder_start_token_id
+        request = engine.add([start], encoder_input=source, max_new_tokens=NEW, repetition_penalty=1.3)
+        engine.run()
+    assert request.tokens == expected[: len(request.tokens)]
+
+
+def test_wrong_options() -> None:
+    with Engine(build("llama")) as engine:
+        with pytest.raises(TypeError, match="add got rules and the option 'max_new_tokens'"):
+            engine.add([5], Rules(), max_new_tokens=3)
+        with pytest.raises(TypeError, match="Did you mean 'temperature'"):
+            engine.add([5], temperatur=1)
+        with pytest.raises(ValueError, match="one request has one answer"):
+            engine.add([5], do_sample=True, num_return_sequences=2)
+        with pytest.raises(ValueError, match="beam"):
+            engine.add([5], num_beams=2)
+        assert not engine.busy
+
+
+def test_streams_in_threads() -> None:
+    """More readers than slots; each gets its own text, and two break theirs off."""
+    found: dict[int, list[int]] = {}
+    errors: list[BaseException] = []
+    with Engine(build("llama"), drafter=Lookahead(), slots=3) as engine:
+
+        def read(number: int) -> None:
+            try:
+                row = ROWS[number % len(ROWS)]
+                stream = engine.stream(engine.add(row, max_new_tokens=NEW))
+                found[number] = []
+                for emitted in stream:
+                    found[number].append(emitted.token)
+                    if number in (2, 5) and len(found[number]) == 3:
+                        stream.close()  # type: ignore[attr-defined]
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not errors
+        assert not engine.busy
+    for number, tokens in found.items():
+        text = wanted(ROWS[number % len(ROWS)])
+        assert tokens == (text[:3] if number in (2, 5) else text)
+
+
+def test_streams_in_asyncio() -> None:
+    async def main() -> list[list[int]]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        async def read(row: list[int], most: int | None = None) -> list[int]:
+            got: list[int] = []
+            stream = engine.astream(engine.add(row, max_new_tokens=NEW))
+            async for emitted in stream:
+                got.append(emitted.token)
+                if len(got) == most:
+                    await stream.aclose()  # type: ignore[attr-defined]
+                    break
+            return got
+
+        with Engine(build("llama"), drafter=Lookahead(), slots=2) as engine:
+            clock = asyncio.create_task(tick())
+            found = await asyncio.gather(*(read(row) for row in ROWS), read(ROWS[0], 4))
+            clock.cancel()
+            assert not engine.busy
+        assert ticks > NEW, "the event loop went on"
+        return found
+
+    *texts, cut = asyncio.run(main())
+    assert texts == [wanted(row) for row in ROWS]
+    assert cut == wanted(ROWS[0])[:4]
+
+
+def test_an_error_reaches_its_own_reader() -> None:
+    with Engine(build("llama"), slots=2) as engine:
+        bad = engine.add(ROWS[0], max_new_tokens=NEW, stopping_criteria=[Failing()])
+        with pytest.raises(RuntimeError, match="on purpose"):
+            list(engine.stream(bad))
+
+
+class Failing(StoppingCriteria):
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        raise RuntimeError("on purpose")
+
+
+def test_what_the_page_needs_is_public() -> None:
+    assert {"Engine", "Rules", "open_runner", "pack_weights"} <= set(draftree.__all__)
