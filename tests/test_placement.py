@@ -93,6 +93,13 @@ def test_a_drafter_belongs_to_a_model_in_either_type(stored: str, tmp_path: Path
         assert torch.equal(drafted, draftree.generate(model, ids, max_new_tokens=8, strict=True).sequences)
 
 
+def test_an_adapter_without_peft(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="holds an adapter .LoRA.: pip install peft"):
+        load_model(str(tmp_path))
+
+
 def test_the_command_line_loads_by_them(stored: str) -> None:
     arguments = ["generate", "--model", stored, "--json", "--max-new-tokens", "4", "Hi"]
     done = CliRunner().invoke(app, arguments)

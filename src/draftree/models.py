@@ -125,6 +125,8 @@ def load_model(
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     folder = known_folder(name)
+    if (Path(folder) / "adapter_config.json").is_file() and find_spec("peft") is None:
+        raise ValueError(f"The folder {name!r} holds an adapter (LoRA): pip install peft, or give the merged model.")
     tokenizer = load_tokenizer(name)
     given = {"dtype": placement.dtype} | ({} if placement.device_map is None else {"device_map": placement.device_map})
     try:

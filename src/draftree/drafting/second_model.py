@@ -43,6 +43,15 @@ class SecondModel(Drafter):
         self._met: Callable[[], Any] = lambda: None  # the large model seen last
         self._lock = threading.RLock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The model and options; a copy opens a runner of its own and has no requests."""
+        return {name: value for name, value in vars(self).items() if name not in ("_small", "_live", "_met", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._small = SmallModel(self._open())
+        self._live, self._met, self._lock = {}, lambda: None, threading.RLock()
+
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], tokenizer: Any = None, **options: Any) -> Self:
         """Load the small model from a folder or hub repository.

@@ -63,6 +63,15 @@ class Lookahead(Drafter):
         else:
             Trie(**self._options)  # a bad option is refused here, not in the first call
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Options and what was learned; a copy has no requests."""
+        with self._making:
+            return {name: value for name, value in vars(self).items() if name != "_making"} | {"_seen": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._making = threading.Lock()
+
     @property
     def trie(self) -> Trie:
         """The store; made when the first target tells its EOS ids, or on first use."""

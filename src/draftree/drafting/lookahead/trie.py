@@ -219,11 +219,24 @@ class Trie:
         trie._backend.restore(dump)
         return trie
 
+    def __reduce__(self) -> Any:
+        """A copy, also in another process, has options and outputs, and no live requests."""
+        with self._lock:
+            dump = self._backend.dump()
+        return _copied, (trie_file.packed("", self.options, dump), "python" if self.backend == "python" else "auto")
+
     def _slot(self, request: int) -> int:
         try:
             return self._slots[request]
         except KeyError:
             raise ValueError(f"request {request} is not live: begin({request}, prompt) comes first.") from None
+
+
+def _copied(packed: bytes, backend: str) -> Trie:
+    options, dump = trie_file.unpacked(packed, "")
+    trie = Trie(**vars(options), backend=backend)
+    trie._backend.restore(dump)
+    return trie
 
 
 def _make(options: TrieOptions, backend: str) -> Backend:

@@ -32,19 +32,30 @@ _NODE = sum(np.dtype(kind).itemsize for kind in _COLUMNS)
 
 def write(path: str | os.PathLike[str], tokenizer_fingerprint: str, options: TrieOptions, dump: Dump) -> None:
     """Writes a file whole or not at all, so a reader sees the old one or the new one."""
+    data = packed(tokenizer_fingerprint, options, dump)
+    with replacing(path) as aside:
+        aside.write_bytes(data)
+
+
+def packed(tokenizer_fingerprint: str, options: TrieOptions, dump: Dump) -> bytes:
+    """What `write` writes."""
     at, *rest, tick = dump
     columns = _in_file_order(at, *rest)
     header = {"tokenizer": tokenizer_fingerprint, "options": asdict(options), "nodes": len(columns[0]), "tick": tick}
     text = json.dumps(header).encode()
     body = _START.pack(MAGIC, VERSION, len(text)) + text
     body += b"".join(column.astype(dtype).tobytes() for column, dtype in zip(columns, _COLUMNS, strict=True))
-    with replacing(path) as aside:
-        aside.write_bytes(body + hashlib.sha256(body).digest())
+    return body + hashlib.sha256(body).digest()
 
 
 def read(path: str | os.PathLike[str], tokenizer_fingerprint: str) -> tuple[TrieOptions, Dump]:
     """Options and nodes of a file that `write` made. ValueError tells what is wrong and what to do."""
-    data = memoryview(Path(path).read_bytes())
+    return unpacked(Path(path).read_bytes(), tokenizer_fingerprint, path)
+
+
+def unpacked(packed: bytes, tokenizer_fingerprint: str, path: object = "the copy") -> tuple[TrieOptions, Dump]:
+    """Options and nodes of what `packed` made; `path` is what messages call it."""
+    data = memoryview(packed)
     if len(data) < _START.size or bytes(data[: len(MAGIC)]) != MAGIC:
         raise ValueError(f"{path} is not a draftree trie file: give one that Trie.save wrote.")
     _, version, header_length = _START.unpack_from(data)
