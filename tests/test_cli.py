@@ -160,9 +160,39 @@ def test_generate_reads_standard_input_and_keeps_its_trie(tmp_path):
     )
 
 
+def test_generate_answers_a_file_of_prompts(tmp_path):
+    """As many at a time as there are slots; each answer is the one that its prompt gets alone."""
+    texts = [
+        "Tell me about the sea.",
+        "Write a shell command using ls: List all files.",
+        "Tell me about the sea.",
+        "Hi",
+    ]
+    rows = [{"prompt": text, "id": f"row {i}"} for i, text in enumerate(texts)]
+    file, out = tmp_path / "p.jsonl", tmp_path / "answers.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    options = ["--max-new-tokens", "16", "--sample", "--seed", "3"]
+    done = run("generate", "--prompts", str(file), "--slots", "2", "--out", str(out), "--stats", *options)
+    assert done.exit_code == 0, done.output
+    assert "4 request(s)" in done.output
+    told = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [one["id"] for one in told] == [row["id"] for row in rows]
+    for i, one in enumerate(told):
+        alone = run("generate", "--json", *options[:-1], str(3 + i), texts[i])
+        assert one["token_ids"] == json.loads(alone.output)["token_ids"]
+        assert one["prompt"] == texts[i]
+    printed = run("generate", "--prompts", str(file), "--max-new-tokens", "4")
+    assert [json.loads(line)["id"] for line in printed.output.splitlines()] == [row["id"] for row in rows]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["generate"], "Give a prompt, or --prompts and a file of them"),
+        (["generate", "--prompts", "p.jsonl", "hello"], "Give a prompt, or --prompts and a file of them"),
+        (["generate", "--out", "x.jsonl", "hello"], "--out is for the answers to --prompts"),
+        (["generate", "--prompts", "nowhere.jsonl"], "There is no prompts file 'nowhere.jsonl'"),
+        (["generate", "--prompts", "p.jsonl", "--stats"], "--stats would stand among the answers"),
         (["demo", "--drafter", "lokahead"], "Did you mean 'lookahead'?"),
         (["generate", "--drafter", "promptlookup", "hello"], "Did you mean 'prompt-lookup'?"),
         (["generate", "--trie", "x.trie", "--drafter", "none", "hello"], "--trie belongs to the lookahead drafter"),

@@ -96,7 +96,7 @@ def test_a_drafter_belongs_to_a_model_in_either_type(stored: str, tmp_path: Path
 def test_an_adapter_without_peft(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     monkeypatch.setattr(models, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="holds an adapter .LoRA.: pip install peft"):
+    with pytest.raises(ValueError, match=r"holds an adapter \(LoRA\): pip install peft"):
         load_model(str(tmp_path))
 
 

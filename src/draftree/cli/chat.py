@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.cli.decoding import Choosing, Drafting
+from draftree.cli.generate import kept
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 from draftree.cli.where import Where
 
@@ -38,8 +39,6 @@ def chat(
 ) -> None:
     """Talk with MODEL; the drafter and what the model has read live on from turn to turn."""
     from draftree.chat import Chat
-    from draftree.drafting import Lookahead
-    from draftree.drafting.merge import parts_of
 
     drafting.check(trie)
     if drafting.bild is not None or drafting.early_head is not None or choosing.raw:
@@ -60,12 +59,8 @@ def chat(
         strict=choosing.strict,
         **choosing.given(),
     )
-    try:
-        with dialogue:
-            talk(dialogue, typed(history or Path(typer.get_app_dir("draftree")) / "history"))
-    finally:
-        if trie is not None:
-            parts_of(drafter, Lookahead)[0].save(trie, tokenizer)
+    with kept(trie, drafter, tokenizer), dialogue:
+        talk(dialogue, typed(history or Path(typer.get_app_dir("draftree")) / "history"))
 
 
 def talk(dialogue: Chat, lines: Iterator[str]) -> None:

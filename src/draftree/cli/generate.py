@@ -1,11 +1,14 @@
-"""`draftree generate`: answer one prompt, streaming, with accepted draft tokens in colour."""
+"""`draftree generate`: answer one prompt, streaming, with accepted draft tokens in colour; or a file of prompts."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -14,11 +17,28 @@ from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 from draftree.cli.where import Where
 
+if TYPE_CHECKING:
+    from draftree.engine import Engine, Request
+    from draftree.prompts import Prompt
+
 
 @grouped
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads it from standard input.")],
     *,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; '-' reads it from standard input.", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Answer all prompts of this file instead: JSON lines with a 'prompt' each. Prints JSON lines.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --prompts: file for the answers.", show_default="standard output")
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, help="With --prompts: answers at a time.")] = 8,
     model: Model = None,
     where: Where,
     drafting: Drafting,
@@ -33,52 +53,108 @@ def generate(
 
     The text is that of plain decoding, except with --bild.
     """
-    from draftree.cli.colours import ColouredText, legend
-    from draftree.cli.screen import line_console
-    from draftree.drafting import Lookahead
-    from draftree.drafting.merge import parts_of
-    from draftree.engine import RunStats
     from draftree.engine.engine import Engine
     from draftree.models import encode_prompt
+    from draftree.prompts import read_prompts
 
+    if (prompt is None) == (prompts is None):
+        raise ValueError("Give a prompt, or --prompts and a file of them.")
+    if prompts is None and out is not None:
+        raise ValueError("--out is for the answers to --prompts: add --prompts, or leave it out.")
+    if prompts is not None and out is None and stats:
+        raise ValueError("--stats would stand among the answers: add --out and a file for them, or leave it out.")
     grammar = constraint.grammar()
     drafting = drafting if grammar is None else drafting.under_grammars()
     drafting.check(trie)
     check_file(trie, "--trie")
+    check_file(out, "--out")
     choosing.check()
     where.check()
-    text = read_prompt(prompt)
+    asked = [] if prompts is None else read_prompts(prompts)
+    texts = [one.text for one in asked] or [read_prompt(prompt or "")]
     target, tokenizer = where.load(model)
     parts = drafting.for_engine(target, tokenizer, trie)
     options = choosing.options(target, tokenizer)
     own = compiled(grammar, target, tokenizer, options)
-    ids = encode_prompt(tokenizer, text, raw=choosing.raw)
-    engine = Engine(target, **parts, slots=1, runner=choosing.runner, strict=choosing.strict)
-    console = line_console()
-    coloured = ColouredText(tokenizer)
-    begin = time.perf_counter()
-    request = ask(engine, options, ids, max_new_tokens, choosing.seed, own)
+    count = min(slots, len(texts)) if asked else 1
+    engine = Engine(target, **parts, slots=count, runner=choosing.runner, strict=choosing.strict)
+    requests = []
+    for b, text in enumerate(texts):
+        ids = encode_prompt(tokenizer, text, raw=choosing.raw)
+        try:
+            requests.append(ask(engine, options, ids, max_new_tokens, choosing.seed + b, own))
+        except ValueError as error:
+            raise ValueError(f"Prompt {asked[b].id!r}: {error}" if asked else str(error)) from None
+    with kept(trie, parts["drafter"], tokenizer):
+        if asked:
+            answer_file(engine, tokenizer, asked, requests, out)
+        else:
+            answer_one(engine, tokenizer, requests[0], as_json=as_json)
+    if stats and not as_json:
+        tell_stats(requests)
+
+
+@contextmanager
+def kept(trie: Path | None, drafter: Any, tokenizer: Any) -> Iterator[None]:
+    """A context at whose end the trie is saved, also where Ctrl-C ends it."""
+    from draftree.drafting import Lookahead
+    from draftree.drafting.merge import parts_of
+
     try:
-        for emitted in engine.stream(request):
-            piece = coloured.add(emitted.token, emitted.source)
-            if not as_json:
-                console.print(piece, end="")
+        yield
     finally:
-        if trie is not None:  # also where Ctrl-C ends the answer
-            parts_of(parts["drafter"], Lookahead)[0].save(trie, tokenizer)
-    seconds = time.perf_counter() - begin
+        if trie is not None:
+            parts_of(drafter, Lookahead)[0].save(trie, tokenizer)
+
+
+def answer_one(engine: Engine, tokenizer: Any, request: Request, *, as_json: bool) -> None:
+    """Print an answer as it comes; or one JSON object."""
+    from draftree.cli.colours import ColouredText
+    from draftree.cli.screen import line_console
+
+    console, coloured = line_console(), ColouredText(tokenizer)
+    begin = time.perf_counter()
+    for emitted in engine.stream(request):
+        piece = coloured.add(emitted.token, emitted.source)
+        if not as_json:
+            console.print(piece, end="")
     if as_json:
-        answer = {
-            "text": coloured.text.plain,
-            "token_ids": request.tokens,
-            "sources": [e.source for e in request.output],
-            "finish_reason": request.finish_reason,
-            "seconds": seconds,
-            "stats": request.stats.as_dict(),
-        }
-        print(json.dumps(answer))
-        return
-    console.print()
-    if stats:
-        console.print(legend())
-        RunStats([request.stats]).summary()
+        print(json.dumps(_told(request, coloured.text.plain) | {"seconds": time.perf_counter() - begin}))
+    else:
+        console.print()
+
+
+def answer_file(
+    engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], requests: Sequence[Request], out: Path | None
+) -> None:
+    """Write a line of JSON for each prompt, in their order, as soon as it is answered."""
+    target: Any = nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8")
+    with target as file:
+        lines: TextIO = file
+        for prompt, request in zip(prompts, requests, strict=True):
+            for _ in engine.stream(request):
+                pass  # the others advance as well
+            text = tokenizer.decode(request.tokens, skip_special_tokens=True)
+            about = {"id": prompt.id, "set": prompt.set, "prompt": prompt.text}
+            print(json.dumps(about | _told(request, text), ensure_ascii=False), file=lines, flush=True)
+
+
+def _told(request: Request, text: str) -> dict[str, Any]:
+    return {
+        "text": text,
+        "token_ids": request.tokens,
+        "sources": [emitted.source for emitted in request.output],
+        "finish_reason": request.finish_reason,
+        "stats": request.stats.as_dict(),
+    }
+
+
+def tell_stats(requests: Sequence[Request]) -> None:
+    """Print what the colours mean, and how drafting went."""
+    from draftree.cli.colours import legend
+    from draftree.cli.screen import line_console
+    from draftree.engine import RunStats
+
+    if len(requests) == 1:
+        line_console().print(legend())
+    RunStats([request.stats for request in requests]).summary()
