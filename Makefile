@@ -48,7 +48,7 @@ $(VENV)/.torch:
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.torch $(INSTALL_INPUTS)
-	$(BIN)/python -m pip install --quiet -e .
+	$(BIN)/python -m pip install --quiet -e '.[grammar]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch $(INSTALL_INPUTS)

@@ -239,7 +239,7 @@ def test_bad_words_on_the_command_line(tmp_path, monkeypatch):
             assert word in str(result.exception), options
         monkeypatch.setattr(quality_module, "find_spec", lambda name: None)
         result = CliRunner().invoke(app, [*base, "--field", "ask", "--reference", "known"])
-        assert str(result.exception) == "BLEU needs sacrebleu: pip install 'draftree[bench]'."
+        assert str(result.exception) == "BLEU needs sacrebleu: pip install -e '.[bench]' in the clone of draftree."
     assert not (tmp_path / "out").exists(), "nothing was done"
     with pytest.raises(ValueError, match="no metric 'blue'"):
         quality("blue", [], [])

@@ -140,6 +140,7 @@ def test_in_a_terminal(tmp_path: Path) -> None:
     history = tmp_path / "own" / "history"
     process, terminal = pty.fork()
     if process == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what runs in the background may have it ignored
         os.environ |= {"TERM": "dumb", "OMP_NUM_THREADS": "1"}
         command = ["chat", "--history", str(history), "--max-new-tokens", "1900", "--drafter", "none"]
         os.execv(sys.executable, [sys.executable, "-m", "draftree", *command])
@@ -155,13 +156,10 @@ def test_in_a_terminal(tmp_path: Path) -> None:
 
     asked = "Tell me about the sea."
     read_until(lambda text: text.endswith("> "))
-    for _ in range(5):  # an answer that is over before the signal comes is asked for again
-        os.write(terminal, f"{asked}\n".encode())
-        read_until(lambda text: len(text.partition(asked)[2]) > 20)  # the answer has begun
-        os.kill(process, signal.SIGINT)
-        read_until(lambda text: text.endswith("> "))
-        if " ..." in seen:
-            break
+    os.write(terminal, f"{asked}\n".encode())
+    read_until(lambda text: len(text.partition(asked)[2]) > 20)  # the answer has begun
+    os.kill(process, signal.SIGINT)
+    read_until(lambda text: text.endswith("> "))
     assert " ..." in seen
     os.write(terminal, b"\x04")
     assert os.waitpid(process, 0)[1] == 0

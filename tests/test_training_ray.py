@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 def test_more_workers_need_ray(demo, monkeypatch):
     monkeypatch.setattr("draftree.training.ray_answers.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'draftree\[ray\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[ray\]'"):
         RayAnswers(None, Template("short", demo.tokenizer), AnswerOptions(), 2)
 
 

@@ -9,6 +9,11 @@ from numbers import Integral
 LARGEST = 4096  # of what counts draft tokens in some way: more would only take memory and time
 
 
+def install(extra: str) -> str:
+    """How the packages of an extra are installed, as long as draftree is used from a clone."""
+    return f"pip install -e '.[{extra}]' in the clone of draftree"
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """The nearest of the known names as a sentence with a space in front; nothing where none is near."""
     near = get_close_matches(str(name), list(known), 1)

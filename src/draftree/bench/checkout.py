@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from draftree.errors import install
+
 # Files that a checkout has and other folders lack.
 MARKS = ("benchmarks/harness/command.py", "src/draftree/__init__.py")
 WHAT = {"harness.command": "The experiments are", "inflate": "Inflating a model is", "agree": "Comparing results is"}
@@ -36,4 +38,4 @@ def from_checkout(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("benchmarks", "draftree"):
             raise
-        raise ValueError(f"The experiments need {error.name}: pip install 'draftree[bench]'.") from error
+        raise ValueError(f"The experiments need {error.name}: {install('bench')}.") from error

@@ -1,4 +1,4 @@
-"""Pictures of what was measured, by matplotlib, which comes with `pip install 'draftree[bench]'`; without it there are
+"""Pictures of what was measured, by matplotlib, which comes with the extra `bench`; without it there are
 none."""
 
 from __future__ import annotations

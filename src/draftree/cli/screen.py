@@ -23,6 +23,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from draftree.errors import install
 from draftree.progress import Watcher
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 120  # columns of tables in a file or pipe
 REFRESH = 0.2  # seconds between drawings of a progress bar
-NO_PICTURE = "No picture: it needs matplotlib, which pip install 'draftree\\[bench]' brings."
+NO_PICTURE = f"No picture: it needs matplotlib, which comes by {escape(install('bench'))}."
 TELL = 15.0  # seconds between lines of progress where output is piped
 
 

@@ -16,15 +16,14 @@ import typer
 from draftree.cli.decoding import Drafting
 from draftree.cli.options import Model, Runner, grouped
 from draftree.cli.where import Where
+from draftree.errors import install
 
 if TYPE_CHECKING:
     from draftree.engine.engine import Engine
     from draftree.serve.launch import Launch
 
 KEYS = "DRAFTREE_API_KEYS"
-MISSING = (
-    "The server needs more packages: pip install -e '.[serve]' in a checkout, or draftree[serve] from a package index."
-)
+MISSING = f"The server needs more packages: {install('serve')}."
 
 
 @grouped

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from draftree.cli.options import DataSet, Longest, Model, check_folder
+from draftree.errors import install
 from draftree.training.options import TrainOptions
 
 RATE = "At its top."
@@ -42,7 +43,7 @@ class Run(TrainOptions):
         from importlib.util import find_spec
 
         if find_spec("accelerate") is None:
-            raise ValueError("Training needs accelerate: pip install 'draftree[train]'.")
+            raise ValueError(f"Training needs accelerate: {install('train')}.")
         check_folder(out)
 
 

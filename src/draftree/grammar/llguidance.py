@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from draftree.errors import install
 from draftree.grammar.base import GrammarError, Matcher
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def library() -> Any:
     try:
         import llguidance
     except ImportError:
-        raise GrammarError("Grammars need llguidance, which is not installed: pip install llguidance.") from None
+        raise GrammarError(f"Grammars need llguidance, which is not installed: {install('grammar')}.") from None
     return llguidance
 
 

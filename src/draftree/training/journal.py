@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Self
 
-from draftree.errors import brief
+from draftree.errors import brief, install
 from draftree.files import PREFIX, is_whole, parse_json, replacing_files, write_json
 
 FORMATS = ("jsonl", "arrow")
@@ -50,7 +50,7 @@ class Journal:
         if file_format not in FORMATS:
             raise ValueError(f"The format is {file_format!r}: choose {' or '.join(FORMATS)}.")
         if file_format == "arrow" and find_spec("datasets") is None:
-            raise ValueError("Arrow files need datasets: pip install 'draftree[train]', or choose jsonl.")
+            raise ValueError(f"Arrow files need datasets: {install('train')}, or choose jsonl.")
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{str(folder)!r} is a file: name a folder for the data.")
         self.folder, self.file_format = folder, file_format

@@ -1,12 +1,14 @@
 """How good texts are against references: BLEU by sacrebleu, ROUGE-L by rouge-score (BiLD, sections 4.1 and 7.1.1).
 
-Both packages are the usual ones and come with `pip install 'draftree[bench]'`; nothing else of draftree needs them.
+Both packages are the usual ones and come with the extra `bench`; nothing else of draftree needs them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+
+from draftree.errors import install
 
 METRICS = {"bleu": ("BLEU", "sacrebleu", "sacrebleu"), "rouge-l": ("ROUGE-L", "rouge_score", "rouge-score")}
 
@@ -21,7 +23,7 @@ def check_metric(metric: str) -> None:
         raise ValueError(f"There is no metric {metric!r}: choose {' or '.join(METRICS)}.")
     shown, module, package = METRICS[metric]
     if find_spec(module) is None:
-        raise ValueError(f"{shown} needs {package}: pip install 'draftree[bench]'.")
+        raise ValueError(f"{shown} needs {package}: {install('bench')}.")
 
 
 def quality(metric: str, texts: Sequence[str], references: Sequence[str]) -> float:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
+from draftree.errors import install
 from draftree.models import Placement, load_model
 from draftree.training.answers import Answered, AnswerOptions, answer_all
 from draftree.training.questions import Question, Template
@@ -46,7 +47,7 @@ class RayAnswers:
         placement: Placement | None = None,
     ) -> None:
         if find_spec("ray") is None:
-            raise ValueError("More than one worker needs Ray: pip install 'draftree[ray]', or leave --workers out.")
+            raise ValueError(f"More than one worker needs Ray: {install('ray')}, or leave --workers out.")
         self.workers, self.slots = workers, options.slots
         self.arguments = {
             "model": model,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftree.errors import install
 from draftree.files import replacing
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def to_picture(tree: TokenTree, path: str | Path, b: int = 0, decode: Decode | N
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path as Curve
     except ImportError as error:
-        raise ImportError("Drawing a tree needs matplotlib: install it with `pip install draftree[bench]`.") from error
+        raise ImportError(f"Drawing a tree needs matplotlib: {install('bench')}.") from error
 
     size = tree.sizes[b]
     parents, depth = tree.parents[b].tolist(), tree.depth[b, :size].tolist()

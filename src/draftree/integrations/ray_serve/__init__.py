@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from draftree.by_name import check_drafter, make_drafter
+from draftree.errors import install
 from draftree.serve.launch import Launch
 from draftree.serve.settings import ServerSettings
 
-MISSING = "Replicas need Ray: pip install 'draftree[serve,ray]'."
+MISSING = f"Replicas need Ray: {install('serve,ray')}."
 ENDLESS = 1_000_000
 GRACE = 10.0  # seconds that running answers have when a replica is told to stop
 NUMBERS = {"slots": int, "queue": int, "max_prompt_tokens": int, "max_output_tokens": int, "timeout": float}
