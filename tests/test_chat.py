@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import StoppingCriteria
 from typer.testing import CliRunner
 from zoo import build
 
@@ -59,6 +60,26 @@ def test_a_broken_answer_stays_as_far_as_it_came(demo: Any) -> None:
         assert "".join(chat.send(TURNS[0])) == wanted(demo, [{"role": "user", "content": TURNS[0]}])
 
 
+def test_a_dialogue_that_is_reset_or_overlapped(demo: Any) -> None:
+    with Chat(demo.model, demo.tokenizer, max_new_tokens=40) as chat:
+        first = chat.send(TURNS[0])
+        next(first)
+        with pytest.raises(ValueError, match="An answer is still under way"):
+            next(chat.send(TURNS[1]))
+        chat.reset()
+        first.close()
+        assert chat.messages == []
+        failing = Chat(demo.model, demo.tokenizer, max_new_tokens=4, stopping_criteria=[Failing()])
+        with pytest.raises(RuntimeError, match="on purpose"):
+            "".join(failing.send(TURNS[0]))
+        assert failing.messages == []
+
+
+class Failing(StoppingCriteria):
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        raise RuntimeError("on purpose")
+
+
 def test_a_turn_without_drafting(demo: Any) -> None:
     with Chat(demo.model, demo.tokenizer, Lookahead(), max_new_tokens=40) as chat:
         first = "".join(chat.send(TURNS[0]))
@@ -89,6 +110,10 @@ def test_who_cannot_talk(demo: Any) -> None:
         Chat(build("t5"), demo.tokenizer)
     with pytest.raises(TypeError, match="temperatur"):
         Chat(demo.model, demo.tokenizer, temperatur=1)
+    with pytest.raises(ValueError, match="one request has one answer"):
+        Chat(demo.model, demo.tokenizer, do_sample=True, num_return_sequences=2)
+    with pytest.raises(ValueError, match="give max_new_tokens"):
+        Chat(demo.model, demo.tokenizer, max_length=3)
 
 
 # ------------------------------------------------------------------------------------------ the terminal

@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from benchmarks.machine.schemas import SCHEMAS
 from draftree.cli import app
+from draftree.grammar import CompiledGrammar, GrammarError, GrammarState, Matcher
 from draftree.trace.file import read_trace
 
 PROMPT = "Tell me about Anna, who lives in Hamburg."
@@ -84,3 +86,46 @@ def test_what_is_wrong_is_said_before_a_model_loads(tmp_path: Path, verb: str, a
     done = CliRunner().invoke(app, [verb, "--model", "./nowhere", *places, PROMPT])
     assert done.exit_code != 0
     assert told in str(done.exception), done.output
+
+
+class Broken:
+    """Follows its grammar no further than the beginning."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self.first: np.ndarray | None = matcher.allowed()
+
+    def allowed(self) -> np.ndarray:
+        first, self.first = self.first, None
+        if first is None:
+            raise GrammarError("The grammar cannot be followed further: simplify it.")
+        return first
+
+    def consume(self, token: int) -> bool:
+        return True
+
+    def rollback(self, count: int) -> None:
+        pass
+
+    def forced(self) -> list[int]:
+        return []
+
+
+def test_an_answer_that_fails_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here every other answer takes its grammar beyond the limits."""
+    file, out = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": PROMPT, "id": str(i)}) for i in range(4)))
+    begin, made = CompiledGrammar.begin, []
+
+    def begun(self: CompiledGrammar) -> GrammarState:
+        made.append(begin(self))
+        if len(made) % 2 == 0:
+            monkeypatch.setattr(made[-1], "_matcher", Broken(made[-1]._matcher))
+        return made[-1]
+
+    monkeypatch.setattr(CompiledGrammar, "begin", begun)
+    arguments = ["generate", "--prompts", str(file), "--out", str(out), "--choice", "yes", "--choice", "no"]
+    done = CliRunner().invoke(app, arguments)
+    assert "2 of 4 answers ended with an error" in str(done.exception)
+    told = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [one["finish_reason"] for one in told] == ["eos", "error", "eos", "error"]
+    assert [one.get("error") for one in told][1] == "The grammar cannot be followed further: simplify it."

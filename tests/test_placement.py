@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import draftree
@@ -46,6 +47,22 @@ def test_small_models_of_16_bits_are_computed_in_float32(stored: str) -> None:
     assert all(torch.equal(a, b.float()) for a, b in zip(model.parameters(), exact.parameters(), strict=True))
     assert loaded(stored, "auto", "float16")[0].dtype is torch.float16
     assert loaded(None)[1] == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
+def test_a_loaded_model_is_hugging_face_s(stored: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers as well: rotary frequencies stay in float32 where the weights are of 16 bits."""
+    monkeypatch.setattr(models, "SMALL", 0)
+    theirs = AutoModelForCausalLM.from_pretrained(stored, dtype=dtype)
+    ours = loaded(stored, "auto", dtype)[0]
+    for (name, a), (_, b) in zip(theirs.named_buffers(), ours.named_buffers(), strict=True):
+        assert a.dtype is b.dtype, name
+        assert torch.equal(a, b), name
+    ids = torch.arange(5, 400)[None]
+    assert torch.equal(theirs(ids).logits, ours(ids).logits)
+    cast = loaded(None, "auto", "bfloat16")[0]
+    assert cast.dtype is torch.bfloat16
+    assert all(buffer.dtype is torch.float32 for buffer in cast.buffers() if buffer.is_floating_point())
 
 
 def test_large_models_and_full_memories_stay_as_stored(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:

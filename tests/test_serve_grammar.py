@@ -17,6 +17,7 @@ from benchmarks.machine.schemas import SCHEMAS, record
 from draftree import Grammar, GrammarDrafter, Lookahead, Merge, generate
 from draftree.serve.errors import ApiError
 from draftree.serve.grammars import constraint_of
+from draftree.serve.messages import MessageReader
 from draftree.serve.schema import Chat
 
 LOOK = {"name": "look", "parameters": record(at={"enum": ["sea", "sky"]}), "strict": True}
@@ -224,6 +225,42 @@ def test_what_may_be_said(demo: Any, opening: Any) -> None:
     assert not says(tokenizer, '{"ok": true}', **form, **forced)
 
 
+def test_references_in_a_function_s_schema_lead_into_it(demo: Any) -> None:
+    """As pydantic writes nested models, and as recursive schemas are written."""
+    tokenizer = talking(demo.tokenizer)
+    place = {
+        "type": "object",
+        "properties": {"p": {"$ref": "#/$defs/P"}},
+        "required": ["p"],
+        "$defs": {"P": LOOK["parameters"]},
+    }
+    chain = {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#"}}, "required": ["v"]}
+    tools = [
+        {"type": "function", "function": {"name": n, "parameters": s}} for n, s in (("go", place), ('li"nk', chain))
+    ]
+    forced = {"tools": tools, "tool_choice": "required"}
+    assert says(tokenizer, '<call>{"name": "go", "arguments": {"p": {"at": "sea"}}}</call>', **forced)
+    assert not says(tokenizer, '<call>{"name": "go", "arguments": {"p": {"at": "moon"}}}</call>', **forced)
+    assert says(tokenizer, '<call>{"name": "li\\"nk", "arguments": {"v": 1, "next": {"v": 2}}}</call>', **forced)
+    assert not says(tokenizer, '<call>{"name": "li\\"nk", "arguments": {"v": 1, "next": {"w": 2}}}</call>', **forced)
+
+
+def test_lines_behind_the_thoughts_are_no_content(demo: Any) -> None:
+    tokenizer = talking(demo.tokenizer, thinking=THINKING)
+    choice = {"tools": [], "structured_outputs": {"choice": ["yes", "no"]}}
+    assert says(tokenizer, "yes", **choice)
+    assert not says(tokenizer, "\n\nyes", **choice)
+    text = "<think>so</think>\n\nyes"
+    assert says(tokenizer, text, **choice)
+    prompt = tokenizer("user: Hi\nassistant: ", add_special_tokens=False).input_ids
+    for size in (1, 3, 100):
+        reader = MessageReader(tokenizer, prompt, [])
+        reader.strips = True
+        read = [reader.feed(text[at : at + size], last=at + size >= len(text)) for at in range(0, len(text), size)]
+        assert "".join(one.content for one in read) == "yes"
+        assert "".join(one.reasoning for one in read) == "so"
+
+
 @pytest.mark.parametrize("end", ["</think>", "<|pad|>"])
 def test_thinking_comes_before_what_is_constrained(demo: Any, end: str) -> None:
     tokenizer = talking(demo.tokenizer, thinking={"open": "<think>", "close": end})
@@ -293,6 +330,7 @@ def test_tools_that_cannot_be_held_to_a_grammar(demo: Any) -> None:
     unlike = [
         talking(demo.tokenizer, {"open_pattern": "<call:(?P<name>[a-z]+)>"}),
         talking(demo.tokenizer, {"open": "<call>", "content": "text"}),
+        talking(demo.tokenizer, {"open": ["<call>", "<other>"]}),
         talking(demo.tokenizer, {"open": "<call>", "content_args": {"unquoted_keys": True}}),
     ]
     for tokenizer in unlike:

@@ -65,5 +65,5 @@ def test_picture_holds_the_tree(tmp_path, suffix):
 def test_picture_names_the_extra_when_matplotlib_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"draftree\[bench\]"):
+    with pytest.raises(ImportError, match=r"pip install -e .\.\[bench\]"):
         to_picture(sample(), tmp_path / "tree.png", 1)

@@ -8,9 +8,8 @@ from typing import Any, Self
 
 from draftree.detokenizer import Detokenizer
 from draftree.drafting import Drafter
-from draftree.engine import Emitted, Engine, Request, RunStats
-from draftree.engine.limits import check_prompt
-from draftree.engine.options import read_options, rules_for
+from draftree.engine import Emitted, Engine, Request, Rules, RunStats
+from draftree.engine.options import rules_of
 
 
 class Chat:
@@ -53,10 +52,13 @@ class Chat:
         if self.engine.target.encoder_decoder:
             raise ValueError("A chat needs a decoder-only model: use generate for encoder-decoders.")
         self.tokenizer, self.system = tokenizer, system
-        self._options = read_options(self.engine.target.model, None, None, tokenizer, options)
-        self._most, self._seed = max_new_tokens, seed
-        self.messages: list[dict[str, str]] = []
         self.requests: list[Request] = []
+        if "max_length" in options:
+            raise ValueError("max_length would count the whole dialogue: give max_new_tokens, for each answer.")
+        self._options = {"tokenizer": tokenizer} | options
+        self._most, self._seed = max_new_tokens, seed
+        self._rules([0], max_new_tokens)  # says what is wrong with an option
+        self.messages: list[dict[str, str]] = []
         self.reset()
 
     def reset(self) -> None:
@@ -84,15 +86,26 @@ class Chat:
 
     def stream(self, text: str, *, drafting: bool = True) -> Generator[Emitted, None, None]:
         """The same token by token, with the drafter that each came from."""
+        before = self.messages
         request = self._ask(text, drafting=drafting)
+        turns = self.messages
         try:
             yield from self.engine.stream(request)
         finally:
-            said = self.tokenizer.decode(request.tokens, skip_special_tokens=True)
-            self.messages.append({"role": "assistant", "content": said})
+            if self.messages is turns and request.error is None:
+                said = self.tokenizer.decode(request.tokens, skip_special_tokens=True)
+                turns.append({"role": "assistant", "content": said})
+            elif self.messages is turns:
+                self.messages = before
+
+    def _rules(self, ids: list[int], most: int) -> Rules:
+        given = self._options | {"max_new_tokens": most, "seed": self._seed + len(self.requests)}
+        return rules_of(self.engine.target, ids, given)
 
     def _ask(self, text: str, *, drafting: bool) -> Request:
         """Add a turn to the dialogue, and its answer's request to the engine; neither where it cannot be."""
+        if self.engine.busy:
+            raise ValueError("An answer is still under way: read it to its end, or close it.")
         if not text.strip():
             raise ValueError("There is nothing to answer: say something.")
         target, turns = self.engine.target, [*self.messages, {"role": "user", "content": text}]
@@ -106,15 +119,7 @@ class Chat:
                     f"The dialogue has {len(ids)} tokens and the model reads {target.max_positions}: reset it, or say "
                     "less."
                 )
-        check_prompt(ids, most, target.vocab_size, target.max_positions)
-        options, seed = self._options, self._seed + len(self.requests)
-        rules = rules_for(
-            target.model,
-            options,
-            max_new_tokens=most,
-            padded_length=len(ids),
-            seed=seed if options.config.do_sample else None,
-        )
+        rules = self._rules(ids, most)
         request = self.engine.add(ids, replace(rules, drafting=drafting))
         self.messages = turns
         self.requests.append(request)

@@ -66,18 +66,24 @@ class Placement:
 
         if self.device_map is not None or getattr(model, "hf_quantizer", None) is not None:
             return model
-        device = torch.device(best_device() if self.device == "auto" else self.device)
-        dtype = model.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
-        if self.dtype == "auto" and device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
-            size = model.num_parameters()
-            free = free_bytes(device)
-            if size < SMALL and (free is None or 6 * size < free):  # what is stored stays until the copy is whole
-                stored, dtype = str(dtype).removeprefix("torch."), torch.float32
-                tell(
-                    f"The weights are stored in {stored} and are computed in float32, in which no text changes: "
-                    f"--dtype {stored} leaves them as they are, in half the memory."
-                )
-        return model.to(device=device, dtype=dtype)
+        model = model.to(torch.device(best_device() if self.device == "auto" else self.device))
+        stored = model.dtype
+        if self.dtype == "auto":
+            if model.device.type == "cpu" and stored in (torch.float16, torch.bfloat16):
+                size, free = model.num_parameters(), free_bytes(model.device)
+                if size < SMALL and (free is None or 6 * size < free):  # what is stored stays until the copy is whole
+                    name = str(stored).removeprefix("torch.")
+                    tell(
+                        f"The weights are stored in {name} and are computed in float32, in which no text changes: "
+                        f"--dtype {name} leaves them as they are, in half the memory."
+                    )
+                    return model.to(dtype=torch.float32)
+            return model
+        wanted = getattr(torch, self.dtype)
+        if wanted != stored:  # the embedded model, others were loaded so; buffers stay, as Hugging Face leaves them
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(wanted)
+        return model
 
 
 def best_device() -> str:
@@ -131,7 +137,9 @@ def load_model(
     given = {"dtype": placement.dtype} | ({} if placement.device_map is None else {"device_map": placement.device_map})
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, **given)
-    except ValueError:
+    except ValueError as error:
+        if "AutoModelForCausalLM" not in str(error):  # it is one, and something else is wrong
+            raise
         model = AutoModelForSeq2SeqLM.from_pretrained(folder, **given)
     return placement.put(model.eval(), tell), tokenizer
 

@@ -98,6 +98,7 @@ def answer(dialogue: Chat, line: str, console: Any, *, drafting: bool) -> None:
     try:
         for emitted in stream:
             console.print(coloured.add(emitted.token, emitted.source), end="")
+        console.print(coloured.rest(), end="")
     except KeyboardInterrupt:
         console.print(" ...", style="dim", end="")
     finally:

@@ -119,9 +119,9 @@ def answer_one(engine: Engine, tokenizer: Any, request: Request, *, as_json: boo
         if not as_json:
             console.print(piece, end="")
     if as_json:
-        print(json.dumps(_told(request, coloured.text.plain) | {"seconds": time.perf_counter() - begin}))
+        print(json.dumps(_told(request, tokenizer) | {"seconds": time.perf_counter() - begin}))
     else:
-        console.print()
+        console.print(coloured.rest())
 
 
 def answer_file(
@@ -129,19 +129,24 @@ def answer_file(
 ) -> None:
     """Write a line of JSON for each prompt, in their order, as soon as it is answered."""
     target: Any = nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8")
+    failed = 0
     with target as file:
         lines: TextIO = file
         for prompt, request in zip(prompts, requests, strict=True):
-            for _ in engine.stream(request):
-                pass  # the others advance as well
-            text = tokenizer.decode(request.tokens, skip_special_tokens=True)
-            about = {"id": prompt.id, "set": prompt.set, "prompt": prompt.text}
-            print(json.dumps(about | _told(request, text), ensure_ascii=False), file=lines, flush=True)
+            about: dict[str, Any] = {"id": prompt.id, "set": prompt.set, "prompt": prompt.text}
+            try:
+                for _ in engine.stream(request):
+                    pass  # the others advance as well
+            except Exception as error:  # of this answer; the others go on
+                failed, about["error"] = failed + 1, str(error)
+            print(json.dumps(about | _told(request, tokenizer), ensure_ascii=False), file=lines, flush=True)
+    if failed:
+        raise ValueError(f"{failed} of {len(prompts)} answers ended with an error: their lines say which.")
 
 
-def _told(request: Request, text: str) -> dict[str, Any]:
+def _told(request: Request, tokenizer: Any) -> dict[str, Any]:
     return {
-        "text": text,
+        "text": tokenizer.decode(request.tokens, skip_special_tokens=True),
         "token_ids": request.tokens,
         "sources": [emitted.source for emitted in request.output],
         "finish_reason": request.finish_reason,

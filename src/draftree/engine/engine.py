@@ -122,8 +122,9 @@ class Engine:
         if rules is not None and options:
             raise TypeError(f"add got rules and the option {next(iter(options))!r}: put it into the rules.")
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
-        with self._turn:
-            self._compare_model()
+        if not (self.busy or self.compared):
+            with self._turn:
+                self._compare_model()
         rules = rules or rules_of(self.target, prompt, options, encoder_input)
         if self.config.rule is not None:
             self.config.rule.check(rules.processors)
@@ -241,7 +242,8 @@ class Engine:
                     break
                 await asyncio.to_thread(self._advance, request, given)
         finally:
-            self.cancel(request)
+            if request.state is not State.FINISHED:  # a step under way ends first, and nobody waits for it here
+                await asyncio.shield(asyncio.to_thread(self.cancel, request))
         if request.error is not None:
             raise request.error
 

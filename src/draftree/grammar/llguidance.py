@@ -148,9 +148,19 @@ def _in_time(kind: str, work: Callable[[], Made]) -> Made:
     The library lets go of the interpreter's lock meanwhile, so a thread that takes too long harms nobody else.
     """
     made: list[Made] = []
-    thread = threading.Thread(target=lambda: made.append(work()), daemon=True, name="grammar")
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            made.append(work())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="grammar")
     thread.start()
     thread.join(SECONDS)
+    if failed:
+        raise failed[0]
     if not made:
         raise GrammarError(f"The {NAMES[kind]} was not compiled within {SECONDS:g} seconds: make it smaller.")
     return made[0]

@@ -121,6 +121,8 @@ class Desk:
         prediction = self._prediction(asked)
         readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(n)]
         constraint = constraint_of(asked, tools, self.tokenizer, readers[0].begun)
+        for reader in readers:
+            reader.strips = constraint is not None
         parts = self._parts(asked, prompt, most, n, logprobs, scope, prediction, constraint)
         call = self._call("chat", asked, logprobs=logprobs)
         call.prediction, call.readers = prediction, readers

@@ -97,7 +97,7 @@ class _Rules:
             return self.parts["content"]
         start, rules = self.start, self.rules
         if thinking is not None:
-            start, rules = f"{thinking[0]} /\\s{{0,2}}/ ({start})", (*rules, thinking[1])
+            start, rules = f"{thinking[0]} ({start})", (*rules, thinking[1])
         return Grammar.ebnf("\n".join([f"start: {start}", *rules]), **self.parts)
 
 
@@ -151,11 +151,14 @@ def _calls(asked: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _
             "tools",
         )
     begin, end = (_lark(tokenizer, marker) for marker in markers)
-    parts = {}
+    parts, written = {}, []
     with refused("tools"):
         for i, tool in enumerate(tools):
-            parts[f"tool{i}"] = Grammar.json_schema(_schema_of(tool["function"], forced))
-    one = " | ".join(f"@{name}" for name in parts)
+            parts[f"arguments{i}"] = Grammar.json_schema(_arguments_of(tool["function"], forced))
+            name = json.dumps(tool["function"]["name"], ensure_ascii=False)
+            front = json.dumps(f'{{"name": {name}, "arguments": ')
+            written.append(f'({front} @arguments{i} "}}")')
+    one = " | ".join(written)
     call = f'"\\n"? ({one}) "\\n"? {end}'
     if forced or form is not None:
         more = "" if single else '("\\n"? call)*'
@@ -170,12 +173,10 @@ def _calls(asked: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _
     return _Rules(f"(before {call}){often} REST", rules, parts, "tools")
 
 
-def _schema_of(function: dict[str, Any], forced: bool) -> dict[str, Any]:
-    """Of a call: the function's name and, where that is asked for, arguments by its own schema."""
+def _arguments_of(function: dict[str, Any], forced: bool) -> dict[str, Any]:
+    """The schema of a function's arguments, where it is asked for; it stays a root, to which its references lead."""
     held = forced or function.get("strict")
-    arguments = (held and function.get("parameters")) or {"type": "object"}
-    about = {"name": {"const": function["name"]}, "arguments": arguments}
-    return {"type": "object", "properties": about, "required": list(about), "additionalProperties": False}
+    return (held and function.get("parameters")) or {"type": "object"}
 
 
 def _thinking(tokenizer: Any, begun: str | None) -> tuple[str, str] | None:
@@ -186,7 +187,8 @@ def _thinking(tokenizer: Any, begun: str | None) -> tuple[str, str] | None:
             continue
         begin, end = (_lark(tokenizer, marker) for marker in markers)
         rule = f"thoughts: {ANYTHING} {end}" if end.startswith("<") else f"thoughts[suffix={end}]: {ANYTHING}"
-        return ("thoughts" if begun == name else f"({begin} thoughts)?"), rule
+        # Templates leave a line or two behind the thoughts, which `MessageReader` takes off what follows.
+        return (r"thoughts /\s{0,2}/" if begun == name else rf"({begin} thoughts /\s{{0,2}}/)?"), rule
     return None
 
 
@@ -219,6 +221,8 @@ def _field(tokenizer: Any, name: str) -> dict[str, Any] | None:
 def _literal(field: dict[str, Any], name: str, before: str) -> str | None:
     given = field.get(name)
     if given is not None:
+        if name == "open" and not isinstance(given, str) and len(given) > 1:
+            return None  # what begins with another of them would escape
         return str(given if isinstance(given, str) else given[0])
     pattern = field.get(f"{name}_pattern", "").removeprefix(before)
     text = re.sub(r"\\(\W)", r"\1", pattern)

@@ -102,6 +102,8 @@ class MessageReader:
     def __init__(self, tokenizer: Any, prompt: Sequence[int], tools: list[dict[str, Any]]) -> None:
         self._parser = None
         self.calls = 0  # that were read so far
+        self.strips = False  # whether lines between the reasoning and the content are left out, as under a grammar
+        self._reasoned = self._begun = False
         if getattr(tokenizer, "response_template", None) is not None:
             self._parser = tokenizer.get_response_parser(prefix=tokenizer.decode(list(prompt)), tools=tools or None)
 
@@ -152,6 +154,10 @@ class MessageReader:
         elif event["type"] == "region_chunk" and not event.get("dirty"):
             text = event.get("text") or ""
             if name in REASONING:
+                self._reasoned = True
                 read.reasoning += text
             elif name == "content":
+                if self.strips and self._reasoned and not self._begun:
+                    text = text.lstrip()
+                self._begun = self._begun or bool(text)
                 read.content += text

@@ -66,7 +66,8 @@ class Lookahead(Drafter):
     def __getstate__(self) -> dict[str, Any]:
         """Options and what was learned; a copy has no requests."""
         with self._making:
-            return {name: value for name, value in vars(self).items() if name != "_making"} | {"_seen": {}}
+            own = {"_seen": {}, "_scoped": dict(self._scoped), "_answers": list(self._answers)}
+            return {name: value for name, value in vars(self).items() if name != "_making"} | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
