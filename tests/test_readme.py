@@ -27,7 +27,7 @@ def read(page: str) -> str:
 
 
 def blocks(page: str, kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```", read(page), re.M | re.S)
+    return re.findall(rf"^```{re.escape(kind)}\n(.*?)^```", read(page), re.M | re.S)
 
 
 @pytest.mark.parametrize("page", FRONT)
@@ -114,3 +114,11 @@ def test_a_version_that_is_named_is_ours() -> None:
     for page in FRONT:
         for version in re.findall(r"draftree[ =]=?v?(\d+\.\d+\.\d+)", read(page)):
             assert version == draftree.__version__, page
+
+
+def test_every_page_is_in_the_sidebar() -> None:
+    listed = set(re.findall(r"^([\w/*]+)$", "\n".join(blocks("docs/index.md", "{toctree}")), re.M))
+    for page in PAGES:
+        name = page.removeprefix("docs/").removesuffix(".md")
+        if page.startswith("docs/") and not name.startswith(("_", "index")):
+            assert name in listed or f"{name.partition('/')[0]}/*" in listed, f"{page} is missing in docs/index.md"
