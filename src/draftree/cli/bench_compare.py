@@ -70,8 +70,8 @@ def compare(
     samplings = samplings_of(temperature or [0.0, 0.8], top_k, top_p, seed)
     judge = None if against is None else from_checkout("agree")
     other = None if judge is None else judge.read_result(against)
-    prompts, console, out = measuring.begin(), wide_console(), measuring.out
     where.check()
+    prompts, console, out = measuring.begin(), wide_console(), measuring.out
     if restart:
         discard_unfinished(out)
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)

@@ -25,9 +25,9 @@ def quick(
     from draftree.bench.quick import run_quick
     from draftree.cli.screen import StageBar, show_report, wide_console
 
+    where.check()
     prompts, console = measuring.begin(), wide_console()
     settings = Settings(per_set, max_new_tokens, rounds, drafter_warm, compiled)
-    where.check()
     subject = Subject.load(model, where.placement)
     with StageBar(console) as bar:
         report = run_quick(subject, prompts, settings, params=params, watcher=bar)

@@ -30,9 +30,9 @@ def speed(
     from draftree.bench.speed import run_speed
     from draftree.cli.screen import StageBar, show_report, wide_console
 
+    where.check()
     prompts, console = measuring.begin(), wide_console()
     settings = Settings(per_set, max_new_tokens, 1, drafter_warm, compiled)
-    where.check()
     subject = Subject.load(model, where.placement)
     with StageBar(console) as bar:
         report = run_speed(subject, prompts, settings, params=params, rounds=rounds, context=context, watcher=bar)

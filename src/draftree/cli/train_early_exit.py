@@ -32,7 +32,6 @@ def early_exit(
 ) -> None:
     """A copy of the WHOLE model, trained to be read behind layer n (early-exit pairs of BiLD): its texts change."""
     run.begin(material.out)
-    where.check()
     from draftree.cli.screen import resumable
     from draftree.training.early_exit import train_early_exit
 

@@ -88,7 +88,6 @@ def _train(
     training: dict[str, Any],
 ) -> None:
     run.begin(material.out)
-    where.check()
     import torch
 
     from draftree.cli.screen import resumable

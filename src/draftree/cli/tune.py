@@ -60,7 +60,6 @@ def tune(
     named = drafters if drafters is not None else ["medusa", "hidden-transfer"] if model is None else []
     specs = tuple(_spec(name) for name in dict.fromkeys(named))
     options = TuningOptions(5.0 if minutes is None else minutes, max_new_tokens, per_set, specs)
-    where.check()
     console = wide_console()
     loaded, tokenizer = where.load(model)
     if check:

@@ -214,17 +214,11 @@ class Engine:
         """
         given = 0
         try:
-            while True:
-                while given < len(request.output):
-                    yield request.output[given]
-                    given += 1
-                if request.state is State.FINISHED:
-                    break
-                self._advance(request, given)
+            while new := self._next(request, given):
+                yield from new
+                given += len(new)
         finally:
             self.cancel(request)
-        if request.error is not None:
-            raise request.error
 
     async def astream(self, request: Request) -> AsyncIterator[Emitted]:
         """The same for `async for`; steps run in a thread, so that the event loop goes on meanwhile.
@@ -234,24 +228,27 @@ class Engine:
         """
         given = 0
         try:
-            while True:
-                while given < len(request.output):
-                    yield request.output[given]
-                    given += 1
-                if request.state is State.FINISHED:
-                    break
-                await asyncio.to_thread(self._advance, request, given)
+            while new := await asyncio.to_thread(self._next, request, given):
+                for emitted in new:
+                    yield emitted
+                given += len(new)
         finally:
             if request.state is not State.FINISHED:  # a step under way ends first, and nobody waits for it here
                 await asyncio.shield(asyncio.to_thread(self.cancel, request))
-        if request.error is not None:
-            raise request.error
 
-    def _advance(self, request: Request, given: int) -> None:
-        """Step once, unless another thread has brought more than the `given` tokens meanwhile."""
-        with self._turn:
-            if len(request.output) == given and request.state is not State.FINISHED:
-                self.step()
+    def _next(self, request: Request, given: int) -> list[Emitted]:
+        """The tokens behind the first `given`, as soon as there are any, whoever steps; none where the text is over.
+
+        Raises:
+            Exception: whatever ended the request with an error.
+        """
+        while _silent(request, given):
+            with self._turn:
+                if _silent(request, given):  # no other thread has stepped meanwhile
+                    self.step()
+        if len(request.output) == given and request.error is not None:
+            raise request.error
+        return request.output[given:]
 
     def run(self) -> None:
         """Step until every request has finished."""
@@ -352,6 +349,11 @@ class Engine:
                 with suppress(Exception):
                     self.config.drafter.end(request.context)
                 raise
+
+
+def _silent(request: Request, given: int) -> bool:
+    """Whether a request that is not over has no tokens behind the first `given`."""
+    return len(request.output) == given and request.state is not State.FINISHED
 
 
 def _alike(lengths: list[int]) -> list[tuple[int, int]]:
