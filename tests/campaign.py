@@ -33,7 +33,7 @@ from draftree.acceptance.sampled import PrefixChooser
 from draftree.drafting import Drafter
 from draftree.engine import Engine, generate
 from draftree.engine.options import read_options, rules_for
-from draftree.engine.strict import SAFETY, measure_tolerance
+from draftree.engine.strict import worst_difference
 from draftree.integrations import custom_generate
 from draftree.runner import open_runner
 
@@ -148,15 +148,15 @@ def compare(case: Case, found: Answers, wanted: Answers, what: str) -> Iterator[
 
 @functools.cache
 def measured(family: str, dtype: str, runner: str) -> float:
-    """How far a raw score moves with the number of rows of a pass, as `strict` measures it on the model itself."""
-    return measure_tolerance(open_runner(model_of(family, dtype), runner)) / SAFETY
+    """How far a raw score moves with the number of rows of a pass, measured on the model itself."""
+    return worst_difference(open_runner(model_of(family, dtype), runner), row_by_row=False)
 
 
 def rounding(case: Case, prompt: list[int], prefix: list[int]) -> float:
     """How far two raw scores behind a text may move against each other without anything being wrong.
 
     In 16 bits that is twice the error of the type: of the stock model's scores, from those in float32, anywhere in the
-    text; or as far as `strict` sees them move where that is more.
+    text; or as far as they move with the rows of a pass where that is more.
     """
     if case.dtype == "float32":
         return FLOOR
@@ -167,12 +167,22 @@ def rounding(case: Case, prompt: list[int], prefix: list[int]) -> float:
     return 2 * max(error, measured(case.family, case.dtype, case.runner))
 
 
+def stretched(chooser: PrefixChooser) -> float:
+    """How far processed scores move when raw ones move by 1."""
+    stretch = 1.0
+    for processor in chooser._processors:
+        stretch /= float(getattr(processor, "temperature", 1.0))
+        penalty = float(getattr(processor, "penalty", 1.0))
+        stretch *= max(penalty, 1 / penalty)
+    return stretch
+
+
 def gap(case: Case, row: int, prefix: list[int], one: int, other: int) -> tuple[float, float]:
     """How far the scores of two tokens behind `prefix` are apart, and how far rounding can move them."""
     model = model_of(case.family, case.dtype)
     chooser, logits = _at(case, model, row, prefix)
     bound = rounding(case, case.prompts[row], prefix)
-    stretch = chooser._stretch
+    stretch = stretched(chooser)
     scores = chooser._noisy(chooser.scores(logits), 0)[0].double()
     if case.options.get("do_sample", False):
         scores = scores.log()
@@ -237,12 +247,16 @@ def attempt(case: Case) -> dict[str, Any]:
             found["parts"] += compare(case, plain, stock, "Hugging Face")
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
+        if case.strict and "strict=True cannot be kept here" in str(error):
+            found |= {"refused": True, "answers": 0}
     found["outcome"] = outcome(found)
     return found
 
 
 def outcome(found: dict[str, Any]) -> str:
-    """The worst that a case shows: "equal", "near-tie", "differs" or "error"."""
+    """The worst that a case shows: "equal", "near-tie", "differs" or "error"; "refused" where strict mode was."""
+    if found.get("refused"):
+        return "refused"
     if "error" in found:
         return "error"
     if any(part["gap"] is None or part["gap"] > part["bound"] for part in found["parts"]):
@@ -324,7 +338,8 @@ def report(about: dict[str, Any]) -> list[str]:
     for row in about["table"]:
         answers, parted = row["answers"], row.get("parted from plain", 0)
         theirs, others = row.get("hugging_face", 0), row.get("parted from Hugging Face", 0)
-        cells = [row["dtype"], f"`{row['runner']}`", row["strict"], f"{row['cases']:,}"]
+        refused = f", {row['refused']:,} refused" if row.get("refused") else ""
+        cells = [row["dtype"], f"`{row['runner']}`", row["strict"], f"{row['cases']:,}{refused}"]
         cells += [_of(answers, parted), _of(theirs, others)]
         cells.append(f"{row['largest gap']:.1e}" if row["largest gap"] else "")
         lines.append("| " + " | ".join(cells) + " |")

@@ -1,8 +1,9 @@
-"""Strict mode: in 16 bits drafting says what plain decoding says, as far as `engine.strict` promises it."""
+"""Strict mode: in 16 bits drafting says what plain decoding of the prompt alone says, or is refused."""
 
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any
 
 import pytest
@@ -10,27 +11,15 @@ import torch
 from drafters_for_tests import InModel, RandomTree
 from generate_driver import prompts
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
+from transformers import LogitsProcessorList, TemperatureLogitsWarper
 from zoo import MEMBERS, build, construct
 
-from draftree.engine import Engine, Request, Rules, generate
+from draftree.engine import Engine, Request, Rules
 from draftree.runner import Runner, open_runner
 from draftree.shaping import Fixed
 
-NEW = 40
-PROMPTS = prompts((12,) * 16, seed=0)
-
-
-class Gaps(LogitsProcessor):
-    """Notes how far apart the best two raw scores are; changes nothing."""
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        best = scores.topk(2, -1).values[0]
-        self.seen.append(float(best[0] - best[1]))
-        return scores
+NEW = 24
+PROMPTS = prompts((12, 12, 5, 12, 30, 12), seed=0)
 
 
 @functools.cache
@@ -42,60 +31,71 @@ def flat(name: str) -> Any:
     return model.to(torch.bfloat16)
 
 
-def rules(b: int, sample: bool, gaps: list[Gaps] | None) -> Rules:
-    processors = LogitsProcessorList()
-    if gaps is not None:
-        gaps.append(Gaps())
-        processors.append(gaps[-1])
-    if sample:
-        processors.append(TemperatureLogitsWarper(0.05))
+def rules(b: int, sample: bool) -> Rules:
+    processors = LogitsProcessorList([TemperatureLogitsWarper(0.05)] if sample else [])
     return Rules(max_new_tokens=NEW, sample=sample, seed=b if sample else None, processors=processors)
 
 
 def run(
-    model: Any, runner: str | Runner, *, sample: bool = False, gaps: list[Gaps] | None = None, **options: Any
+    model: Any, runner: str | Runner, *, sample: bool = False, slots: int = 1, **options: Any
 ) -> tuple[list[Request], Engine]:
-    engine = Engine(model, slots=1, shape=Fixed(12), runner=runner, **options)
-    made = [engine.add(prompt, rules(b, sample, gaps)) for b, prompt in enumerate(PROMPTS)]
+    engine = Engine(model, slots=slots, shape=Fixed(12), runner=runner, **options)
+    made = [engine.add(prompt, rules(b, sample)) for b, prompt in enumerate(PROMPTS)]
     engine.run()
     assert all(r.error is None for r in made)
     return made, engine
 
 
-def first_difference(a: Request, b: Request) -> int | None:
-    return next((i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=True)) if x != y), None)
+RUNNERS = [
+    ("llama", "eager"),
+    ("qwen3", "eager"),
+    ("mistral-window", "eager"),
+    ("gpt2", "hooked"),
+    ("llama", "hooked"),
+    ("gemma3", "hooked"),
+    ("falcon-alibi", "hooked"),
+    ("mixtral", "hooked"),
+    ("llama", "cuda_graphs"),
+    ("mistral-window", "cuda_graphs"),
+]
 
 
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(
-    ("name", "runner"), [("llama", "cpu"), ("qwen3", "cpu"), ("gpt2", "hooked"), ("llama", "hooked")]
-)
-def test_differences_come_from_near_ties_alone(name: str, runner: str, sample: bool) -> None:
-    """Without strict mode ids differ; with it they differ only where the plain engine's choice was a near-tie.
-
-    Where the measured tolerance is 0 that means nowhere, which is what bfloat16 on the eager runner gives on CPUs.
-    """
-    if runner == "cpu":  # at fixed shapes, which it takes by itself, so few bits move that no id of these does
-        runner = open_runner(flat(name), "eager")
-    gaps: list[Gaps] = []
-    plain, _ = run(flat(name), runner, sample=sample, gaps=gaps)
+@pytest.mark.parametrize(("name", "runner"), RUNNERS)
+def test_strict_answers_are_those_of_plain_decoding_alone(name: str, runner: str, sample: bool) -> None:
+    """The model's scores are so close together that other bits are other tokens; in batches, too."""
+    plain, _ = run(flat(name), runner, sample=sample)
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
-    loose, _ = run(flat(name), runner, sample=sample, drafter=RandomTree(references, 3))
-    strict, engine = run(flat(name), runner, sample=sample, drafter=RandomTree(references, 3), strict=True)
-    assert any(a.tokens != b.tokens for a, b in zip(plain, loose, strict=True))
-    tolerance = engine.loop.tolerance
-    assert tolerance is not None
-    re_decided = sum(r.stats.re_decided for r in strict)
-    assert (re_decided > 0) == (tolerance > 0)
-    assert sum(r.stats.accepted for r in strict) > 4 * len(PROMPTS)
-    for ours, theirs, gap in zip(strict, plain, gaps, strict=True):
-        at = first_difference(ours, theirs)
-        if not sample:  # of sampled choices the noise decides, not the gap of raw scores
-            assert at is None or gap.seen[at] < tolerance
-        assert at is None or tolerance > 0
-        stats = ours.stats
-        last_was_drafted = ours.output[-1].source is not None
-        assert stats.emitted == stats.steps + stats.accepted - stats.re_decided - last_was_drafted
+    for slots in (1, 4):
+        drafter = RandomTree(references, 3)
+        strict, _ = run(flat(name), runner, sample=sample, drafter=drafter, strict=True, slots=slots)
+        assert [r.tokens for r in strict] == [r.tokens for r in plain], slots
+        assert sum(r.stats.accepted for r in strict) > 4 * len(PROMPTS)
+    batch, _ = run(flat(name), runner, sample=sample, strict=True, slots=4)
+    assert [r.tokens for r in batch] == [r.tokens for r in plain]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_these_models_need_it(name: str) -> None:
+    plain, _ = run(flat(name), "hooked")
+    references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
+    loose, _ = run(flat(name), "hooked", drafter=RandomTree(references, 3))
+    assert [r.tokens for r in loose] != [r.tokens for r in plain]
+
+
+def test_long_prompts_are_read_alone_and_in_chunks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.engine.engine.PREFILL_CHUNK", 16)
+    asked = prompts((9, 70, 23, 50, 41, 16), seed=3)
+    model, texts = flat("llama"), []
+    for prompt in asked:
+        engine = Engine(model, slots=1, runner="hooked")
+        texts.append(engine.add(prompt, rules(0, False)))
+        engine.run()
+    references = {tuple(p): r.tokens for p, r in zip(asked, texts, strict=True)}
+    engine = Engine(model, slots=3, runner="hooked", strict=True, drafter=RandomTree(references, 3), shape=Fixed(12))
+    drafted = [engine.add(prompt, rules(0, False)) for prompt in asked]
+    engine.run()
+    assert [r.tokens for r in drafted] == [r.tokens for r in texts]
 
 
 @pytest.mark.parametrize("runner", ["cpu", "hooked"])
@@ -106,38 +106,31 @@ def test_fp32_changes_nothing(runner: str, kind: type[RandomTree], sample: bool)
     plain, _ = run(model, runner, sample=sample)
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
     drafter = kind(references, 2)
-    strict, engine = run(model, runner, sample=sample, drafter=drafter, strict=True)
+    strict, _ = run(model, runner, sample=sample, drafter=drafter, strict=True)
     assert [r.tokens for r in strict] == [r.tokens for r in plain]
-    assert engine.loop.tolerance is not None
-    assert engine.loop.tolerance < 1e-3
     assert sum(r.stats.accepted for r in strict) > 4 * len(PROMPTS)
     if isinstance(drafter, InModel):  # its rows stay out of the prompt's pass, its taps do not
         assert drafter.passes[False] >= len(PROMPTS)
         assert all(len(states[1]) == len(tokens) - 1 for tokens, states in drafter.kept)
 
 
-def test_every_choice_a_near_tie() -> None:
-    """With an absurd tolerance every position is decided without draft tokens: slow, and the plain text."""
-    model = build("llama")
-    plain, _ = run(model, "cpu")
-    references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
-    engine = Engine(model, slots=4, drafter=InModel(references, 1), shape=Fixed(12), strict=True)
-    engine.loop.tolerance = 1e9
-    made = [engine.add(prompt, rules(b, False, None)) for b, prompt in enumerate(PROMPTS[:4])]
-    engine.run()
-    assert [r.tokens for r in made] == [r.tokens for r in plain[:4]]
-    for request in made:
-        assert request.stats.accepted == 0
-        assert request.stats.re_decided > NEW / 2 - 1
+def test_strict_is_refused_where_products_depend_on_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on most GPUs; here the head's product is made to."""
+    model = flat("llama")
+    whole = model.lm_head.forward
+
+    def depends(x: Tensor) -> Tensor:
+        return whole(x) * (1 + 0.01 * (x.shape[1] > 1))
+
+    monkeypatch.setitem(model.lm_head.__dict__, "forward", depends)
+    with pytest.raises(ValueError, match=r"strict=True cannot be kept here: .* torch.bfloat16 on cpu .* use float32"):
+        Engine(model, runner="hooked", strict=True)
 
 
-def test_the_summary_tells_near_ties(capsys: pytest.CaptureFixture[str]) -> None:
-    ids = torch.tensor(PROMPTS[:1])
-    model = flat("gpt2")
-    answer = generate(model, ids, max_new_tokens=NEW, eos_token_id=[]).sequences[0, ids.shape[1] :].tolist()
-    drafter = RandomTree({tuple(PROMPTS[0]): answer}, 3)
-    options = {"drafter": drafter, "shape": Fixed(12), "max_new_tokens": NEW, "eos_token_id": []}
-    out = generate(model, ids, strict=True, **options)
-    assert out.stats.total.re_decided > 0
-    assert "near-ties decided again" in out.stats.summary()
-    capsys.readouterr()
+def test_a_runner_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, tries = open_runner(flat("qwen3"), "eager"), []
+    monkeypatch.setattr("draftree.engine.strict.worst_difference", lambda runner: tries.append(runner) or 0.0)
+    monkeypatch.setattr("draftree.engine.strict._found", weakref.WeakKeyDictionary())
+    for _ in range(3):
+        Engine(flat("qwen3"), runner=runner, strict=True)
+    assert tries == [runner]

@@ -186,7 +186,7 @@ def test_trees_of_other_devices_and_trees_with_gaps_are_told_alike():
     tree = TokenTree.from_choices(roots, torch.tensor([[[2, 3]], [[4, 6]]]), [(0,), (1,)])
     assert not tree.parents.is_contiguous(), "one row for all requests"
     requests = [Request([5], Rules(), device=tree.device), Request([1], Rules(), device=tree.device)]
-    walks = [Walk([0, 2], [3, 8], [2, None]), Walk([0], [4], [1], tie=True)]
+    walks = [Walk([0, 2], [3, 8], [2, None]), Walk([0], [4], [1])]
     held = (tree.tokens, tree.parents, tree.logp, tree.source)
     far = TokenTree(*map(Far, held), tree.sizes)  # type: ignore[arg-type]
     told = []
@@ -199,8 +199,8 @@ def test_trees_of_other_devices_and_trees_with_gaps_are_told_alike():
     assert told[0]["members"] == told[1]["members"]
     first, second = told[0]["members"]
     assert (first["tokens"], first["parents"]) == ([5, 2, 3], [-1, 0, 0])
-    assert (first["walked"], first["emitted"], first["guesses"], first["tie"]) == ([0, 2], [3, 8], [2, None], False)
-    assert (second["walked"], second["emitted"], second["guesses"], second["tie"]) == ([0], [4], [1], True)
+    assert (first["walked"], first["emitted"], first["guesses"]) == ([0, 2], [3, 8], [2, None])
+    assert (second["walked"], second["emitted"], second["guesses"]) == ([0], [4], [1])
     assert (second["request"], second["asked"], second["drafted"]) == (requests[1].id, 3, 2)
     assert (told[0]["passed"], told[0]["shape_seconds"]) == (False, 0.5), "until the drafter was asked, at 1.5"
 

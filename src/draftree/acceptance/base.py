@@ -10,8 +10,8 @@ from torch import Tensor
 
 from draftree.tree import TokenTree
 
-Choice = tuple[int, int | None, int | None]
-"""A node, the token chosen after it (None: a near-tie, which is put off), and the child that drafted that token."""
+Choice = tuple[int, int, int | None]
+"""A node, the token chosen after it, and the child that drafted that token, if any."""
 
 
 @dataclass(slots=True)
@@ -22,13 +22,11 @@ class Walk:
         nodes: node numbers whose following token has been chosen, root first.
         tokens: the chosen tokens; tokens[i] follows nodes[i].
         drafted_by: the node that drafted tokens[i]; None for a token of the model's own.
-        tie: whether the walk stopped before a near-tie (strict mode), to be decided by a one-row pass.
     """
 
     nodes: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     drafted_by: list[int | None] = field(default_factory=list)
-    tie: bool = False
 
     @property
     def accepted(self) -> int:
@@ -38,10 +36,6 @@ class Walk:
     def choices(self) -> Iterator[Choice]:
         """The same, choice by choice, as `lazy_walk` yields them."""
         yield from zip(self.nodes, self.tokens, self.drafted_by, strict=True)
-        if self.tie:
-            reached = self.drafted_by[-1] if self.drafted_by else 0
-            assert reached is not None  # the model's own token would have ended the walk
-            yield reached, None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,33 +75,29 @@ class ScoredTree:
 class Chooser(Protocol):
     """Picks the token that follows a prefix; called once per emitted token, in order."""
 
-    def choose(self, logits: Tensor, tolerance: float | None = None) -> int | None:
-        """The next token given raw logits [V] at the true prefix; None where the best two are within `tolerance`."""
+    def choose(self, logits: Tensor) -> int:
+        """The next token given raw logits [V] at the true prefix."""
 
     def push(self, token: int) -> None:
         """The token became part of the prefix."""
 
 
-def lazy_walk(scored: ScoredTree, chooser: Chooser, tolerance: float | None = None) -> Iterator[Choice]:
+def lazy_walk(scored: ScoredTree, chooser: Chooser) -> Iterator[Choice]:
     """Walk a tree from its root, choosing at the current node only (all nodes would cost many times more).
 
     Args:
         scored: the tree.
         chooser: the request's rule; its prefix must be the request's tokens.
-        tolerance: stop before choices closer than this.
 
     Yields:
-        (node, token, drafted_by): the token chosen after that node and the child that drafted it, if any; a token of
-        None is a near-tie, and the last one. Stop iterating to stop the walk.
+        (node, token, drafted_by): the token chosen after that node and the child that drafted it, if any. Stop
+        iterating to stop the walk.
     """
     tokens, children = scored.tokens(), scored.children()
     frontier = [0]
     while frontier:
         node = frontier[0]
-        token = chooser.choose(scored.after(node), tolerance)
-        if token is None:
-            yield node, None, None
-            return
+        token = chooser.choose(scored.after(node))
         # Several nodes may spell the same prefix (unshared branches); all of them stay in play.
         frontier = [child for at in frontier for child in children.get(at, ()) if tokens[child] == token]
         yield node, token, frontier[0] if frontier else None

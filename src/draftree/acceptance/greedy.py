@@ -11,9 +11,7 @@ from draftree.acceptance.base import Walk
 from draftree.tree import TokenTree
 
 
-def greedy_walks(
-    tree: TokenTree, logits: Tensor, rows: Tensor | None = None, tolerance: float | None = None
-) -> list[Walk]:
+def greedy_walks(tree: TokenTree, logits: Tensor, rows: Tensor | None = None) -> list[Walk]:
     """The longest confirmed path of every tree under argmax.
 
     Args:
@@ -21,23 +19,17 @@ def greedy_walks(
         logits: [B, n, V]; one row per node, or per surviving node where `rows` is given.
         rows: LongTensor [B, n], node number behind each row (-1 for rows that are no nodes), where nodes were pruned in
             the pass.
-        tolerance: stop before the first choice whose two best logits are closer than this (strict mode).
     """
     best = best_tokens(logits).cpu().tolist()  # where trees are on the CPU, the one copy from the device
     tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
     numbers = None if rows is None else rows.tolist()
-    ties = None if tolerance is None else _near_ties(logits, tolerance).tolist()
     walks = []
     for b, size in enumerate(tree.sizes):
         # By node; one that no row stands for is missing, and so never reached.
         row_of = {node: row for row, node in enumerate(range(size) if numbers is None else numbers[b]) if node >= 0}
         choices = {node: best[b][row] for node, row in row_of.items()}
         path = _longest_path(tokens[b][:size], parents[b], choices)
-        end = len(path)
-        if ties is not None:
-            end = next((i for i, node in enumerate(path) if ties[b][row_of[node]]), end)
-        drafted_by = [*path[1:], None]
-        walks.append(Walk(path[:end], [choices[node] for node in path[:end]], drafted_by[:end], tie=end < len(path)))
+        walks.append(Walk(path, [choices[node] for node in path], [*path[1:], None]))
     return walks
 
 
@@ -64,8 +56,3 @@ def _longest_path(tokens: list[int], parents: list[int], choices: Mapping[int, i
         node = parents[node]
         path.append(node)
     return path[::-1]
-
-
-def _near_ties(logits: Tensor, tolerance: float) -> Tensor:
-    two = logits.float().topk(2, -1).values
-    return two[..., 0] - two[..., 1] < tolerance

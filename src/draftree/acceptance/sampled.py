@@ -43,12 +43,6 @@ class PrefixChooser:
         self._generator = generator
         self._sample = sample
         self._drawn = drawn
-        # How far processed scores move when raw ones move by 1.
-        self._stretch = 1.0
-        for processor in processors:
-            self._stretch /= float(getattr(processor, "temperature", 1.0))
-            penalty = float(getattr(processor, "penalty", 1.0))
-            self._stretch *= max(penalty, 1 / penalty)
         self._noise: deque[Tensor] = deque()  # of the present position and those behind it, as far as it was drawn
 
     def scores(self, logits: Tensor, ahead: Sequence[int] = ()) -> Tensor:
@@ -61,12 +55,9 @@ class PrefixChooser:
             self._ids[0, self._length : end] = torch.tensor(ahead, device=self._ids.device, dtype=torch.long)
         return self._processors(self._ids[:, :end], raw)  # type: ignore[arg-type]
 
-    def choose(self, logits: Tensor, tolerance: float | None = None) -> int | None:
+    def choose(self, logits: Tensor) -> int:
         """See `Chooser.choose`."""
-        scores = self._noisy(self.scores(logits), 0)
-        if tolerance is not None and _near_tie(scores.log() if self._sample else scores, tolerance * self._stretch):
-            return None
-        return int(scores.argmax(-1))
+        return int(self._noisy(self.scores(logits), 0).argmax(-1))
 
     def draft(self, logits: Tensor, ahead: Sequence[int]) -> int:
         """The draft token that another model's raw `logits` [V] choose; `ahead` are the tokens after the prefix.
@@ -94,8 +85,3 @@ class PrefixChooser:
         self._length += 1
         if self._noise:
             self._noise.popleft()
-
-
-def _near_tie(scores: Tensor, tolerance: float) -> bool:
-    best = scores.topk(min(2, scores.shape[-1]), -1).values[0]
-    return len(best) > 1 and bool(best[0] - best[1] < tolerance)

@@ -111,7 +111,9 @@ class Choosing:
     seed: Annotated[int, typer.Option(help="Of the draw; prompt b of several draws with seed + b.")] = 0
     raw: Annotated[bool, typer.Option("--raw", help="No chat template around a prompt.")] = False
     runner: Runner = "auto"
-    strict: Annotated[bool, typer.Option("--strict", help="Decide near-ties again (16-bit models).")] = False
+    strict: Annotated[bool, typer.Option("--strict", help="16-bit models: bit for bit plain decoding, or refused.")] = (
+        False
+    )
 
     def check(self) -> None:
         """Refuse options of a draw without one, and values that no draw can have.

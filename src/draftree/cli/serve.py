@@ -53,7 +53,9 @@ def serve(
         bool, typer.Option("--share", help="Let all keys share what drafters learn and what the cache keeps.")
     ] = False,
     runner: Runner = "auto",
-    strict: Annotated[bool, typer.Option("--strict", help="Decide near-ties again (16-bit models).")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="16-bit models: bit for bit plain decoding, or refused.")
+    ] = False,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas on Ray Serve, with --threads each.", show_default="none, no Ray")
     ] = None,

@@ -71,8 +71,6 @@ def _heading(name: str, step: dict[str, Any], member: dict[str, Any]) -> Text:
     if member["pruned"]:
         facts.append(f"{len(member['pruned'])} pruned")
     facts.append(f"{accepted} accepted")
-    if member["tie"]:
-        facts.append("a near-tie is left to the next step")
     shape = step["shape_seconds"]
     times = {"draft": step["seconds"]["draft"] - shape, "shape": shape}
     times |= {stage: seconds for stage, seconds in step["seconds"].items() if stage != "draft"}

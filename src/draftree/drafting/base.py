@@ -176,11 +176,10 @@ class Step:
         trunk: per request, how many prompt rows came before its tree (rows 0 .. trunk - 1).
         offset: row at which the trees begin.
         accepted: per request, the node numbers of the accepted path, root first.
-        emitted: per request, the new tokens; its `tokens` already end with them. Empty for a part of a prompt, and
-            where strict mode put off a near-tie.
+        emitted: per request, the new tokens; its `tokens` already end with them. Empty for a part of a prompt.
         attach_to: nodes of each tree that rows were attached to, see `StepPlan`.
         own_rows: whether the rows and surgeries that `plan` returned were in the pass. They are left out of passes
-            over parts of prompts, and in strict mode of those that must be the plain engine's; taps are always there.
+            over parts of prompts, and in strict mode of those over a prompt's end; taps are always there.
     """
 
     requests: Sequence[Context]

@@ -21,7 +21,7 @@ from draftree.engine.options import rules_of
 from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.engine.slots import Slots
-from draftree.engine.strict import measure_tolerance
+from draftree.engine.strict import check_strict
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import cached_cost
 from draftree.shaping import Shape, shape_for
@@ -57,7 +57,8 @@ class Engine:
         self.target = self.runner.target
         if config.early_exit is not None:
             config.early_exit.bind(self.runner)
-        tolerance = measure_tolerance(self.runner) if config.strict else None
+        if config.strict:
+            check_strict(self.runner)
         drafter, pruner = config.drafter, config.pruner
         self.shape: Shape | None = None
         self._sizer: Sizer | None = None
@@ -77,7 +78,7 @@ class Engine:
             lossy = config.rule if config.rule is not None else config.early_exit
             about = about_engine(model, self.runner, drafter, self.shape, pruner, lossy, strict=config.strict)
             track = config.recorder.track(about, drafter)
-        self.loop = Loop(config, self.runner, self.cache, self.encoder, self._sizer, tolerance, track)
+        self.loop = Loop(config, self.runner, self.cache, self.encoder, self._sizer, track)
         self.waiting: deque[Request] = deque()
         keeps = config.keep_prefixes and not config.strict and config.early_exit is None
         self.slots = Slots(self.runner, self.cache, self.encoder, keeps=keeps)
@@ -294,15 +295,17 @@ class Engine:
     def _read(self, decoding: int) -> None:
         """Read prompts; those that decode wait for one chunk a step, not for whole prompts."""
         slots, loop = self.slots, self.loop
-        shares = slots.shares(PREFILL_CHUNK, LEAST_CHUNK) if decoding else [PREFILL_CHUNK] * slots.reading
+        strict = self.config.strict  # a prompt passes alone then, in chunks of one size
+        shared = decoding and not strict
+        shares = slots.shares(PREFILL_CHUNK, LEAST_CHUNK) if shared else [PREFILL_CHUNK] * slots.reading
         count, shares = slots.order(shares)
         reading = self.running[decoding:]
-        for begin, end in _alike([share for share in shares[count:] if share]):  # those without one are the last
+        for begin, end in _alike([share for share in shares[count:] if share], alone=strict):  # without one: the last
             chunked = slice(count + begin, count + end)
             loop.read(decoding + chunked.start, reading[chunked], shares[chunked])
         unread = [len(slots.unread(request)) for request in reading[:count]]
         slots.begin(count)
-        for begin, end in _alike(unread):
+        for begin, end in _alike(unread, alone=strict):
             loop.advance(decoding + begin, reading[begin:end])
 
     # ---------------------------------------------------------------- slots
@@ -356,11 +359,13 @@ def _silent(request: Request, given: int) -> bool:
     return len(request.output) == given and request.state is not State.FINISHED
 
 
-def _alike(lengths: list[int]) -> list[tuple[int, int]]:
-    """Neighbours to read in one pass: (begin, end) of each group.
+def _alike(lengths: list[int], *, alone: bool = False) -> list[tuple[int, int]]:
+    """Neighbours to read in one pass: (begin, end) of each group; every one for itself if `alone`.
 
     A pass pads all its rows to the longest. That is cheap where the rows are few, and else where lengths are alike.
     """
+    if alone:
+        return [(i, i + 1) for i in range(len(lengths))]
     groups: list[tuple[int, int]] = []
     for end in range(1, len(lengths) + 1):
         begin = groups[-1][0] if groups else 0

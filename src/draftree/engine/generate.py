@@ -84,7 +84,7 @@ def generate(
         stopping_criteria: called after every token with its true prefix.
         generation_config: Hugging Face's; explicit arguments win over it.
         streamer: Hugging Face streamer (batch 1).
-        strict: decide near-ties again by a one-row pass (16-bit types).
+        strict: in 16 bits, bit for bit the answers of plain decoding alone; refused where that cannot be kept.
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
         runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or a runner opened for the model.
         tokenizer: the model's; needed for `stop_strings` and for a grammar.

@@ -37,7 +37,6 @@ class Loop:
         cache: the requests' keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
         sizer: sizes the trees; None without a drafter.
-        tolerance: gap of the best two logits under which a choice is a near-tie (strict mode), or None.
         track: records every step; None records nothing.
     """
 
@@ -48,7 +47,6 @@ class Loop:
         cache: SlotCache,
         encoder: EncoderState | None,
         sizer: Sizer | None,
-        tolerance: float | None,
         track: Track | None,
     ) -> None:
         self.config = config
@@ -59,7 +57,6 @@ class Loop:
         self.drafter = config.drafter
         self.can = Capabilities() if config.drafter is None else config.drafter.capabilities
         self.sizer = sizer
-        self.tolerance = tolerance
         self.track = track
         # Rows attached to a pass are made on the model's device, of trees that lie there.
         within = self.can.attaches or config.pruner is not None or config.early_exit is not None
@@ -74,8 +71,7 @@ class Loop:
             closed: whether nobody joins them before all are done.
         """
         clock = self.config.clock
-        # Strict mode: a prompt, and what follows a near-tie, pass as the plain engine passes them.
-        alone = self.tolerance is not None and any(r.decide_alone or not r.output for r in requests)
+        alone = self.config.strict and any(not r.output for r in requests)  # a prompt passes as the plain engine's
         marks = [clock()]
         plan = self._draft(requests, alone=alone, closed=closed)
         trees = _trees_of(plan)
@@ -86,7 +82,7 @@ class Loop:
             return
         turn, result = self._verify(first, requests, plan, alone)
         marks.append(clock())
-        walks = self._accept(requests, turn, result, ends, None if alone or turn.bare else self.tolerance)
+        walks = self._accept(requests, turn, result, ends)
         marks.append(clock())
         self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
         marks.append(clock())
@@ -170,7 +166,7 @@ class Loop:
         if bare and attachment is not None:
             attachment = Attachment(taps=attachment.taps)
         starts = self.cache.lengths[first : first + len(plan.requests)]
-        row_by_row = self.tolerance is not None and not any(trunks)  # prompts pass as the plain engine's
+        row_by_row = self.config.strict and not any(trunks)
         limit = self.target.max_positions
         turn = tree_pass(trunks, trees, starts, attachment, floors, limit, row_by_row=row_by_row)
         if self.config.reject_drafts and trees.width > 1:  # their -1 needs an embedding all the same
@@ -208,22 +204,16 @@ class Loop:
             )
 
     def _accept(
-        self,
-        requests: list[Request],
-        turn: TreePass,
-        result: PassResult,
-        ends: list[int | None],
-        tolerance: float | None,
+        self, requests: list[Request], turn: TreePass, result: PassResult, ends: list[int | None]
     ) -> list[Walk]:
         trees, rule = turn.trees, self.config.rule
         rows = turn.node_rows(result)
         logits = result.logits if rows is not None else result.logits[:, : trees.width]
         greedy: list[Walk] = []
         if rule is None and any(r.chooser is None for r in requests):
-            greedy = greedy_walks(trees, logits, rows, tolerance)
+            greedy = greedy_walks(trees, logits, rows)
         walks = []
         for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
-            request.decide_alone = False
             where = None
             if rows is not None:
                 size = trees.sizes[b]  # padding of a smaller tree is no node that left
@@ -235,7 +225,7 @@ class Loop:
             elif rule is not None:
                 choices = rule.walk(scored, request.chooser, request.id)
             elif request.chooser is not None:
-                choices = lazy_walk(scored, request.chooser, tolerance)
+                choices = lazy_walk(scored, request.chooser)
             else:
                 choices = greedy[b].choices()
             walks.append(self._emit(request, trees.source[b], choices, scored))
@@ -261,7 +251,7 @@ class Loop:
     def _emit(
         self, request: Request, sources: Tensor, choices: Iterator[Choice], scored: ScoredTree | None = None
     ) -> Walk:
-        """Emit choices up to where the text ends; whatever lies behind is cut off, a near-tie as well.
+        """Emit choices up to where the text ends; whatever lies behind is cut off.
 
         `scored` has what the model says after the tree's nodes; None where no pass was made.
         """
@@ -270,10 +260,6 @@ class Loop:
             return walk
         try:
             for node, token, child in choices:
-                if token is None:
-                    walk.tie = request.decide_alone = True
-                    request.stats.re_decided += 1
-                    break
                 source = None
                 if child is not None and self.drafter is not None:
                     source = self.drafter.source_name(int(sources[child]))

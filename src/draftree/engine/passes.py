@@ -36,11 +36,6 @@ class TreePass:
     trunk: list[int]
     offset: int
 
-    @property
-    def bare(self) -> bool:
-        """Whether only roots pass, as they do without a drafter."""
-        return self.plan.width == self.offset + 1 and not self.plan.surgeries
-
     def node_rows(self, result: PassResult) -> Tensor | None:
         """Node number behind each row of the logits [B, n], -1 for other rows; None where it is row for row."""
         rows = result.rows

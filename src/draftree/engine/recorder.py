@@ -153,7 +153,6 @@ class Track:
                     "walked": walk.nodes,
                     "emitted": walk.tokens,
                     "guesses": walk.drafted_by,
-                    "tie": walk.tie,
                 }
             )
         return members

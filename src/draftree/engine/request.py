@@ -178,7 +178,6 @@ class Request:
         self.encoder_states = encoder_states
         self.reused = 0
         self.trees: list[StepTree] = []
-        self.decide_alone = False  # strict mode: the next step has no draft tokens
         self._on_token = on_token
         prefix = padded_prompt
         if prefix is None:

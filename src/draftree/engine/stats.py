@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STAGES = ("draft", "verify", "accept", "commit")
-COUNTS = ("steps", "drafted", "accepted", "emitted", "re_decided", "pruned", "rollbacks")
+COUNTS = ("steps", "drafted", "accepted", "emitted", "pruned", "rollbacks")
 
 
 @dataclass(slots=True)
@@ -27,7 +27,6 @@ class RequestStats:
         accepted_by_depth: how often the draft token at depth 1, 2, .. was accepted.
         accepted_by_source: accepted draft tokens by drafter.
         seconds: time by stage; a step shared by several requests counts in equal parts.
-        re_decided: positions decided again by a one-row pass (strict mode).
         rollbacks: passes that rejected draft tokens: the target's own token came where more was drafted. Of chains,
             such as BiLD's, that is where they were cut; of trees most passes are among them.
     """
@@ -39,7 +38,6 @@ class RequestStats:
     accepted_by_depth: list[int] = field(default_factory=list)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    re_decided: int = 0
     pruned: int = 0
     rollbacks: int = 0
 
@@ -154,8 +152,6 @@ class RunStats:
         table.add_row("milliseconds by stage", stages)
         if total.total_seconds:
             table.add_row("tokens a second", f"{total.emitted / total.total_seconds:.1f}")
-        if total.re_decided:
-            table.add_row("near-ties decided again", str(total.re_decided))
         console = Console()
         with console.capture() as captured:
             console.print(table)

@@ -22,7 +22,6 @@ def statistics(trace: Trace) -> dict[int, RequestStats]:
             accepted = (node for node in member["guesses"] if node is not None)
             stats.accepted_by_source.update(sources[member["sources"][node]] for node in accepted)
             stats.pruned += len(member["pruned"])
-            stats.re_decided += member["tie"]
             for stage, seconds in step["seconds"].items():
                 stats.seconds[stage] += seconds * share
     return found

@@ -24,7 +24,7 @@
   // ---- counts: the same sums, in the same order, as the engine's own
 
   function tally(list) {
-    const sum = { steps: 0, emitted: 0, drafted: 0, pruned: 0, accepted: 0, rollbacks: 0, re_decided: 0, by_depth: [], by_source: {},
+    const sum = { steps: 0, emitted: 0, drafted: 0, pruned: 0, accepted: 0, rollbacks: 0, by_depth: [], by_source: {},
       seconds: { draft: 0, verify: 0, accept: 0, commit: 0 } };
     for (const { step, member } of list) {
       const hits = member.guesses.filter((node) => node !== null);
@@ -34,7 +34,6 @@
       sum.drafted += member.tokens.length - 1;
       sum.pruned += member.pruned.length;
       sum.accepted += hits.length;
-      sum.re_decided += member.tie ? 1 : 0;
       if (hits.length < member.tokens.length - 1 && member.guesses[member.guesses.length - 1] === null) sum.rollbacks += 1;
       hits.forEach((node, depth) => {
         sum.by_depth[depth] = (sum.by_depth[depth] || 0) + 1;
@@ -48,7 +47,7 @@
   function add(sums) {
     const total = tally([]);
     for (const sum of sums) {
-      for (const name of ["steps", "emitted", "drafted", "pruned", "accepted", "rollbacks", "re_decided"]) total[name] += sum[name];
+      for (const name of ["steps", "emitted", "drafted", "pruned", "accepted", "rollbacks"]) total[name] += sum[name];
       sum.by_depth.forEach((hits, depth) => { total.by_depth[depth] = (total.by_depth[depth] || 0) + hits; });
       for (const [name, hits] of Object.entries(sum.by_source)) total.by_source[name] = (total.by_source[name] || 0) + hits;
       for (const stage of Object.keys(total.seconds)) total.seconds[stage] += sum.seconds[stage];
@@ -77,7 +76,6 @@
       row(`depth-${depth + 1}`, `accepted at depth ${depth + 1}`, (s) => s.by_depth[depth] || 0));
     for (const name of Object.keys(whole.by_source)) row(`source-${name}`, `accepted from ${name}`, (s) => s.by_source[name] || 0);
     for (const stage of Object.keys(whole.seconds)) row(`seconds-${stage}`, `time: ${stage}`, (s) => s.seconds[stage], milliseconds);
-    if (whole.re_decided) row("re_decided", "near-ties decided again", (s) => s.re_decided);
     const head = make("thead", {}, make("tr", {}, make("th"), ...columns.map(([title]) => make("th", { scope: "col" }, title))));
     const body = make("tbody");
     for (const [name, title, value, say] of rows) {
@@ -150,7 +148,6 @@
     facts.push(`${hits} accepted`, count(member.emitted.length, "token emitted", "tokens emitted"));
     if (!step.passed) facts.push("the text ends without a pass of the model");
     if (at === 0) facts.push("the prompt passes with it");
-    if (member.tie) facts.push("a near-tie is left to the next step");
     $("facts").textContent = `${facts.join(", ")}; ${(1000 * step.at).toFixed(1)} ms after the first step began.`;
     const others = step.members.map((other) => other.request);
     $("batch").replaceChildren(...(others.length < 2 ? [] : [`Batch of ${others.length}:`, ...others.map((id) =>

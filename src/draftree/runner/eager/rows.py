@@ -24,8 +24,7 @@ class SegmentRows:
         self._floor, self._dtype = plan.rope_floor, x.dtype
         self._angles: dict[str | None, Any] = {}
         self.masks = PassMasks(segment, cache, first, x.dtype, plain_row=True)
-        self.row_by_row = plan.row_by_row
-        self._columns: dict[LayerKind, list[list[Tensor]]] = {}
+        self.row_by_row = plan.row_by_row and segment.positions.numel() > 1
         self._folded: dict[tuple[LayerKind, int], Tensor | None] = {}
 
     def angles(self, kind: LayerKind) -> Any:
@@ -42,7 +41,7 @@ class SegmentRows:
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
         """The attention of queries [B, kv, groups * n, dim] in a layer of that kind."""
         if self.row_by_row:
-            return attend_row_by_row(heads, query, keys, values, self.columns(kind))
+            return attend_row_by_row(heads, query, keys, values, self.masks.alone(kind))
         return heads(query, keys, values, self.mask(kind, heads.groups))
 
     def mask(self, kind: LayerKind, groups: int) -> Tensor | None:
@@ -54,9 +53,3 @@ class SegmentRows:
                 mask = mask.repeat(1, 1, groups, 1)
             self._folded[key] = mask
         return self._folded[key]
-
-    def columns(self, kind: LayerKind) -> list[list[Tensor]]:
-        """The columns that each row of each request sees, in order."""
-        if kind not in self._columns:
-            self._columns[kind] = [[row.nonzero()[:, 0] for row in seen] for seen in self.masks.boolean(kind)]
-        return self._columns[kind]

@@ -22,6 +22,7 @@ from draftree.runner.hooked.anatomy import Anatomy, anatomy_of
 from draftree.runner.hooked.bypass import Bypass, named_arguments
 from draftree.runner.hooked.families import family_of
 from draftree.runner.hooked.own_thread import lock_of, on_this_thread, replaced
+from draftree.runner.hooked.row_by_row import RowByRow
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.gradient import GradientCache
 from draftree.runner.layout.masks import PassMasks
@@ -167,6 +168,9 @@ class _HookedPass:
             if plan.leaves is not None:
                 stack.enter_context(self.runner.bypass.leaving(plan.leaves, self.cache))
             self._hook(stack)
+            if plan.row_by_row:
+                unmasked = self._may_go_unmasked()
+                stack.enter_context(RowByRow(lambda: self.masks, target.kinds, unmasked=unmasked))
             logits = target.model(**arguments).logits
         return PassResult(logits, self.segments, self.hidden, self.runner)
 

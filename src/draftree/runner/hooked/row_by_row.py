@@ -1,0 +1,67 @@
+"""Attention of a stock `forward` with each row alone, as in a pass of its own.
+
+In 16 bits the columns of other branches change a row's last bits, masked or not. Inside `RowByRow` every call of
+torch's scaled dot product attention is made once for each row, over the columns that the row would find if it passed
+alone.
+Families that attend by other means are not reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from draftree.runner.layout.kinds import LayerKind
+from draftree.runner.layout.masks import PassMasks
+
+
+class RowByRow(TorchFunctionMode):
+    """A context in which rows attend alone, on this thread.
+
+    Args:
+        masks: gives those of the rows that are in the layers at present.
+        kinds: of the model's layers.
+        unmasked: whether the family lets a row that sees everything pass without a mask.
+    """
+
+    def __init__(self, masks: Callable[[], PassMasks], kinds: Sequence[LayerKind], *, unmasked: bool) -> None:
+        super().__init__()
+        self._masks, self._kinds, self._unmasked = masks, list(dict.fromkeys(kinds)), unmasked
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch's own hook: every call of a function of torch comes through here."""
+        if func is F.scaled_dot_product_attention:
+            return self._attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **options: Any
+    ) -> Tensor:
+        masks = self._masks()
+        batch, rows = masks.segment.positions.shape
+        # A single row's query heads may be folded into rows.
+        ours = query.shape[2] == rows or rows == 1
+        ours = ours and query.shape[0] == batch and key.shape[2] == max(masks.lengths) + masks.prefix + rows
+        if attn_mask is None or not ours or batch * rows == 1:  # without a mask rows are single, and none is ragged
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, *rest, **options)
+        kind = next((k for k in self._kinds if _same(masks.additive(k), attn_mask)), None)
+        alone = masks.alone(LayerKind() if kind is None else kind)
+        given = attn_mask.expand(batch, -1, rows, -1)
+        mixed = query.new_empty(*query.shape[:3], value.shape[3])
+        for b, of_rows in enumerate(alone):
+            for i, (columns, mask) in enumerate(of_rows):
+                if kind is None or not self._unmasked:  # the family's own, a bias for one
+                    mask = given[b : b + 1, :, i : i + 1].index_select(3, columns)
+                k, v = (t[b : b + 1].index_select(2, columns) for t in (key, value))
+                own = slice(None) if rows == 1 else slice(i, i + 1)
+                row = query[b : b + 1, :, own]
+                mixed[b : b + 1, :, own] = F.scaled_dot_product_attention(row, k, v, mask, *rest, **options)
+        return mixed
+
+
+def _same(made: Tensor | None, given: Tensor) -> bool:
+    return made is not None and made.data_ptr() == given.data_ptr() and made.dtype == given.dtype
