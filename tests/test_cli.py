@@ -200,7 +200,11 @@ def test_generate_answers_a_file_of_prompts(tmp_path):
         (["generate", "--top-k", "5", "hello"], "--top-k shapes the draw of --sample"),
         (["generate", "--temperature", "0.5", "hello"], "--temperature shapes the draw of --sample"),
         (["generate", "--model", "./no-such-folder", "hello"], "no model folder './no-such-folder'"),
-        (["generate", "--runner", "loup", "hello"], "choose 'auto', 'hooked', 'eager', 'cpu' or 'cuda_graphs'"),
+        (["generate", "--runner", "loup", "hello"], "'hooked', 'eager', 'cpu', 'cuda_graphs' or 'in_place'"),
+        (
+            ["generate", "--no-pack", "--runner", "cpu", "hello"],
+            "leaves the weights as they are, and --runner cpu copies",
+        ),
         (["generate", "--max-new-tokens", "5000", "hello"], "context"),
         (["generate", "--bild", "demo", "--drafter", "none", "hello"], "leave --drafter out"),
         (["generate", "--bild", "demo", "--fallback-threshold", "1.5", "hello"], "fallback_threshold is 1.5: give"),

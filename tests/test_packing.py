@@ -15,11 +15,13 @@ import draftree
 from benchmarks.inflate.model import inflate
 from benchmarks.inflate.sizes import Size
 from draftree import models
+from draftree import runner as runners
 from draftree.drafting.folder import model_hash
 from draftree.engine.generate import generate
 from draftree.native import load_library
 from draftree.runner import open_runner, pack_weights, unpack_weights
-from draftree.runner.cpu.packed import HUGE_PAGE, Packed, PackedLinear, from_panels, to_panels
+from draftree.runner.cpu import packing
+from draftree.runner.cpu.packed import HUGE_PAGE, Packed, PackedLinear, from_panels, packed, to_panels
 from draftree.runner.eager import product
 
 FAMILIES = ("llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi3", "glm", "olmo2", "gemma3")
@@ -196,3 +198,64 @@ def test_what_cannot_be_packed_is_refused(monkeypatch):
     monkeypatch.setattr("draftree.runner.cpu.packing.load_library", lambda: None)
     with pytest.raises(ValueError, match="not built"):
         pack_weights(copy.deepcopy(build("llama")))
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"), [("llama", "cpu"), ("llama-tied", "cpu"), ("t5", "cpu"), ("llama", "eager")]
+)
+def test_copies_of_weights_are_told_in_one_line(name, choice, monkeypatch, caplog):
+    model = copy.deepcopy(build(name))
+    assert open_runner(copy.deepcopy(model), choice).copied_bytes > 50_000
+    assert not caplog.messages  # so few that nobody asks
+    monkeypatch.setattr(runners, "MUCH", 50_000)
+    runner = open_runner(model, choice)
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"The {choice} runner keeps a copy of 0.")
+    assert 'runner="in_place" (--no-pack) does without' in caplog.messages[0]
+    assert ("draftree.pack_weights(model)" in caplog.messages[0]) == (name != "t5" and choice == "cpu")
+    copied = sum(m.weight.nbytes for m in linears_of(runner.target.decoder, torch.nn.Linear))
+    assert runner.copied_bytes == copied + model.get_output_embeddings().weight.nbytes
+
+
+def test_a_packed_model_has_nothing_to_tell_of_but_a_tied_head(monkeypatch, caplog):
+    monkeypatch.setattr(runners, "MUCH", 1)
+    assert open_runner(packed_copy("llama"), "cpu").copied_bytes == 0
+    assert not caplog.messages
+    tied = packed_copy("llama-tied")
+    assert open_runner(tied, "cpu").copied_bytes == tied.lm_head.weight.nbytes
+    assert "pack_weights" not in caplog.messages[0]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "in_place"), ("gpt2", "hooked"), ("t5", "hooked")])
+def test_a_runner_in_place_copies_no_weight(name, kind):
+    model = copy.deepcopy(build(name))
+    runner = open_runner(model, "in_place")
+    assert (runner.name, runner.copied_bytes, runner.copied) == (kind, 0, None)
+    ids = torch.tensor(prompts((9,)))
+    wanted = hf(model, ids)
+    out = generate(model, ids, runner="in_place", drafter=draftree.Lookahead(), max_new_tokens=wanted.shape[1] - 9)
+    if name != "t5":
+        assert torch.equal(out.sequences, wanted)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(-1)
+    assert not runner.outdated  # it reads the weights as they are
+    if name != "t5":
+        turned = hf(model, ids)
+        assert not torch.equal(turned, wanted)
+        out = generate(model, ids, runner=runner, max_new_tokens=turned.shape[1] - 9)
+        assert torch.equal(out.sequences, turned)
+
+
+def test_a_model_of_our_own_is_packed_where_a_runner_would_copy_much(monkeypatch):
+    monkeypatch.setattr(packing, "MUCH", 50_000)
+    for choice, name, wanted in (
+        ("auto", "llama", True), ("cpu", "llama", True), ("in_place", "llama", False), ("hooked", "llama", False),
+        ("auto", "gpt2", False), ("auto", "t5", False),
+    ):  # fmt: skip
+        model = copy.deepcopy(build(name))
+        packing.pack_own(model, choice)
+        assert packed(model) == wanted, (choice, name)
+    monkeypatch.setattr(packing, "MUCH", 10**9)
+    model = copy.deepcopy(build("llama"))
+    packing.pack_own(model, "auto")
+    assert not packed(model)

@@ -13,6 +13,7 @@ import typer
 from draftree.cli.decoding import Choosing, Drafting
 from draftree.cli.generate import kept
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
+from draftree.cli.running import Running
 from draftree.cli.where import Where
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message.", show_default="none")] = None,
     max_new_tokens: MaxNewTokens = 512,
     choosing: Choosing,
+    running: Running,
     history: Annotated[
         Path | None,
         typer.Option(help="File of the lines that were typed, for the arrow keys.", show_default="draftree's own"),
@@ -45,8 +47,10 @@ def chat(
         raise ValueError("A chat has no --bild, --early-head or --raw: leave them out, or use draftree generate.")
     check_file(trie, "--trie")
     choosing.check()
+    running.check()
     where.check()
     target, tokenizer = where.load(model)
+    running.prepare(target)
     drafter = drafting.for_engine(target, tokenizer, trie)["drafter"]
     dialogue = Chat(
         target,
@@ -55,8 +59,8 @@ def chat(
         system=system,
         max_new_tokens=max_new_tokens,
         seed=choosing.seed,
-        runner=choosing.runner,
-        strict=choosing.strict,
+        runner=running.name,
+        strict=running.strict,
         **choosing.given(),
     )
     with kept(trie, drafter, tokenizer), dialogue:

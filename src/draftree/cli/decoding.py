@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.options import DRAFTER, UNDER_GRAMMARS, Runner, TopK, TopP, complete_drafter
+from draftree.cli.options import DRAFTER, UNDER_GRAMMARS, TopK, TopP, complete_drafter
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
@@ -102,7 +102,7 @@ class Drafting:
 
 @dataclass(frozen=True)
 class Choosing:
-    """How tokens are chosen, and by which runner."""
+    """How tokens are chosen."""
 
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the best.")] = False
     temperature: Annotated[float, typer.Option(help="Of the draw, with --sample.")] = 1.0
@@ -110,10 +110,6 @@ class Choosing:
     top_p: TopP = None
     seed: Annotated[int, typer.Option(help="Of the draw; prompt b of several draws with seed + b.")] = 0
     raw: Annotated[bool, typer.Option("--raw", help="No chat template around a prompt.")] = False
-    runner: Runner = "auto"
-    strict: Annotated[bool, typer.Option("--strict", help="16-bit models: bit for bit plain decoding, or refused.")] = (
-        False
-    )
 
     def check(self) -> None:
         """Refuse options of a draw without one, and values that no draw can have.

@@ -15,6 +15,7 @@ import typer
 from draftree.cli.constraint import Constraint, compiled
 from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
+from draftree.cli.running import Running
 from draftree.cli.where import Where
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def generate(
     max_new_tokens: MaxNewTokens = 128,
     constraint: Constraint,
     choosing: Choosing,
+    running: Running,
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics afterwards.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
@@ -69,15 +71,17 @@ def generate(
     check_file(trie, "--trie")
     check_file(out, "--out")
     choosing.check()
+    running.check()
     where.check()
     asked = [] if prompts is None else read_prompts(prompts)
     texts = [one.text for one in asked] or [read_prompt(prompt or "")]
     target, tokenizer = where.load(model)
+    running.prepare(target)
     parts = drafting.for_engine(target, tokenizer, trie)
     options = choosing.options(target, tokenizer)
     own = compiled(grammar, target, tokenizer, options)
     count = min(slots, len(texts)) if asked else 1
-    engine = Engine(target, **parts, slots=count, runner=choosing.runner, strict=choosing.strict)
+    engine = Engine(target, **parts, slots=count, runner=running.name, strict=running.strict)
     requests = []
     for b, text in enumerate(texts):
         ids = encode_prompt(tokenizer, text, raw=choosing.raw)

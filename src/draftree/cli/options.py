@@ -28,7 +28,7 @@ Prompts = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")]
 Results = Annotated[Path, typer.Option(help="Folder for the results.")]
-Runner = Annotated[str, typer.Option(help="auto, hooked, eager, cpu or cuda_graphs.")]
+Runner = Annotated[str, typer.Option(help="auto, hooked, eager, cpu, cuda_graphs or in_place.")]
 
 # What to measure.
 PerSet = Annotated[int, typer.Option(min=1, help="Prompts of every set to measure on.")]

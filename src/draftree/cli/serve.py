@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.decoding import Drafting
-from draftree.cli.options import Model, Runner, grouped
+from draftree.cli.options import Model, grouped
+from draftree.cli.running import Running
 from draftree.cli.where import Where
 from draftree.errors import install
 
@@ -52,10 +53,7 @@ def serve(
     share: Annotated[
         bool, typer.Option("--share", help="Let all keys share what drafters learn and what the cache keeps.")
     ] = False,
-    runner: Runner = "auto",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="16-bit models: bit for bit plain decoding, or refused.")
-    ] = False,
+    running: Running,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas on Ray Serve, with --threads each.", show_default="none, no Ray")
     ] = None,
@@ -71,6 +69,7 @@ def serve(
         raise ValueError(MISSING) from error
     drafting = drafting.under_grammars()
     drafting.check(trie)
+    running.check()
     where.check()
     keys = [*(api_key or ()), *(key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip())]
     settings = ServerSettings(
@@ -84,7 +83,7 @@ def serve(
         sharing="all" if share else "key",
     )
     parts = partial(drafting.for_engine, trie=trie)
-    launch = Launch(model, parts, settings, runner, strict, where.threads, where.placement)
+    launch = Launch(model, parts, settings, running.name, running.strict, where.threads, where.placement)
     if replicas is not None:
         scale_out(launch, replicas, host, port)
         return

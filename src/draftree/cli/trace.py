@@ -10,6 +10,7 @@ import typer
 from draftree.cli.constraint import Constraint, compiled
 from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
+from draftree.cli.running import Running
 from draftree.cli.where import Where
 
 
@@ -45,6 +46,7 @@ def trace(
     max_new_tokens: MaxNewTokens = 128,
     constraint: Constraint,
     choosing: Choosing,
+    running: Running,
 ) -> None:
     """Record how PROMPTS are answered: every step's tree, what was pruned, accepted and emitted, and its times."""
     from draftree.cli.screen import tell_written, wide_console
@@ -76,6 +78,7 @@ def trace(
     drafting = drafting if grammar is None else drafting.under_grammars()
     drafting.check(trie, nodes)
     choosing.check()
+    running.check()
     where.check()
     if not prompts:
         raise ValueError("Give a prompt to record the answer of, or --replay and a recorded run.")
@@ -90,6 +93,7 @@ def trace(
     from draftree.shaping import Fixed
 
     target, tokenizer = where.load(model)
+    running.prepare(target)
     parts = drafting.for_engine(target, tokenizer, trie)
     recorder = Recorder()
     engine = Engine(
@@ -97,8 +101,8 @@ def trace(
         **parts,
         shape=None if nodes is None else Fixed(nodes),
         slots=slots or len(texts),
-        runner=choosing.runner,
-        strict=choosing.strict,
+        runner=running.name,
+        strict=running.strict,
         recorder=recorder,
     )
     options = choosing.options(target, tokenizer)

@@ -45,7 +45,7 @@ class BiLD(SecondModel):
         distance: what `rollback_threshold` is compared with: "cross-entropy", "kl" or "1-p" (see `LossyBiLD`).
         final_review: whether the large model reviews the tail behind its last turn when the small one ends the text.
             False ends the text there, as the authors' code does. Of no effect under `lossless`.
-        runner: how the small model is driven: auto, hooked, eager, cpu or cuda_graphs.
+        runner: how the small model is driven: auto, hooked, eager, cpu, cuda_graphs or in_place.
 
     Raises:
         TypeError, ValueError: a model that cannot draft, or an option out of range.

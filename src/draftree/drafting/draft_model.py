@@ -44,7 +44,7 @@ class DraftModel(SecondModel):
         confidence: stop where a request's paths to be read next have less than this probability together; None: where
             a pass over the paths of all requests takes longer than their draft tokens are worth, both models' times
             being measured as they run.
-        runner: how the small model is driven: auto, hooked, eager, cpu or cuda_graphs.
+        runner: how the small model is driven: auto, hooked, eager, cpu, cuda_graphs or in_place.
 
     Raises:
         TypeError, ValueError: a model that cannot draft, or an option out of range.

@@ -28,7 +28,7 @@ class SecondModel(Drafter):
 
     Args:
         model: a Hugging Face causal language model or encoder-decoder, as loaded; on any device, of any type.
-        runner: how the small model is driven: auto, hooked, eager, cpu or cuda_graphs.
+        runner: how the small model is driven: auto, hooked, eager, cpu, cuda_graphs or in_place.
 
     Raises:
         TypeError, ValueError: a model that cannot draft.

@@ -35,10 +35,10 @@ class EngineConfig:
         slots: requests decoded together; more wait.
         shape: sizes the trees; by default by measured cost and by what was accepted (`DynamicTree`).
         pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
-        runner: "auto" (the fastest that the model qualifies for), "hooked", "eager", "cpu", "cuda_graphs", or one
-            that was opened for the model.
-        strict: answers of 16-bit models are bit for bit those of plain decoding of each prompt alone; refused where that
-            cannot be kept (`draftree.engine.strict`).
+        runner: "auto" (the fastest that the model qualifies for), "hooked", "eager", "cpu", "cuda_graphs", "in_place"
+            (the fastest that copies no weights), or one that was opened for the model.
+        strict: answers of 16-bit models are bit for bit those of plain decoding of each prompt alone; refused where
+            that cannot be kept (`draftree.engine.strict`).
         capacity: cache columns to allocate from the start, where the need is known.
         reject_drafts: verify draft tokens but accept none; the worst case, for measurements.
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.

@@ -86,7 +86,7 @@ def generate(
         streamer: Hugging Face streamer (batch 1).
         strict: in 16 bits, bit for bit the answers of plain decoding alone; refused where that cannot be kept.
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
-        runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or a runner opened for the model.
+        runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", "in_place", or a runner opened for the model.
         tokenizer: the model's; needed for `stop_strings` and for a grammar.
         recorder: keeps every step for `write_trace`.
         early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.

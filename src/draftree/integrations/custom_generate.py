@@ -74,7 +74,7 @@ def custom_generate(
             (batch 1) or seeds drawn from it.
         strict: decide near-ties again by a one-row pass (16-bit types).
         acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
-        runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", or a runner opened for the model.
+        runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", "in_place", or a runner opened for the model.
         streamer: given here or to `generate`.
         tokenizer: needed for `generate(stop_strings=)` and for a grammar; Hugging Face drops `generate(tokenizer=)`
             likewise.

@@ -5,6 +5,7 @@ This file chooses and opens them, one class a way of running a pass; `base` says
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from typing import Any
@@ -13,12 +14,13 @@ from torch import nn
 
 from draftree.runner.base import Runner
 from draftree.runner.checksum import weights_checksum
-from draftree.runner.cpu.packing import pack_weights, unpack_weights
+from draftree.runner.cpu.packed import MUCH, packed
+from draftree.runner.cpu.packing import pack_own, pack_weights, unpack_weights
 from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.cpu.t5 import FAMILIES as T5_FAMILIES
 from draftree.runner.cpu.t5 import T5Runner
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
-from draftree.runner.eager.runner import EagerRunner
+from draftree.runner.eager.runner import EagerRunner, InPlaceRunner
 from draftree.runner.hooked.anatomy import forget_anatomy
 from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
@@ -35,15 +37,18 @@ __all__ = [
     "Runner",
     "T5Runner",
     "Target",
+    "check_choice",
     "choose",
     "inspect_model",
     "open_current",
     "open_runner",
+    "pack_own",
     "pack_weights",
     "unpack_weights",
 ]
 
-CHOICES = ("auto", "hooked", "eager", "cpu", "cuda_graphs")
+CHOICES = ("auto", "hooked", "eager", "cpu", "cuda_graphs", "in_place")
+log = logging.getLogger("draftree.runner")
 
 # Building a runner inspects and may copy weights, so one serves all engines on a model for as long as the model stays
 # as it is; it holds no request's state, and the model only weakly, so an entry goes with its model. Runners are kept by
@@ -62,15 +67,15 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
         model: a Hugging Face model.
         choice: "hooked" (any model, through its own `forward`); for llama-shaped models "eager" (tensor operations),
             "cpu" (float32 on a CPU, in C; also T5) or "cuda_graphs" (fixed shapes, recorded and replayed; CUDA graphs
-            where the device has them); "auto" for the fastest that drives this model here.
+            where the device has them); "auto" for the fastest that drives this model here, "in_place" for the fastest
+            that reads its weights as they lie, so that there is no second copy of them.
 
     Raises:
         TypeError, ValueError: a model that cannot be driven, or a choice that does not exist or fit.
     """
     if isinstance(choice, Runner):
         return choice
-    if choice not in CHOICES:
-        raise ValueError(f"runner is {choice!r}: choose {', '.join(map(repr, CHOICES[:-1]))} or {CHOICES[-1]!r}.")
+    check_choice(choice)
     if not isinstance(model, nn.Module):
         target = inspect_model(model)  # says what is wrong with it
         return _open(target, choose(target, choice))
@@ -90,6 +95,16 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
                 held[way.name].seen = state
             held[choice] = held[way.name]
         return held[choice]
+
+
+def check_choice(choice: str) -> None:
+    """Refuse a name that is none of `CHOICES`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if choice not in CHOICES:
+        raise ValueError(f"runner is {choice!r}: choose {', '.join(map(repr, CHOICES[:-1]))} or {CHOICES[-1]!r}.")
 
 
 def open_current(model: Any, choice: str | Runner = "auto") -> Runner:
@@ -121,6 +136,8 @@ def choose(target: Target, choice: str = "auto") -> type[Runner]:
         if CudaGraphRunner.pays(target) and CudaGraphRunner.qualifies(target):
             return CudaGraphRunner
         return EagerRunner if EagerRunner.qualifies(target) else HookedRunner
+    if choice == "in_place":
+        return InPlaceRunner if InPlaceRunner.qualifies(target) else HookedRunner
     if choice == "cpu":
         return T5Runner if target.model_type in T5_FAMILIES else CpuRunner
     return {"hooked": HookedRunner, "eager": EagerRunner, "cuda_graphs": CudaGraphRunner}[choice]
@@ -132,6 +149,16 @@ def _open(target: Target, way: type[Runner]) -> Runner:
         copied = weights_checksum(target.model)  # before they are copied, so that changes in between show
     runner = way(target)
     runner.copied = copied
+    if runner.copied_bytes >= MUCH:
+        log.warning(_of_copies(runner))
     if target.model_type not in TESTED_FAMILIES or (target.alteration is not None and not offloaded(target.model)):
         check_trees(runner)
     return runner
+
+
+def _of_copies(runner: Runner) -> str:
+    """How much memory the runner's copies take, and how to do without."""
+    ways = 'runner="in_place" (--no-pack) does without, and is slower'
+    if isinstance(runner, CpuRunner) and not packed(runner.target.model):
+        ways = f"draftree.pack_weights(model) makes it the only one, {ways}"
+    return f"The {runner.name} runner keeps a copy of {runner.copied_bytes / 1e9:.1f} GB of weights: {ways}."

@@ -50,6 +50,7 @@ class Runner(ABC):
         # The state of the model when `open_runner` looked at it, and the checksum of the weights that were copied.
         self.seen: list[Any] | None = None
         self.copied: bytes | None = None
+        self.copied_bytes = 0  # that its copies of weights take
 
     @property
     def outdated(self) -> bool:

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from draftree.engine import Engine
 from draftree.models import Placement, load_model
+from draftree.runner import pack_own
 from draftree.serve.app import create_app
 from draftree.serve.settings import ServerSettings
 
@@ -52,6 +53,7 @@ class Launch:
 
             torch.set_num_threads(self.threads)
         model, tokenizer = load_model(self.model, self.placement, log.info)
+        pack_own(model, self.runner)
         parts, slots = self.parts(model, tokenizer), self.settings.slots
         engine = Engine(model, **parts, slots=slots, runner=self.runner, strict=self.strict, keep_prefixes=True)
         return create_app(engine, tokenizer, self.settings)

@@ -102,7 +102,7 @@ def search_skip_set(
         out: folder to write: the drafter's, recipe.json (everything that made it, and its predicted speed), and
             search.json with every set tried.
         options: see there.
-        runner: that decoding will use, as times are its: auto, hooked, eager, cpu or cuda_graphs.
+        runner: that decoding will use, as times are its: auto, hooked, eager, cpu, cuda_graphs or in_place.
         watcher: hears how far it is.
 
     Raises:

@@ -24,6 +24,7 @@ from draftree.native.addresses import address, optional_address
 from draftree.native.structures import Matrix
 
 LANES = 16  # outputs of a panel
+MUCH = 100_000_000  # bytes of weights, copies of which people want to know of
 HUGE_PAGE = 2 * 2**20
 WORTH_HUGE_PAGES = 2 * HUGE_PAGE
 ADVICE_HUGE = 14  # MADV_HUGEPAGE of Linux
@@ -115,6 +116,17 @@ def side_by_side(linears: Sequence[Any]) -> Tensor:
     """Weights [outputs of all, inputs]; a single linear's own, as a copy would leave a hole in the heap."""
     weights = [m.weight.detach() for m in linears]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+def linear_bytes(target: Any) -> int:
+    """Bytes that a copy of the stock linears of a target's layers and head takes."""
+    modules = [m for layer in target.layers for m in layer.modules()] + [target.model.get_output_embeddings()]
+    return sum(m.weight.nbytes for m in modules if type(m) is nn.Linear)
+
+
+def packed(model: nn.Module) -> bool:
+    """Whether linears of a model lie in panels."""
+    return any(isinstance(module, PackedLinear) for module in model.modules())
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor | None:

@@ -7,13 +7,14 @@ so it cannot be trained, and code that reaches into `weight` gets copies. `unpac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 
 from draftree.native import load_library
-from draftree.runner.cpu.packed import LANES, PackedLinear, side_by_side, to_panels
+from draftree.runner.cpu.packed import LANES, MUCH, PackedLinear, linear_bytes, side_by_side, to_panels
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.target import inspect_model
@@ -49,6 +50,20 @@ def pack_weights(model: Any) -> None:
     head, embedding = target.model.get_output_embeddings(), target.model.get_input_embeddings()
     if type(head) is nn.Linear and head.weight is not embedding.weight:
         _replace(target.model, [head])
+
+
+def pack_own(model: Any, runner: str) -> None:
+    """Pack a model that nobody else uses, where the runner would else copy much of it; others stay as they are.
+
+    Args:
+        model: a Hugging Face model.
+        runner: name of the runner that is going to drive it.
+    """
+    if runner not in ("auto", "cpu"):
+        return
+    with suppress(TypeError, ValueError):
+        if linear_bytes(inspect_model(model)) >= MUCH:
+            pack_weights(model)
 
 
 @torch.no_grad()

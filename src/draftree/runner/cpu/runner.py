@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from draftree.native import ABI, load_library
 from draftree.runner.cpu.layers import CompiledAngles, CompiledHead, CompiledLayer, CompiledStack
+from draftree.runner.cpu.packed import linear_bytes
 from draftree.runner.eager.attention import attend
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.rows import SegmentRows
-from draftree.runner.eager.runner import EagerRunner, copies
+from draftree.runner.eager.runner import EagerRunner, may_copy_or_has
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.layout.skip import Skip
@@ -60,10 +61,10 @@ class CpuRunner(EagerRunner):
                 "runner='cpu' is for float32 on a CPU where the package was built with a C compiler: use "
                 "runner='auto' for what this machine has."
             )
-        if not copies(target, much_faster=True):
+        if not may_copy_or_has(target, much_faster=True):
             return (
                 "There is too little free memory for the copy of the weights that runner='cpu' reads: call "
-                "draftree.runner.pack_weights(model) first, or use runner='eager'."
+                "draftree.pack_weights(model) first, or use runner='in_place'."
             )
         return None
 
@@ -75,7 +76,7 @@ class CpuRunner(EagerRunner):
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
         library = load_library()
         assert library is not None
-        self._library = library
+        self._library, self.copied_bytes = library, linear_bytes(self.target)
         self._layers = [CompiledLayer(library, part, self.tables.rotation) for part in parts]
         self._head = CompiledHead(library, self._norm, head, cap)
         self.stack = CompiledStack(library, self._layers)

@@ -19,7 +19,7 @@ from draftree.native import ABI, load_library
 from draftree.native.addresses import address
 from draftree.native.structures import Matrix, Pass, T5Decoder, T5Layer
 from draftree.runner.cpu.layers import threads_for
-from draftree.runner.cpu.packed import Packed
+from draftree.runner.cpu.packed import Packed, linear_bytes
 from draftree.runner.eager.product import may_copy
 from draftree.runner.hooked.anatomy import anatomy_of
 from draftree.runner.hooked.runner import HookedRunner
@@ -55,6 +55,7 @@ class T5Runner(HookedRunner):
             raise ValueError(reason)
         super().__init__(target)
         self.form = f"{self.name} {ABI}"
+        self.copied_bytes = linear_bytes(target)
         self._compiled = _Decoder(load_library(), target, anatomy_of(self).scale)
 
     def new_encoder(self, slots: int) -> EncoderState:

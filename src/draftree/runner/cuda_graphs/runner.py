@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftree.runner.cpu.packed import linear_bytes
 from draftree.runner.cuda_graphs.capture import capture_for
 from draftree.runner.cuda_graphs.passes import CapturedPasses, Recorded
 from draftree.runner.eager.layer import TensorHead, TensorLayer
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.product import PackedProduct, StockProduct, may_pack
-from draftree.runner.eager.runner import EagerRunner, copies
+from draftree.runner.eager.runner import EagerRunner, may_copy_or_has
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.layout.positions import is_length_dependent
 from draftree.runner.own_type import in_own_type
@@ -52,7 +53,8 @@ class CudaGraphRunner(EagerRunner):
         self._captured = CapturedPasses(self, recorded, capture_for(target.device))
 
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
-        if may_pack(self._dtype, self._device) and copies(self.target, much_faster=True):
+        if may_pack(self._dtype, self._device) and may_copy_or_has(self.target, much_faster=True):
+            self.copied_bytes = linear_bytes(self.target)
             # Packed weights are for fixed shapes; other passes read the stock ones, so that there is one copy.
             self._layers = [TensorLayer(part, StockProduct) for part in parts]
             self._head = TensorHead(self._norm, head, StockProduct, cap)

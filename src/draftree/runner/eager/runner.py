@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.runner.base import Runner
-from draftree.runner.cpu.packed import PackedLinear
+from draftree.runner.cpu.packed import linear_bytes, packed
 from draftree.runner.eager.angles import AngleTables
 from draftree.runner.eager.attention import attend
 from draftree.runner.eager.layer import TensorHead, TensorLayer
@@ -93,7 +93,9 @@ class EagerRunner(Runner):
             head: the model's.
             cap: logits are bent to stay within -cap .. cap; None where they are not.
         """
-        product = FusedProduct if copies(self.target, much_faster=False) else StockProduct
+        product = StockProduct
+        if self.copies and may_copy_or_has(self.target, much_faster=False):
+            product, self.copied_bytes = FusedProduct, linear_bytes(self.target)
         self._layers = [TensorLayer(part, product) for part in parts]
         self._head = TensorHead(self._norm, head, product, cap)
 
@@ -187,7 +189,13 @@ class EagerRunner(Runner):
         return logits
 
 
-def copies(target: Target, *, much_faster: bool) -> bool:
+class InPlaceRunner(EagerRunner):
+    """The same with the model's own weights as they lie."""
+
+    name = "in_place"
+    copies = False
+
+
+def may_copy_or_has(target: Target, *, much_faster: bool) -> bool:
     """Whether the weights may be copied into a faster layout, or lie in it already."""
-    packed = any(isinstance(module, PackedLinear) for module in target.model.modules())
-    return packed or may_copy(target.model, target.device, much_faster=much_faster)
+    return packed(target.model) or may_copy(target.model, target.device, much_faster=much_faster)
