@@ -123,8 +123,27 @@ def test_strict_is_refused_where_products_depend_on_their_rows(monkeypatch: pyte
         return whole(x) * (1 + 0.01 * (x.shape[1] > 1))
 
     monkeypatch.setitem(model.lm_head.__dict__, "forward", depends)
-    with pytest.raises(ValueError, match=r"strict=True cannot be kept here: .* torch.bfloat16 on cpu .* use float32"):
+    why = "as scores of this model in bfloat16 on cpu depend on the other rows of a pass"
+    with pytest.raises(ValueError, match=f"strict=True cannot be kept here, {why} .*: use float32"):
         Engine(model, runner="hooked", strict=True)
+
+
+def test_strict_is_refused_where_attention_cannot_be_reached() -> None:
+    with pytest.raises(ValueError, match=r"as this 'bloom' model in bfloat16 on cpu does not attend by torch's"):
+        Engine(flat("bloom"), strict=True)
+    Engine(build("bloom"), strict=True)  # float32 needs none of it
+
+
+def test_a_deep_prefix_that_no_row_sees_changes_no_bit() -> None:
+    """Prompts pass as they would without BiTA's prefix in the cache."""
+    model = flat("mistral-window")
+    drafter = BiTA.fresh(model, masks=2, prompt_tokens=4, prefix="deep")
+    for runner in ("hooked", "eager"):
+        plain, _ = run(model, runner)
+        drafted, _ = run(model, runner, drafter=drafter, strict=True, slots=3)
+        assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    with pytest.raises(ValueError, match="in passes of fixed shapes with a drafter that has a deep prefix"):
+        Engine(model, runner="cuda_graphs", drafter=drafter, strict=True)
 
 
 def test_a_runner_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def test_a_spread_model(stored: str) -> None:
         (Placement(device="cpu:3"), "This machine has no device 'cpu:3': give one of cpu"),
         (Placement(dtype="int8"), "dtype is 'int8': choose auto, float32, bfloat16, float16"),
         (Placement(device="cpu", device_map="auto"), "give one of them"),
+        (Placement(quantize="int4"), "quantize is 'int4': give int8, or leave it out"),
         pytest.param(
             Placement(device="cuda:7"),
             "This machine has no device 'cuda:7'",
@@ -108,6 +109,32 @@ def test_a_drafter_belongs_to_a_model_in_either_type(stored: str, tmp_path: Path
         drafter = load_drafter(tmp_path, model)
         drafted = draftree.generate(model, ids, drafter=drafter, max_new_tokens=8, strict=True).sequences
         assert torch.equal(drafted, draftree.generate(model, ids, max_new_tokens=8, strict=True).sequences)
+
+
+@pytest.mark.parametrize("name", [None, "stored"])
+def test_weights_of_8_bits(name: str | None, stored: str) -> None:
+    """A model of its own: its text is Hugging Face's of that model, with draft tokens and without."""
+    model, lines = loaded(name and stored, "auto", "auto", None, "int8")
+    whole = loaded(name and stored)[0]
+    assert model.dtype is (torch.float32 if name is None else torch.bfloat16)
+    assert not lines
+    linear = model.model.layers[0].mlp.down_proj.weight
+    assert type(linear).__name__ == "Int8Tensor"
+    assert not torch.equal(linear.dequantize().float(), whole.model.layers[0].mlp.down_proj.weight)
+    assert type(model.lm_head.weight) is torch.nn.Parameter
+    ids = torch.tensor([[5, 9, 20, 9, 20]])
+    wanted = model.generate(ids, max_new_tokens=12, do_sample=False)
+    for drafter in (None, draftree.Lookahead(), draftree.Jacobi()):
+        strict = name is not None
+        assert torch.equal(
+            draftree.generate(model, ids, drafter=drafter, max_new_tokens=12, strict=strict).sequences, wanted
+        )
+
+
+def test_8_bits_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"need torchao and accelerate: pip install -e '.\[quantize\]'"):
+        load_model(None, Placement(quantize="int8"))
 
 
 def test_an_adapter_without_peft(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,5 +167,6 @@ def test_every_verb_that_loads_a_model_takes_them() -> None:
     for name, options in commands(typer.main.get_command(app), "draftree"):
         if "--model" in options:
             assert {"--device", "--dtype", "--threads"} <= options, name
+            assert "--quantize" in options or name == "draftree bench gpu", name
             checked += 1
     assert checked > 12

@@ -8,7 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from draftree.errors import install
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZED = ("int8",)
 SMALL = 2_000_000_000  # parameters below which a CPU computes in float32 what is stored in 16 bits
 
 
@@ -21,11 +24,14 @@ class Placement:
         dtype: "float32", "bfloat16" or "float16"; "auto" as they are stored, except that a CPU computes small models
             (`SMALL`) in float32 where the memory is there.
         device_map: Hugging Face's, such as "auto" over several devices (needs accelerate); None for one device.
+        quantize: "int8" keeps the weights of the layers' linears in 8 bits (torchao's, needs that and accelerate); they
+            are computed with in the model's type. It is another model that drafts and texts are then of. None for none.
     """
 
     device: str = "auto"
     dtype: str = "auto"
     device_map: str | None = None
+    quantize: str | None = None
 
     def check(self) -> None:
         """Refuse what cannot be, before a model is loaded.
@@ -37,6 +43,11 @@ class Placement:
 
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.")
+        if self.quantize is not None:
+            if self.quantize not in QUANTIZED:
+                raise ValueError(f"quantize is {self.quantize!r}: give int8, or leave it out.")
+            if find_spec("torchao") is None or find_spec("accelerate") is None:
+                raise ValueError(f"Weights of 8 bits need torchao and accelerate: {install('quantize')}.")
         if self.device_map is not None:
             if self.device != "auto":
                 raise ValueError("device and device_map both say where the weights go: give one of them.")
@@ -64,9 +75,13 @@ class Placement:
         """
         import torch
 
-        if self.device_map is not None or getattr(model, "hf_quantizer", None) is not None:
+        if self.device_map is not None:
+            return model
+        if self.quantize is None and getattr(model, "hf_quantizer", None) is not None:
             return model
         model = model.to(torch.device(best_device() if self.device == "auto" else self.device))
+        if self.quantize is not None:
+            return model
         stored = model.dtype
         if self.dtype == "auto":
             if model.device.type == "cpu" and stored in (torch.float16, torch.bfloat16):
@@ -124,24 +139,38 @@ def load_model(
     placement = placement or Placement()
     placement.check()
     if name is None:
-        from draftree.demo_model import demo_model
+        from draftree.demo_model import embedded
 
-        model, tokenizer = demo_model()
-        return placement.put(model, tell), tokenizer
+        with embedded("chat_4m") as folder:
+            model = _loaded(str(folder), placement, "float32")
+    else:
+        path = known_folder(name)
+        if (Path(path) / "adapter_config.json").is_file() and find_spec("peft") is None:
+            raise ValueError(
+                f"The folder {name!r} holds an adapter (LoRA): pip install peft, or give the merged model."
+            )
+        model = _loaded(path, placement, placement.dtype)
+    return placement.put(model.eval(), tell), load_tokenizer(name)
+
+
+def _loaded(name: str, placement: Placement, dtype: str) -> Any:
+    """A model as Hugging Face loads it, quantised and spread already."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    folder = known_folder(name)
-    if (Path(folder) / "adapter_config.json").is_file() and find_spec("peft") is None:
-        raise ValueError(f"The folder {name!r} holds an adapter (LoRA): pip install peft, or give the merged model.")
-    tokenizer = load_tokenizer(name)
-    given = {"dtype": placement.dtype} | ({} if placement.device_map is None else {"device_map": placement.device_map})
+    given: dict[str, Any] = {"dtype": dtype}
+    if placement.device_map is not None:
+        given["device_map"] = placement.device_map
+    if placement.quantize is not None:
+        from torchao.quantization import Int8WeightOnlyConfig
+        from transformers import TorchAoConfig
+
+        given["quantization_config"] = TorchAoConfig(Int8WeightOnlyConfig())
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, **given)
+        return AutoModelForCausalLM.from_pretrained(name, **given)
     except ValueError as error:
         if "AutoModelForCausalLM" not in str(error):  # it is one, and something else is wrong
             raise
-        model = AutoModelForSeq2SeqLM.from_pretrained(folder, **given)
-    return placement.put(model.eval(), tell), tokenizer
+        return AutoModelForSeq2SeqLM.from_pretrained(name, **given)
 
 
 def load_tokenizer(name: str | None) -> Any:

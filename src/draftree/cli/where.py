@@ -24,12 +24,15 @@ class Where:
         str | None,
         typer.Option(help="Spread the weights as Hugging Face does: auto, balanced, ...", show_default="one device"),
     ] = None
+    quantize: Annotated[
+        str | None, typer.Option(help="int8: keep the layers' weights in 8 bits, by torchao.", show_default="no")
+    ] = None
     threads: Threads = None
 
     @property
     def placement(self) -> Placement:
         """Device and type, as the loader takes them."""
-        return Placement(self.device, self.dtype, self.device_map)
+        return Placement(self.device, self.dtype, self.device_map, self.quantize)
 
     def check(self) -> None:
         """Refuse what cannot be, and give torch its threads.

@@ -57,9 +57,9 @@ class Engine:
         self.target = self.runner.target
         if config.early_exit is not None:
             config.early_exit.bind(self.runner)
-        if config.strict:
-            check_strict(self.runner)
         drafter, pruner = config.drafter, config.pruner
+        if config.strict:
+            check_strict(self.runner, drafter)
         self.shape: Shape | None = None
         self._sizer: Sizer | None = None
         if drafter is not None:

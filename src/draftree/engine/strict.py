@@ -6,7 +6,7 @@ may change places. With `strict` nothing of a pass depends on what else is in it
 - Each row attends alone, over its context and its branch, as it would in a pass of one row (`Plan.row_by_row`).
 - A prompt passes without draft tokens and without other requests, in chunks of one size.
 - Matrix products must not depend on the number of rows. Those of CPUs do not, those of GPUs mostly do. So the model is
-  tried once: the same tokens row by row, and several rows at a time. Where the scores differ, `strict` is refused.
+  tried once: the same tokens row by row, and among other rows. Where the scores differ, `strict` is refused.
 
 An answer is then the one that the engine gives to that prompt alone without a drafter, in any batch.
 """
@@ -18,39 +18,57 @@ import weakref
 import torch
 from torch import Tensor
 
+from draftree.drafting import Drafter
 from draftree.runner import Runner
 from draftree.runner.plan import Plan
 
-WIDTHS = (2, 3, 5, 7, 16)  # rows of the passes that are compared with passes of one row
+WIDTHS = (1, 2, 5, 16)  # tokens of the passes that are compared with passes of one row, each with a sibling
+BATCHES = (1, 5)  # requests in them
 FLOAT32 = 1e-4  # of the largest score: in float32 sums move by so much less than any two tokens lie apart
 
-_found: weakref.WeakKeyDictionary[Runner, dict[tuple[int, bool], float]] = weakref.WeakKeyDictionary()
+_found: weakref.WeakKeyDictionary[Runner, dict[tuple[int, bool], str | None]] = weakref.WeakKeyDictionary()
 
 
-def check_strict(runner: Runner) -> None:
+def check_strict(runner: Runner, drafter: Drafter | None) -> None:
     """Try whether rows of a pass leave each other's scores alone; once for each runner and number of threads.
 
     Raises:
-        ValueError: they do not, or an encoder-decoder.
+        ValueError: they do not, an encoder-decoder, or a deep prefix in passes of fixed shapes.
     """
     target = runner.target
+    prefix = None if drafter is None else drafter.deep_prefix
+    if prefix is not None and runner.name == "cuda_graphs" and target.dtype != torch.float32:
+        raise ValueError(
+            "strict=True cannot be kept in passes of fixed shapes with a drafter that has a deep prefix: give "
+            "runner='eager'."
+        )
     if target.encoder_decoder:
         raise ValueError("strict=True is for decoder-only models: use fp32 weights with this encoder-decoder.")
     state = torch.get_num_threads(), torch.is_autocast_enabled(target.device.type)
     held = _found.setdefault(runner, {})
     if state not in held:
         with runner.lock, runner.guard():
-            held[state] = worst_difference(runner)
-    if held[state] > 0:
+            held[state] = _trouble(runner)
+    if held[state] is not None:
         raise ValueError(
-            f"strict=True cannot be kept here: scores of this model in {target.dtype} on {target.device.type} depend "
-            f"on the other rows of a pass (by {held[state]:.2g}): use float32, or leave strict out and accept that "
-            "tokens that are nearly tied may change places."
+            f"strict=True cannot be kept here, {held[state]}: use float32, or leave strict out and accept that tokens "
+            "that are nearly tied may change places."
         )
 
 
+def _trouble(runner: Runner) -> str | None:
+    """Why a runner's passes are not to be relied on; None where they are."""
+    where = f"{str(runner.target.dtype).removeprefix('torch.')} on {runner.target.device.type}"
+    worst = worst_difference(runner)
+    if worst > 0:
+        return f"as scores of this model in {where} depend on the other rows of a pass (by {worst:.2g})"
+    if runner.target.dtype != torch.float32 and not runner.attends_apart:
+        return f"as this '{runner.target.model_type}' model in {where} does not attend by torch's scaled dot product"
+    return None
+
+
 def worst_difference(runner: Runner, *, row_by_row: bool = True) -> float:
-    """Largest difference between scores of passes of one row and of several; 0 for what float32 cannot help.
+    """Largest difference between scores of passes of one row and of many; 0 for what float32 cannot help.
 
     Args:
         runner: of a decoder-only model.
@@ -59,25 +77,54 @@ def worst_difference(runner: Runner, *, row_by_row: bool = True) -> float:
     target = runner.target
     length = min(sum(WIDTHS), target.max_positions or sum(WIDTHS))
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, target.vocab_size, (1, length), generator=generator, device="cpu").to(target.device)
-    alone = _scores(runner, tokens, [1] * length, row_by_row=False)
-    worst = float((_scores(runner, tokens, list(WIDTHS), row_by_row=row_by_row) - alone).abs().max())
+    tokens, others = torch.randint(0, target.vocab_size, (2, length), generator=generator, device="cpu")
+    alone = _one_by_one(runner, tokens.to(target.device))
+    worst = 0.0
+    for batch in BATCHES:
+        found = _among_others(runner, tokens.to(target.device), others.to(target.device), batch, row_by_row=row_by_row)
+        worst = max(worst, float((found - alone).abs().max()))
     exact = alone.dtype == torch.float32 and worst <= FLOAT32 * float(alone.abs().max())
     return 0.0 if exact else worst
 
 
-def _scores(runner: Runner, tokens: Tensor, widths: list[int], *, row_by_row: bool) -> Tensor:
-    """Logits [L, V] of tokens [1, L] that pass so many at a time, in the type that they are made in."""
-    cache, device, parts, begin = runner.new_cache(1, tokens.shape[1]), tokens.device, [], 0
-    for width in widths:
-        end = min(begin + width, tokens.shape[1])
-        positions = torch.arange(begin, end, device=device)[None]
-        visible = torch.ones(1, end - begin, end - begin, dtype=torch.bool, device=device).tril()
-        plan = Plan(tokens[:, begin:end], positions, visible, row_by_row=row_by_row)
-        result = runner.run(plan, cache)
-        parts.append(result.logits[0])
-        cache.commit([list(range(end - begin))], result.segments)
-        begin = end
-        if begin == tokens.shape[1]:
+def _one_by_one(runner: Runner, tokens: Tensor) -> Tensor:
+    """Logits [L, V] behind each of `tokens` [L], each in a pass of its own."""
+    cache, device, found = runner.new_cache(1, len(tokens)), tokens.device, []
+    row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
+    for i, token in enumerate(tokens):
+        result = runner.run(Plan(token.view(1, 1), torch.full((1, 1), i, device=device), row), cache)
+        found.append(result.logits[0, 0])
+        cache.commit([[0]], result.segments)
+    return torch.stack(found)
+
+
+def _among_others(runner: Runner, tokens: Tensor, others: Tensor, batch: int, *, row_by_row: bool) -> Tensor:
+    """The same in trees: every token has one of `others` [L] as a sibling before it, in `batch` equal requests.
+
+    All but the first request are one token ahead, so that their contexts end at other columns.
+    """
+    device, found, begin = tokens.device, [], 0
+    cache = runner.new_cache(batch, len(tokens) + 2 * max(WIDTHS))
+    if batch > 1:
+        row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
+        for slot in range(1, batch):
+            ahead = runner.run(Plan(others[:1].view(1, 1), torch.zeros_like(others[:1].view(1, 1)), row), cache, slot)
+            cache.commit([[0]], ahead.segments)
+    for width in WIDTHS:
+        width = min(width, len(tokens) - begin)
+        if width == 0:
             break
-    return torch.cat(parts)
+        own = slice(begin, begin + width)
+        drafted = torch.stack([others[own], tokens[own]], 1).view(1, -1).expand(batch, -1)
+        positions = torch.arange(begin, begin + width, device=device).repeat_interleave(2)[None].repeat(batch, 1)
+        positions[1:] += 1
+        visible = torch.zeros(2 * width, 2 * width, dtype=torch.bool, device=device)
+        visible[1::2, 1::2] = visible[::2, 1::2] = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        visible[::2, 1::2].fill_diagonal_(fill_value=False)
+        visible.fill_diagonal_(fill_value=True)
+        plan = Plan(drafted, positions, visible[None].expand(batch, -1, -1), row_by_row=row_by_row)
+        result = runner.run(plan, cache)
+        found.append(result.logits[0, 1::2])
+        cache.commit([list(range(1, 2 * width, 2))] * batch, result.segments)
+        begin += width
+    return torch.cat(found)

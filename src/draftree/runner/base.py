@@ -51,6 +51,7 @@ class Runner(ABC):
         self.seen: list[Any] | None = None
         self.copied: bytes | None = None
         self.copied_bytes = 0  # that its copies of weights take
+        self.attends_apart = True  # whether the last pass row by row was one in every layer
 
     @property
     def outdated(self) -> bool:

@@ -151,6 +151,11 @@ class Plan:
         return sum(s.positions.shape[1] for s in self.surgeries if s.positions is not None)
 
     @property
+    def bare(self) -> bool:
+        """Whether no row sees the deep prefix."""
+        return self.prefix_rows is None
+
+    @property
     def plain(self) -> bool:
         """Whether tokens go in and pass through every layer, and nothing else is done."""
         return not (

@@ -107,7 +107,7 @@ class EagerRunner(Runner):
         """See `Runner.run`."""
         plan = plan.to(self._device)
         count = len(self._layers)
-        cache.open(first, plan.batch, plan.width + plan.appended)
+        cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
         surgeries = {s.layer: s for s in plan.surgeries}
         segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
         segments, hidden = [segment], {}

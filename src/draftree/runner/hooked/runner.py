@@ -112,15 +112,15 @@ class HookedRunner(Runner):
             return self._through(plan, cache, first, encoder, rows)
 
     def _through(self, plan: Plan, cache: SlotCache, first: int, encoder: Any, rows: int) -> PassResult:
-        cache.open(first, plan.batch, rows)
+        cache.open(first, plan.batch, rows, bare=plan.bare)
         # Requests of equal length still differ where their prompts or trees do: only one alone has one set.
         if self.family.ragged_batches or plan.batch == 1:
             return _HookedPass(self, plan, cache, first, encoder).run()
         results = []
         for b in range(plan.batch):
-            cache.open(first + b, 1, rows)
+            cache.open(first + b, 1, rows, bare=plan.bare)
             results.append(_HookedPass(self, plan.of(b), cache, first + b, encoder).run())
-        cache.open(first, plan.batch, rows)
+        cache.open(first, plan.batch, rows, bare=plan.bare)
         return PassResult.join(results)
 
 
@@ -168,10 +168,12 @@ class _HookedPass:
             if plan.leaves is not None:
                 stack.enter_context(self.runner.bypass.leaving(plan.leaves, self.cache))
             self._hook(stack)
-            if plan.row_by_row:
-                unmasked = self._may_go_unmasked()
-                stack.enter_context(RowByRow(lambda: self.masks, target.kinds, unmasked=unmasked))
+            apart = RowByRow(lambda: self.masks, target, unmasked=self._may_go_unmasked()) if plan.row_by_row else None
+            if apart is not None:
+                stack.enter_context(apart)
             logits = target.model(**arguments).logits
+            if apart is not None:
+                self.runner.attends_apart = apart.calls >= len(target.layers)
         return PassResult(logits, self.segments, self.hidden, self.runner)
 
     def _forward_mask(self) -> Any:
@@ -244,7 +246,8 @@ class _HookedPass:
         if self.operating:
             return None
         hidden = args[0] if self.final is None else self.final
-        return (hidden[:, logit_slice(self.plan, self.segments[-1])],)
+        # A head with a bias adds it after rounding where its input has gaps, and before where it has none.
+        return (hidden[:, logit_slice(self.plan, self.segments[-1])].contiguous(),)
 
     def _before_layer(self, index: int, *, rewrite: bool) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -61,6 +61,7 @@ class SlotCache(Cache):
         self._values: list[Tensor | None] = [None] * layers
         self._first = 0
         self._count = 1
+        self._hidden = 0  # columns of the deep prefix that the present pass leaves out
         self._columns: Tensor | None = None
         self.notes: dict[Any, Any] = {}  # what runners know of where the stores lie; forgotten when they are laid anew
         self._column_cache: dict[int, tuple[Tensor, Tensor]] = {}
@@ -71,9 +72,13 @@ class SlotCache(Cache):
 
     # ---------------------------------------------------------------- a pass
 
-    def open(self, first: int, count: int, rows: int) -> None:
-        """Point the next pass at slots [first, first + count) and make room for `rows` more columns."""
+    def open(self, first: int, count: int, rows: int, *, bare: bool = False) -> None:
+        """Point the next pass at slots [first, first + count) and make room for `rows` more columns.
+
+        With `bare` the views of the pass begin behind the deep prefix, which none of its rows sees.
+        """
         self._first, self._count = first, count
+        self._hidden = self.prefix_length if bare else 0
         self._column_cache.clear()
         need = self.prefix_length + max(self.lengths[first : first + count]) + rows
         if need > self.capacity:
@@ -114,6 +119,11 @@ class SlotCache(Cache):
         self.capacity = some.shape[2]
 
     @property
+    def shown_prefix(self) -> int:
+        """Columns of the deep prefix in the views of the current pass."""
+        return self.prefix_length - self._hidden
+
+    @property
     def first(self) -> int:
         """First slot of the current pass."""
         return self._first
@@ -137,10 +147,10 @@ class SlotCache(Cache):
         assert keys is not None
         assert values is not None
         first, last = self._first, self._first + self._count
-        end = self.prefix_length + max(self.lengths[first:last]) + rows
+        begin, end = self._hidden, self.prefix_length + max(self.lengths[first:last]) + rows
         if last - first == self.slots:  # the usual case, and one operation less
-            return keys.narrow(2, 0, end), values.narrow(2, 0, end)
-        return keys[first:last, :, :end], values[first:last, :, :end]
+            return keys.narrow(2, begin, end - begin), values.narrow(2, begin, end - begin)
+        return keys[first:last, :, begin:end], values[first:last, :, begin:end]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -173,8 +183,8 @@ class SlotCache(Cache):
     # Models ask these for shapes and for positions of their own; the positions are replaced, the shapes must
     # agree.
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns before the rows of the current pass, deep prefix included, in its longest slot."""
-        return self.prefix_length + max(self.lengths[self._first : self._first + self._count])
+        """Columns before the rows of the current pass, the prefix that it sees included, in its longest slot."""
+        return self.shown_prefix + max(self.lengths[self._first : self._first + self._count])
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """Column at which the rows of the current pass start."""

@@ -41,8 +41,8 @@ class GradientCache(SlotCache):
         if context is not None:
             self.lengths = list(context.lengths)
 
-    def open(self, first: int, count: int, rows: int) -> None:
-        """See `SlotCache.open`; there is nothing to make room for."""
+    def open(self, first: int, count: int, rows: int, *, bare: bool = False) -> None:
+        """See `SlotCache.open`; there is nothing to make room for, and the prefix is always there."""
         self._first, self._count = first, count
 
     def update(

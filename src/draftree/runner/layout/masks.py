@@ -22,7 +22,7 @@ class PassMasks:
         self, segment: Segment, cache: SlotCache, first: int, dtype: torch.dtype, *, plain_row: bool = False
     ) -> None:
         self.segment = segment
-        self.prefix = cache.prefix_length
+        self.prefix = cache.shown_prefix
         self.lengths = cache.lengths[first : first + segment.positions.shape[0]]
         self.dtype = dtype
         self._cached: dict[LayerKind, Tensor | None] = {}
