@@ -247,7 +247,7 @@ def attempt(case: Case) -> dict[str, Any]:
             found["parts"] += compare(case, plain, stock, "Hugging Face")
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
-        if case.strict and "strict=True cannot be kept here" in str(error):
+        if case.strict and "strict=True cannot be kept" in str(error):
             found |= {"refused": True, "answers": 0}
     found["outcome"] = outcome(found)
     return found

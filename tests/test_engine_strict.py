@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 from zoo import MEMBERS, build, construct
 
+from draftree.drafting import BiTA
 from draftree.engine import Engine, Request, Rules
 from draftree.runner import Runner, open_runner
 from draftree.shaping import Fixed
@@ -137,7 +138,7 @@ def test_strict_is_refused_where_attention_cannot_be_reached() -> None:
 def test_a_deep_prefix_that_no_row_sees_changes_no_bit() -> None:
     """Prompts pass as they would without BiTA's prefix in the cache."""
     model = flat("mistral-window")
-    drafter = BiTA.fresh(model, masks=2, prompt_tokens=4, prefix="deep")
+    drafter = BiTA.fresh(model, masks=2, prompts=5)
     for runner in ("hooked", "eager"):
         plain, _ = run(model, runner)
         drafted, _ = run(model, runner, drafter=drafter, strict=True, slots=3)

@@ -58,8 +58,6 @@ class Engine:
         if config.early_exit is not None:
             config.early_exit.bind(self.runner)
         drafter, pruner = config.drafter, config.pruner
-        if config.strict:
-            check_strict(self.runner, drafter)
         self.shape: Shape | None = None
         self._sizer: Sizer | None = None
         if drafter is not None:
@@ -67,6 +65,8 @@ class Engine:
             self.shape = config.shape or shape_for(drafter)
             cost = cached_cost(self.runner) if self.shape.measures else None
             self._sizer = self.shape.bind(cost, drafter, pruner, packed=self.runner.packs)
+        if config.strict:
+            check_strict(self.runner, drafter)
         if pruner is not None:
             pruner.bind(self.runner, None if pruner.always else cached_cost(self.runner))
         self.cache = self.runner.new_cache(

@@ -60,11 +60,9 @@ def _trouble(runner: Runner) -> str | None:
     """Why a runner's passes are not to be relied on; None where they are."""
     where = f"{str(runner.target.dtype).removeprefix('torch.')} on {runner.target.device.type}"
     worst = worst_difference(runner)
-    if worst > 0:
-        return f"as scores of this model in {where} depend on the other rows of a pass (by {worst:.2g})"
     if runner.target.dtype != torch.float32 and not runner.attends_apart:
         return f"as this '{runner.target.model_type}' model in {where} does not attend by torch's scaled dot product"
-    return None
+    return f"as scores of this model in {where} depend on the other rows of a pass (by {worst:.2g})" if worst else None
 
 
 def worst_difference(runner: Runner, *, row_by_row: bool = True) -> float:
