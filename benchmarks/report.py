@@ -76,6 +76,20 @@ def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
     return [f"{text} {made}", "", *markdown(table, entry.get("columns", facts["columns"]))]
 
 
+def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
+    """Lines of a table that shows one figure of several results, a column each, as an entry of shown.toml has it."""
+    by, value, joined, made = entry["by"], entry["value"], None, []
+    for name, file in entry["files"].items():
+        facts = read(folder / file)
+        columns = {value: name} | {f"{value}_{end}": f"{name}_{end}" for end in ("low", "high")}
+        table = pd.DataFrame(facts["rows"])[[by, *columns]].rename(columns=columns)
+        joined = table if joined is None else joined.merge(table, on=by)
+        made.append(f"`{facts['about']['command']}` at {facts['about']['commit']}")
+    assert joined is not None
+    about = f"{facts['about']['device']}, {counted(facts['about']['threads'], 'thread')}, {facts['about']['dtype']}"
+    return [f"{entry['text']} {about}; {', '.join(made)}.", "", *markdown(joined, [by, *entry["files"]])]
+
+
 def tables(text: str, folder: Path = RESULTS) -> str:
     """A page with every table between result markers made anew.
 
@@ -87,9 +101,12 @@ def tables(text: str, folder: Path = RESULTS) -> str:
         if name not in SHOWN["table"] or text.count(begin) != 1 or text.count(end) != 1:
             raise ValueError(f"{begin} needs a table in benchmarks/results/shown.toml, and one {end}.")
         entry = SHOWN["table"][name]
-        facts = read(folder / entry["file"])
-        head, *table = block_of(facts, entry)
-        block = "\n".join([f"{head} {facts['about']['device']}, {facts['about']['dtype']}.", *table])
+        if "files" in entry:
+            block = "\n".join(side_by_side(entry, folder))
+        else:
+            facts = read(folder / entry["file"])
+            head, *table = block_of(facts, entry)
+            block = "\n".join([f"{head} {facts['about']['device']}, {facts['about']['dtype']}.", *table])
         before, rest = text.split(begin)
         text = f"{before}{begin}\n\n{block}\n\n{end}{rest.split(end)[1]}"
     return text

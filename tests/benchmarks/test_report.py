@@ -33,8 +33,23 @@ def test_every_result_is_a_runs_file_and_says_where_it_was_made():
 
 def test_every_shown_column_is_there():
     for entry in [*report.SHOWN["page"], *report.SHOWN["table"].values()]:
+        if "files" in entry:
+            continue
         facts = report.read(report.RESULTS / entry["file"])
         assert set(entry.get("columns", facts["columns"])) <= {name for row in facts["rows"] for name in row}
+
+
+def test_one_figure_of_several_results_side_by_side():
+    entry = report.SHOWN["table"]["gain"]
+    head, _, names, _, *lines = report.side_by_side(entry, report.RESULTS)
+    assert names == "| drafter | 4M | 60M | 400M |"
+    for place, file in enumerate(entry["files"].values(), 2):
+        facts = report.read(report.RESULTS / file)
+        assert facts["about"]["command"] in head
+        for row in facts["rows"]:
+            line = next(line for line in lines if line.startswith(f"| {row['drafter']} |"))
+            low, high = row["over_plain_low"], row["over_plain_high"]
+            assert line.split("|")[place].strip() == f"{row['over_plain']:.2f} [{low:.2f}, {high:.2f}]"
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def _one_by_one(runner: Runner, tokens: Tensor) -> Tensor:
     cache, device, found = runner.new_cache(1, len(tokens)), tokens.device, []
     row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
     for i, token in enumerate(tokens):
-        result = runner.run(Plan(token.view(1, 1), torch.full((1, 1), i, device=device), row), cache)
+        position = torch.tensor([[i]], dtype=torch.long, device=device)
+        result = runner.run(Plan(token.view(1, 1), position, row), cache)
         found.append(result.logits[0, 0])
         cache.commit([[0]], result.segments)
     return torch.stack(found)
@@ -106,7 +107,8 @@ def _among_others(runner: Runner, tokens: Tensor, others: Tensor, batch: int, *,
     if batch > 1:
         row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
         for slot in range(1, batch):
-            ahead = runner.run(Plan(others[:1].view(1, 1), torch.zeros_like(others[:1].view(1, 1)), row), cache, slot)
+            first = others[:1].view(1, 1)
+            ahead = runner.run(Plan(first, torch.zeros_like(first), row), cache, slot)
             cache.commit([[0]], ahead.segments)
     for width in WIDTHS:
         width = min(width, len(tokens) - begin)
