@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftree.bench.case import COLUMNS, Result
-from draftree.bench.kit import WARM, label_of
+from draftree.bench.names import WARM, label_of
 from draftree.bench.pictures import case_picture
 from draftree.bench.report import Report, Table
 from draftree.bench.summary import count_disturbed

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftree.bench.case import Result
-from draftree.bench.kit import (
+from draftree.bench.names import (
     ASSISTED,
     COMPILED,
     LIMITED,

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from draftree.bench.case import Result
-from draftree.bench.kit import HUGGING_FACE, REFERENCE, label_of
+from draftree.bench.names import HUGGING_FACE, REFERENCE, label_of
 from draftree.engine.stats import STAGES
 
 OURS, THEIRS, BEST = "#7aa874", "#9aa5b1", "#2f7d32"

@@ -9,7 +9,7 @@ from rich.text import Text
 from draftree.detokenizer import Detokenizer
 
 SOURCE_STYLES = {
-    "prompt_lookup": "cyan",
+    "prompt-lookup": "cyan",
     "lookahead": "green",
     "lookahead/prompt": "cyan",
     "lookahead/output": "green",
