@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from html import unescape
 
 import pytest
 import torch
@@ -250,6 +251,20 @@ def test_csv_and_markdown_say_what_json_says(compared):
     text = (out / "bench-compare.md").read_text()
     assert f"| Medusa | {number(speeds['medusa'])} [" in text
     assert "- Lookahead, warm trie: not measured: no prompts to warm the trie with" in text
+
+
+def test_every_file_for_people_opens_with_a_verdict_of_each_case(compared):
+    out, said = compared
+    told = json.loads((out / "bench-compare.json").read_text())
+    printed = " ".join(said.split())
+    for case, named in zip(told["more"]["cases"], told["verdicts"], strict=True):
+        place, verdict = named.split(": ", 1)
+        assert place == f"{case['about']['model']}, {case['about']['case']}"
+        assert verdict.endswith(" All answers are equal.")
+        assert verdict in printed
+        assert f"## {place}\n\n{verdict}\n" in (out / "bench-compare.md").read_text()
+        page = unescape((out / "bench-compare.html").read_text())
+        assert f'<h2>{place}</h2>\n<p class="verdict">{verdict}</p>' in page
 
 
 @needs_chromium
