@@ -10,6 +10,7 @@ from benchmarks.inflate.model import inflate
 from benchmarks.inflate.sizes import Size
 from draftree.bench.figures import (
     BEST,
+    BEST_OVER_PLAIN,
     EFFICIENCY,
     OF_EMBEDDED,
     OF_INFLATED,
@@ -82,6 +83,9 @@ def test_the_command_writes_figures_that_follow_from_what_was_measured(params, t
     assert figures[TOKEN_FLOOR]["value"] > 0
     drafted = [m for m in ("draft-model", "lookahead-warm", "lookahead-warm+draft-model", LIMITED) if m in answers]
     assert figures[BEST]["value"] == pytest.approx(max(answers[m]["over HF generate"] for m in drafted))
+    best = max(drafted, key=lambda name: answers[name]["over HF generate"])
+    for end in ("", "_low", "_high"):
+        assert figures[BEST_OVER_PLAIN][f"value{end}"] == answers[best][f"over plain{end}"], "drafting's own gain"
     shown = {name: row["target"] for name, row in figures.items() if row["target"] is not None}
     aimed = {name: f"{sense} {target:.3g}" for name, (sense, target) in targets.items() if "compile" not in name}
     assert shown == aimed

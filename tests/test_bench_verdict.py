@@ -1,13 +1,17 @@
 """What a comparison's report opens with: the fastest method over both baselines, and whether answers are equal."""
 
+from dataclasses import replace
+
 import pytest
 
 from draftree.bench.case import Baselines, Result
 from draftree.bench.case_report import case_report
 from draftree.bench.equality import Difference
+from draftree.bench.pictures import case_picture
 from draftree.bench.samples import Answer, Sample, Task
 from draftree.bench.summary import summarise
 from draftree.bench.verdict import verdict
+from draftree.engine import RequestStats
 from draftree.prompts import Prompt
 
 HF, PLAIN, WARM = "hf-generate", "draftree-loop", "lookahead-warm"
@@ -82,6 +86,18 @@ def test_answers_that_differ_or_cannot_be_compared_are_said():
     )
     assert verdict(case(speeds, uncompared=[HF])).endswith(" All answers that can be compared are equal.")
     assert verdict(case(speeds, uncompared=[HF, WARM])).endswith(" There are no answers of two methods to compare.")
+
+
+def test_the_picture_shows_drafting_over_plain_decoding_and_not_over_hf_generate():
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    found = case({HF: 100, PLAIN: 400, WARM: 600})
+    stats = RequestStats(steps=5, drafted=10, accepted=5, emitted=10, accepted_by_depth=[5])
+    found.rows[WARM] = replace(found.rows[WARM], stats=stats)
+    case_picture(figure, found)
+    axis = next(axis for axis in figure.axes if axis.get_title("left") == "Speed-up by task")
+    assert axis.get_xlabel() == "times plain, fastest runner"
+    (points,) = [line for line in axis.lines if line.get_label() == "Lookahead, warm trie"]
+    assert list(points.get_xdata()) == pytest.approx([1.5])
 
 
 def test_a_report_opens_with_it():

@@ -39,7 +39,7 @@ STEP_FLOOR, TOKEN_FLOOR = "memory floor / plain step", "memory floor / plain tok
 EFFICIENCY = f"overhead efficiency, trees of up to {NODES} nodes"
 EFFICIENCY_BEHIND = "the same, without prompts' passes"
 SHARE = "draft + shape + accept + commit, share of a step"
-BEST = "best drafter / HF generate"
+BEST, BEST_OVER_PLAIN = "best drafter / HF generate", "best drafter / plain decoding"
 AT_LEAST, AT_MOST = ">=", "<="
 Targets = Mapping[str, tuple[str, float]]  # by the figure's name, whether it is to be at least or at most how much
 OF_EMBEDDED: Targets = {OVER_HF: (AT_LEAST, 2.0), OVER_COMPILED: (AT_LEAST, 1.2), BEST: (AT_LEAST, 4.0)}
@@ -95,6 +95,7 @@ def figures_of(targets: Targets, steps: Steps, case: Result) -> list[dict[str, A
     best = max((name for name in DRAFTING if name in over), key=lambda name: over[name].value, default=None)
     if best is not None:
         add(BEST, over[best], label_of(best))
+        add(BEST_OVER_PLAIN, case.rows[best].over[PLAIN], label_of(best))
     return found
 
 

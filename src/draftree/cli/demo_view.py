@@ -22,7 +22,7 @@ from draftree.showcase import KINDS, Figures, Scene, figures
 REFRESH = 1 / 15  # seconds between pictures; each costs the run nothing but its own time
 WIDEST = 120
 PROMPT_LINES = 4
-TABLE_CAPTION = "acceptance length = 1 + accepted / steps; overhead efficiency = speed-up / acceptance length"
+TABLE_CAPTION = "acceptance length = 1 + accepted / steps; overhead efficiency = over plain / acceptance length"
 
 
 class View:
@@ -160,7 +160,7 @@ def speed_table(rows: list[Figures], total: Figures, drafter: str) -> Table:
         "tokens",
         "plain\ntok/s",
         f"{drafter}\ntok/s",
-        "speed-up",
+        "over\nplain",
         "acceptance\nlength",
         "overhead\nefficiency",
         "HF generate\ntok/s",
