@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader
 from draftree.bench.case import COLUMNS, Result
 from draftree.bench.case_report import CAPTION, remarks
 from draftree.bench.compare import Comparison
-from draftree.bench.pictures import png
+from draftree.bench.pictures import method_colour, png
 from draftree.bench.report import Report, Table
 from draftree.bench.samples import Sample
 from draftree.bench.verdict import verdict
@@ -92,7 +92,13 @@ def page(found: Comparison, reports: Sequence[Report]) -> str:
         | {"picture": base64.b64encode((report.draw and png(report.draw)) or b"").decode()}
         for report in reports
     ]
-    shown = {"about": found.about, "resumed": found.resumed, "caption": CAPTION, "cases": cases}
+    shown = {
+        "about": found.about,
+        "resumed": found.resumed,
+        "caption": CAPTION,
+        "cases": cases,
+        "colour": method_colour,
+    }
     return here.get_template("page.html.j2").render(shown)
 
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from draftree.cli.colours import ColouredText, legend
+from draftree.cli.colours import ColouredText, legend, source_style
 from draftree.cli.screen import PIPED_WIDTH
 from draftree.engine import Request
 from draftree.showcase import KINDS, Figures, Scene, figures
@@ -126,7 +126,7 @@ class View:
             title = f"{name}: {speed:.0f} tok/s" if speed else name
             if way == "drafted" and row is not None:
                 title += f", {row.speed_up:.2f}x, {row.acceptance_length:.2f} tokens a step"
-            style = "green" if way == "drafted" else "dim"
+            style = source_style(self._drafter) if way == "drafted" else "dim"
             panels.append(Panel(self._texts[way].text, title=title, title_align="left", border_style=style))
         grid.add_row(*panels)
         head = Text.assemble((kind, "bold"))

@@ -17,7 +17,7 @@
   let owner = []; // output token -> number of the step it came from
 
   const run = () => trace.runs[trace.requests[request].run];
-  const sourceOf = (member, node) => node === null ? null : member.sources[node];
+  const sourceOf = (member, node) => node ? run().sources[member.sources[node]] : null; // null for the root as well
   const milliseconds = (seconds) => `${(1000 * seconds).toFixed(2)} ms`;
   const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
   const label = (token) => visible(trace.tokens[token] === undefined ? String(token) : trace.tokens[token]);
@@ -99,14 +99,14 @@
       const source = sourceOf(member, member.guesses[i]);
       const span = make("span", { class: "token", "data-token": owner.length }, shown.pieces[owner.length]);
       mark(span, source);
-      span.title = source === null ? "the model's own" : `drafted by ${run().sources[source]}`;
+      span.title = source === null ? "the model's own" : `drafted by ${source}`;
       owner.push(number);
       output.append(span);
     }));
     if (shown.finish_reason) output.append(make("span", { class: "gone" }, ` [${shown.finish_reason}]`));
     const hits = sums.get(request).by_source;
-    $("sources").replaceChildren(...run().sources.map((name, source) => make("span", {},
-      mark(make("span", { class: "sample" }, "abc"), source), ` ${name || "draft token"}: ${hits[name] || 0}`)));
+    $("sources").replaceChildren(...run().sources.map((name) => make("span", {},
+      mark(make("span", { class: "sample" }, "abc"), name), ` ${name || "draft token"}: ${hits[name] || 0}`)));
   }
 
   // ---- the steps
@@ -183,7 +183,7 @@
   function nodesOf(member) {
     const accepted = new Set(member.guesses.filter((node) => node !== null)), pruned = new Set(member.pruned);
     const nodes = member.tokens.map((token, i) => ({
-      text: label(token), parent: member.parents[i], source: member.sources[i], who: run().sources[member.sources[i]],
+      text: label(token), parent: member.parents[i], source: sourceOf(member, i),
       chance: i && member.logp[i] !== null ? Math.exp(member.logp[i]) : null,
       state: i === 0 ? "root" : accepted.has(i) ? "accepted" : pruned.has(i) ? "pruned" : "refused" }));
     const end = member.guesses.length - 1;
