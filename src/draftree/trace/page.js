@@ -78,13 +78,14 @@
     for (const name of Object.keys(whole.by_source)) row(`source-${name}`, `accepted from ${name}`, (s) => s.by_source[name] || 0);
     for (const stage of Object.keys(whole.seconds)) row(`seconds-${stage}`, `time: ${stage}`, (s) => s.seconds[stage], milliseconds);
     if (whole.re_decided) row("re_decided", "near-ties decided again", (s) => s.re_decided);
-    const head = make("thead", {}, make("tr", {}, make("th"), ...columns.map(([title]) => make("th", { scope: "col" }, title))));
-    const body = make("tbody");
-    for (const [name, title, value, say] of rows) {
-      const cells = columns.map(([, sum]) => make("td", { "data-value": value(sum) }, say(value(sum))));
-      body.append(make("tr", { "data-count": name }, make("th", { scope: "row" }, title), ...cells));
-    }
-    $("counts").replaceChildren(head, body);
+    const half = Math.ceil(rows.length / 2); // two tables beside each other, or below where the page is narrow
+    $("counts").replaceChildren(...[rows.slice(0, half), rows.slice(half)].map((part) => {
+      const head = make("thead", {}, make("tr", {}, make("th"), ...columns.map(([title]) => make("th", { scope: "col" }, title))));
+      const body = make("tbody", {}, ...part.map(([name, title, value, say]) => make("tr", { "data-count": name },
+        make("th", { scope: "row" }, title),
+        ...columns.map(([, sum]) => make("td", { "data-value": value(sum) }, say(value(sum)))))));
+      return make("div", { class: "wide" }, make("table", {}, head, body));
+    }));
   }
 
   // ---- the text
@@ -155,7 +156,7 @@
     const others = step.members.map((other) => other.request);
     $("batch").replaceChildren(...(others.length < 2 ? [] : [`Batch of ${others.length}:`, ...others.map((id) =>
       make("button", { "data-request": id, "data-at": parts.get(id).findIndex((part) => part.step === step),
-        "aria-pressed": id === request }, `request ${ids.indexOf(id) + 1}`))]));
+        "aria-pressed": id === request }, trace.names[id]))]));
     showTimes(step);
     showTree(member);
     const emitted = member.emitted.map((token, i) => mark(make("span", {}, label(token)), sourceOf(member, member.guesses[i])));
@@ -214,8 +215,8 @@
     const { sample, seed } = trace.requests[request];
     if (sample) facts.push(seed === null ? "sampled" : `sampled, seed ${seed}`);
     $("about").textContent = facts.join("; ");
-    $("requests").replaceChildren(...(ids.length < 2 ? [] : ids.map((id, i) =>
-      make("button", { "data-request": id, "data-at": 0, "aria-pressed": id === request }, `request ${i + 1}`))));
+    $("requests").replaceChildren(...(ids.length < 2 ? [] : ids.map((id) =>
+      make("button", { "data-request": id, "data-at": 0, "aria-pressed": id === request }, trace.names[id]))));
     showText();
     showStrip();
   }
