@@ -19,7 +19,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.kit import HOOKED, PLAIN, REFERENCE
+from draftree.bench.names import HOOKED, HUGGING_FACE, PLAIN, REFERENCE
 from draftree.bench.summary import Estimate, shown
 
 OVER_HF, OVER_PLAIN = "over HF generate", "over plain"  # columns of the rows
@@ -85,7 +85,7 @@ def _compared(title: str, first: Rows, second: Rows) -> list[str]:
 
 def _kind(name: str, over_hf: str, over_plain: str) -> str:
     """`over_hf` for methods that spend their time as Hugging Face's do, our engine on their `forward` among them."""
-    return over_hf if name.startswith("hf_") or name == HOOKED else over_plain
+    return over_hf if name in HUGGING_FACE or name == HOOKED else over_plain
 
 
 def _speeds(rows: Rows, over_hf: str, over_plain: str) -> dict[str, Estimate]:

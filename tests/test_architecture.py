@@ -16,6 +16,7 @@ SRC = Path(__file__).parent.parent / "src" / "draftree"
 FLOORS = {
     "errors": 0,
     "files": 0,
+    "colours": 0,
     "version": 0,
     "demo_model": 0,
     "models": 0,

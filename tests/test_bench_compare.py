@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from html import unescape
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from benchmarks.agree import agreement
 from draftree.bench.case import run_case
 from draftree.bench.compare import JOURNAL, Plan, run_compare
 from draftree.bench.inputs import Settings, Subject, encode_all
-from draftree.bench.kit import Kit, checked_name
+from draftree.bench.kit import UNTRAINED, Kit
 from draftree.bench.log import as_dict, from_dict
 from draftree.bench.measure import measure
 from draftree.bench.methods import Draftree, HuggingFace, Method
+from draftree.bench.names import LABELS, SMALL, TRAINED, check_name
 from draftree.bench.report import number
 from draftree.bench.samples import Answer, Sample, Sampling, Task
+from draftree.by_name import DRAFTERS
 from draftree.cli import app, main
 from draftree.drafting import Lookahead
 from draftree.models import encode_prompt
@@ -135,19 +138,19 @@ class Killed(Watcher):
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:4]
     settings = Settings(per_set=4, max_new_tokens=6, rounds=2, warm_per_set=0, compiled=False)
-    plan = Plan(settings, ("draftree_loop", "lookahead_cold"), (1,), (None,))
+    plan = Plan(settings, ("draftree-loop", "lookahead-cold"), (1,), (None,))
     with pytest.raises(KeyboardInterrupt):
         run_compare([None], prompts, plan, tmp_path, Killed(11))
     assert (tmp_path / JOURNAL).is_dir()
     with pytest.raises(ValueError, match="holds data of another"):
-        run_compare([None], prompts, replace(plan, methods=("draftree_loop",)), tmp_path, Watcher())
+        run_compare([None], prompts, replace(plan, methods=("draftree-loop",)), tmp_path, Watcher())
     asked = []
     honest = Draftree.answers
     monkeypatch.setattr(Draftree, "answers", lambda self, prompts: asked.append(self.name) or honest(self, prompts))
     found = run_compare([None], prompts, plan, tmp_path, Watcher())
     ((result,),) = found.models.values()
     assert found.resumed == 5, "five whole groups were answered before the stop"
-    assert asked.count("lookahead_cold") == 2 + 3, "two first calls, and the groups that were left"
+    assert asked.count("lookahead-cold") == 2 + 3, "two first calls, and the groups that were left"
     assert len(result.samples) == 2 * 4 * 2
     assert not any(row.parted for row in result.rows.values())
     assert not (tmp_path / JOURNAL).exists(), "a finished run leaves nothing to go on with"
@@ -157,7 +160,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
 def test_a_trie_learns_again_what_it_had_answered_before_the_stop(demo, merged):
     ids = encode_prompt(demo.tokenizer, "List all files.")
     method = Kit(Subject(*demo), Settings(max_new_tokens=8)).method(
-        "lookahead_cold+hidden_transfer" if merged else "lookahead_cold"
+        "lookahead-cold+hidden-transfer" if merged else "lookahead-cold"
     )
 
     def nodes():
@@ -170,7 +173,7 @@ def test_a_trie_learns_again_what_it_had_answered_before_the_stop(demo, merged):
     assert nodes() == held > 0
 
 
-@pytest.mark.parametrize("name", ["draftree_loop", "jacobi", "draft_model", "prompt_lookup", "medusa", "bita"])
+@pytest.mark.parametrize("name", ["draftree-loop", "jacobi", "draft-model", "prompt-lookup", "medusa", "bita"])
 def test_drafters_without_a_trie_go_on_after_a_stop(demo, name):
     ids = encode_prompt(demo.tokenizer, "List all files.")
     method = Kit(Subject(*demo), Settings(max_new_tokens=8)).method(name)
@@ -214,10 +217,10 @@ def test_every_case_is_told_with_its_prompts_and_no_answer_differs(compared):
         assert row["differing_prompts"] == []
         assert row["commit"] is None or isinstance(row["commit"], str)
     names = {row["name"] for row in told["rows"] if row["case"] == "batch 1, greedy"}
-    assert names == {"hf_generate", "hf_assisted", "draftree_loop", "medusa", "lookahead_cold+medusa"}
-    assert single["not_measured"] == {"lookahead_warm": "no prompts to warm the trie with"}
+    assert names == {"hf-generate", "hf-assisted", "draftree-loop", "medusa", "lookahead-cold+medusa"}
+    assert single["not_measured"] == {"lookahead-warm": "no prompts to warm the trie with"}
     assert {s["turn"] for s in single["samples"] if "turn" in s} == {1}
-    assert pair["not_measured"]["hf_assisted"].endswith("at a time")
+    assert pair["not_measured"]["hf-assisted"].endswith("at a time")
     assert pair["about"]["prompts"] == 2, "a third prompt does not fill a batch of two"
     assert "\x1b" not in said
 
@@ -250,6 +253,20 @@ def test_csv_and_markdown_say_what_json_says(compared):
     assert "- Lookahead, warm trie: not measured: no prompts to warm the trie with" in text
 
 
+def test_every_file_for_people_opens_with_a_verdict_of_each_case(compared):
+    out, said = compared
+    told = json.loads((out / "bench-compare.json").read_text())
+    printed = " ".join(said.split())
+    for case, named in zip(told["more"]["cases"], told["verdicts"], strict=True):
+        place, verdict = named.split(": ", 1)
+        assert place == f"{case['about']['model']}, {case['about']['case']}"
+        assert verdict.endswith(" All answers are equal.")
+        assert verdict in printed
+        assert f"## {place}\n\n{verdict}\n" in (out / "bench-compare.md").read_text()
+        page = unescape((out / "bench-compare.html").read_text())
+        assert f'<h2>{place}</h2>\n<p class="verdict">{verdict}</p>' in page
+
+
 @needs_chromium
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_report_shows_its_pictures_without_an_error(compared, tmp_path, width):
@@ -263,12 +280,13 @@ def test_the_report_shows_its_pictures_without_an_error(compared, tmp_path, widt
 
 
 def test_two_results_agree_or_say_where_they_do_not():
-    def result(**speeds):
+    def result(**given):
         """Speeds over HF generate, low and high a tenth off; over plain decoding the same by its speed."""
         rows = []
+        speeds = {name.replace("_", "-"): value for name, value in given.items()}
         for name, value in speeds.items():
             row = {"model": "m", "case": "c", "name": name}
-            for column, reference in (("over HF generate", "hf_generate"), ("over plain", "draftree_loop")):
+            for column, reference in (("over HF generate", "hf-generate"), ("over plain", "draftree-loop")):
                 over = value / speeds[reference]
                 row |= {column: over, f"{column}_low": 0.9 * over, f"{column}_high": 1.1 * over}
             rows.append(row)
@@ -276,7 +294,7 @@ def test_two_results_agree_or_say_where_they_do_not():
 
     first = result(hf_generate=1.0, hf_compiled=1.2, draftree_loop=5.0, trie=8.0)
     head = "c: 0 of 6 pairs in another order, {} of 2 speeds further apart than their intervals explain; "
-    refs = "draftree_loop over HF generate 5.00 [4.50, 5.50] and "
+    refs = "draftree-loop over HF generate 5.00 [4.50, 5.50] and "
     assert agreement(first, first) == [head.format(0) + refs + "5.00 [4.50, 5.50]"]
     # All of ours a fifth slower beside HF generate: one figure has moved, and not that of every method.
     drifted = result(hf_generate=1.0, hf_compiled=1.25, draftree_loop=4.0, trie=6.5)
@@ -285,27 +303,39 @@ def test_two_results_agree_or_say_where_they_do_not():
     assert told[0].startswith(head.format(1))
     assert told[1] == "  trie over plain: 1.60 [1.44, 1.76] and 1.86 [1.67, 2.05]"
     told = agreement(first, result(hf_generate=1.0, hf_compiled=9.0, draftree_loop=5.0, trie=8.0))
-    assert "  hf_compiled and draftree_loop have changed places" in told
-    assert any(line.startswith("  hf_compiled over HF generate: 1.20") for line in told)
+    assert "  hf-compiled and draftree-loop have changed places" in told
+    assert any(line.startswith("  hf-compiled over HF generate: 1.20") for line in told)
     other = result(hf_generate=1.0, draftree_loop=5.0)
     for row in other["rows"]:
         row["model"] = "another"
     assert agreement(first, other) == ["The two results have no case in common."]
 
 
-def test_names_may_be_written_with_dashes_and_merged():
-    assert checked_name("hidden-transfer+lookahead-warm") == "hidden_transfer+lookahead_warm"
-    with pytest.raises(ValueError, match="Did you mean 'medusa'"):
-        checked_name("medua")
+def test_names_have_one_spelling_and_drafters_may_be_merged():
+    check_name("hidden-transfer+lookahead-warm")
+    assert not [name for name in LABELS if "_" in name]
+    with pytest.raises(ValueError, match="Did you mean 'lookahead-warm'"):
+        check_name("lookahead_warm")
     with pytest.raises(ValueError, match="'hf-generate' is no drafter that can be merged"):
-        checked_name("hf-generate+medusa")
+        check_name("hf-generate+medusa")
+
+
+def test_drafters_have_the_names_of_the_command_line():
+    assert {drafter.name for drafter in UNTRAINED.values()} < set(DRAFTERS)
+    assert {SMALL, *TRAINED} < set(DRAFTERS)
+
+
+def test_the_help_lists_every_method(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    said = " ".join(CliRunner().invoke(app, ["bench", "compare", "--help"]).output.replace("│", " ").split())
+    assert not [name for name in LABELS if name not in said]
 
 
 def test_a_method_that_needs_what_is_not_there_says_so(demo):
     other = torch.nn.Linear(1, 1)
-    made, left_out = Kit(Subject(other, None), Settings(compiled=False)).methods(["hf_compiled", "lookahead_warm"])
+    made, left_out = Kit(Subject(other, None), Settings(compiled=False)).methods(["hf-compiled", "lookahead-warm"])
     assert made == []
-    assert left_out == {"hf_compiled": "--no-compile", "lookahead_warm": "no prompts to warm the trie with"}
+    assert left_out == {"hf-compiled": "--no-compile", "lookahead-warm": "no prompts to warm the trie with"}
 
 
 def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
@@ -313,11 +343,11 @@ def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
     settings = Settings(2, 6, 1, 0, compiled=False, batch=2, sampling=Sampling(0.8, seed=1))
     texts = encode_all(Subject(*demo), prompts, settings)
     kit = Kit(Subject(*demo), settings)
-    names = ("hf_generate", "draftree_loop", "lookahead_cold")
+    names = ("hf-generate", "draftree-loop", "lookahead-cold")
     result = run_case(kit, texts, names, Watcher())
-    assert result.baselines.reference == "draftree_loop"
-    assert result.baselines.uncompared == {"hf_generate"}
-    assert result.rows["lookahead_cold"].parted == []
+    assert result.baselines.reference == "draftree-loop"
+    assert result.baselines.uncompared == {"hf-generate"}
+    assert result.rows["lookahead-cold"].parted == []
 
 
 @pytest.mark.parametrize(

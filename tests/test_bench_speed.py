@@ -10,6 +10,7 @@ from benchmarks.inflate.model import inflate
 from benchmarks.inflate.sizes import Size
 from draftree.bench.figures import (
     BEST,
+    BEST_OVER_PLAIN,
     EFFICIENCY,
     OF_EMBEDDED,
     OF_INFLATED,
@@ -20,7 +21,8 @@ from draftree.bench.figures import (
     reached,
 )  # fmt: skip
 from draftree.bench.inputs import Settings, Subject
-from draftree.bench.kit import LIMITED, NODES, PLAIN, Kit, LeftOutError, WarmTrie
+from draftree.bench.kit import Kit, LeftOutError, WarmTrie
+from draftree.bench.names import LIMITED, NODES, PLAIN
 from draftree.bench.speed import ROWS
 from draftree.bench.steps import HF, LOOP, weight_bytes
 from draftree.cli import app
@@ -79,8 +81,11 @@ def test_the_command_writes_figures_that_follow_from_what_was_measured(params, t
     assert 0 < figures[SHARE]["value"] < 1
     # A token of plain decoding takes at least a share of a second that the answers' own speed allows.
     assert figures[TOKEN_FLOOR]["value"] > 0
-    drafted = [m for m in ("draft_model", "lookahead_warm", "lookahead_warm+draft_model", LIMITED) if m in answers]
+    drafted = [m for m in ("draft-model", "lookahead-warm", "lookahead-warm+draft-model", LIMITED) if m in answers]
     assert figures[BEST]["value"] == pytest.approx(max(answers[m]["over HF generate"] for m in drafted))
+    best = max(drafted, key=lambda name: answers[name]["over HF generate"])
+    for end in ("", "_low", "_high"):
+        assert figures[BEST_OVER_PLAIN][f"value{end}"] == answers[best][f"over plain{end}"], "drafting's own gain"
     shown = {name: row["target"] for name, row in figures.items() if row["target"] is not None}
     aimed = {name: f"{sense} {target:.3g}" for name, (sense, target) in targets.items() if "compile" not in name}
     assert shown == aimed

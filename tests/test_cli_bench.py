@@ -42,8 +42,8 @@ def test_quick_writes_a_picture_and_figures_that_agree_with_its_samples(prompts_
     assert "not measured:" in done.output
     result = json.loads((out / "bench-quick.json").read_text())
     rows = {row["name"]: row for row in result["rows"]}
-    assert set(rows) == set(METHODS) - {"hf_compiled"}
-    assert result["more"]["not_measured"] == {"hf_compiled": "--no-compile"}
+    assert set(rows) == set(METHODS) - {"hf-compiled"}
+    assert result["more"]["not_measured"] == {"hf-compiled": "--no-compile"}
     for row in rows.values():
         samples = [s for s in result["more"]["samples"] if s["method"] == row["name"]]
         assert len(samples) == 2 * result["about"]["prompts"]
@@ -53,8 +53,8 @@ def test_quick_writes_a_picture_and_figures_that_agree_with_its_samples(prompts_
         assert row["differing_prompts"] == [], "greedy fp32 answers equal Hugging Face's"
         for fact in ("commit", "device", "dtype", "threads", "command"):
             assert fact in row
-    assert rows["lookahead_rejected"]["stats"]["accepted"] == 0
-    assert rows["draftree_loop"]["stats"]["drafted"] == 0
+    assert rows["lookahead-rejected"]["stats"]["accepted"] == 0
+    assert rows["draftree-loop"]["stats"]["drafted"] == 0
     assert result["about"]["versions"]["transformers"]
     assert result["more"]["memory"]["plain_bytes"] > 0
     assert str(tmp_path) not in json.dumps(result), "no machine paths in a result file"
@@ -100,8 +100,8 @@ def test_a_warm_trie_starts_every_round_from_the_same_state(demo):
 def test_quick_without_prompts_to_warm_with_says_so(demo, no_memory):
     prompts = [p for p in embedded_prompts() if p.set == "tldr_shell" and not p.warm][:1]
     report = run_quick(Subject(*demo), prompts, Settings(1, 4, 1, 5, compiled=False))
-    assert report.more["not_measured"]["lookahead_warm"] == "no prompts to warm the trie with"
-    assert "lookahead_cold" in {row["name"] for row in report.tables[0].rows}
+    assert report.more["not_measured"]["lookahead-warm"] == "no prompts to warm the trie with"
+    assert "lookahead-cold" in {row["name"] for row in report.tables[0].rows}
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_quick_measures_hugging_face_compiled_where_a_compiler_is(prompts_file, 
     done = CliRunner().invoke(app, [*arguments, "--prompts", str(prompts_file), "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     result = json.loads((tmp_path / "bench-quick.json").read_text())
-    row = next((row for row in result["rows"] if row["name"] == "hf_compiled"), None)
+    row = next((row for row in result["rows"] if row["name"] == "hf-compiled"), None)
     if row is None:
-        assert result["more"]["not_measured"]["hf_compiled"], "a reason is given"
+        assert result["more"]["not_measured"]["hf-compiled"], "a reason is given"
     else:
         assert row["differing_prompts"] == []
-        assert "compiling took" in result["more"]["notes"]["hf_compiled"]
+        assert "compiling took" in result["more"]["notes"]["hf-compiled"]

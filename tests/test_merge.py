@@ -76,12 +76,12 @@ def test_merges_in_merges_are_one() -> None:
     a, b, c = Lookahead(), PromptLookup(), Lookahead(8)
     merged = Merge([a, Merge([b, Merge([c])])])
     assert merged.drafters == (a, b, c)
-    assert merged.names == ("lookahead", "prompt_lookup", "lookahead-2")
+    assert merged.names == ("lookahead", "prompt-lookup", "lookahead-2")
     assert merged.max_nodes == 64 + 10 + 8
     assert [merged.source_name(mask) for mask in (1, 4, 7)] == [
         "lookahead",
         "lookahead-2",
-        "lookahead+prompt_lookup+lookahead-2",
+        "lookahead+prompt-lookup+lookahead-2",
     ]
     assert (a.source, b.source, c.source) == (1, 1, 1)
 

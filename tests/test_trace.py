@@ -284,6 +284,8 @@ def test_command_records_replays_and_writes_a_page(tmp_path):
     assert shown.exit_code == 0, shown.output
     for request in trace.requests.values():
         assert "".join(request["pieces"]).splitlines()[0] in shown.output
+    assert "Request 1: Write a shell command us…\n" in shown.output
+    assert "Request 2: List the numbers from on…\n" in shown.output
     most = max(sum(1 for _ in trace.of(request)) for request in trace.requests)
     assert f"step {most}:" in shown.output
     assert "✓ " in shown.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from draftree.engine import Recorder, generate
 from draftree.models import encode_prompt
 from draftree.shaping import Fixed
 from draftree.trace.file import Trace, read_trace, write_trace
+from draftree.trace.labels import request_name
 from draftree.trace.page import write_trace_page
 
 HOSTILE = 'Say </script><script>alert(1)</script> & "it\'s" <!-- {{data}} \\u003c\n\u2028 naïve 中文 🙂 \x00\x1b[31m'
@@ -120,3 +122,40 @@ def test_counts_at_the_last_step_are_the_runs_own(recorded, tmp_path):
     for stage, seconds in total.seconds.items():
         assert shown[f"seconds-{stage}"] == [second.seconds[stage], second.seconds[stage], seconds]
     assert "alert(1)" in look.dom, "the hostile prompt is there, as text"
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "columns"), [(1280, 2), (800, 2), (400, 1)])
+def test_counts_stand_in_two_columns_where_there_is_width(recorded, tmp_path, width, columns):
+    _, page, _ = recorded
+    script = (
+        "const boxes = [...document.querySelectorAll('#counts .wide')].map((box) => box.getBoundingClientRect());"
+        "document.body.dataset.columns = new Set(boxes.map((box) => box.left)).size;"
+        "document.body.dataset.fits = document.documentElement.scrollWidth <= innerWidth;"
+        "document.body.dataset.tabs = JSON.stringify([...document.querySelectorAll('#requests button')]"
+        ".map((tab) => tab.textContent));"
+    )
+    look = look_at(with_script(page, f"counts-{width}", script), tmp_path, width)
+    assert look.console == []
+    assert f'data-columns="{columns}"' in look.dom
+    assert 'data-fits="true"' in look.dom
+    tabs = json.loads(unescape(re.search(r'data-tabs="([^"]*)"', look.dom)[1]))
+    assert tabs == ["1: Describe the restaurant:…", "2: Say </script><script>ale…"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "name"),
+    [
+        ("<s><|user|>\nList three fruits.\n<|assistant|>\n", "3: List three fruits."),
+        (
+            "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nA\n\nB<|im_end|>\n<|im_start|>assistant\n",
+            "3: A B",
+        ),
+        ("<s>[INST] Write a shell command that lists all files. [/INST]", "3: Write a shell command th…"),
+        ("<bos><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n", "3: Hello"),
+        ("once upon \x1b[31ma time", "3: once upon  [31ma time"),
+        ("<s>", "3: an empty prompt"),
+    ],
+)
+def test_a_request_is_named_by_the_beginning_of_its_prompt(prompt, name):
+    assert request_name(3, prompt) == name

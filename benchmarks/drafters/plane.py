@@ -15,6 +15,7 @@ import pandas as pd
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, table_of
 from benchmarks.harness.measure import all_differing, length, measure_parts, of, per_token
+from benchmarks.harness.plots import colours
 from draftree.drafting import Drafter, DraftModel, Merge
 from draftree.drafting.folder import demo_drafter
 from draftree.shaping import Fixed
@@ -50,7 +51,7 @@ def plot(figure: Any, table: pd.DataFrame) -> None:
     """Named points over the line where decoding is as fast as plain."""
     figure.set_size_inches(9, 6)
     axis = figure.add_subplot()
-    axis.scatter(table["time"], table["tokens_a_step"], c=table["sources"])
+    axis.scatter(table["time"], table["tokens_a_step"], color=colours(table))
     for _, row in table.iterrows():
         axis.annotate(row["drafters"], (row["time"], row["tokens_a_step"]), fontsize=7)
     reach = [1.0, float(table[["time", "tokens_a_step"]].to_numpy().max())]

@@ -6,11 +6,16 @@ Each function returns what draws a table into a matplotlib figure; names of colu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from draftree.bench.pictures import MARKERS
+from draftree.colours import COLOURS, PLAIN, colour_of, drafter_of
+
+NAMING = ("drafter", "drafters", "way", "method")  # columns that may name a drafter
 Plot = Callable[[Any, pd.DataFrame], None]
 
 
@@ -21,7 +26,7 @@ def bars(*values: str, label: str | Sequence[str], mark: float | None = 1.0) -> 
         figure.set_size_inches(5 * len(values) + 2, 1.4 + 0.3 * len(table))
         for axis, value in zip(_panels(figure, len(values), sharey=True), values, strict=True):
             at = np.arange(len(table))
-            axis.barh(at, table[value], xerr=_reach(table, value), color="C2", height=0.66, ecolor="0.3")
+            axis.barh(at, table[value], xerr=_reach(table, value), color=colours(table), height=0.66, ecolor="0.3")
             axis.set_yticks(at, labels(table, label))
             axis.set_ylim(len(table) - 0.4, -0.6)
             _finish(axis, value, mark)
@@ -36,7 +41,10 @@ def points(value: str, label: str | Sequence[str], mark: float | None = 1.0) -> 
         figure.set_size_inches(7, 1.4 + 0.3 * len(table))
         axis = figure.add_subplot()
         at = np.arange(len(table))
-        axis.errorbar(table[value], at, xerr=_reach(table, value), fmt="o", color="C0")
+        reach = _reach(table, value)
+        for i, colour in enumerate(colours(table)):
+            own = None if reach is None else reach[:, i : i + 1]
+            axis.errorbar(table[value].iloc[i], at[i], xerr=own, fmt="o", color=colour)
         axis.set_yticks(at, labels(table, label))
         axis.set_ylim(len(table) - 0.4, -0.6)
         _finish(axis, value, mark)
@@ -53,10 +61,13 @@ def lines(x: str, *values: str, by: str | Sequence[str] = (), panel: str | None 
             parts = [(str(name), values[0], own) for name, own in table.groupby(panel, sort=False)]
         figure.set_size_inches(4.6 * len(parts) + 1, 4.2)
         for axis, (title, value, own) in zip(_panels(figure, len(parts)), parts, strict=True):
-            for name, line in own.assign(_by=labels(own, by)).groupby("_by", sort=False):
-                at = line[x].astype(float)
+            drawn = own.assign(_by=labels(own, by)).groupby("_by", sort=False)
+            for (name, line), marker in zip(drawn, cycle(MARKERS), strict=False):
+                at, look = line[x].astype(float), {"marker": marker}
+                if panel != "drafter" and (own_colour := _common(colours(line, None))):
+                    look["color"] = own_colour
                 if at.notna().any():
-                    axis.errorbar(at, line[value], yerr=_reach(line, value), marker="o", label=str(name) or None)
+                    axis.errorbar(at, line[value], yerr=_reach(line, value), label=str(name) or None, **look)
             axis.set_title(title.replace("_", " "), loc="left", fontsize=10)
             axis.set_xlabel(x.replace("_", " "), fontsize=9)
             axis.set_ylabel(value.replace("_", " ") if panel else "", fontsize=9)
@@ -67,6 +78,18 @@ def lines(x: str, *values: str, by: str | Sequence[str] = (), panel: str | None 
             _plain(axis)
 
     return draw
+
+
+def colours(table: pd.DataFrame, other: str | None = PLAIN) -> list[str | None]:
+    """A colour for each row: that of the drafter that it names; `other` where it names none."""
+    held = [name for name in NAMING if name in table]
+    found = ([str(row[name]) for name in held] for _, row in table.iterrows())
+    return [next((colour_of(name) for name in names if drafter_of(name)), other) for names in found]
+
+
+def _common(found: Sequence[str | None]) -> str | None:
+    """The one colour of all rows; None where they have several, or are of merged drafters, which would all be alike."""
+    return found[0] if len(set(found)) == 1 and found[0] != COLOURS["several"] else None
 
 
 def labels(table: pd.DataFrame, names: str | Sequence[str]) -> list[str]:

@@ -18,10 +18,17 @@ from jinja2 import Environment, FileSystemLoader
 from rich.text import Text
 
 from benchmarks.harness.experiment import Experiment
+from benchmarks.harness.plots import NAMING
 from benchmarks.harness.tables import counted, records, rich_table, shown
+from draftree.colours import colour_of, drafter_of
 from draftree.files import replacing, write_json, write_text
 
 MADE = ("commit", "device", "dtype", "threads", "command")
+
+
+def swatch(column: str, cell: str) -> str | None:
+    """The colour of the drafter that a cell names, as in all pictures; None for other cells."""
+    return colour_of(cell) if column in NAMING and drafter_of(cell) else None
 
 
 def partial_file(experiment: Experiment, folder: Path) -> Path:
@@ -145,6 +152,7 @@ class Report:
             heading=self.heading,
             picture=picture,
             tables={name: shown(table, columns) for name, (table, columns) in self.tables.items()},
+            swatch=swatch,
             remarks=self.remarks,
             examples=self.table.attrs.get("examples", ()),
             claim=self.experiment.claim,

@@ -32,7 +32,9 @@ from draftree.bench.figures import (
     draw,
 )  # fmt: skip
 from draftree.bench.inputs import Settings, Subject, Texts, encode_all
-from draftree.bench.kit import (
+from draftree.bench.kit import make_kit
+from draftree.bench.methods import HuggingFace
+from draftree.bench.names import (
     CAPTURED,
     COMPILED,
     LIMITED,
@@ -42,9 +44,7 @@ from draftree.bench.kit import (
     RUNNERS,
     TENSORS,
     WARM,
-    make_kit,
 )  # fmt: skip
-from draftree.bench.methods import HuggingFace
 from draftree.bench.report import Table
 from draftree.bench.speed import measure_answers
 from draftree.bench.steps import LOOP, Steps, check_context, time_rows

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from draftree.bench.inputs import Texts
-from draftree.bench.kit import COMPILED, HOOKED, PLAIN, REFERENCE, Kit, label_of
+from draftree.bench.kit import Kit
 from draftree.bench.log import Log
 from draftree.bench.machine import now
 from draftree.bench.measure import groups_of, measure, ready
+from draftree.bench.names import COMPILED, HOOKED, PLAIN, REFERENCE, label_of
 from draftree.bench.samples import Sample, Task
 from draftree.bench.summary import Row, count_disturbed, find_differences, summarise
 from draftree.progress import Watcher

@@ -16,9 +16,10 @@ from typing import Any
 from draftree.bench.case import Result, run_case
 from draftree.bench.checkout import from_checkout
 from draftree.bench.inputs import Settings, Subject, encode_all
-from draftree.bench.kit import METHODS, Kit, make_kit
+from draftree.bench.kit import Kit, make_kit
 from draftree.bench.log import Log
 from draftree.bench.machine import now
+from draftree.bench.names import METHODS
 from draftree.bench.samples import Sampling
 from draftree.models import Placement, load_model
 from draftree.progress import Watcher

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftree.bench.case import Result
-from draftree.bench.kit import (
+from draftree.bench.names import (
     ASSISTED,
     COMPILED,
     LIMITED,
@@ -21,15 +21,16 @@ from draftree.bench.kit import (
     WARM,
     label_of,
 )  # fmt: skip
-from draftree.bench.pictures import BEST as GREEN
-from draftree.bench.pictures import THEIRS, plain_axis
+from draftree.bench.pictures import method_colour, plain_axis
 from draftree.bench.report import Table
 from draftree.bench.samples import Sample
 from draftree.bench.steps import HF, LABELS, LOOP, Steps
 from draftree.bench.summary import Estimate
+from draftree.colours import THEIRS
 
 DRAFTING = (SMALL, WARM, f"{WARM}+{SMALL}", LIMITED)
 OUTSIDE = ("draft", "accept", "commit")  # stages of a step outside the pass; the shape's work is part of the first
+REACHED, MISSED = "#1d6fa5", "#c8793a"  # blue and orange, which nobody confuses
 WIDEST = 3.0  # times its target, beyond which a bar is not drawn longer
 COLUMNS = ("figure", "of", "value", "target", "part of target")
 STEP_COLUMNS = ("rows", "method", "ms", "over_one_row", "floor_share")
@@ -39,7 +40,7 @@ STEP_FLOOR, TOKEN_FLOOR = "memory floor / plain step", "memory floor / plain tok
 EFFICIENCY = f"overhead efficiency, trees of up to {NODES} nodes"
 EFFICIENCY_BEHIND = "the same, without prompts' passes"
 SHARE = "draft + shape + accept + commit, share of a step"
-BEST = "best drafter / HF generate"
+BEST, BEST_OVER_PLAIN = "best drafter / HF generate", "best drafter / plain decoding"
 AT_LEAST, AT_MOST = ">=", "<="
 Targets = Mapping[str, tuple[str, float]]  # by the figure's name, whether it is to be at least or at most how much
 OF_EMBEDDED: Targets = {OVER_HF: (AT_LEAST, 2.0), OVER_COMPILED: (AT_LEAST, 1.2), BEST: (AT_LEAST, 4.0)}
@@ -95,6 +96,7 @@ def figures_of(targets: Targets, steps: Steps, case: Result) -> list[dict[str, A
     best = max((name for name in DRAFTING if name in over), key=lambda name: over[name].value, default=None)
     if best is not None:
         add(BEST, over[best], label_of(best))
+        add(BEST_OVER_PLAIN, case.rows[best].over[PLAIN], label_of(best))
     return found
 
 
@@ -135,7 +137,7 @@ def draw(figure: Any, figures: Sequence[Mapping[str, Any]], steps: Steps) -> Non
 
 def _draw_targets(axis: Any, figures: Sequence[Mapping[str, Any]]) -> None:
     parts = [min(row["part of target"], WIDEST) for row in figures]
-    axis.barh(range(len(parts)), parts, color=[GREEN if part >= 1 else "#c8793a" for part in parts], height=0.6)
+    axis.barh(range(len(parts)), parts, color=[REACHED if part >= 1 else MISSED for part in parts], height=0.6)
     axis.axvline(1, color="0.25", linewidth=1)
     axis.set_yticks(range(len(parts)), [row["figure"] for row in figures])
     axis.invert_yaxis()
@@ -148,7 +150,8 @@ def _draw_targets(axis: Any, figures: Sequence[Mapping[str, Any]]) -> None:
 def _draw_steps(axis: Any, steps: Steps) -> None:
     for method in dict.fromkeys(row["name"] for row in steps.rows):
         held = [(row["rows"], row["ms"]) for row in steps.rows if row["name"] == method]
-        axis.plot(*zip(*held, strict=True), "-o", color={HF: THEIRS, LOOP: GREEN}.get(method), label=LABELS[method])
+        colour = {HF: THEIRS, LOOP: method_colour(LOOP)}.get(method)
+        axis.plot(*zip(*held, strict=True), "-o", color=colour, label=LABELS[method])
     axis.axhline(1000 * steps.floor["seconds"], color="0.25", linestyle=":", label="weights read once")
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")

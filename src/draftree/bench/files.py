@@ -15,9 +15,10 @@ from jinja2 import Environment, FileSystemLoader
 from draftree.bench.case import COLUMNS, Result
 from draftree.bench.case_report import CAPTION, remarks
 from draftree.bench.compare import Comparison
-from draftree.bench.pictures import png
+from draftree.bench.pictures import method_colour, png
 from draftree.bench.report import Report, Table
 from draftree.bench.samples import Sample
+from draftree.bench.verdict import verdict
 from draftree.files import replacing, write_text
 
 NESTED = ("stats", "differing_prompts", "by_set")  # of a row, what is no column
@@ -42,15 +43,17 @@ def write_all(found: Comparison, reports: Sequence[Report], tokenizers: dict[str
 
 def comparison_report(found: Comparison) -> Report:
     """All cases in one table, whose rows name model and case."""
-    rows, lines, cases = [], [], []
+    rows, lines, cases, verdicts = [], [], [], []
     for result in found.cases:
         named = {name: result.about[name] for name in ("model", "case")}
         rows += [named | row for row in result.entries()]
         lines += [f"{named['model']}, {line}" for line in remarks(result)]
         cases.append({"about": result.about} | result.facts())
+        verdicts.append(f"{named['model']}, {named['case']}: {verdict(result)}")
     says = "Whole answers, by model, batch size, sampling and method"
     more = {"resumed": found.resumed, "cases": cases}
-    return Report("compare", says, found.about, [Table(says, rows, ("model", "case", *COLUMNS))], lines, more)
+    tables = [Table(says, rows, ("model", "case", *COLUMNS))]
+    return Report("compare", says, found.about, tables, lines, more, verdicts=verdicts)
 
 
 def write_csv(report: Report, path: Path) -> None:
@@ -73,7 +76,7 @@ def markdown(found: Comparison, reports: Sequence[Report]) -> list[str]:
     about = found.about
     lines = ["# Comparison", "", f"`{about['command']}` at commit {about['commit'] or 'unknown'}. {CAPTION}", ""]
     for report in reports:
-        lines += [f"## {report.about['model']}, {report.about['case']}", ""]
+        lines += [f"## {report.about['model']}, {report.about['case']}", "", *report.verdicts, ""]
         for table in report.tables:
             lines += [f"{table.title}.", "", *table.markdown(), ""]
         lines += [*(f"- {remark}" for remark in report.remarks), ""]
@@ -84,11 +87,18 @@ def page(found: Comparison, reports: Sequence[Report]) -> str:
     """One HTML file: tables and pictures, nothing fetched, no script; without matplotlib it has no pictures."""
     here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     cases = [
-        {"name": f"{report.about['model']}, {report.about['case']}", "tables": report.tables, "remarks": report.remarks}
+        {"name": f"{report.about['model']}, {report.about['case']}", "verdicts": report.verdicts}
+        | {"tables": report.tables, "remarks": report.remarks}
         | {"picture": base64.b64encode((report.draw and png(report.draw)) or b"").decode()}
         for report in reports
     ]
-    shown = {"about": found.about, "resumed": found.resumed, "caption": CAPTION, "cases": cases}
+    shown = {
+        "about": found.about,
+        "resumed": found.resumed,
+        "caption": CAPTION,
+        "cases": cases,
+        "colour": method_colour,
+    }
     return here.get_template("page.html.j2").render(shown)
 
 

@@ -1,13 +1,12 @@
 """The methods of `draftree bench` by name: Hugging Face's ways of decoding, ours, and merged drafters.
 
-A name stands for a method in result files, on the command line and in tables (with its label). What a method needs and
-does not get here, such as a small model for a model that has none, stands in place of its figures.
+`names` has their names. What a method needs and does not get here, such as a small model for a model that has none,
+stands in place of its figures.
 """
 
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,45 +14,29 @@ from typing import Any
 
 from draftree.bench.inputs import Settings, Subject
 from draftree.bench.methods import CompiledHuggingFace, Draftree, HuggingFace, Method, teach
+from draftree.bench.names import (
+    ASSISTED,
+    COLD,
+    COMPILED,
+    HUGGING_FACE,
+    LIMITED,
+    NODES,
+    PLAIN,
+    PROMPT_LOOKUP,
+    REFUSED,
+    RUNNERS,
+    SMALL,
+    TRAINED,
+    WARM,
+    parts_of,
+)  # fmt: skip
 from draftree.drafting import Drafter, DraftModel, Jacobi, Lookahead, Merge, PromptLookup
 from draftree.drafting.folder import demo_drafter, load_drafter
 from draftree.engine.limits import eos_token_ids
 from draftree.progress import Watcher
 from draftree.shaping import DynamicTree, Shape
 
-REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf_generate", "hf_compiled", "hf_prompt_lookup", "hf_assisted"
-HOOKED, PLAIN, TENSORS, CAPTURED = "draftree_hooked", "draftree_loop", "draftree_tensors", "draftree_captured"
-RUNNERS = {HOOKED: "hooked", PLAIN: "auto", TENSORS: "eager", CAPTURED: "cuda_graphs"}  # plain decoding on each
-COLD, WARM, REFUSED, LIMITED = "lookahead_cold", "lookahead_warm", "lookahead_rejected", "lookahead_16"
-NODES = 16  # most rows of the trees whose overhead is shown: the root, and draft tokens
-SMALL = "draft_model"
-TRAINED = ("self_speculative", "medusa", "hidden_transfer", "bita")
-OUTSIDE: dict[str, type[Drafter]] = {"prompt_lookup": PromptLookup, "jacobi": Jacobi, COLD: Lookahead}
-LABELS = {
-    REFERENCE: "HF generate",
-    COMPILED: "HF static + compile",
-    PROMPT_LOOKUP: "HF prompt lookup, 10",
-    ASSISTED: "HF assisted",
-    HOOKED: "plain, hooked runner",
-    PLAIN: "plain, fastest runner",
-    "prompt_lookup": "PromptLookup",
-    "jacobi": "Jacobi",
-    SMALL: "DraftModel",
-    "self_speculative": "SelfSpeculative",
-    "medusa": "Medusa",
-    "hidden_transfer": "HiddenTransfer",
-    "bita": "BiTA",
-    COLD: "Lookahead, cold trie",
-    WARM: "Lookahead, warm trie",
-    REFUSED: "Lookahead, all refused",
-    LIMITED: f"Lookahead, warm trie, up to {NODES - 1} draft tokens",
-    TENSORS: "plain, eager runner",
-    CAPTURED: "plain, CUDA graphs",
-}
-HUGGING_FACE = tuple(name for name in LABELS if name.startswith("hf_"))
-MERGED = f"{WARM}+hidden_transfer"
-METHODS = (*(name for name in LABELS if name not in (LIMITED, TENSORS, CAPTURED)), MERGED)  # those that all can run
-NO_DRAFTERS = (*HUGGING_FACE, *RUNNERS, REFUSED, LIMITED)  # names that cannot be merged
+UNTRAINED: dict[str, type[Drafter]] = {"prompt-lookup": PromptLookup, "jacobi": Jacobi, COLD: Lookahead}
 EMBEDDED_ALONE = "the package has one for the embedded model alone"
 
 
@@ -173,7 +156,7 @@ class Kit:
         if name in TRAINED:
             self._packaged(name)
             return lambda: self._packaged(name)
-        return OUTSIDE[name] if name in OUTSIDE else lambda: load_drafter(Path(name), self.model)
+        return UNTRAINED[name] if name in UNTRAINED else lambda: load_drafter(Path(name), self.model)
 
     def draft_model(self) -> Any:
         """The small model that assists: the one given, or the embedded model's.
@@ -191,7 +174,7 @@ class Kit:
     def _packaged(self, name: str) -> Drafter:
         """A trained drafter of the package, inflated where the model was."""
         try:
-            held = demo_drafter(name.replace("_", "-"), self.subject.trained_for)
+            held = demo_drafter(name, self.subject.trained_for)
         except ValueError:
             raise LeftOutError(EMBEDDED_ALONE) from None
         drafter: Drafter = self.subject.fitted(held)
@@ -220,37 +203,3 @@ def make_kit(
     """A kit whose trie has answered `lessons`, with the small model where there is one: both give the same answers."""
     warm = WarmTrie.learn(subject.trained_for, lessons, settings.max_new_tokens, watcher) if lessons else None
     return Kit(subject, settings, warm, assistant)
-
-
-def parts_of(name: str) -> list[str]:
-    """The drafters that a name stands for."""
-    return [name] if Path(name).is_dir() else name.split("+")
-
-
-def label_of(name: str) -> str:
-    """What tables call the method `name`."""
-    return " + ".join(LABELS.get(part, Path(part).name) for part in parts_of(name))
-
-
-def checked_name(name: str) -> str:
-    """The name of a method as result files spell it; the command line's dashes are taken for underscores.
-
-    Raises:
-        ValueError: no such method, or a merge with something that is no drafter.
-    """
-    if Path(name).is_dir():
-        return name
-    found = []
-    for part in name.split("+"):
-        known = part if Path(part).is_dir() else part.replace("-", "_")
-        if known not in LABELS and not Path(part).is_dir():
-            near = difflib.get_close_matches(known, LABELS, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"There is no method {part!r}: choose {', '.join(LABELS)}, drafters joined by +, or the folder of a "
-                f"trained drafter.{hint}"
-            )
-        if "+" in name and known in NO_DRAFTERS:
-            raise ValueError(f"{part!r} is no drafter that can be merged: leave it out of {name!r}.")
-        found.append(known)
-    return "+".join(found)

@@ -6,14 +6,16 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import cycle
 from typing import Any
 
 from draftree.bench.case import Result
-from draftree.bench.kit import HUGGING_FACE, REFERENCE, label_of
+from draftree.bench.names import HUGGING_FACE, RUNNERS, label_of
+from draftree.colours import PLAIN, THEIRS, colour_of
 from draftree.engine.stats import STAGES
 
-OURS, THEIRS, BEST = "#7aa874", "#9aa5b1", "#2f7d32"
 MOST_SERIES = 5  # methods in pictures with a colour for each
+MARKERS = "osD^vPX*<>"  # as methods of the same drafter have the same colour
 
 
 def png(draw: Callable[[Any], None], caption: str = "") -> bytes | None:
@@ -42,32 +44,44 @@ def case_picture(figure: Any, result: Result) -> None:
 def _speeds(axis: Any, result: Result) -> None:
     rows = {name: result.rows[name] for name in result.names if name in result.rows}
     best = max(rows, key=lambda name: rows[name].speed.value)
-    colours = [THEIRS if name in HUGGING_FACE else BEST if name == best else OURS for name in rows]
+    colours = [method_colour(name) for name in rows]
     values = [row.speed.value for row in rows.values()]
     lows, highs = zip(*(row.speed.ends for row in rows.values()), strict=True)
     axis.barh(range(len(rows)), values, color=colours, height=0.68)
     axis.hlines(range(len(rows)), lows, highs, color="0.25", linewidth=1)
-    for y, (value, high) in enumerate(zip(values, highs, strict=True)):
-        axis.text(high + 0.012 * max(highs), y, f"{value:.0f}", va="center", fontsize=8)
+    for y, (name, value, high) in enumerate(zip(rows, values, highs, strict=True)):
+        weight = "bold" if name == best else "normal"
+        axis.text(high + 0.012 * max(highs), y, f"{value:.0f}", va="center", fontsize=8, weight=weight)
     axis.set_yticks(range(len(rows)), [label_of(name) for name in rows])
     axis.set_xlim(0, max(highs) * 1.12)
     axis.invert_yaxis()
-    plain_axis(axis, "Tokens a second (grey: Hugging Face)", "", "")
+    plain_axis(axis, "Tokens a second (light grey: Hugging Face, dark grey: plain)", "", "")
 
 
-def _drafting(result: Result) -> list[str]:
-    """Measured drafters, fastest first, without the worst case, which accepts nothing."""
+def method_colour(name: str) -> str:
+    """Its drafter's, or a grey where draftree does not draft."""
+    return THEIRS if name in HUGGING_FACE else PLAIN if name in RUNNERS else colour_of(name)
+
+
+def _looks(result: Result) -> list[tuple[str, dict[str, Any]]]:
+    """Measured drafters and how they are drawn: fastest first, without the worst case, which accepts nothing."""
     names = [n for n, row in result.rows.items() if row.stats is not None and row.stats.accepted]
-    return sorted(names, key=lambda name: -result.rows[name].speed.value)
+    names.sort(key=lambda name: -result.rows[name].speed.value)
+    return [
+        (name, {"color": method_colour(name), "marker": marker, "label": label_of(name)})
+        for name, marker in zip(names, cycle(MARKERS), strict=False)
+    ]
 
 
 def _by_set(axis: Any, result: Result) -> None:
-    reference = REFERENCE if REFERENCE in result.rows else result.baselines.plain
-    for name in _drafting(result)[:MOST_SERIES]:
+    """What drafting gains: over plain decoding, as the loop's own gain over HF generate is no drafter's."""
+    plain = result.baselines.plain
+    for name, look in _looks(result)[:MOST_SERIES] if plain in result.rows else ():
         held = result.rows[name].by_set
-        axis.plot([row.over[reference].value for row in held.values()], list(held), "o", label=label_of(name))
+        axis.plot([row.over[plain].value for row in held.values()], list(held), linestyle="", **look)
     axis.axvline(1, color=THEIRS, linewidth=1.5)
-    plain_axis(axis, "Speed-up by task", f"times {label_of(reference)}", "")
+    measured = label_of(plain) if plain in result.rows else "plain decoding, which was not measured"
+    plain_axis(axis, "Speed-up by task", f"times {measured}", "")
 
 
 def _stages(axis: Any, result: Result) -> None:
@@ -86,11 +100,11 @@ def _stages(axis: Any, result: Result) -> None:
 
 
 def _depths(axis: Any, result: Result) -> None:
-    for name in _drafting(result):
+    for name, look in _looks(result):
         stats = result.rows[name].stats
         assert stats is not None
         shares = [hits / stats.steps for hits in stats.accepted_by_depth]
-        axis.plot(range(1, len(shares) + 1), shares, "o-", markersize=3, label=label_of(name))
+        axis.plot(range(1, len(shares) + 1), shares, markersize=3, **look)
     plain_axis(axis, "Acceptance by depth", "depth", "share of steps")
 
 

@@ -13,14 +13,15 @@ from dataclasses import replace
 from draftree.bench.case import run_case
 from draftree.bench.case_report import case_report
 from draftree.bench.inputs import Settings, Subject, encode_all
-from draftree.bench.kit import COLD, COMPILED, HOOKED, PLAIN, PROMPT_LOOKUP, REFERENCE, REFUSED, SMALL, WARM, make_kit
+from draftree.bench.kit import make_kit
 from draftree.bench.memory import compare_memory, remark
+from draftree.bench.names import COLD, COMPILED, HOOKED, PLAIN, PROMPT_LOOKUP, REFERENCE, REFUSED, SMALL, WARM
 from draftree.bench.report import Report
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 
 METHODS = (
-    REFERENCE, COMPILED, PROMPT_LOOKUP, HOOKED, PLAIN, "prompt_lookup", "jacobi", SMALL, "self_speculative", COLD, WARM,
+    REFERENCE, COMPILED, PROMPT_LOOKUP, HOOKED, PLAIN, "prompt-lookup", "jacobi", SMALL, "self-speculative", COLD, WARM,
     REFUSED,
 )  # fmt: skip
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from draftree.bench.machine import MADE
 from draftree.bench.pictures import png
@@ -93,6 +94,7 @@ class Report:
         remarks: lines below the tables.
         more: further plain values for the JSON file.
         draw: puts the picture into a matplotlib figure; None where there is none.
+        verdicts: what it comes to, in two sentences for each case; above the tables.
     """
 
     name: str
@@ -102,9 +104,11 @@ class Report:
     remarks: list[str]
     more: dict[str, Any]
     draw: Callable[[Any], None] | None = None
+    verdicts: Sequence[str] = ()
 
     def printed(self) -> Iterator[Any]:
         """For a rich console."""
+        yield from (Text(verdict, style="bold") for verdict in self.verdicts)
         for table in self.tables:
             yield table.rich()
         yield from map(escape, self.remarks)
@@ -118,6 +122,7 @@ class Report:
             "source": "",
             "says": self.says,
             "complete": True,
+            "verdicts": list(self.verdicts),
             "about": self.about,
             "columns": list(first.columns),
             "rows": [row | made for row in first.rows],

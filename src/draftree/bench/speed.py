@@ -23,7 +23,8 @@ from draftree.bench.figures import (
     step_table,
 )  # fmt: skip
 from draftree.bench.inputs import Settings, Subject, Texts, encode_all
-from draftree.bench.kit import ASSISTED, COMPILED, PLAIN, PROMPT_LOOKUP, REFERENCE, Kit, make_kit
+from draftree.bench.kit import Kit, make_kit
+from draftree.bench.names import ASSISTED, COMPILED, PLAIN, PROMPT_LOOKUP, REFERENCE
 from draftree.bench.report import Report, Table
 from draftree.bench.steps import Steps, check_context, time_rows
 from draftree.progress import Watcher

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from draftree.bench.kit import CAPTURED, TENSORS
-from draftree.bench.kit import PLAIN as LOOP
 from draftree.bench.measure import measure
 from draftree.bench.methods import Method
+from draftree.bench.names import CAPTURED, TENSORS
+from draftree.bench.names import PLAIN as LOOP
 from draftree.bench.samples import Answer, Task
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.runner import Runner
 from draftree.runner.plan import Plan
 
-HF = "hf_forward"
+HF = "hf-forward"
 LABELS = {HF: "HF forward", LOOP: "draftree", TENSORS: "draftree, eager", CAPTURED: "draftree, CUDA graphs"}
 BUFFER = 256 * 2**20  # bytes, far beyond any cache
 SETTLING, LONG = 10, 0.02  # most steps before a timed one, and seconds of them that are enough

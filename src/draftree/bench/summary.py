@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftree.bench.equality import Difference, difference
-from draftree.bench.kit import REFERENCE
 from draftree.bench.measure import groups_of
+from draftree.bench.names import REFERENCE
 from draftree.bench.samples import Sample, Task
 from draftree.engine import RequestStats
 

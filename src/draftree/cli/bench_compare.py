@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from draftree.bench.names import LABELS, METHODS, check_name
 from draftree.cli.measuring import Measuring
 from draftree.cli.options import Compiled, DrafterWarm, Inflate, MaxNewTokens, PerSet, Rounds, TopK, TopP, grouped
 from draftree.cli.where import Where
@@ -24,7 +25,8 @@ def compare(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="What to measure; may be given again. Drafters joined by + are merged, a folder is a trained drafter.",
+            help=f"What to measure, once for each: {', '.join(LABELS)}, drafters joined by +, which are merged, or "
+            "the folder of a trained drafter.",
             show_default="all",
         ),
     ] = None,
@@ -61,12 +63,13 @@ def compare(
     from draftree.bench.compare import Plan, discard_unfinished, run_compare
     from draftree.bench.files import write_all
     from draftree.bench.inputs import Settings
-    from draftree.bench.kit import METHODS, checked_name
     from draftree.bench.samples import samplings_of
     from draftree.cli.screen import StageBar, tell_written, wide_console
     from draftree.models import load_tokenizer
 
-    names = tuple(dict.fromkeys(checked_name(name) for name in method)) if method else METHODS
+    names = tuple(dict.fromkeys(method)) if method else METHODS
+    for name in names:
+        check_name(name)
     samplings = samplings_of(temperature or [0.0, 0.8], top_k, top_p, seed)
     judge = None if against is None else from_checkout("agree")
     other = None if judge is None else judge.read_result(against)

@@ -6,52 +6,25 @@ from typing import Any
 
 from rich.text import Text
 
+from draftree.colours import COLOURS, colour_of, drafter_of
 from draftree.detokenizer import Detokenizer
 
-SOURCE_STYLES = {
-    "prompt_lookup": "cyan",
-    "lookahead": "green",
-    "lookahead/prompt": "cyan",
-    "lookahead/output": "green",
-    "lookahead/both": "bold green",
-    "medusa": "magenta",
-    "bita": "magenta",
-    "hidden-transfer": "magenta",
-    "self-speculative": "magenta",
-    "draft-model": "yellow",
-    "bild-lossy": "yellow",
-    "bild-lossless": "yellow",
-    "jacobi": "yellow",
-    "grammar": "blue",
-}
+BOLD = ("lookahead/both",)  # besides what several merged drafters drafted
 
 
 def legend() -> Text:
     """What the colours of `ColouredText` mean."""
-    return Text.assemble(
-        "Colours: plain = the model's own token; ",
-        ("green", SOURCE_STYLES["lookahead/output"]),
-        " = accepted draft token from earlier answers; ",
-        ("cyan", SOURCE_STYLES["lookahead/prompt"]),
-        " = from the prompt; ",
-        ("bold", SOURCE_STYLES["lookahead/both"]),
-        " = from both; ",
-        ("magenta", SOURCE_STYLES["medusa"]),
-        " = from a drafter inside the model; ",
-        ("yellow", SOURCE_STYLES["draft-model"]),
-        " = from a small model, or from n-grams of the model's own; ",
-        ("blue", SOURCE_STYLES["grammar"]),
-        " = what a grammar leaves no choice about.",
-    )
+    text = Text("Colours: plain = the model's own token; accepted draft tokens by drafter: ")
+    names = [Text(name, style=source_style(name)) for name in (*COLOURS, *BOLD, "another drafter")]
+    return text.append_text(Text(", ").join(names)).append(".")
 
 
 def source_style(source: str | None) -> str:
-    """A source's colour; bold where several merged drafters drafted it."""
+    """A source's colour; bold where prompt and answers, or several merged drafters, have drafted the token."""
     if source is None:
         return ""
-    if "+" in source:
-        return SOURCE_STYLES["lookahead/both"]
-    return SOURCE_STYLES.get(source, "")
+    bold = source in BOLD or drafter_of(source) == "several"
+    return f"bold {colour_of(source)}" if bold else colour_of(source)
 
 
 class ColouredText:

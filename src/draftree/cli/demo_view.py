@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from draftree.cli.colours import ColouredText, legend
+from draftree.cli.colours import ColouredText, legend, source_style
 from draftree.cli.screen import PIPED_WIDTH
 from draftree.engine import Request
 from draftree.showcase import KINDS, Figures, Scene, figures
@@ -22,7 +22,7 @@ from draftree.showcase import KINDS, Figures, Scene, figures
 REFRESH = 1 / 15  # seconds between pictures; each costs the run nothing but its own time
 WIDEST = 120
 PROMPT_LINES = 4
-TABLE_CAPTION = "acceptance length = 1 + accepted / steps; overhead efficiency = speed-up / acceptance length"
+TABLE_CAPTION = "acceptance length = 1 + accepted / steps; overhead efficiency = over plain / acceptance length"
 
 
 class View:
@@ -126,7 +126,7 @@ class View:
             title = f"{name}: {speed:.0f} tok/s" if speed else name
             if way == "drafted" and row is not None:
                 title += f", {row.speed_up:.2f}x, {row.acceptance_length:.2f} tokens a step"
-            style = "green" if way == "drafted" else "dim"
+            style = source_style(self._drafter) if way == "drafted" else "dim"
             panels.append(Panel(self._texts[way].text, title=title, title_align="left", border_style=style))
         grid.add_row(*panels)
         head = Text.assemble((kind, "bold"))
@@ -160,7 +160,7 @@ def speed_table(rows: list[Figures], total: Figures, drafter: str) -> Table:
         "tokens",
         "plain\ntok/s",
         f"{drafter}\ntok/s",
-        "speed-up",
+        "over\nplain",
         "acceptance\nlength",
         "overhead\nefficiency",
         "HF generate\ntok/s",

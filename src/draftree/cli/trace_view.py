@@ -11,6 +11,7 @@ from rich.text import Text
 from draftree.cli.colours import legend, source_style
 from draftree.trace.counts import run_statistics
 from draftree.trace.file import Trace
+from draftree.trace.labels import names_of
 from draftree.tree import TokenTree, to_rich
 
 KEY = "Trees: ✓ accepted, ✕ pruned inside the pass, others verified and refused; numbers are path probabilities."
@@ -18,9 +19,9 @@ KEY = "Trees: ✓ accepted, ✕ pruned inside the pass, others verified and refu
 
 def outline(trace: Trace, console: Console) -> None:
     """The text, coloured by who drafted it, and the statistics."""
-    for number, request in enumerate(trace.requests, 1):
+    for request, name in names_of(trace).items():
         if len(trace.requests) > 1:
-            console.print(f"Request {number}", style="bold")
+            console.print(Text(f"Request {name}", style="bold"))
         console.print(_text(trace, request), soft_wrap=True)
     console.print(legend())
     run_statistics(trace).summary()

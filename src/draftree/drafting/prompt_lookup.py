@@ -27,7 +27,7 @@ class PromptLookup(Drafter):
         max_ngram_size: longest suffix searched for; shorter ones follow, down to one token.
     """
 
-    name = "prompt_lookup"
+    name = "prompt-lookup"
 
     def __init__(self, num_draft_tokens: int = 10, max_ngram_size: int = 2) -> None:
         check_least(1, num_draft_tokens=num_draft_tokens, max_ngram_size=max_ngram_size)

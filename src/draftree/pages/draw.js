@@ -21,7 +21,14 @@ const Draw = (() => {
     made.append(...children);
     return made;
   }
-  const tint = (source) => source === null ? "transparent" : `var(--s${source % 8})`;
+  const colours = {}; // by drafter, and of "other" ones: the package's own, which `fill` puts behind this file
+  // The drafter in `colours` that the source of a draft token names, as `draftree.colours.drafter_of` finds it.
+  function drafterOf(source) {
+    if (source.includes("+")) return "several";
+    while (source && !Object.hasOwn(colours, source)) source = source.replace(/(^|[-/])[^-/]*$/, "");
+    return source || "other";
+  }
+  const tint = (source) => `color-mix(in srgb, ${colours[drafterOf(source)]} 40%, var(--card))`;
   // Spaces and line breaks are what tokens differ by most often, so they are shown.
   const visible = (text) => text === "" ? "∅" : text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\r/g, "␍")
     .replace(/\t/g, "⇥").replace(/[\u0000-\u001f\u007f-\u009f]/g, (c) => `\\x${c.charCodeAt(0).toString(16).padStart(2, "0")}`);
@@ -30,9 +37,11 @@ const Draw = (() => {
   // Marks a token's element by who drafted it: by colour, and by a line that does without.
   function mark(element, source) {
     if (source === null) return element;
+    const drafter = drafterOf(source);
     element.style.backgroundColor = tint(source);
     element.style.textDecorationLine = "underline";
-    element.style.textDecorationStyle = LINES[source % LINES.length];
+    element.style.textDecorationColor = colours[drafter];
+    element.style.textDecorationStyle = LINES[Object.keys(colours).indexOf(drafter) % LINES.length];
     return element;
   }
 
@@ -91,12 +100,12 @@ const Draw = (() => {
     const text = draw("text", { x: 8, y: 15.5 }, node.glyph + node.text);
     group.append(shape, text);
     if (node.odds) group.append(draw("text", { class: "chance", x: node.wide - 7, y: 15.5, "text-anchor": "end" }, node.odds));
-    const who = node.source === null ? "" : `\nfrom ${node.who}`;
+    const who = node.source === null ? "" : `\nfrom ${node.source}`;
     const odds = node.chance === null ? "" : `\npath probability, by the drafter: ${node.chance.toPrecision(3)}`;
     group.append(draw("title", {}, `${node.full}\n${STATES[node.state]}${who}${odds}`));
     return group;
   }
-  // An SVG of nodes {text, parent, source, who, chance, state}: a parent before its children, the root first; source and
+  // An SVG of nodes {text, parent, source, chance, state}: a parent before its children, the root first; source and
   // chance may be null.
   function tree(nodes) {
     for (const node of nodes) {
@@ -122,7 +131,7 @@ const Draw = (() => {
   function key(without = []) {
     return Object.keys(STATES).filter((state) => !without.includes(state)).map((state) => {
       const glyph = GLYPHS[state] || "";
-      const node = { state, glyph, text: "ab", full: "", source: state === "accepted" || state === "refused" ? 0 : null, chance: null, odds: "" };
+      const node = { state, glyph, text: "ab", full: "", source: state === "accepted" || state === "refused" ? "other" : null, chance: null, odds: "" };
       node.wide = CHAR * (glyph + node.text).length + 16;
       const svg = draw("svg", { width: node.wide + 3, height: HIGH + 3, "aria-hidden": "true" }, box(node, 1.5, 1.5));
       svg.querySelector("title").remove();
@@ -130,5 +139,5 @@ const Draw = (() => {
     });
   }
 
-  return { make, mark, visible, strip, tree, key };
+  return { colours, make, mark, visible, strip, tree, key };
 })();

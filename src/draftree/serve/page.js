@@ -10,7 +10,7 @@
   let turns = []; // messages of the dialogue so far
   let last = null; // the request that was sent last: {turns: those before it, form: what the form asked for, body}
   let running = null; // the AbortController of what is under way
-  let names = []; // of drafters, in the order in which they were seen: their colours
+  let names = []; // of drafters, in the order in which they were seen
   let runs = []; // the answers shown: with drafting, and plain
   let at = 0, follow = true; // the step shown, and whether it is the newest
 
@@ -161,7 +161,7 @@
   function source(name) {
     if (!name) return null;
     if (!names.includes(name)) names.push(name);
-    return names.indexOf(name);
+    return name;
   }
   function show() {
     showHistory();
@@ -234,7 +234,7 @@
         ...runs.map((run) => make("td", {}, say(run)))))));
     const counts = names.map((name) => runs[0].tokens.filter(({ drafter }) => drafter === name).length);
     $("sources").replaceChildren(...names.map((name, i) => make("span", {},
-      mark(make("span", { class: "sample" }, "abc"), i), ` from ${name}: ${counts[i]}`)),
+      mark(make("span", { class: "sample" }, "abc"), name), ` from ${name}: ${counts[i]}`)),
       ...(names.length ? [make("span", {}, "unmarked: the model's own")] : []));
   }
   function showStrip(trees) {
@@ -254,7 +254,7 @@
     $("facts").textContent = `${tree.tokens.length - 1} draft tokens verified in one pass, ${hits} accepted, `
       + `${tree.emitted.length} emitted: ${tree.emitted.map(visible).join(" ")}`;
     const nodes = tree.tokens.map((token, i) => ({ text: visible(token), parent: tree.parents[i], source: source(tree.drafters[i]),
-      who: tree.drafters[i], chance: null, state: i === 0 ? "root" : tree.accepted.includes(i) ? "accepted" : "refused" }));
+      chance: null, state: i === 0 ? "root" : tree.accepted.includes(i) ? "accepted" : "refused" }));
     if (tree.emitted.length > hits) {
       nodes.push({ text: visible(tree.emitted[hits]), parent: tree.accepted[hits], source: null, chance: null, state: "own" });
     }

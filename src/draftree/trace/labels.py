@@ -1,4 +1,4 @@
-"""Tokens as text for people: a label for each token alone, and the piece of text that each adds to what came before.
+"""Texts for people: a label for each token alone, the piece that it adds to the text before it, a name for a request.
 
 A token may be half a character, and a tokenizer may need the token before to know of a space. So pieces are cut from
 text decoded together, and labels show bytes that are no text as what they are.
@@ -6,11 +6,39 @@ text decoded together, and labels show bytes that are no text as what they are.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from draftree.detokenizer import Detokenizer
+from draftree.trace.records import Trace
 
 BROKEN = "\ufffd"
+LONGEST_NAME = 24  # characters of a prompt by which a request is known
+# What chat templates put around a prompt, such as "<|im_start|>user": markers, and the roles behind them.
+MARKER = re.compile(
+    r"(?:<\|[^<>|\s]+\|>|</?(?:s|bos|pad|think|start_of_turn|end_of_turn)>|\[/?INST\])(?:(?:system|user|assistant|model)\b)?"
+)
+
+
+def request_name(number: int, prompt: str) -> str:
+    """A request's number and the beginning of its prompt, as "2: Write a shell command th…".
+
+    Args:
+        number: from 1.
+        prompt: decoded with its special tokens. Of a dialogue the last turn counts, without what a chat template adds.
+    """
+    turns = [" ".join(turn.split()) for turn in MARKER.split(prompt)]
+    text = next(filter(None, reversed(turns)), "an empty prompt")
+    text = "".join(character if character.isprintable() else " " for character in text)
+    return f"{number}: {text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME] + '…'}"
+
+
+def names_of(trace: Trace) -> dict[int, str]:
+    """What each request of a trace is called, by its id."""
+    return {
+        request: request_name(number, about["prompt_text"])
+        for number, (request, about) in enumerate(trace.requests.items(), 1)
+    }
 
 
 def pieces(tokenizer: Any, ids: list[int]) -> list[str]:

@@ -17,7 +17,7 @@
   let owner = []; // output token -> number of the step it came from
 
   const run = () => trace.runs[trace.requests[request].run];
-  const sourceOf = (member, node) => node === null ? null : member.sources[node];
+  const sourceOf = (member, node) => node ? run().sources[member.sources[node]] : null; // null for the root as well
   const milliseconds = (seconds) => `${(1000 * seconds).toFixed(2)} ms`;
   const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
   const label = (token) => visible(trace.tokens[token] === undefined ? String(token) : trace.tokens[token]);
@@ -76,13 +76,14 @@
       row(`depth-${depth + 1}`, `accepted at depth ${depth + 1}`, (s) => s.by_depth[depth] || 0));
     for (const name of Object.keys(whole.by_source)) row(`source-${name}`, `accepted from ${name}`, (s) => s.by_source[name] || 0);
     for (const stage of Object.keys(whole.seconds)) row(`seconds-${stage}`, `time: ${stage}`, (s) => s.seconds[stage], milliseconds);
-    const head = make("thead", {}, make("tr", {}, make("th"), ...columns.map(([title]) => make("th", { scope: "col" }, title))));
-    const body = make("tbody");
-    for (const [name, title, value, say] of rows) {
-      const cells = columns.map(([, sum]) => make("td", { "data-value": value(sum) }, say(value(sum))));
-      body.append(make("tr", { "data-count": name }, make("th", { scope: "row" }, title), ...cells));
-    }
-    $("counts").replaceChildren(head, body);
+    const half = Math.ceil(rows.length / 2); // two tables beside each other, or below where the page is narrow
+    $("counts").replaceChildren(...[rows.slice(0, half), rows.slice(half)].map((part) => {
+      const head = make("thead", {}, make("tr", {}, make("th"), ...columns.map(([title]) => make("th", { scope: "col" }, title))));
+      const body = make("tbody", {}, ...part.map(([name, title, value, say]) => make("tr", { "data-count": name },
+        make("th", { scope: "row" }, title),
+        ...columns.map(([, sum]) => make("td", { "data-value": value(sum) }, say(value(sum)))))));
+      return make("div", { class: "wide" }, make("table", {}, head, body));
+    }));
   }
 
   // ---- the text
@@ -97,14 +98,14 @@
       const source = sourceOf(member, member.guesses[i]);
       const span = make("span", { class: "token", "data-token": owner.length }, shown.pieces[owner.length]);
       mark(span, source);
-      span.title = source === null ? "the model's own" : `drafted by ${run().sources[source]}`;
+      span.title = source === null ? "the model's own" : `drafted by ${source}`;
       owner.push(number);
       output.append(span);
     }));
     if (shown.finish_reason) output.append(make("span", { class: "gone" }, ` [${shown.finish_reason}]`));
     const hits = sums.get(request).by_source;
-    $("sources").replaceChildren(...run().sources.map((name, source) => make("span", {},
-      mark(make("span", { class: "sample" }, "abc"), source), ` ${name || "draft token"}: ${hits[name] || 0}`)));
+    $("sources").replaceChildren(...run().sources.map((name) => make("span", {},
+      mark(make("span", { class: "sample" }, "abc"), name), ` ${name || "draft token"}: ${hits[name] || 0}`)));
   }
 
   // ---- the steps
@@ -152,7 +153,7 @@
     const others = step.members.map((other) => other.request);
     $("batch").replaceChildren(...(others.length < 2 ? [] : [`Batch of ${others.length}:`, ...others.map((id) =>
       make("button", { "data-request": id, "data-at": parts.get(id).findIndex((part) => part.step === step),
-        "aria-pressed": id === request }, `request ${ids.indexOf(id) + 1}`))]));
+        "aria-pressed": id === request }, trace.names[id]))]));
     showTimes(step);
     showTree(member);
     const emitted = member.emitted.map((token, i) => mark(make("span", {}, label(token)), sourceOf(member, member.guesses[i])));
@@ -180,7 +181,7 @@
   function nodesOf(member) {
     const accepted = new Set(member.guesses.filter((node) => node !== null)), pruned = new Set(member.pruned);
     const nodes = member.tokens.map((token, i) => ({
-      text: label(token), parent: member.parents[i], source: member.sources[i], who: run().sources[member.sources[i]],
+      text: label(token), parent: member.parents[i], source: sourceOf(member, i),
       chance: i && member.logp[i] !== null ? Math.exp(member.logp[i]) : null,
       state: i === 0 ? "root" : accepted.has(i) ? "accepted" : pruned.has(i) ? "pruned" : "refused" }));
     const end = member.guesses.length - 1;
@@ -211,8 +212,8 @@
     const { sample, seed } = trace.requests[request];
     if (sample) facts.push(seed === null ? "sampled" : `sampled, seed ${seed}`);
     $("about").textContent = facts.join("; ");
-    $("requests").replaceChildren(...(ids.length < 2 ? [] : ids.map((id, i) =>
-      make("button", { "data-request": id, "data-at": 0, "aria-pressed": id === request }, `request ${i + 1}`))));
+    $("requests").replaceChildren(...(ids.length < 2 ? [] : ids.map((id) =>
+      make("button", { "data-request": id, "data-at": 0, "aria-pressed": id === request }, trace.names[id]))));
     showText();
     showStrip();
   }

@@ -14,6 +14,7 @@ from pathlib import Path
 from draftree.files import write_text
 from draftree.pages import fill
 from draftree.trace.file import Trace
+from draftree.trace.labels import names_of
 
 # What could end the data's element, or begin another one, is written as JSON's own escapes.
 ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
@@ -27,7 +28,8 @@ def write_trace_page(trace: Trace, path: str | Path, title: str = "draftree trac
         path: of the page, by custom named .html.
         title: of the page.
     """
-    data = json.dumps(asdict(trace), separators=(",", ":"), allow_nan=False).translate(ESCAPES)
+    held = asdict(trace) | {"names": names_of(trace)}
+    data = json.dumps(held, separators=(",", ":"), allow_nan=False).translate(ESCAPES)
     page = fill("draftree.trace", title=html.escape(title), data=data)
     write_text(path, page)
     return Path(path)

@@ -1,0 +1,72 @@
+"""The names of the methods of `draftree bench`, the same on the command line and in result files, and their labels.
+
+Loads nothing, so that the command line's help can list them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf-generate", "hf-compiled", "hf-prompt-lookup", "hf-assisted"
+HOOKED, PLAIN, TENSORS, CAPTURED = "draftree-hooked", "draftree-loop", "draftree-tensors", "draftree-captured"
+RUNNERS = {HOOKED: "hooked", PLAIN: "auto", TENSORS: "eager", CAPTURED: "cuda_graphs"}  # plain decoding on each
+COLD, WARM, REFUSED, LIMITED = "lookahead-cold", "lookahead-warm", "lookahead-rejected", "lookahead-16"
+NODES = 16  # most rows of the trees whose overhead is shown: the root, and draft tokens
+SMALL = "draft-model"
+TRAINED = ("self-speculative", "medusa", "hidden-transfer", "bita")
+LABELS = {
+    REFERENCE: "HF generate",
+    COMPILED: "HF static + compile",
+    PROMPT_LOOKUP: "HF prompt lookup, 10",
+    ASSISTED: "HF assisted",
+    HOOKED: "plain, hooked runner",
+    PLAIN: "plain, fastest runner",
+    "prompt-lookup": "PromptLookup",
+    "jacobi": "Jacobi",
+    SMALL: "DraftModel",
+    "self-speculative": "SelfSpeculative",
+    "medusa": "Medusa",
+    "hidden-transfer": "HiddenTransfer",
+    "bita": "BiTA",
+    COLD: "Lookahead, cold trie",
+    WARM: "Lookahead, warm trie",
+    REFUSED: "Lookahead, all refused",
+    LIMITED: f"Lookahead, warm trie, up to {NODES - 1} draft tokens",
+    TENSORS: "plain, eager runner",
+    CAPTURED: "plain, CUDA graphs",
+}
+HUGGING_FACE = tuple(name for name in LABELS if name.startswith("hf-"))
+MERGED = f"{WARM}+hidden-transfer"
+METHODS = (*(name for name in LABELS if name not in (LIMITED, TENSORS, CAPTURED)), MERGED)  # those that all can run
+NO_DRAFTERS = (*HUGGING_FACE, *RUNNERS, REFUSED, LIMITED)  # names that cannot be merged
+
+
+def parts_of(name: str) -> list[str]:
+    """The drafters that a name stands for."""
+    return [name] if Path(name).is_dir() else name.split("+")
+
+
+def label_of(name: str) -> str:
+    """What tables call the method `name`."""
+    return " + ".join(LABELS.get(part, Path(part).name) for part in parts_of(name))
+
+
+def check_name(name: str) -> None:
+    """Refuse what names no method, before any work.
+
+    Raises:
+        ValueError: no such method, or a merge with something that is no drafter.
+    """
+    if Path(name).is_dir():
+        return
+    for part in name.split("+"):
+        if part not in LABELS and not Path(part).is_dir():
+            near = difflib.get_close_matches(part, LABELS, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"There is no method {part!r}: choose {', '.join(LABELS)}, drafters joined by +, or the folder of a "
+                f"trained drafter.{hint}"
+            )
+        if "+" in name and part in NO_DRAFTERS:
+            raise ValueError(f"{part!r} is no drafter that can be merged: leave it out of {name!r}.")

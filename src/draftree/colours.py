@@ -1,0 +1,46 @@
+"""One colour for each drafter, the same on a terminal, on pages and in pictures.
+
+All are about equally far from white and from black, so that they can be read on both; and they differ in more than red
+and green, so that people who confuse these see different ones as well. A test computes both.
+"""
+
+from __future__ import annotations
+
+import re
+
+COLOURS = {
+    "lookahead": "#3ca578",
+    "lookahead/prompt": "#007887",
+    "prompt-lookup": "#0096ff",
+    "medusa": "#e12d96",
+    "bita": "#ff0ff0",
+    "hidden-transfer": "#964bb4",
+    "self-speculative": "#a587c3",
+    "draft-model": "#e17800",
+    "bild": "#b4874b",
+    "jacobi": "#d21e0f",
+    "grammar": "#961eff",
+    "several": "#b44b4b",  # merged drafters that drafted the same token
+}
+# What no drafter's colour may be taken for: greys.
+OTHER, THEIRS, PLAIN = "#848484", "#9aa5b1", "#5b6875"  # drafters without a colour, Hugging Face, plain decoding
+
+
+def drafter_of(name: str) -> str | None:
+    """The drafter in `COLOURS` that a name stands for; None for another one.
+
+    Args:
+        name: of a drafter, of a source of draft tokens ("lookahead/output"), of one of several drafters of a kind
+            ("medusa-2"), or of a method of `draftree bench` ("lookahead-warm").
+    """
+    if "+" in name:
+        return "several"
+    while name and name not in COLOURS:
+        name = re.sub(r"(^|[-/])[^-/]*$", "", name)  # the last part is a kind of what stands before it
+    return name or None
+
+
+def colour_of(name: str) -> str:
+    """The colour, "#rrggbb", of whatever `drafter_of` knows; grey for others."""
+    drafter = drafter_of(name)
+    return OTHER if drafter is None else COLOURS[drafter]
