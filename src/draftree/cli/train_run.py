@@ -10,7 +10,7 @@ import typer
 
 from draftree.cli.options import DataSet, Longest, Model, check_folder
 from draftree.errors import install
-from draftree.training.options import TrainOptions
+from draftree.training.options import EPOCHS, TrainOptions, check_out
 
 RATE = "At its top."
 
@@ -28,6 +28,7 @@ class Material:
 class Run(TrainOptions):
     """Options of a run: those of the library, and those that a terminal shows in another way."""
 
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.", show_default=f"{EPOCHS:g}")] = None
     learning_rate: Annotated[float | None, typer.Option(help=RATE, show_default="the method's own")] = None
     max_length: Longest = None
     bf16: Annotated[
@@ -38,13 +39,15 @@ class Run(TrainOptions):
         """Look whether it can begin.
 
         Raises:
-            ValueError: accelerate is missing, or nothing can be written into `out`.
+            ValueError: accelerate is missing, nothing can be written into `out`, or a finished result is there.
         """
         from importlib.util import find_spec
 
         if find_spec("accelerate") is None:
             raise ValueError(f"Training needs accelerate: {install('train')}.")
         check_folder(out)
+        if not self.resume:
+            check_out(out, force=self.force)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import typer
 
 from draftree.cli.options import DataSet, Longest, Model, Runner, check_folder, grouped
 from draftree.cli.where import Where
-from draftree.training.options import SearchOptions
+from draftree.training.options import SearchOptions, check_out
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ def skip_set(
     from draftree.training.skip_set import search_skip_set
 
     check_folder(out)
+    check_out(out, force=search.force)
     target, _ = where.load(model)
     console = line_console()
     with StageBar(console) as bar:

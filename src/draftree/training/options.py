@@ -10,6 +10,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+RECIPE = "recipe.json"  # written last: the result is whole then
+EPOCHS = 4.0
+
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
@@ -19,7 +22,7 @@ class TrainOptions:
         ValueError: a value out of range.
     """
 
-    epochs: Annotated[float, "Passes over the data."] = 4
+    epochs: Annotated[float | None, "Passes over the data; 4 where no steps are given."] = None
     steps: Annotated[int | None, "Optimizer steps, instead of epochs."] = None
     batch: Annotated[int, "Rows of a pass, on each device."] = 8
     accumulate: Annotated[int, "Passes of an optimizer step."] = 1
@@ -31,14 +34,28 @@ class TrainOptions:
     seed: Annotated[int, "Of everything drawn."] = 0
     bf16: Annotated[bool | None, "Mixed precision; None where the device has it."] = None
     resume: Annotated[bool, "Go on from the last checkpoint in --out."] = False
+    force: Annotated[bool, "Replace a finished result in --out."] = False
 
     def __post_init__(self) -> None:
         check_positive(self, "epochs", "batch", "accumulate", "evaluations", "dev_rows", "checkpoints")
         check_positive(self, "steps", "learning_rate", "max_length")
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("steps and epochs both say how long a training is: give one of them.")
+        if self.resume and self.force:
+            raise ValueError("resume goes on with what is there, and force replaces it: give one of them.")
+
+    @property
+    def passes(self) -> float:
+        """Passes over the data, where there are no steps."""
+        return EPOCHS if self.epochs is None else self.epochs
 
     def recorded(self) -> dict[str, Any]:
-        """All of them but `resume`, which changes nothing in the result."""
-        return {field.name: getattr(self, field.name) for field in fields(TrainOptions) if field.name != "resume"}
+        """All of them but `resume` and `force`, which change nothing in the result."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(TrainOptions)
+            if field.name not in ("resume", "force")
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +72,14 @@ class SearchOptions:
     width: Annotated[int, "Parts tried in a round, the most promising ones; the first round tries all."] = 4
     seconds: Annotated[float, "After which no further set is tried."] = 600
     max_length: Annotated[int | None, "Leave out texts with more tokens."] = None
+    force: Annotated[bool, "Replace a finished result in --out."] = False
 
     def __post_init__(self) -> None:
         check_positive(self, *self.recorded())
 
     def recorded(self) -> dict[str, Any]:
-        """All of them, by name."""
-        return {field.name: getattr(self, field.name) for field in fields(SearchOptions)}
+        """All of them but `force`, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(SearchOptions) if field.name != "force"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +102,16 @@ class Inputs:
 
     def __post_init__(self) -> None:
         check_positive(self, "limit")
+
+
+def check_out(out: Path, *, force: bool) -> None:
+    """Refuse a folder with a finished result that is not to be replaced.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if (out / RECIPE).is_file() and not force:
+        raise ValueError(f"{str(out)!r} holds a finished result: give another folder, or --force to replace it.")
 
 
 def check_positive(options: Any, *names: str) -> None:

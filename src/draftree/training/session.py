@@ -23,7 +23,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from draftree.files import write_json
 from draftree.training.curve import write_curve
 from draftree.training.objective import Objective
-from draftree.training.options import TrainOptions
+from draftree.training.options import RECIPE, TrainOptions, check_out
 from draftree.training.rows import Data
 from draftree.training.trainer import DrafterTrainer, Tell
 
@@ -48,7 +48,8 @@ class Session:
         first: whether this process is the one that writes.
 
     Raises:
-        ValueError: a folder with an unfinished run and no word of resuming, or the other way round.
+        ValueError: a folder with an unfinished run and no word of resuming, or the other way round; or one with a
+            finished run that is not to be replaced.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class Session:
         self.out, self.data, self.options = out, data, options
         self.args = arguments(out, len(data.train), options, learning_rate, **more)
         self.first = self.args.process_index == 0
-        self._checkpoint = claim(out, made_of | {"options": options.recorded()}, options.resume, first=self.first)
+        record = made_of | {"options": options.recorded()}
+        self._checkpoint = claim(out, record, resume=options.resume, force=options.force, first=self.first)
 
     def fit(self, objective: Objective, splits: int | None, tell: Tell) -> list[dict[str, Any]]:
         """Train; the log's entries with scores of the dev rows, in order.
@@ -102,16 +104,17 @@ class Session:
     def finish(self, recipe: dict[str, Any], title: str) -> None:
         """Write recipe.json and the curve, which has this title; the last thing, as it says that the run is whole."""
         if self.first:
-            write_json(self.out / "recipe.json", recipe)
+            write_json(self.out / RECIPE, recipe)
             write_curve(self.trainer.state.log_history, self.out, title)
         self.trainer.accelerator.wait_for_everyone()
 
 
-def claim(out: Path, record: dict[str, Any], resume: bool, *, first: bool) -> str | None:
+def claim(out: Path, record: dict[str, Any], *, resume: bool, force: bool, first: bool) -> str | None:
     """Take the folder for this run, as its first process; the checkpoint to go on from, or None for a new run.
 
     Raises:
-        ValueError: a folder with an unfinished run and no word of resuming, or the other way round.
+        ValueError: a folder with an unfinished run and no word of resuming, or the other way round; or one with a
+            finished run that is not to be replaced.
     """
     folder = out / CHECKPOINTS
     last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
@@ -123,12 +126,13 @@ def claim(out: Path, record: dict[str, Any], resume: bool, *, first: bool) -> st
         if json.loads((folder / RUN).read_text(encoding="utf-8")) != json.loads(json.dumps(record)):
             raise ValueError(f"{str(out)!r} was begun with other options: give the same ones, or leave --resume out.")
         return last
-    if last is not None and not (out / "recipe.json").is_file():
+    check_out(out, force=force)
+    if last is not None and not (out / RECIPE).is_file():
         raise ValueError(f"{str(out)!r} holds an unfinished run: add --resume to go on, or name another folder.")
     if (folder / RUN).is_file():  # a finished run of ours makes room
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (out / "recipe.json").unlink(missing_ok=True)
+    (out / RECIPE).unlink(missing_ok=True)
     write_json(folder / RUN, record)
     return None
 
@@ -147,7 +151,7 @@ def arguments(out: Path, rows: int, options: TrainOptions, learning_rate: float,
         "per_device_train_batch_size": options.batch,
         "per_device_eval_batch_size": options.batch,
         "gradient_accumulation_steps": options.accumulate,
-        "num_train_epochs": options.epochs,
+        "num_train_epochs": options.passes,
         "max_steps": options.steps or -1,
         "learning_rate": options.learning_rate or learning_rate,
         "lr_scheduler_type": "cosine",
@@ -169,7 +173,7 @@ def arguments(out: Path, rows: int, options: TrainOptions, learning_rate: float,
     args = TrainingArguments(**(fixed | more))
     args._n_gpu = min(args.n_gpu, 1)  # several devices are for accelerate launch: one process each
     per_step = options.batch * options.accumulate * args.world_size
-    steps = options.steps or math.ceil(rows / per_step * options.epochs)
+    steps = options.steps or math.ceil(rows / per_step * options.passes)
     args.warmup_steps = max(1, round(WARMUP * steps))
     args.eval_steps = max(1, steps // options.evaluations)
     args.save_steps = max(1, steps // options.checkpoints)

@@ -21,7 +21,7 @@ from draftree.files import write_json
 from draftree.progress import Watcher
 from draftree.runner import Runner, open_runner
 from draftree.runner.layout.skip import Skip
-from draftree.training.options import SearchOptions
+from draftree.training.options import RECIPE, SearchOptions, check_out
 from draftree.training.rows import read_data
 from draftree.training.session import command
 from draftree.training.skip_replay import ROUNDS, Prices, Replay, Score, measure_prices, parted
@@ -106,9 +106,10 @@ def search_skip_set(
         watcher: hears how far it is.
 
     Raises:
-        ValueError: bad data or options.
+        ValueError: bad data or options, or a folder with a finished result that is not to be replaced.
     """
     options = options or SearchOptions()
+    check_out(out, force=options.force)
     driver = open_runner(model, runner)
     layers = len(driver.target.layers)
     if layers < 2:
@@ -152,6 +153,6 @@ def search_skip_set(
         {"skip_attention": sorted(skip.attention), "skip_mlp": sorted(skip.mlp), **score._asdict()}
         for skip, score in tried.items()
     ]
-    write_json(out / "recipe.json", recipe)
+    write_json(out / RECIPE, recipe)
     write_json(out / "search.json", sets)
     return recipe
