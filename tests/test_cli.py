@@ -16,6 +16,7 @@ from draftree.bench.methods import Draftree, HuggingFace
 from draftree.bench.samples import Answer
 from draftree.cli import app, main
 from draftree.cli.colours import ColouredText
+from draftree.colours import colour_of
 from draftree.models import encode_prompt
 
 
@@ -276,4 +277,4 @@ def test_coloured_text_keeps_characters_whole(demo):
     for number, token in enumerate(ids):
         grown.add(token, "lookahead/output" if number % 2 else None)
     assert grown.text.plain.strip() == text
-    assert any(str(span.style) == "green" for span in grown.text.spans)
+    assert any(str(span.style) == colour_of("lookahead") for span in grown.text.spans)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from browser import look_at, needs_chromium
+from devtools import browsing
 
 import draftree
 from draftree.engine import Recorder, generate
@@ -159,3 +160,16 @@ def test_counts_stand_in_two_columns_where_there_is_width(recorded, tmp_path, wi
 )
 def test_a_request_is_named_by_the_beginning_of_its_prompt(prompt, name):
     assert request_name(3, prompt) == name
+
+
+@needs_chromium
+def test_tables_scroll_in_a_box_of_their_own_on_a_telephone(recorded, tmp_path):
+    _, path, _ = recorded
+    with browsing(tmp_path) as page:
+        page.open(path.as_uri(), 400)
+        page.get("document.querySelector('#counts td').textContent = 'long'.repeat(40)")
+        assert page.get("document.documentElement.scrollWidth <= innerWidth && innerWidth === 400")
+        wide, shown = page.get(
+            "(({scrollWidth, clientWidth}) => [scrollWidth, clientWidth])(document.querySelector('.wide'))"
+        )
+        assert wide > shown

@@ -3,22 +3,27 @@ models."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 
 import numpy as np
 import pandas as pd
 import pytest
+from browser import needs_chromium
+from devtools import browsing
 from scipy.stats import bootstrap
 
 from benchmarks.harness import PLAIN, Setup, Share, Task, Way, measure, table_of
 from benchmarks.harness.acceptance_models import MODELS, judge, tree_of
 from benchmarks.harness.experiment import read
 from benchmarks.harness.measure import differing, length, of, per_token, size, whole
+from benchmarks.harness.report import Report
 from benchmarks.harness.tables import markdown, shown
 from benchmarks.machine import pass_parts
 from benchmarks.machine.step_stages import timed
+from benchmarks.shapes import step_cost
 from benchmarks.shapes.calibration import summed
-from benchmarks.shapes.step_cost import gpu_curve
+from benchmarks.shapes.step_cost import ASSUMED, MEASURED, gpu_curve
 from draftree.bench.samples import Answer
 from draftree.bench.summary import LEVEL, RESAMPLES, summarise
 from draftree.drafting import PromptLookup
@@ -200,6 +205,37 @@ def test_the_gpu_curve_is_flat_until_products_take_longer_than_reading():
     curve = gpu_curve()
     assert curve.of(1) == curve.of(64) == pytest.approx(2 * 6.7e9 / 3.35e12)
     assert curve.of(1024) / curve.of(512) == pytest.approx(2.0)
+
+
+def test_a_picture_of_an_assumption_says_that_it_was_not_measured():
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    facts = {"drafter": "medusa", "draft_tokens": 2.0, "expected_gain": 1.1}
+    step_cost.EXPERIMENT.plot(
+        figure, table_of(facts | {"curve": curve, "batch": n} for curve in (MEASURED, ASSUMED) for n in (1, 2))
+    )
+    for axis in figure.axes:
+        here, gpu = (entry.get_text() for entry in axis.get_legend().get_texts())
+        assert "not measured" in gpu
+        assert "not measured" not in here
+
+
+@needs_chromium
+def test_a_report_page_is_no_wider_than_a_telephone(tmp_path):
+    columns = tuple(f"a_column_with_a_long_name_{i}" for i in range(9))
+    table = table_of([{"drafter": "medusa"} | dict.fromkeys(columns, 1.25)], remarks=["/a/long/path" * 20])
+    about = {"commit": "x" * 60, "command": "draftree bench run " + "y" * 90, "model": "m", "dtype": "float32"}
+    about |= {"threads": 1, "device": "cpu", "started": "now", "finished": "then"}
+    experiment = dataclasses.replace(step_cost.EXPERIMENT, columns=("drafter", *columns))
+    path = tmp_path / "page.html"
+    path.write_text(Report(experiment, table, about).page(""))
+    with browsing(tmp_path) as page:
+        page.open(path.as_uri(), 400)
+        assert page.get("document.documentElement.scrollWidth <= innerWidth && innerWidth === 400")
+        table_and_box = "const box = document.querySelector('.wide'); return [box.scrollWidth, box.clientWidth]"
+        wide, shown_of_it = page.get(f"(() => {{ {table_and_box} }})()")
+        assert wide > shown_of_it, "the table scrolls in its own box"
+        assert page.get("document.querySelector('.swatch').style.backgroundColor") == "rgb(225, 45, 150)"
+        assert page.console == []
 
 
 def test_options_become_what_their_defaults_are():
