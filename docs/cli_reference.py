@@ -48,7 +48,10 @@ def kind_of(annotation: typing.Any, info: typing.Any) -> str:
 
 
 def row(option: typing.Any, declared: inspect.Parameter) -> tuple[str, str, str, str]:
-    """Its flags, type, default and meaning; `declared` is the argument of the verb's function."""
+    """Its flags, meaning, default and type; a narrow page shows the first columns.
+
+    `declared` is the argument of the verb's function.
+    """
     annotation, info = typing.get_args(declared.annotation)
     flags = [*option.opts, *option.secondary_opts] if option.opts[0].startswith("-") else [option.name.upper()]
     default = info.show_default if isinstance(info.show_default, str) else declared.default
@@ -57,7 +60,7 @@ def row(option: typing.Any, declared: inspect.Parameter) -> tuple[str, str, str,
     elif isinstance(default, bool):
         default = flags[not default].lstrip("-") if len(flags) > 1 else "off"
     shown = "none" if default is None else str(default)
-    return ", ".join(f"`{flag}`" for flag in flags), kind_of(annotation, info), shown, code(info.help)
+    return ", ".join(f"`{flag}`" for flag in flags), code(info.help), shown, kind_of(annotation, info)
 
 
 def page() -> str:
@@ -71,7 +74,7 @@ def page() -> str:
             shown = given.name.upper() + "..." * (given.nargs == -1)
             arguments += f" {shown}" if given.required else f" [{shown}]"
         lines += ["", f"## `{name}`", "", code(command.help), "", "```text", f"{name} [OPTIONS]{arguments}", "```", ""]
-        lines += ["| option | type | default | meaning |", "|---|---|---|---|"]
+        lines += ["| option | meaning | default | type |", "|---|---|---|---|"]
         lines += [f"| {' | '.join(cells)} |" for cells in rows]
     return "\n".join(lines) + "\n"
 

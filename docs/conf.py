@@ -12,6 +12,8 @@ exclude_patterns = ["_build", "_cli_introduction.md"]
 
 html_theme = "furo"
 html_title = f"draftree {release}"
+html_static_path = ["_static"]
+html_css_files = ["narrow.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

@@ -194,3 +194,12 @@ def test_checks_before_a_commit_are_those_of_the_dev_extra():
 def test_the_version_has_a_section_in_the_changelog():
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(r"^## \[(\S+)\]", changes, re.M)[1] == draftree.__version__
+
+
+def test_pages_of_the_docs_stay_as_wide_as_a_telephone():
+    """Tables and code scroll in boxes of their own; looked at with a browser at 400 and 1280 pixels."""
+    settings = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+    rules = (ROOT / "docs" / "_static" / "narrow.css").read_text(encoding="utf-8")
+    assert 'html_css_files = ["narrow.css"]' in settings
+    assert ".table-wrapper, div.highlight pre { overflow-x: auto; }" in rules
+    assert "| option | meaning | default | type |" in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")

@@ -61,6 +61,8 @@ def check_name(name: str) -> None:
     if Path(name).is_dir():
         return
     for part in name.split("+"):
+        if not part:
+            raise ValueError(f"{name!r} joins a name and nothing: give one on both sides of every +.")
         if part not in LABELS and not Path(part).is_dir():
             near = difflib.get_close_matches(part, LABELS, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -10,12 +10,12 @@ from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from draftree.cli.colours import ColouredText, legend, source_style
-from draftree.cli.screen import PIPED_WIDTH
+from draftree.cli.screen import PIPED_WIDTH, bar_columns
 from draftree.engine import Request
 from draftree.showcase import KINDS, Figures, Scene, figures
 
@@ -68,8 +68,7 @@ class View:
     def warming(self, steps: Iterator[int], total: int) -> None:
         """A progress bar over the warm-up."""
         begin = time.perf_counter()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, console=self.console, transient=True, disable=not self._draws) as progress:
+        with Progress(*bar_columns(), console=self.console, transient=True, disable=not self._draws) as progress:
             task = progress.add_task("The trie learns from answers to other prompts", total=total)
             for done in steps:
                 progress.update(task, completed=done)

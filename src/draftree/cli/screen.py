@@ -16,6 +16,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -86,6 +87,19 @@ def resumable(out: Path) -> Iterator[Callable[[str], None]]:
         raise
 
 
+def bar_columns() -> tuple[ProgressColumn, ...]:
+    """What every progress bar shows, in this order: what is done, how much of it, for how long, and what is left."""
+    return (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+
+
 class StageBar(Watcher):
     """Shows the stages of a measurement: a bar on a terminal, one line a stage where output is piped.
 
@@ -98,12 +112,7 @@ class StageBar(Watcher):
         self._console = console
         self._kept = kept
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            *bar_columns(),
             console=console,
             transient=True,
             # Drawn from step(), between measurements: a drawing thread would take time from what is measured.
@@ -154,12 +163,8 @@ class DataBar:
         self._console = console
         self._kept = kept
         self._bar = Progress(
-            TextColumn("answering"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]} tokens/s,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            *bar_columns(),
+            TextColumn("{task.fields[speed]} tokens/s"),
             console=console,
             disable=not console.is_terminal,
         )
@@ -181,7 +186,7 @@ class DataBar:
         seconds = max(now - self._begin, 1e-9)
         if self._first is None:
             self._first = done - 1
-            self._task = self._bar.add_task("", total=total, completed=self._first, speed=0)
+            self._task = self._bar.add_task("answering", total=total, completed=self._first, speed=0)
         self._bar.update(self._task, completed=done, speed=round(tokens / seconds))
         if not self._console.is_terminal and now - self._reported > TELL:
             self._reported = now

@@ -1,0 +1,47 @@
+"""What a training has finished stays, unless it is to be replaced."""
+
+import json
+
+import pytest
+import torch
+from test_training import run, same, weights_of, zoo_data
+from typer.testing import CliRunner
+
+from draftree.cli import app
+from draftree.training.options import TrainOptions
+
+__all__ = ["zoo_data"]
+
+
+def test_a_finished_run_is_replaced_on_request_alone(zoo_data, tmp_path):
+    first = run(zoo_data, tmp_path / "o", seed=1)
+    held = weights_of(tmp_path / "o")
+    with pytest.raises(ValueError, match="holds a finished result: give another folder, or --force to replace it"):
+        run(zoo_data, tmp_path / "o", seed=2)
+    assert json.loads((tmp_path / "o" / "recipe.json").read_text()) == json.loads(json.dumps(first))
+    assert all(torch.equal(a, b) for a, b in zip(held.values(), weights_of(tmp_path / "o").values(), strict=True))
+    again = run(zoo_data, tmp_path / "o", seed=2, force=True)
+    assert again["options"]["seed"] == 2
+    assert not same(held, weights_of(tmp_path / "o"))
+    assert "force" not in again["options"]
+
+
+@pytest.mark.parametrize("verb", ["bita", "hidden-transfer", "medusa", "early-head", "early-exit", "align", "skip-set"])
+def test_the_command_line_asks_before_it_loads_anything(verb, tmp_path):
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "recipe.json").write_text("{}")
+    own = {"early-exit": ["--exit-layer", "1"], "align": ["--small", "nowhere"]}.get(verb, [])
+    arguments = ["train", verb, "--data", "nowhere", "--model", "./nowhere", "--out", str(tmp_path / "o"), *own]
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, ValueError)
+    assert "holds a finished result: give another folder, or --force to replace it" in str(done.exception)
+    done = CliRunner().invoke(app, [*arguments, "--force"])
+    assert "holds a finished result" not in str(done.exception)
+
+
+def test_one_length_and_one_way_to_begin():
+    assert (TrainOptions().passes, TrainOptions(epochs=2).passes) == (4, 2)
+    with pytest.raises(ValueError, match="steps and epochs both say how long a training is: give one of them"):
+        TrainOptions(steps=10, epochs=1)
+    with pytest.raises(ValueError, match="resume goes on with what is there, and force replaces it"):
+        TrainOptions(resume=True, force=True)
