@@ -17,6 +17,7 @@ FLOORS = {
     "errors": 0,
     "files": 0,
     "colours": 0,
+    "quiet": 0,
     "version": 0,
     "demo_model": 0,
     "models": 0,

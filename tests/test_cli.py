@@ -18,6 +18,7 @@ from draftree.cli import app, main
 from draftree.cli.colours import ColouredText
 from draftree.colours import colour_of
 from draftree.models import encode_prompt
+from draftree.quiet import Quiet
 
 
 def run(*arguments):
@@ -29,6 +30,7 @@ def short_demo(monkeypatch):
     """Two kinds and one warm prompt of each are enough to see the demo work."""
     monkeypatch.setattr(showcase, "KINDS", {"tldr_shell": "shell", "wikisql": "SQL"})
     monkeypatch.setattr("draftree.cli.demo.WARM_PER_SET", 1)
+    monkeypatch.setattr("draftree.quiet.Quiet", lambda: Quiet(lambda count: [1.0] * count, lambda: 0.0))
 
 
 @pytest.mark.parametrize("drafter", ["lookahead", "prompt-lookup", "jacobi", "draft-model", "self-speculative", "none"])

@@ -84,18 +84,18 @@ class Figures:
         """Speed-up / acceptance length: 1 where a step with draft tokens costs what a plain one costs."""
         return self.speed_up / self.acceptance_length
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
+    def as_dict(self, *, quiet: bool) -> dict[str, Any]:
+        """Plain numbers, for JSON; ratios of speeds are None where the machine was not quiet."""
         return {
             "kind": self.kind,
             "tokens": self.tokens,
             "plain_tokens_per_second": self.plain,
             "drafted_tokens_per_second": self.drafted,
             "hf_generate_tokens_per_second": self.reference,
-            "speed_up": self.speed_up,
-            "speed_up_over_hf_generate": self.over_reference,
+            "speed_up": self.speed_up if quiet else None,
+            "speed_up_over_hf_generate": self.over_reference if quiet else None,
             "acceptance_length": self.acceptance_length,
-            "overhead_efficiency": self.overhead_efficiency,
+            "overhead_efficiency": self.overhead_efficiency if quiet else None,
             "equal": self.equal,
         }
 

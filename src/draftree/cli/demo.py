@@ -24,30 +24,36 @@ def demo(
     from draftree.by_name import check_drafter, make_drafter
     from draftree.cli.demo_view import View
     from draftree.models import encode_prompt
+    from draftree.quiet import Quiet
     from draftree.showcase import KINDS, Scene, Showcase, figures
 
     check_drafter(drafter)
     begin = time.perf_counter()
+    quiet = Quiet()
+    fewer = quiet.choose_threads()
     model, tokenizer = demo_model()
     chosen = make_drafter(drafter, tokenizer, model)
     showcase = Showcase(model, lambda text: encode_prompt(tokenizer, text), chosen, max_new_tokens)
     view = View(tokenizer, drafter, quiet=as_json)
-    view.opening(model)
+    view.opening(model, fewer)
     if drafter == "lookahead" and not cold:
         view.warming(showcase.warm(WARM_PER_SET), WARM_PER_SET * len(KINDS))
     scenes: list[Scene] = []
     view.next(0)
     for scene in showcase.run(view.watch):
         scenes.append(scene)
+        quiet.look()
         view.finish(scene)
         view.next(len(scenes))
     rows = [figures(scene.kind, [scene]) for scene in scenes]
     total = figures("total", scenes)
-    seconds = time.perf_counter() - begin
+    seconds, trouble = time.perf_counter() - begin, quiet.trouble()
     if as_json:
-        print(json.dumps(_as_dict(scenes, rows, total, seconds, drafter, cold, __version__), ensure_ascii=False))
+        print(
+            json.dumps(_as_dict(scenes, rows, total, seconds, drafter, cold, __version__, trouble), ensure_ascii=False)
+        )
     else:
-        view.closing(rows, total, seconds)
+        view.closing(rows, total, seconds, trouble)
     if not total.equal:
         for scene in scenes:
             for way, where in scene.parted.items():
@@ -56,12 +62,19 @@ def demo(
 
 
 def _as_dict(
-    scenes: list[Any], rows: list[Any], total: Any, seconds: float, drafter: str, cold: bool, version: str
+    scenes: list[Any],
+    rows: list[Any],
+    total: Any,
+    seconds: float,
+    drafter: str,
+    cold: bool,
+    version: str,
+    trouble: str | None,
 ) -> dict[str, Any]:
     prompts = []
     for scene, row in zip(scenes, rows, strict=True):
         prompts.append(
-            row.as_dict()
+            row.as_dict(quiet=trouble is None)
             | {
                 "set": scene.prompt.set,
                 "id": scene.prompt.id,
@@ -76,6 +89,8 @@ def _as_dict(
         "drafter": drafter,
         "cold": cold,
         "prompts": prompts,
-        "total": total.as_dict(),
+        "total": total.as_dict(quiet=trouble is None),
+        "quiet": trouble is None,
+        "trouble": trouble,
         "seconds": seconds,
     }

@@ -52,8 +52,8 @@ class View:
         self._texts = {way: ColouredText(self._tokenizer) for way in ("plain", "drafted")}
         self._shown = dict.fromkeys(self._texts, 0)
 
-    def opening(self, model: Any) -> None:
-        """Say what is about to run."""
+    def opening(self, model: Any, fewer: str | None) -> None:
+        """Say what is about to run, and why with fewer threads, if so."""
         size = sum(p.numel() for p in model.parameters()) / 1e6
         self.console.print(
             Text.assemble(
@@ -62,6 +62,8 @@ class View:
                 f"with drafter {self._drafter}.",
             )
         )
+        if fewer is not None:
+            self.console.print(fewer, style="yellow")
         if self.console.is_terminal:
             self.console.print(legend())
 
@@ -109,8 +111,8 @@ class View:
         self.console.print(f"\n{scene.kind}: {_shortened(scene.prompt.text, 300)}", markup=False)
         self.console.print(f"> {self._texts['drafted'].text.plain.strip()}", markup=False)
         self.console.print(
-            f"{row.tokens} tokens; plain {row.plain:.0f} tok/s, {self._drafter} {row.drafted:.0f} tok/s "
-            f"({row.speed_up:.2f}x); {'equal' if row.equal else 'NOT equal'}"
+            f"{row.tokens} tokens; plain {row.plain:.0f} tok/s, {self._drafter} {row.drafted:.0f} tok/s; "
+            f"{'equal' if row.equal else 'NOT equal'}"
         )
 
     def _picture(self, kind: str, prompt: str | None, row: Figures | None) -> Group:
@@ -124,7 +126,7 @@ class View:
         ):
             title = f"{name}: {speed:.0f} tok/s" if speed else name
             if way == "drafted" and row is not None:
-                title += f", {row.speed_up:.2f}x, {row.acceptance_length:.2f} tokens a step"
+                title += f", {row.acceptance_length:.2f} tokens a step"
             style = source_style(self._drafter) if way == "drafted" else "dim"
             panels.append(Panel(self._texts[way].text, title=title, title_align="left", border_style=style))
         grid.add_row(*panels)
@@ -133,10 +135,12 @@ class View:
             head.append(f"  {_shortened(prompt, PROMPT_LINES * 70)}", style="dim")
         return Group(head, grid)
 
-    def closing(self, rows: list[Figures], total: Figures, seconds: float) -> None:
-        """The table, what it means, and what to try next."""
+    def closing(self, rows: list[Figures], total: Figures, seconds: float, trouble: str | None) -> None:
+        """The table, what it means, and what to try next; without ratios where the machine was not quiet."""
         self.console.print()
-        self.console.print(speed_table(rows, total, self._drafter))
+        self.console.print(speed_table(rows, total, self._drafter, quiet=trouble is None))
+        if trouble is not None:
+            self.console.print(f"{trouble} Speeds are not compared: run the demo again when it is.", style="yellow")
         if total.equal:
             verdict = Text("All answers are equal, token for token", style="bold green")
         else:
@@ -151,8 +155,12 @@ class View:
         self.console.print("      draftree bench quick     (all methods, 13 sets, with intervals and a plot)")
 
 
-def speed_table(rows: list[Figures], total: Figures, drafter: str) -> Table:
-    """One row a kind and one for all together."""
+def speed_table(rows: list[Figures], total: Figures, drafter: str, *, quiet: bool) -> Table:
+    """One row a kind and one for all together; "-" for ratios where the machine was not quiet."""
+
+    def ratio(value: float, unit: str = "") -> str:
+        return f"{value:.2f}{unit}" if quiet else "-"
+
     table = Table(box=box.SIMPLE_HEAD, caption=TABLE_CAPTION, caption_justify="left", pad_edge=False)
     table.add_column("kind")
     for column in (
@@ -175,11 +183,11 @@ def speed_table(rows: list[Figures], total: Figures, drafter: str) -> Table:
             str(row.tokens),
             f"{row.plain:.0f}",
             f"{row.drafted:.0f}",
-            Text(f"{row.speed_up:.2f}x", style="bold green" if row.speed_up >= 1 else "bold"),
+            Text(ratio(row.speed_up, "x"), style="bold green" if quiet and row.speed_up >= 1 else "bold"),
             f"{row.acceptance_length:.2f}",
-            f"{row.overhead_efficiency:.2f}",
+            ratio(row.overhead_efficiency),
             f"{row.reference:.0f}",
-            f"{row.over_reference:.2f}x",
+            ratio(row.over_reference, "x"),
             "yes" if row.equal else "NO",
             style="bold" if row is total else "",
         )
