@@ -60,7 +60,7 @@ def test_quick_writes_a_picture_and_figures_that_agree_with_its_samples(prompts_
     assert str(tmp_path) not in json.dumps(result), "no machine paths in a result file"
     for entry in (SHOWN["table"]["400m"], {}):
         _, _, head, _, *lines = block_of(result, entry)
-        assert head.startswith("| method | tokens/s | over HF generate | ")
+        assert head.startswith("| method | tokens/s | over plain | over HF generate | ")
         assert len(lines) == len(rows), "the docs can show a file as it is"
     assert (out / "bench-quick.png").read_bytes().startswith(b"\x89PNG")
 

@@ -142,7 +142,7 @@ def test_large_batches_queue(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         ({"early_exit": 0.9}, r"early_exit is a float: pass None \(lossless\)"),
         ({"early_exit": LossyCALM(), "drafter": RandomTree({})}, "leave one of them out"),
         ({"recorder": "run.jsonl"}, r"recorder is a str: pass draftree.Recorder\(\)"),
-        ({"runner": "loup"}, "choose 'auto', 'hooked', 'eager', 'cpu' or 'cuda_graphs'"),
+        ({"runner": "loup"}, "choose 'auto', 'hooked', 'eager', 'cpu', 'cuda_graphs' or 'in_place'"),
         ({"seed": "one"}, "seed is 'one': give a whole number"),
         ({"streamer": print}, "pass one of Hugging Face's, such as TextStreamer"),
         ({"on_stats": []}, "on_stats is a list: pass a function"),

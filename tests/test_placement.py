@@ -114,6 +114,7 @@ def test_a_drafter_belongs_to_a_model_in_either_type(stored: str, tmp_path: Path
 @pytest.mark.parametrize("name", [None, "stored"])
 def test_weights_of_8_bits(name: str | None, stored: str) -> None:
     """A model of its own: its text is Hugging Face's of that model, with draft tokens and without."""
+    pytest.importorskip("torchao")
     model, lines = loaded(name and stored, "auto", "auto", None, "int8")
     whole = loaded(name and stored)[0]
     assert model.dtype is (torch.float32 if name is None else torch.bfloat16)

@@ -138,6 +138,7 @@ def load_model(
     """
     placement = placement or Placement()
     placement.check()
+    tokenizer = load_tokenizer(name)  # soon told where there is none; a model takes long
     if name is None:
         from draftree.demo_model import embedded
 
@@ -150,7 +151,7 @@ def load_model(
                 f"The folder {name!r} holds an adapter (LoRA): pip install peft, or give the merged model."
             )
         model = _loaded(path, placement, placement.dtype)
-    return placement.put(model.eval(), tell), load_tokenizer(name)
+    return placement.put(model.eval(), tell), tokenizer
 
 
 def _loaded(name: str, placement: Placement, dtype: str) -> Any:

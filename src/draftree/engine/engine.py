@@ -62,11 +62,12 @@ class Engine:
         self._sizer: Sizer | None = None
         if drafter is not None:
             drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
+        if config.strict:
+            check_strict(self.runner, drafter)
+        if drafter is not None:
             self.shape = config.shape or shape_for(drafter)
             cost = cached_cost(self.runner) if self.shape.measures else None
             self._sizer = self.shape.bind(cost, drafter, pruner, packed=self.runner.packs)
-        if config.strict:
-            check_strict(self.runner, drafter)
         if pruner is not None:
             pruner.bind(self.runner, None if pruner.always else cached_cost(self.runner))
         self.cache = self.runner.new_cache(
