@@ -78,10 +78,12 @@ class Running:
 
 
 @contextmanager
-def serving(model: Any, tokenizer: Any, drafter: Any = "lookahead", **settings: Any) -> Iterator[Running]:
+def serving(
+    model: Any, tokenizer: Any, drafter: Any = "lookahead", shape: Any = None, **settings: Any
+) -> Iterator[Running]:
     drafter = draftree.Lookahead() if drafter == "lookahead" else drafter
     chosen = ServerSettings(**settings)
-    engine = Engine(model, drafter=drafter, slots=chosen.slots, keep_prefixes=True)
+    engine = Engine(model, drafter=drafter, shape=shape, slots=chosen.slots, keep_prefixes=True)
     running = Running(create_app(engine, tokenizer, chosen))
     try:
         yield running

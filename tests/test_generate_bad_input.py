@@ -60,7 +60,11 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "drafter of another type": ({"drafter": "lookahead"}, TypeError, "drafter is a str"),
     "drafter class": ({"drafter": Lookahead}, TypeError, "pass a drafter object"),
     "shape of another type": ({"shape": 16}, TypeError, "shape is a int"),
-    "unknown runner": ({"runner": "fast"}, ValueError, "choose 'auto', 'hooked', 'eager', 'cpu', 'cuda_graphs' or 'in_place'"),
+    "unknown runner": (
+        {"runner": "fast"},
+        ValueError,
+        "choose 'auto', 'hooked', 'eager', 'cpu', 'cuda_graphs' or 'in_place'",
+    ),
     "runner that does not fit": ({"model": "gpt2", "runner": "cpu"}, ValueError, "runner='hooked'"),
     "temperature 0": ({"do_sample": True, "temperature": 0.0}, ValueError, "do_sample=False"),
     "negative temperature": ({"do_sample": True, "temperature": -1.0}, ValueError, "over 0"),

@@ -16,7 +16,8 @@ PROMPT = [5, 6, 7, 8, 9, 10, 5, 6, 7]
 
 
 def answer(model: Any, drafter: Any, rules: Rules, prompt: list[int] = PROMPT) -> Request:
-    with Engine(model, drafter=drafter, slots=2) as engine:
+    shape = None if drafter is None else draftree.Fixed(8)  # however long steps take
+    with Engine(model, drafter=drafter, shape=shape, slots=2) as engine:
         request = engine.add(prompt, rules)
         engine.run()
     return request

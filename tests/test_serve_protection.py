@@ -10,9 +10,11 @@ import httpx
 import pytest
 from serve_driver import Running, serving
 
+from draftree import Fixed
+
 
 def test_keys_let_in_and_keep_apart(demo: Any) -> None:
-    with serving(*demo, api_keys=("first", "second")) as server:
+    with serving(*demo, shape=Fixed(8), api_keys=("first", "second")) as server:  # however long steps take
         assert server.http.get("/health").status_code == 200
         for headers in ({}, {"Authorization": "Bearer third"}, {"Authorization": "Basic first"}):
             refused = server.http.post("/v1/completions", json={"prompt": "Hi"}, headers=headers)

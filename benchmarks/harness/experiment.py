@@ -1,7 +1,7 @@
 """An experiment as it is declared, and how all of them are found.
 
-Every module below `papers`, `drafters`, `shapes` and `machine` holds one `EXPERIMENT` or several `EXPERIMENTS`. What an
-experiment takes is what its `options` name: anything else is refused, with the nearest name.
+Every module below `papers`, `drafters`, `shapes`, `machine` and `peers` may hold one `EXPERIMENT` or several
+`EXPERIMENTS`. What an experiment takes is what its `options` name: anything else is refused, with the nearest name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.harness.claims import Claim, claims_of
 if TYPE_CHECKING:
     from benchmarks.harness.setup import Setup
 
-ROOMS = ("papers", "drafters", "shapes", "machine")
+ROOMS = ("papers", "drafters", "shapes", "machine", "peers")
 Run = Callable[["Setup"], Iterator[pd.DataFrame]]
 SHORT = {"per_set": 1, "max_new_tokens": 64}  # of the papers' tables and figures
 

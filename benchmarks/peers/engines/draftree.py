@@ -1,0 +1,51 @@
+"""draftree, one call an answer; as its command line loads a model, with drafters that live on from call to call."""
+
+from __future__ import annotations
+
+import torch
+
+import draftree
+from benchmarks.peers.worker import Ask, Ids, Job, Peer, leave
+from draftree.bench.methods import Draftree
+from draftree.drafting import Drafter
+from draftree.drafting.folder import load_drafter
+from draftree.models import Placement, load_model
+from draftree.runner import pack_own
+
+
+def make(job: Job) -> Peer:
+    """See `Job`; in 8 bits the weights are torchao's."""
+    torch.set_num_threads(job.threads)
+    placement = Placement(dtype=job.dtype, quantize="int8" if job.int8 else None)
+    model, _ = load_model(job.folder, placement)
+    pack_own(model, "auto")
+
+    def warm() -> draftree.Lookahead:
+        drafter = draftree.Lookahead()
+        drafter.warm(job.texts)
+        return drafter
+
+    def trained(name: str) -> Drafter:
+        return load_drafter(job.drafters[name], model)
+
+    def way(*parts: Drafter) -> Ask:
+        drafter = draftree.Merge(parts) if len(parts) > 1 else parts[0] if parts else None
+        method = Draftree("", model, job.new, lambda: drafter)
+
+        def ask(prompts: list[Ids]) -> list[Ids]:
+            return [answer.ids for answer in method.answers(prompts)]
+
+        return ask
+
+    ways = {"plain": way(), "lookahead-cold": way(draftree.Lookahead()), "lookahead": way(warm())}
+    if job.draft:
+        small, _ = load_model(job.draft, Placement(dtype=job.dtype))
+        ways["draft-model"] = way(draftree.DraftModel(small))
+    for name in job.drafters:
+        ways[name] = way(trained(name))
+        ways[f"lookahead+{name}"] = way(warm(), trained(name))
+    return Peer(draftree.__version__, ways, batches=True)
+
+
+if __name__ == "__main__":
+    leave(make)

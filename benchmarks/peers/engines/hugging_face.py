@@ -1,0 +1,37 @@
+"""Hugging Face's `generate`: plainly, with prompt lookup, and assisted by a small model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.peers.worker import Ask, Ids, Job, Peer, leave
+from draftree.bench.methods import HuggingFace
+from draftree.models import Placement, load_model
+
+
+def make(job: Job) -> Peer:
+    """See `Job`; in 8 bits the weights are torchao's."""
+    torch.set_num_threads(job.threads)
+    placement = Placement(dtype=job.dtype, quantize="int8" if job.int8 else None)
+    model, _ = load_model(job.folder, placement)
+
+    def way(**options: Any) -> Ask:
+        method = HuggingFace("", model, job.new, **options)
+
+        def ask(prompts: list[Ids]) -> list[Ids]:
+            return [answer.ids for answer in method.answers(prompts)]
+
+        return ask
+
+    ways = {"plain": way(), "prompt-lookup": way(prompt_lookup_num_tokens=10)}
+    if job.draft:
+        small, _ = load_model(job.draft, Placement(dtype=job.dtype))
+        ways["draft-model"] = way(assistant_model=small)
+    return Peer(transformers.__version__, ways, batches=True)
+
+
+if __name__ == "__main__":
+    leave(make)

@@ -1,0 +1,54 @@
+"""llama.cpp through llama-cpp-python: plainly and with its prompt lookup; weights written by the gguf package."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import llama_cpp
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+from benchmarks.peers.engines.gguf_file import write
+from benchmarks.peers.worker import Ask, Ids, Job, Peer, leave
+
+CONTEXT = 1024
+DRAFTED = 10
+
+
+def make(job: Job) -> Peer:
+    """See `Job`; in 8 bits its Q8_0."""
+    kind = "Q8_0" if job.int8 else {"float32": "F32", "bfloat16": "BF16"}[job.dtype]
+    file = Path(job.work) / f"{kind}.gguf"
+    if not file.is_file():
+        write(Path(job.folder), file, kind)
+
+    def opened(**options: object) -> llama_cpp.Llama:
+        threads = {"n_threads": job.threads, "n_threads_batch": job.threads}
+        return llama_cpp.Llama(str(file), n_ctx=CONTEXT, verbose=False, **threads, **options)
+
+    def way(**options: object) -> Ask:
+        held: list[llama_cpp.Llama] = []
+
+        def ask(prompts: list[Ids]) -> list[Ids]:
+            if not held:
+                held.append(opened(**options))
+            return [answer(held[0], ids) for ids in prompts]
+
+        return ask
+
+    def answer(model: llama_cpp.Llama, ids: Ids) -> Ids:
+        model.reset()
+        found = []
+        for token in islice(model.generate(ids, temp=0.0, repeat_penalty=1.0), job.new):
+            found.append(token)
+            if token in job.ends:
+                break
+        return found
+
+    lookup = LlamaPromptLookupDecoding(num_pred_tokens=DRAFTED)
+    ways = {"plain": way(), "prompt-lookup": way(draft_model=lookup, logits_all=True)}
+    return Peer(llama_cpp.__version__, ways)
+
+
+if __name__ == "__main__":
+    leave(make)

@@ -1,0 +1,62 @@
+"""vLLM's CPU build: plainly, with n-gram lookup and with suffix decoding."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks.peers.worker import Ask, Ids, Job, Peer, leave
+
+# Read when vllm is imported: one process, and no more memory for keys and values than the prompts need.
+SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+CONTEXT = 1024
+DRAFTED, MATCHED = 5, 3  # tokens of a draft, and the longest n-gram that it follows
+
+
+def make(job: Job) -> Peer:
+    """See `Job`.
+
+    Raises:
+        ValueError: 8 bits, which its CPU build reads from checkpoints that it knows alone.
+    """
+    if job.int8:
+        raise ValueError("its CPU build quantises nothing by itself")
+    os.environ.update(SETTINGS, OMP_NUM_THREADS=str(job.threads))
+    import vllm
+
+    ngram = {"method": "ngram", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": MATCHED}
+    drafting: dict[str, dict[str, Any] | None] = {"plain": None, "prompt-lookup": ngram}
+    left_out = {}
+    if find_spec("arctic_inference") is None:
+        left_out["suffix decoding"] = "needs arctic-inference, which does not install here"
+    else:
+        drafting["suffix"] = {"method": "suffix", "num_speculative_tokens": DRAFTED}
+
+    @cache
+    def engine(way: str) -> vllm.LLM:
+        options = {"max_model_len": CONTEXT, "skip_tokenizer_init": True, "speculative_config": drafting[way]}
+        return vllm.LLM(job.folder, dtype=job.dtype, disable_log_stats=True, seed=0, **options)
+
+    ends = list(job.ends)
+    rules = vllm.SamplingParams(temperature=0.0, max_tokens=job.new, stop_token_ids=ends, detokenize=False)
+
+    def way(name: str) -> Ask:
+        def ask(prompts: list[Ids]) -> list[Ids]:
+            given = [{"prompt_token_ids": ids} for ids in prompts]
+            results = engine(name).generate(given, rules, use_tqdm=False)
+            return [list(result.outputs[0].token_ids) for result in results]
+
+        return ask
+
+    return Peer(vllm.__version__, {name: way(name) for name in drafting}, left_out, batches=True)
+
+
+if __name__ == "__main__":
+    leave(make)

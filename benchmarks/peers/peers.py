@@ -1,0 +1,204 @@
+"""draftree and the engines that people would pick instead, taking turns prompt by prompt: ids in, ids out.
+
+Each engine is a process in an environment of its own (`environments`), which loads the same weights from one folder and
+decodes in all its ways. An engine that does not install, load or answer is left out, and the table says why. Whole
+answers are measured, prompts and first calls included; every answer is compared with Hugging Face's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, bars, table_of
+from benchmarks.harness.measure import measure_parts, of, whole
+from benchmarks.peers.environments import ENVIRONMENTS, ROOT, python_of
+from benchmarks.peers.worker import Ids, Job
+from draftree.bench.samples import Answer
+from draftree.drafting import DraftModel
+from draftree.engine.limits import eos_token_ids
+
+OWN, REFERENCE = "draftree", "hugging_face"
+
+
+class Process:
+    """An engine in a process of its own.
+
+    Attributes:
+        engine: its name.
+        facts: what it said when it had loaded: "version", "ways", "left_out", "batches".
+        plain_peak: bytes, the most memory that it had had resident after its first plain answers.
+        troubles: why a way is left out, by name.
+    """
+
+    def __init__(self, engine: str, job: Job, stack: ExitStack) -> None:
+        self.engine, self.plain_peak = engine, 0
+        said = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))  # noqa: SIM115 -- the stack closes it
+        command = [str(python_of(engine)), "-m", f"benchmarks.peers.engines.{engine}"]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": said}
+        alike = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
+        self._process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=alike, text=True, **pipes))
+        stack.callback(self._process.kill)
+        try:
+            self.facts = self._ask(asdict(job))
+        except EOFError:
+            said.seek(0)
+            lines = [line for line in said.read().strip().splitlines() if line.strip()]
+            raise RuntimeError(lines[-1].strip() if lines else "it ended without a word") from None
+        self.troubles: dict[str, str] = self.facts["left_out"]
+
+    def ask(self, way: str, prompts: Sequence[Ids]) -> list[Answer]:
+        """Answer prompts together; nothing, from then on, where it cannot."""
+        try:
+            return [] if way in self.troubles else self.answers(way, prompts)
+        except RuntimeError as why:
+            self.troubles[way] = str(why)
+            return []
+
+    def answers(self, way: str, prompts: Sequence[Ids]) -> list[Answer]:
+        """Answer prompts together.
+
+        Raises:
+            RuntimeError: it cannot.
+        """
+        try:
+            reply = self._ask({"way": way, "prompts": [list(ids) for ids in prompts]})
+        except (EOFError, BrokenPipeError):
+            raise RuntimeError("its process has ended") from None
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        self.plain_peak = self.plain_peak or reply["peak_bytes"]
+        return [Answer(ids, reply["seconds"] / len(prompts)) for ids in reply["answers"]]
+
+    def _ask(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """A line of JSON there and one back.
+
+        Raises:
+            EOFError: the process has ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(facts) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise EOFError
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Tokens a second of whole answers by draftree and by other engines, in all their ways of decoding."""
+    unknown = [engine for engine in setup["engines"] if engine not in ENVIRONMENTS]
+    if unknown:
+        raise ValueError(f"There is no engine {unknown[0]!r}: choose from {', '.join(ENVIRONMENTS)}.")
+    left_out: dict[str, str] = {}
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        job = job_of(setup, work)
+        processes = []
+        setup.watcher.stage("loading engines", len(setup["engines"]))
+        for engine in setup["engines"]:
+            try:
+                process = Process(engine, job, stack)
+                if setup["batch"] > 1 and not process.facts["batches"]:
+                    raise RuntimeError("it answers one prompt at a time")
+                process.answers(PLAIN, [task.ids for task in setup.lessons[: setup["batch"]]])
+                processes.append(process)
+            except RuntimeError as why:
+                left_out[engine] = str(why)
+            setup.watcher.step()
+        ways = {
+            f"{process.engine} {way}": Way(f"{process.engine} {way}", ask=partial(process.ask, way))
+            for process in processes
+            for way in process.facts["ways"]
+        }
+        for runs in measure_parts(setup, list(ways.values()), batch=setup["batch"]):
+            yield table(runs, processes, left_out)
+
+
+def table(runs: pd.DataFrame, processes: Sequence[Process], left_out: dict[str, str]) -> pd.DataFrame:
+    """A row for each way that has answered everything."""
+    remarks = [f"{engine} is left out: {why}." for engine, why in left_out.items()]
+    answered = []
+    for process in processes:
+        answered += [(process, way) for way in process.facts["ways"] if way not in process.troubles]
+        remarks += [f"{process.engine} {way} is left out: {why}." for way, why in process.troubles.items()]
+    times = {(one.engine, way): whole(of(runs, f"{one.engine} {way}")) for one, way in answered}
+    base = (REFERENCE, PLAIN) if (REFERENCE, PLAIN) in times else (OWN, PLAIN)
+    wanted = answers_of(runs, base)
+    rows = []
+    for process, way in answered:
+        name = (process.engine, way)
+        speed = Share(times[name].under, times[name].over)
+        row = {"engine": process.engine, "version": process.facts["version"], "way": way}
+        row |= speed.columns("tokens_a_second") | (times[base] / times[name]).columns("over_hf")
+        peers = [peer for peer in times if peer[0] != OWN and (way != PLAIN or peer[1] == PLAIN)]
+        if process.engine == OWN and peers:
+            best = min(peers, key=lambda peer: times[peer].value)
+            row |= (times[best] / times[name]).columns("over_best_peer") | {"best_peer": " ".join(best)}
+        row["differing"] = sum(a != b for a, b in zip(answers_of(runs, name), wanted, strict=True))
+        row["answers"] = len(wanted)
+        if way == PLAIN:
+            row["peak_gb"] = process.plain_peak / 1e9
+        rows.append(row)
+    return table_of(rows, remarks=remarks)
+
+
+def answers_of(runs: pd.DataFrame, name: tuple[str, str]) -> list[Ids]:
+    """All answers of one way, in the order of the prompts."""
+    return [ids for group in runs[runs["way"] == " ".join(name)]["ids"] for ids in group]
+
+
+def job_of(setup: Setup, work: Path) -> Job:
+    """What every engine is given; the model, its small one and its drafters are saved below `work`."""
+    model = setup.model
+    folder = work / "model"
+    model.save_pretrained(folder)
+    setup.tokenizer.save_pretrained(folder)
+    drafters, draft = {}, ""
+    for name in setup["drafters"]:
+        drafter = setup.trained(name)
+        if isinstance(drafter, DraftModel):
+            draft = str(work / name)
+            drafter.model.to(model.dtype).save_pretrained(draft)
+            setup.tokenizer.save_pretrained(draft)
+        else:
+            drafters[name] = str(work / name)
+            drafter.save_pretrained(drafters[name])
+    return Job(
+        folder=str(folder),
+        draft=draft,
+        dtype=str(model.dtype).removeprefix("torch."),
+        int8=setup["int8"],
+        threads=torch.get_num_threads(),
+        new=setup["max_new_tokens"],
+        ends=tuple(eos_token_ids(model)),
+        work=str(work / "converted"),
+        drafters=drafters,
+        texts=setup.texts,
+    )
+
+
+EXPERIMENT = Experiment(
+    "peers",
+    "",
+    run,
+    (*("engine", "version", "way", "tokens_a_second", "over_hf", "over_best_peer"), *("differing", "peak_gb")),
+    bars("tokens_a_second", label=("engine", "way"), mark=None),
+    {
+        **{"per_set": 1, "max_new_tokens": 48, "warm_per_set": 4, "sets": (), "batch": 1, "int8": False},
+        **{"engines": tuple(ENVIRONMENTS), "drafters": ("draft-model", "hidden-transfer", "medusa")},
+    },
+)

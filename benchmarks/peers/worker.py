@@ -1,0 +1,113 @@
+"""The engine's end of the pipe: a process that loads a model and answers prompts, a line of JSON each way.
+
+Needs nothing but Python, as every engine has an environment of its own. The first line that comes is a `Job`; the first
+one that goes back is {"version", "ways", "left_out": {way: why}}. Then {"way", "prompts"} is answered by {"answers",
+"seconds", "peak_bytes"}, or by {"error"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Ids = list[int]
+Ask = Callable[[list[Ids]], list[Ids]]  # prompts to new tokens, one answer for each
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an engine is given.
+
+    Attributes:
+        folder: of the model, as Hugging Face saved it.
+        draft: folder of a small model that drafts; "" for none.
+        dtype: "float32" or "bfloat16".
+        int8: whether weights are kept in 8 bits, by the engine's own means.
+        threads: of the CPU.
+        new: most tokens of an answer.
+        ends: EOS tokens.
+        work: folder for converted weights.
+        drafters: folders of trained drafters by name, for draftree.
+        texts: answers to other prompts, for a trie to have seen.
+    """
+
+    folder: str
+    draft: str
+    dtype: str
+    int8: bool
+    threads: int
+    new: int
+    ends: tuple[int, ...]
+    work: str
+    drafters: dict[str, str] = field(default_factory=dict)
+    texts: list[Ids] = field(default_factory=list)
+
+
+@dataclass
+class Peer:
+    """An engine that has loaded its model.
+
+    Attributes:
+        version: of the engine.
+        ways: of decoding, by name; "plain" comes first.
+        left_out: why others cannot be measured.
+        batches: whether it answers several prompts together.
+    """
+
+    version: str
+    ways: dict[str, Ask]
+    left_out: dict[str, str] = field(default_factory=dict)
+    batches: bool = False
+
+
+def serve(make: Callable[[Job], Peer]) -> None:
+    """Answer what comes on standard input until it ends."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an engine prints is no reply
+
+    def reply(**facts: Any) -> None:
+        replies.write(json.dumps(facts) + "\n")
+        replies.flush()
+
+    given = json.loads(sys.stdin.readline())
+    job = Job(**{**given, "ends": tuple(given["ends"])})
+    Path(job.work).mkdir(parents=True, exist_ok=True)
+    peer = make(job)
+    reply(version=peer.version, ways=list(peer.ways), left_out=peer.left_out, batches=peer.batches)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            begin = time.perf_counter()
+            answers = peer.ways[asked["way"]](asked["prompts"])
+            seconds = time.perf_counter() - begin
+        except Exception as error:  # an engine of others: whatever it raises is told, and the others go on
+            reply(error=f"{type(error).__name__}: {error}".splitlines()[0])
+            continue
+        reply(answers=[cut(ids, job) for ids in answers], seconds=seconds, peak_bytes=peak_bytes())
+
+
+def cut(ids: Ids, job: Job) -> Ids:
+    """An answer up to its EOS, and no longer than asked."""
+    ids = list(ids)[: job.new]
+    end = next((i for i, token in enumerate(ids) if token in job.ends), len(ids) - 1)
+    return ids[: end + 1]
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had resident."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def leave(make: Callable[[Job], Peer]) -> None:
+    """`serve`, and one line on standard error for what goes wrong before the first reply."""
+    try:
+        serve(make)
+    except (ImportError, RuntimeError, ValueError, OSError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
