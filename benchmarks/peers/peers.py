@@ -60,14 +60,17 @@ class Process:
 
     def ask(self, way: str, prompts: Sequence[Ids]) -> list[Answer]:
         """Answer prompts together; nothing, from then on, where it cannot."""
+        if way in self.troubles:
+            return []
         try:
-            return [] if way in self.troubles else self.answers(way, prompts)
+            reply = self.reply(way, prompts)
         except RuntimeError as why:
             self.troubles[way] = str(why)
             return []
+        return [Answer(ids, reply["seconds"] / len(prompts)) for ids in reply["answers"]]
 
-    def answers(self, way: str, prompts: Sequence[Ids]) -> list[Answer]:
-        """Answer prompts together.
+    def reply(self, way: str, prompts: Sequence[Ids]) -> dict[str, Any]:
+        """What it answers to prompts together.
 
         Raises:
             RuntimeError: it cannot.
@@ -78,8 +81,7 @@ class Process:
             raise RuntimeError("its process has ended") from None
         if "error" in reply:
             raise RuntimeError(reply["error"])
-        self.plain_peak = self.plain_peak or reply["peak_bytes"]
-        return [Answer(ids, reply["seconds"] / len(prompts)) for ids in reply["answers"]]
+        return reply
 
     def _ask(self, facts: dict[str, Any]) -> dict[str, Any]:
         """A line of JSON there and one back.
@@ -114,11 +116,15 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
                 process = Process(engine, job, stack)
                 if setup["batch"] > 1 and not process.facts["batches"]:
                     raise RuntimeError("it answers one prompt at a time")
-                process.answers(PLAIN, [task.ids for task in setup.lessons[: setup["batch"]]])
+                lessons = [task.ids for task in setup.lessons[: setup["batch"]]]
+                process.plain_peak = process.reply(PLAIN, lessons)["peak_bytes"]
                 processes.append(process)
             except RuntimeError as why:
                 left_out[engine] = str(why)
             setup.watcher.step()
+        for process in processes:
+            for way in process.facts["ways"]:
+                process.ask(way, [])  # what cannot be made ready is found before anything is measured
         ways = {
             f"{process.engine} {way}": Way(f"{process.engine} {way}", ask=partial(process.ask, way))
             for process in processes

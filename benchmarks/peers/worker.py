@@ -1,15 +1,14 @@
 """The engine's end of the pipe: a process that loads a model and answers prompts, a line of JSON each way.
 
 Needs nothing but Python, as every engine has an environment of its own. The first line that comes is a `Job`; the first
-one that goes back is {"version", "ways", "left_out": {way: why}}. Then {"way", "prompts"} is answered by {"answers",
-"seconds", "peak_bytes"}, or by {"error"}.
+one that goes back is {"version", "ways", "left_out": {way: why}, "batches"}. Then {"way", "prompts"} is answered by
+{"answers", "seconds", "peak_bytes"}, or by {"error"}. A way is made ready when it is first named; that is not timed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -56,13 +55,13 @@ class Peer:
 
     Attributes:
         version: of the engine.
-        ways: of decoding, by name; "plain" comes first.
+        ways: what makes each way of decoding ready, by its name; "plain" comes first.
         left_out: why others cannot be measured.
         batches: whether it answers several prompts together.
     """
 
     version: str
-    ways: dict[str, Ask]
+    ways: dict[str, Callable[[], Ask]]
     left_out: dict[str, str] = field(default_factory=dict)
     batches: bool = False
 
@@ -81,11 +80,15 @@ def serve(make: Callable[[Job], Peer]) -> None:
     Path(job.work).mkdir(parents=True, exist_ok=True)
     peer = make(job)
     reply(version=peer.version, ways=list(peer.ways), left_out=peer.left_out, batches=peer.batches)
+    ready: dict[str, Ask] = {}
     for line in sys.stdin:
         asked = json.loads(line)
+        way = asked["way"]
         try:
+            if way not in ready:
+                ready[way] = peer.ways[way]()
             begin = time.perf_counter()
-            answers = peer.ways[asked["way"]](asked["prompts"])
+            answers = ready[way](asked["prompts"]) if asked["prompts"] else []
             seconds = time.perf_counter() - begin
         except Exception as error:  # an engine of others: whatever it raises is told, and the others go on
             reply(error=f"{type(error).__name__}: {error}".splitlines()[0])
@@ -101,8 +104,12 @@ def cut(ids: Ids, job: Job) -> Ids:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had resident."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The most memory that this process has had resident; 0 where the system does not say."""
+    try:  # a process begins with the peak of the one that started it, by `getrusage`
+        facts = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
+    except OSError:
+        return 0
+    return int(facts["VmHWM"].split()[0]) * 1024
 
 
 def leave(make: Callable[[Job], Peer]) -> None:

@@ -32,7 +32,7 @@ def make(job: Job) -> Peer:
         )
         return [result.sequences_ids[0] for result in results]
 
-    return Peer(ctranslate2.__version__, {"plain": plain}, batches=True)
+    return Peer(ctranslate2.__version__, {"plain": lambda: plain}, batches=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 import draftree
@@ -28,22 +31,28 @@ def make(job: Job) -> Peer:
     def trained(name: str) -> Drafter:
         return load_drafter(job.drafters[name], model)
 
-    def way(*parts: Drafter) -> Ask:
-        drafter = draftree.Merge(parts) if len(parts) > 1 else parts[0] if parts else None
-        method = Draftree("", model, job.new, lambda: drafter)
+    def small() -> draftree.DraftModel:
+        return draftree.DraftModel(load_model(job.draft, Placement(dtype=job.dtype))[0])
 
-        def ask(prompts: list[Ids]) -> list[Ids]:
-            return [answer.ids for answer in method.answers(prompts)]
+    def way(*makers: Callable[[], Drafter]) -> Callable[[], Ask]:
+        def ready() -> Ask:
+            parts = [make() for make in makers]
+            drafter = draftree.Merge(parts) if len(parts) > 1 else parts[0] if parts else None
+            method = Draftree("", model, job.new, lambda: drafter)
 
-        return ask
+            def ask(prompts: list[Ids]) -> list[Ids]:
+                return [answer.ids for answer in method.answers(prompts)]
 
-    ways = {"plain": way(), "lookahead-cold": way(draftree.Lookahead()), "lookahead": way(warm())}
+            return ask
+
+        return ready
+
+    ways = {"plain": way(), "lookahead-cold": way(draftree.Lookahead), "lookahead": way(warm)}
     if job.draft:
-        small, _ = load_model(job.draft, Placement(dtype=job.dtype))
-        ways["draft-model"] = way(draftree.DraftModel(small))
+        ways["draft-model"] = way(small)
     for name in job.drafters:
-        ways[name] = way(trained(name))
-        ways[f"lookahead+{name}"] = way(warm(), trained(name))
+        ways[name] = way(partial(trained, name))
+        ways[f"lookahead+{name}"] = way(warm, partial(trained, name))
     return Peer(draftree.__version__, ways, batches=True)
 
 

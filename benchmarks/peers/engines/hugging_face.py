@@ -26,10 +26,12 @@ def make(job: Job) -> Peer:
 
         return ask
 
-    ways = {"plain": way(), "prompt-lookup": way(prompt_lookup_num_tokens=10)}
+    def assisted() -> Ask:
+        return way(assistant_model=load_model(job.draft, Placement(dtype=job.dtype))[0])
+
+    ways = {"plain": way, "prompt-lookup": lambda: way(prompt_lookup_num_tokens=10)}
     if job.draft:
-        small, _ = load_model(job.draft, Placement(dtype=job.dtype))
-        ways["draft-model"] = way(assistant_model=small)
+        ways["draft-model"] = assisted
     return Peer(transformers.__version__, ways, batches=True)
 
 

@@ -27,14 +27,15 @@ def make(job: Job) -> Peer:
         return llama_cpp.Llama(str(file), n_ctx=CONTEXT, verbose=False, **threads, **options)
 
     def way(**options: object) -> Ask:
-        held: list[llama_cpp.Llama] = []
+        model = opened(**options)
 
         def ask(prompts: list[Ids]) -> list[Ids]:
-            if not held:
-                held.append(opened(**options))
-            return [answer(held[0], ids) for ids in prompts]
+            return [answer(model, ids) for ids in prompts]
 
         return ask
+
+    def lookup() -> Ask:
+        return way(draft_model=LlamaPromptLookupDecoding(num_pred_tokens=DRAFTED), logits_all=True)
 
     def answer(model: llama_cpp.Llama, ids: Ids) -> Ids:
         model.reset()
@@ -45,9 +46,7 @@ def make(job: Job) -> Peer:
                 break
         return found
 
-    lookup = LlamaPromptLookupDecoding(num_pred_tokens=DRAFTED)
-    ways = {"plain": way(), "prompt-lookup": way(draft_model=lookup, logits_all=True)}
-    return Peer(llama_cpp.__version__, ways)
+    return Peer(llama_cpp.__version__, {"plain": way, "prompt-lookup": lookup})
 
 
 if __name__ == "__main__":

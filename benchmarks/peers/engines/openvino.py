@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,6 @@ def make(job: Job) -> Peer:
     hint = {"float32": "f32", "bfloat16": "bf16"}[job.dtype]
     given = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": job.threads}
 
-    @cache
     def pipeline(way: str) -> openvino_genai.LLMPipeline:
         options = dict(given)
         if way == "prompt-lookup":
@@ -33,8 +32,11 @@ def make(job: Job) -> Peer:
             options["draft_model"] = openvino_genai.draft_model(str(small), "CPU", **given)
         return openvino_genai.LLMPipeline(str(folder), "CPU", **options)
 
-    def way(name: str, **options: int) -> Ask:
-        config = openvino_genai.GenerationConfig()
+    def way(name: str, **options: int) -> Callable[[], Ask]:
+        return lambda: opened(name, **options)
+
+    def opened(name: str, **options: int) -> Ask:
+        engine, config = pipeline(name), openvino_genai.GenerationConfig()
         config.max_new_tokens = job.new
         config.do_sample = False
         config.stop_token_ids = set(job.ends)
@@ -47,7 +49,7 @@ def make(job: Job) -> Peer:
                 tokens = openvino.Tensor(np.array([ids], dtype=np.int64))
                 seen = openvino.Tensor(np.ones((1, len(ids)), dtype=np.int64))
                 inputs = openvino_genai.TokenizedInputs(tokens, seen)
-                answers.append(pipeline(name).generate(inputs, config).tokens[0])
+                answers.append(engine.generate(inputs, config).tokens[0])
             return answers
 
         return ask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -39,7 +39,6 @@ def make(job: Job) -> Peer:
     else:
         drafting["suffix"] = {"method": "suffix", "num_speculative_tokens": DRAFTED}
 
-    @cache
     def engine(way: str) -> vllm.LLM:
         options = {"max_model_len": CONTEXT, "skip_tokenizer_init": True, "speculative_config": drafting[way]}
         return vllm.LLM(job.folder, dtype=job.dtype, disable_log_stats=True, seed=0, **options)
@@ -48,14 +47,16 @@ def make(job: Job) -> Peer:
     rules = vllm.SamplingParams(temperature=0.0, max_tokens=job.new, stop_token_ids=ends, detokenize=False)
 
     def way(name: str) -> Ask:
+        opened = engine(name)
+
         def ask(prompts: list[Ids]) -> list[Ids]:
             given = [{"prompt_token_ids": ids} for ids in prompts]
-            results = engine(name).generate(given, rules, use_tqdm=False)
+            results = opened.generate(given, rules, use_tqdm=False)
             return [list(result.outputs[0].token_ids) for result in results]
 
         return ask
 
-    return Peer(vllm.__version__, {name: way(name) for name in drafting}, left_out, batches=True)
+    return Peer(vllm.__version__, {name: partial(way, name) for name in drafting}, left_out, batches=True)
 
 
 if __name__ == "__main__":

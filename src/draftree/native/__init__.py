@@ -15,7 +15,8 @@ from pathlib import Path
 from draftree.native.structures import Layer, Matrix, Pass, T5Decoder
 
 LIBRARY = Path(__file__).with_name("_draftree.so")
-ABI = 13  # of layers.c
+ABI = 14  # of layers.c
+WIDEST = 16  # floats of the widest vectors that it is compiled for
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
@@ -32,15 +33,27 @@ def library() -> ctypes.CDLL:
 def load_library() -> ctypes.CDLL | None:
     """The functions of `layers.c`, ready for calls; None when they were not built, are stale or do not load."""
     try:
-        found = library()
-        found.layer_start.restype = c_int32
-        found.layer_start.argtypes = [c_void_p] * 3
+        return started(library(), WIDEST)
     except (OSError, AttributeError):
         return None
+
+
+def started(found: ctypes.CDLL, widest: int) -> ctypes.CDLL | None:
+    """The library with its signatures, ready for calls; None where it is stale.
+
+    Args:
+        found: as loaded.
+        widest: the most floats of a vector that it may compute with, 4, 8 or 16; fewer where the processor has less.
+
+    Raises:
+        AttributeError: it lacks a function.
+    """
+    found.layer_start.restype = c_int32
+    found.layer_start.argtypes = [c_void_p] * 3 + [c_int32]
     process = ctypes.CDLL(None)
     known = all(hasattr(process, name) for name in OPENMP)  # else one thread does the work
     openmp = [ctypes.cast(getattr(process, name), c_void_p) if known else None for name in OPENMP]
-    if found.layer_start(*openmp) != ABI:
+    if found.layer_start(*openmp, widest) != ABI:
         return None
     found.layer_norm.argtypes = [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p]
     found.layer_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_int64, c_int, c_void_p]

@@ -39,59 +39,41 @@ INLINE float exponential(float x) {
     return (p * f * f + f + 1.0f) * power.value;
 }
 
-/* scores[j] = query . keys[j] for `count` columns at once; count is a constant after inlining. */
-INLINE void score_tile(const Lanes *query, const float *keys, int64_t dim, int count, Lanes *scores) {
-    Lanes sums[12];
-    UNROLL for (int j = 0; j < count; j++) sums[j] = (Lanes){0};
-    for (int64_t d = 0; d < dim; d++) {
-        Lanes q = query[d];
-        UNROLL for (int j = 0; j < count; j++) sums[j] += q * keys[j * dim + d];
-    }
-    UNROLL for (int j = 0; j < count; j++) scores[j] = sums[j];
-}
+#define SCORES(count) WITH(vector, score_tile, query, a->keys + c * dim, dim, count, scores + c * LANES)
+#define MIXED(count) WITH(vector, value_tile, scores, a->values + d, columns, dim, count, mixed + d * LANES)
 
-/* out[j] = sum over columns of weights[c] * values[c][j] for `count` dimensions at once. */
-INLINE void value_tile(const Lanes *weights, const float *values, int64_t columns, int64_t dim, int count, Lanes *out) {
-    Lanes sums[12];
-    UNROLL for (int j = 0; j < count; j++) sums[j] = (Lanes){0};
-    for (int64_t c = 0; c < columns; c++) {
-        Lanes w = weights[c];
-        UNROLL for (int j = 0; j < count; j++) sums[j] += w * values[c * dim + j];
-    }
-    UNROLL for (int j = 0; j < count; j++) out[j] = sums[j];
-}
-
-/* Query rows [first, first + LANES) of the group's groups * rows. scratch: (2 * dim + columns) Lanes, columns = start + rows. */
-INLINE void attend_lanes(const Attention *a, int64_t first, int tile, Lanes *scratch) {
+/* Query rows [first, first + LANES) of the group's groups * rows. scratch: (2 * dim + columns) * LANES floats, columns =
+ * start + rows. `vector`: floats of the processor's vectors, a constant. */
+INLINE void attend_lanes(const Attention *a, int64_t first, int vector, float *scratch) {
     int64_t dim = a->dim, columns = a->start + a->rows, total = a->groups * a->rows;
     int64_t live = total - first < LANES ? total - first : LANES;
-    Lanes *query = scratch, *mixed = query + dim, *scores = mixed + dim;
+    float *query = scratch, *mixed = query + dim * LANES, *scores = mixed + dim * LANES;
     for (int64_t d = 0; d < dim; d++)
         for (int64_t l = 0; l < LANES; l++)
-            query[d][l] = l < live ? a->query[(first + l) * dim + d] * a->scaling : 0;
+            query[d * LANES + l] = l < live ? a->query[(first + l) * dim + d] * a->scaling : 0;
     int64_t c = 0;
-    if (tile == 12)
-        for (; c + 12 <= columns; c += 12) score_tile(query, a->keys + c * dim, dim, 12, scores + c);
-    for (; c + 4 <= columns; c += 4) score_tile(query, a->keys + c * dim, dim, 4, scores + c);
-    for (; c < columns; c++) score_tile(query, a->keys + c * dim, dim, 1, scores + c);
+    if (vector == LANES)
+        for (; c + 12 <= columns; c += 12) SCORES(12);
+    for (; c + 4 <= columns; c += 4) SCORES(4);
+    for (; c < columns; c++) SCORES(1);
 
     /* Unseen columns get a score that is never the largest, and later the weight 0. */
     const float never = -3e38f;
     for (c = 0; c < a->prefix; c++)
         for (int64_t l = 0; l < live; l++)
-            if (!a->prefix_rows || !a->prefix_rows[(first + l) % a->rows]) scores[c][l] = never;
+            if (!a->prefix_rows || !a->prefix_rows[(first + l) % a->rows]) scores[c * LANES + l] = never;
     int64_t covered = a->back + a->rows, before = a->start - a->back; /* negative where the context is shorter than that */
     for (int64_t j = before < 0 ? -before : 0; j < covered; j++)
         for (int64_t l = 0; l < live; l++)
-            if (!a->visible[(first + l) % a->rows * a->by_row + j]) scores[before + j][l] = never;
+            if (!a->visible[(first + l) % a->rows * a->by_row + j]) scores[(before + j) * LANES + l] = never;
     float most[LANES], sum[LANES];
     for (int l = 0; l < LANES; l++) most[l] = never, sum[l] = 0;
     for (c = 0; c < columns; c++) {
-        const float *s = (const float *)(scores + c);
+        const float *s = scores + c * LANES;
         for (int l = 0; l < LANES; l++) most[l] = s[l] > most[l] ? s[l] : most[l];
     }
     for (c = 0; c < columns; c++) {
-        float *s = (float *)(scores + c);
+        float *s = scores + c * LANES;
         for (int l = 0; l < LANES; l++) {
             float weight = exponential(s[l] - most[l]);
             s[l] = s[l] > 0.5f * never ? weight : 0;
@@ -99,12 +81,12 @@ INLINE void attend_lanes(const Attention *a, int64_t first, int tile, Lanes *scr
         }
     }
     int64_t d = 0;
-    if (tile == 12)
-        for (; d + 12 <= dim; d += 12) value_tile(scores, a->values + d, columns, dim, 12, mixed + d);
-    for (; d + 4 <= dim; d += 4) value_tile(scores, a->values + d, columns, dim, 4, mixed + d);
-    for (; d < dim; d++) value_tile(scores, a->values + d, columns, dim, 1, mixed + d);
+    if (vector == LANES)
+        for (; d + 12 <= dim; d += 12) MIXED(12);
+    for (; d + 4 <= dim; d += 4) MIXED(4);
+    for (; d < dim; d++) MIXED(1);
     for (int64_t l = 0; l < live; l++) {
         float *out = a->out + (first + l) % a->rows * a->stride + (first + l) / a->rows * dim, scale = 1.0f / sum[l];
-        for (d = 0; d < dim; d++) out[d] = mixed[d][l] * scale;
+        for (d = 0; d < dim; d++) out[d] = mixed[d * LANES + l] * scale;
     }
 }

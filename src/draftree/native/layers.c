@@ -8,7 +8,7 @@
 #include "attention.h"
 #include "checksum.h"
 
-#define ABI 13 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 14 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -179,7 +179,7 @@ typedef struct {
 } Attending;
 
 /* The part of an attention that one thread does. */
-INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int tile) {
+INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int vector) {
     const Layer *l = t->l;
     const Pass *p = t->p;
     float *scratch = p->scores + (in_team ? own_number() : 0) * t->scratch;
@@ -204,7 +204,7 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
             .out = t->out + (at * l->kv_heads + head) * l->groups * dim,
             .stride = (int64_t)l->kv_heads * l->groups * dim,
         };
-        attend_lanes(&a, item % t->tiles * LANES, tile, (Lanes *)scratch);
+        attend_lanes(&a, item % t->tiles * LANES, vector, scratch);
     }
 }
 
@@ -235,16 +235,16 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
     }
 }
 
-#define KERNELS(name, target, registers)                                                                          \
+#define KERNELS(name, target, vector)                                                                             \
     target static void product_##name(const void *task, int64_t first, int64_t last) {                            \
         const Product *t = task;                                                                                  \
-        product_panels(t->m, t->x, t->rows, first, last, registers, t->add, t->out);                              \
+        product_panels(t->m, t->x, t->rows, first, last, vector, t->add, t->out);                              \
     }                                                                                                             \
     target static void gating_##name(const void *task, int64_t first, int64_t last) {                             \
         gating_share(task, product_##name, first, last);                                                          \
     }                                                                                                             \
     target static void attending_##name(const void *task, int64_t first, int64_t last) {                          \
-        attending_share(task, first, last, registers >= 24 ? 12 : 4);                                             \
+        attending_share(task, first, last, vector);                                                               \
     }                                                                                                             \
     target static void checksum_##name(const void *task, int64_t first, int64_t last) {                           \
         checksum_share(task, first, last);                                                                        \
@@ -260,22 +260,23 @@ INLINE void gating_share(const Gating *t, Share product, int64_t first, int64_t 
     static const Kernels kernels_##name = {product_##name, gating_##name, attending_##name,                       \
                                            checksum_##name, norm_##name, rotate_##name};
 
-KERNELS(plain, , 6)
+KERNELS(plain, , 4)
 #if defined(__x86_64__) && defined(__GNUC__)
-KERNELS(avx2, __attribute__((target("avx2,fma"))), 6)
-KERNELS(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))), 24)
+KERNELS(avx2, __attribute__((target("avx2,fma"))), 8)
+KERNELS(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))), 16)
 #endif
 
 static const Kernels *kernels = &kernels_plain;
 
-/* Called once; the functions are OpenMP's, or NULL for one thread. Returns ABI. */
-int32_t layer_start(void *parallel_, void *own_number_, void *team_size_) {
+/* Called once; the functions are OpenMP's, or NULL for one thread; `widest`: the most floats of a vector. Returns ABI. */
+int32_t layer_start(void *parallel_, void *own_number_, void *team_size_, int32_t widest) {
     parallel = (Parallel)parallel_;
     own_number = (Number)own_number_;
     team_size = (Number)team_size_;
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) kernels = &kernels_avx2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    if (widest >= 8 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) kernels = &kernels_avx2;
+    if (widest >= 16 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
         kernels = &kernels_avx512;
 #endif
     return ABI;

@@ -23,8 +23,10 @@
 #define FETCH(address)
 #endif
 
-/* A vector of LANES floats. */
-typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+/* Vectors of as many floats, whatever the alignment. */
+typedef float Lanes16 __attribute__((vector_size(64), aligned(4)));
+typedef float Lanes8 __attribute__((vector_size(32), aligned(4)));
+typedef float Lanes4 __attribute__((vector_size(16), aligned(4)));
 
 /* A matrix in panels, as draftree.runner.cpu.packed lays it out. */
 typedef struct {
@@ -33,41 +35,23 @@ typedef struct {
     int64_t inputs, outputs;
 } Matrix;
 
-/* `rows` x `wide` panels at once, in registers: x [rows, inputs], result [rows, wide, LANES]; constants after inlining.
- * Four panels side by side keep memory busy by themselves under one row; under more the sums fill the processor's queue, and
- * what comes soon has to be prefetched. Elsewhere weights from `ahead` on will be read soon, `step` floats further with every
- * input; two streams of them, since that is how many panels wait for memory longest. */
-INLINE void product_tile(const Matrix *m, const float *x, int64_t panel, int rows, int wide, const float *const *ahead,
-                         int64_t step, float *result) {
-    const float *soon = ahead[0], *also = ahead[1];
-    Lanes sums[12][4];
-    const float *weights = m->panels + panel * m->inputs * LANES;
-    UNROLL for (int r = 0; r < rows; r++) {
-        UNROLL for (int p = 0; p < wide; p++) sums[r][p] = (Lanes){0};
-    }
-    for (int64_t k = 0; k < m->inputs; k++) {
-        Lanes w[4];
-        UNROLL for (int p = 0; p < wide; p++) w[p] = *(const Lanes *)(weights + (p * m->inputs + k) * LANES);
-        if (wide < 4) {
-            FETCH(soon);
-            FETCH(also);
-            soon += step, also += step;
-        } else if (rows > 1) {
-            UNROLL for (int p = 0; p < wide; p++) FETCH(weights + (p * m->inputs + k + SOON) * LANES);
-        }
-        UNROLL for (int r = 0; r < rows; r++) {
-            float a = x[r * m->inputs + k];
-            UNROLL for (int p = 0; p < wide; p++) sums[r][p] += a * w[p];
-        }
-    }
-    UNROLL for (int r = 0; r < rows; r++) {
-        UNROLL for (int p = 0; p < wide; p++) *(Lanes *)(result + (r * wide + p) * LANES) = sums[r][p];
-    }
-}
+#define VECTOR Lanes16
+#define TILED(name) name##_16
+#include "tiles.h"
+#define VECTOR Lanes8
+#define TILED(name) name##_8
+#include "tiles.h"
+#define VECTOR Lanes4
+#define TILED(name) name##_4
+#include "tiles.h"
+#define MOST_IN_REGISTERS(vector) ((vector) == LANES ? 24 : 6) /* times LANES floats */
+/* A tile's function for vectors of so many floats, a constant. */
+#define WITH(vector, name, ...) \
+    ((vector) == 16 ? name##_16(__VA_ARGS__) : (vector) == 8 ? name##_8(__VA_ARGS__) : name##_4(__VA_ARGS__))
 
-#define TILE(n, wide)                                             \
-    case n:                                                       \
-        product_tile(m, at, panel, n, wide, ahead, step, result); \
+#define TILE(n, wide)                                                           \
+    case n:                                                                     \
+        WITH(vector, product_tile, m, at, panel, n, wide, ahead, step, result); \
         break;
 #define TILES_TO_6(wide) TILE(1, wide) TILE(2, wide) TILE(3, wide) TILE(4, wide) TILE(5, wide) TILE(6, wide)
 #define TILES_TO_12(wide) TILES_TO_6(wide) TILE(7, wide) TILE(8, wide) TILE(9, wide) TILE(10, wide) TILE(11, wide) TILE(12, wide)
@@ -85,10 +69,10 @@ static void put_tile(const Matrix *m, const float *result, int64_t panel, int64_
     }
 }
 
-/* Panels [first, last) of out = x m (+ out). `registers`: how many Lanes stay in them at once; a constant. */
-INLINE void product_panels(const Matrix *m, const float *x, int64_t rows, int64_t first, int64_t last, int registers, int add,
+/* Panels [first, last) of out = x m (+ out). `vector`: floats of the processor's vectors, a constant. */
+INLINE void product_panels(const Matrix *m, const float *x, int64_t rows, int64_t first, int64_t last, int vector, int add,
                            float *out) {
-    int64_t most = registers >= 24 ? 12 : 6, tiles = (rows + most - 1) / most;
+    int64_t registers = MOST_IN_REGISTERS(vector), most = vector == LANES ? 12 : 6, tiles = (rows + most - 1) / most;
     int64_t tallest = rows < most ? rows : most;
     int usual = tallest * 4 <= registers ? 4 : tallest * 2 <= registers ? 2 : 1; /* panels side by side */
     for (int64_t panel = first; panel < last;) {

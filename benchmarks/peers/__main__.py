@@ -1,0 +1,59 @@
+"""All comparisons with other engines, one after the other: `make bench-peers`, or `python -m benchmarks.peers [--quick]`.
+
+Each is one run of the experiment `peers`, in a folder of its own below bench-results/peers. One that is complete is not
+run again, so a stopped series goes on where it was; remove its folder to begin anew.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.harness.command import partial_file
+from benchmarks.peers.environments import ROOT
+from benchmarks.peers.peers import EXPERIMENT
+
+PLACE = ROOT / "bench-results" / "peers"
+QUICK = {
+    "peers-4m": [],
+    "peers-60m": ["--params", "60M"],
+}
+CASES = {
+    **QUICK,
+    "peers-400m": ["--params", "400M"],
+    "peers-400m-bfloat16": ["--params", "400M", "--dtype", "bfloat16"],
+    "peers-400m-int8": ["--params", "400M", "--set", "int8=true"],
+    "peers-60m-batch-4": ["--params", "60M", "--set", "batch=4"],
+}
+
+
+def main(arguments: list[str]) -> None:
+    """Run what is not complete yet.
+
+    Raises:
+        SystemExit: a run failed, or an argument that is not known.
+    """
+    if set(arguments) - {"--quick"}:
+        sys.exit(f"There is no option {arguments[0]!r}: give --quick, or nothing.")
+    for name, options in (QUICK if arguments else CASES).items():
+        folder = PLACE / name
+        result = finished(folder)
+        if result.is_file():
+            print(f"{name} is complete: {result.relative_to(ROOT)}", flush=True)
+            continue
+        command = [sys.executable, "-m", "draftree", "bench", "run", EXPERIMENT.name, "--threads", "2", *options]
+        print(f"{name}: {' '.join(command[1:])}", flush=True)
+        done = subprocess.run([*command, "--out", str(folder)], cwd=ROOT, check=False)
+        if done.returncode:
+            sys.exit(done.returncode)
+    print("To show them in the docs: python -m benchmarks.report NAME=FILE, a pair for each.")
+
+
+def finished(folder: Path) -> Path:
+    """The result file of a run that is complete."""
+    return folder / partial_file(EXPERIMENT, folder).name.replace(".partial", "")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

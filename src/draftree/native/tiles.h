@@ -1,0 +1,62 @@
+/* Tiles that are summed in registers. Included by layers.c once for each size of vectors that processors have, with VECTOR, a
+ * vector of floats, and TILED(name), a function's name for it: LANES floats are one vector or several, as a compiler keeps
+ * vectors that the processor does not have in memory. */
+#define PARTS ((int)(LANES * sizeof(float) / sizeof(VECTOR)))
+#define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
+
+/* `rows` x `wide` panels at once: x [rows, inputs], result [rows, wide, LANES]; constants after inlining.
+ * Four panels side by side keep memory busy by themselves under one row; under more the sums fill the processor's queue, and
+ * what comes soon has to be prefetched. Elsewhere weights from `ahead` on will be read soon, `step` floats further with every
+ * input; two streams of them, since that is how many panels wait for memory longest. */
+INLINE void TILED(product_tile)(const Matrix *m, const float *x, int64_t panel, int rows, int wide, const float *const *ahead,
+                                int64_t step, float *result) {
+    const float *soon = ahead[0], *also = ahead[1];
+    VECTOR sums[12][4][PARTS];
+    const float *weights = m->panels + panel * m->inputs * LANES;
+    EACH(r, rows) EACH(p, wide) EACH(q, PARTS) sums[r][p][q] = (VECTOR){0};
+    for (int64_t k = 0; k < m->inputs; k++) {
+        VECTOR w[4][PARTS];
+        EACH(p, wide) EACH(q, PARTS) w[p][q] = ((const VECTOR *)(weights + (p * m->inputs + k) * LANES))[q];
+        if (wide < 4) {
+            FETCH(soon);
+            FETCH(also);
+            soon += step, also += step;
+        } else if (rows > 1) {
+            EACH(p, wide) FETCH(weights + (p * m->inputs + k + SOON) * LANES);
+        }
+        EACH(r, rows) {
+            float a = x[r * m->inputs + k];
+            EACH(p, wide) EACH(q, PARTS) sums[r][p][q] += a * w[p][q];
+        }
+    }
+    EACH(r, rows) EACH(p, wide) EACH(q, PARTS) ((VECTOR *)(result + (r * wide + p) * LANES))[q] = sums[r][p][q];
+}
+
+/* scores[j] = query . keys[j] for `count` columns at once; count is a constant after inlining. */
+INLINE void TILED(score_tile)(const float *query, const float *keys, int64_t dim, int count, float *scores) {
+    VECTOR sums[12][PARTS];
+    EACH(j, count) EACH(q, PARTS) sums[j][q] = (VECTOR){0};
+    for (int64_t d = 0; d < dim; d++) {
+        VECTOR own[PARTS];
+        EACH(q, PARTS) own[q] = ((const VECTOR *)(query + d * LANES))[q];
+        EACH(j, count) EACH(q, PARTS) sums[j][q] += own[q] * keys[j * dim + d];
+    }
+    EACH(j, count) EACH(q, PARTS) ((VECTOR *)(scores + j * LANES))[q] = sums[j][q];
+}
+
+/* out[j] = sum over columns of weights[c] * values[c][j] for `count` dimensions at once. */
+INLINE void TILED(value_tile)(const float *weights, const float *values, int64_t columns, int64_t dim, int count, float *out) {
+    VECTOR sums[12][PARTS];
+    EACH(j, count) EACH(q, PARTS) sums[j][q] = (VECTOR){0};
+    for (int64_t c = 0; c < columns; c++) {
+        VECTOR own[PARTS];
+        EACH(q, PARTS) own[q] = ((const VECTOR *)(weights + c * LANES))[q];
+        EACH(j, count) EACH(q, PARTS) sums[j][q] += own[q] * values[c * dim + j];
+    }
+    EACH(j, count) EACH(q, PARTS) ((VECTOR *)(out + j * LANES))[q] = sums[j][q];
+}
+
+#undef EACH
+#undef PARTS
+#undef TILED
+#undef VECTOR

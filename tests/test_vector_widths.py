@@ -1,0 +1,77 @@
+"""The compiled layers for processors of every width of vectors, each in a copy of the library."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import draftree
+from draftree import native
+from draftree.native import load_library
+from draftree.runner import open_runner
+from draftree.runner.cpu.packed import PackedLinear, to_panels
+
+pytestmark = pytest.mark.skipif(load_library() is None, reason="the library is not built")
+PROMPT = torch.tensor([[5, 9, 20, 30, 5, 9, 20]])
+
+
+@pytest.fixture(params=[4, 8, 16])
+def widest(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The most floats of a vector that the library computes with during a test."""
+    other = shutil.copy(native.LIBRARY, tmp_path)  # under another name it has statics of its own
+    monkeypatch.setattr(native, "library", lambda: ctypes.CDLL(os.fspath(other)))
+    monkeypatch.setattr(native, "WIDEST", request.param)
+    load_library.cache_clear()
+    yield request.param
+    load_library.cache_clear()
+
+
+def test_products(widest: int) -> None:
+    torch.manual_seed(0)
+    for outputs, inputs in ((48, 33), (130, 64)):
+        weight, bias = torch.randn(outputs, inputs, dtype=torch.float32), torch.randn(outputs, dtype=torch.float32)
+        linear = PackedLinear(to_panels(weight), outputs, torch.nn.Parameter(bias))
+        for rows in (*range(1, 15), 25):
+            x = torch.randn(rows, inputs, dtype=torch.float32)
+            with torch.no_grad():
+                found = linear(x)
+            assert torch.allclose(found, x @ weight.T + bias, atol=1e-4), rows
+            assert torch.equal(found[:1], linear(x[:1]).detach()), "a row does not depend on the others"
+
+
+def test_answers(widest: int, demo: Any) -> None:
+    model = copy.deepcopy(demo.model)  # with a runner of its own
+    assert open_runner(model).name == "cpu"
+    wanted = demo.model.generate(PROMPT, max_new_tokens=24, do_sample=False)
+    for drafter in (None, draftree.Lookahead(), draftree.Jacobi()):
+        drafted = draftree.generate(
+            model, PROMPT, drafter=drafter, shape=drafter and draftree.Fixed(12), max_new_tokens=24
+        )
+        assert torch.equal(drafted.sequences, wanted)
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no vectors of 8 floats")
+@pytest.mark.parametrize("widest", [8, 16], indirect=True)
+def test_a_row_takes_no_longer_than_torch_does(widest: int) -> None:
+    """Vectors that a processor does not have stay in memory, at a tenth of the speed."""
+    weight, x = torch.randn(4096, 1024, dtype=torch.float32), torch.randn(1, 1024, dtype=torch.float32)
+    linear = PackedLinear(to_panels(weight), 4096, None)
+    with torch.no_grad():
+        own = [(seconds(lambda: linear(x)), seconds(lambda: x @ weight.T)) for _ in range(30)]
+    ours, theirs = map(min, zip(*own, strict=True))
+    assert ours < 1.7 * theirs
