@@ -5,12 +5,14 @@
 #   PYTHON      interpreter that makes .venv                     make test PYTHON=python3.12
 #   TORCH       requirement for torch                            make demo TORCH='torch>=2.8'
 #   WORKERS     processes that run the tests                     make test WORKERS=8
+#   PEERS       options of bench-peers                           make bench-peers PEERS=--quick
 #   TORCH_ARGS  pip options for torch, e.g. an index of wheels   make demo TORCH_ARGS='--index-url ...'
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 WORKERS ?= 2
+PEERS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +22,7 @@ export PYTHONPATH :=
 INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find src -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-clients test-vllm lint format bench results docs dist clean
+.PHONY: help demo serve test test-all test-clients test-vllm lint format bench bench-peers results docs dist clean
 
 help:
 	@echo 'make demo      the embedded model, plain and drafted side by side'
@@ -32,6 +34,7 @@ help:
 	@echo 'make lint      ruff and mypy, no changes'
 	@echo 'make format    let ruff rewrite the sources'
 	@echo 'make bench     the comparison of all methods, in its short form'
+	@echo 'make bench-peers  draftree against other engines, each in an environment of its own (PEERS=--quick: short)'
 	@echo 'make results   docs/results.md and the tables of README.md, from benchmarks/results'
 	@echo 'make docs      docs/cli.md from the commands, then the documentation, in docs/_build/html'
 	@echo 'make dist      sdist and wheel, tried in a fresh environment, in dist'
@@ -94,6 +97,10 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/draftree bench compare
 
+# Goes on where it was stopped. Making the environments, once, takes a quarter of an hour more.
+bench-peers: $(VENV)/.dev
+	TORCH='$(TORCH)' $(BIN)/python -m benchmarks.peers $(PEERS)
+
 results: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.report
 
@@ -126,6 +133,6 @@ test-vllm: $(VENV)/.dev .venv-vllm/.made
 	$(BIN)/python -m pytest tests/test_vllm.py
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-vllm build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-clients .venv-vllm .venv-peers build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src -name '*.so' -delete
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -59,7 +59,7 @@ def python_of(engine: str) -> Path:
     _run([sys.executable, "-m", "venv", "--clear", str(folder)])
     pip = [str(python), "-m", "pip"]
     _run([*pip, "install", "--quiet", wanted.requirements[0]])
-    _run([*pip, "install", "--quiet", *wanted.requirements[1:]])
+    _run([*pip, "install", "--quiet", *wanted.requirements])  # the pin again, or what comes may bring another torch
     if wanted.unwanted:
         _run([*pip, "uninstall", "--quiet", "--yes", *wanted.unwanted])
     write_text(made, json.dumps(held))

@@ -138,18 +138,19 @@ def load_model(
     """
     placement = placement or Placement()
     placement.check()
-    tokenizer = load_tokenizer(name)  # soon told where there is none; a model takes long
     if name is None:
         from draftree.demo_model import embedded
 
         with embedded("chat_4m") as folder:
             model = _loaded(str(folder), placement, "float32")
+        tokenizer = load_tokenizer(None)
     else:
         path = known_folder(name)
         if (Path(path) / "adapter_config.json").is_file() and find_spec("peft") is None:
             raise ValueError(
                 f"The folder {name!r} holds an adapter (LoRA): pip install peft, or give the merged model."
             )
+        tokenizer = load_tokenizer(name)  # before the model, which takes long
         model = _loaded(path, placement, placement.dtype)
     return placement.put(model.eval(), tell), tokenizer
 

@@ -43,6 +43,7 @@ TINY: dict[str, Any] = {
     **{"chains": (2,), "exits": ("4",), "prompts": 3, "prompt_tokens": 20, "answer_tokens": 8, "vocabulary": 100},
     **{"schemas": 2, "answers": 1, "context": 16, "seen": (0, 1), "rows": (1, 4), "batch": (1, 2)},
     **{"minutes": 0.0, "device": "cpu", "dtype": "float32", "compiled": False, "stock": False},
+    **{"engines": ("hugging_face", "draftree")},  # which run in this environment
 }
 LOSSY = ("bild", "layers")
 
@@ -54,6 +55,8 @@ def tiny(experiment: Experiment) -> dict[str, Any]:
         facts["nodes"] = (2, 4) if isinstance(experiment.options["nodes"], tuple) else 6
     if experiment.name.startswith("bild"):
         facts |= {"thresholds": ("0.6:3",), "batch": 4}
+    elif experiment.name == "peers":
+        facts["batch"] = 2
     elif "thresholds" in experiment.options:
         facts["thresholds"] = (0.9, 1.0)
     if experiment.options.get("drafters") == () and experiment.name != "bild-figure6":

@@ -21,7 +21,7 @@ from draftree.bench.summary import Row, count_disturbed, find_differences, summa
 from draftree.progress import Watcher
 
 COLUMNS = (
-    "method", "tokens/s", "over HF generate", "over plain", "acceptance length", "overhead efficiency", "differing",
+    "method", "tokens/s", "over plain", "over HF generate", "acceptance length", "overhead efficiency", "differing",
 )  # fmt: skip
 
 

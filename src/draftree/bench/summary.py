@@ -98,7 +98,7 @@ class Row:
     def figures(self, plain: str) -> dict[str, Any]:
         """Plain numbers by the names of columns; X_low and X_high are the interval of X."""
         found: dict[str, Any] = {"tokens": self.tokens, "seconds": self.seconds} | self.speed.columns("tokens/s")
-        for column, reference in {"over HF generate": REFERENCE, "over plain": plain}.items():
+        for column, reference in {"over plain": plain, "over HF generate": REFERENCE}.items():
             if reference in self.over:
                 found |= self.over[reference].columns(column)
         if self.stats is not None:

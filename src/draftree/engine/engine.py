@@ -21,7 +21,7 @@ from draftree.engine.options import rules_of
 from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.engine.slots import Slots
-from draftree.engine.strict import check_strict
+from draftree.engine.strict import check_strict, check_strict_drafter
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import cached_cost
 from draftree.shaping import Shape, shape_for
@@ -55,6 +55,8 @@ class Engine:
         self.config = config
         self.runner: Runner = open_runner(model, config.runner)
         self.target = self.runner.target
+        if config.strict:
+            check_strict(self.runner)
         if config.early_exit is not None:
             config.early_exit.bind(self.runner)
         drafter, pruner = config.drafter, config.pruner
@@ -62,9 +64,8 @@ class Engine:
         self._sizer: Sizer | None = None
         if drafter is not None:
             drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
-        if config.strict:
-            check_strict(self.runner, drafter)
-        if drafter is not None:
+            if config.strict:
+                check_strict_drafter(self.runner, drafter)
             self.shape = config.shape or shape_for(drafter)
             cost = cached_cost(self.runner) if self.shape.measures else None
             self._sizer = self.shape.bind(cost, drafter, pruner, packed=self.runner.packs)

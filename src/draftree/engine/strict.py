@@ -29,19 +29,13 @@ FLOAT32 = 1e-4  # of the largest score: in float32 sums move by so much less tha
 _found: weakref.WeakKeyDictionary[Runner, dict[tuple[int, bool], str | None]] = weakref.WeakKeyDictionary()
 
 
-def check_strict(runner: Runner, drafter: Drafter | None) -> None:
+def check_strict(runner: Runner) -> None:
     """Try whether rows of a pass leave each other's scores alone; once for each runner and number of threads.
 
     Raises:
-        ValueError: they do not, an encoder-decoder, or a deep prefix in passes of fixed shapes.
+        ValueError: they do not, or an encoder-decoder.
     """
     target = runner.target
-    prefix = None if drafter is None else drafter.deep_prefix
-    if prefix is not None and runner.name == "cuda_graphs" and target.dtype != torch.float32:
-        raise ValueError(
-            "strict=True cannot be kept in passes of fixed shapes with a drafter that has a deep prefix: give "
-            "runner='eager'."
-        )
     if target.encoder_decoder:
         raise ValueError("strict=True is for decoder-only models: use fp32 weights with this encoder-decoder.")
     state = torch.get_num_threads(), torch.is_autocast_enabled(target.device.type)
@@ -53,6 +47,19 @@ def check_strict(runner: Runner, drafter: Drafter | None) -> None:
         raise ValueError(
             f"strict=True cannot be kept here, {held[state]}: use float32, or leave strict out and accept that tokens "
             "that are nearly tied may change places."
+        )
+
+
+def check_strict_drafter(runner: Runner, drafter: Drafter) -> None:
+    """Refuse a bound drafter whose rows a runner cannot keep apart.
+
+    Raises:
+        ValueError: one with a deep prefix, in passes of fixed shapes.
+    """
+    if drafter.deep_prefix is not None and runner.name == "cuda_graphs" and runner.target.dtype != torch.float32:
+        raise ValueError(
+            "strict=True cannot be kept in passes of fixed shapes with a drafter that has a deep prefix: give "
+            "runner='eager'."
         )
 
 

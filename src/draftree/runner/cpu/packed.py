@@ -8,11 +8,8 @@ panels; or the model's linears themselves are put into panels, once, and there i
 
 from __future__ import annotations
 
-import ctypes
 import math
-import sys
 from collections.abc import Sequence
-from ctypes import c_size_t, c_void_p
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +19,11 @@ from torch.nn import functional as F
 from draftree.native import load_library
 from draftree.native.addresses import address, optional_address
 from draftree.native.structures import Matrix
+from draftree.runner.cpu.pages import HUGE_PAGE, advises, on_huge_pages
 
 LANES = 16  # outputs of a panel
 MUCH = 100_000_000  # bytes of weights, copies of which people want to know of
-HUGE_PAGE = 2 * 2**20
 WORTH_HUGE_PAGES = 2 * HUGE_PAGE
-ADVICE_HUGE = 14  # MADV_HUGEPAGE of Linux
 
 
 def to_panels(weight: Tensor) -> Tensor:
@@ -42,13 +38,11 @@ def _room(like: Tensor, *shape: int) -> Tensor:
     """An empty tensor; a large one on pages of 2 MiB where the system gives them, which saves a step some waiting."""
     count = math.prod(shape)
     size = count * like.element_size()
-    madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
-    if size < WORTH_HUGE_PAGES or madvise is None or not like.is_cpu:
+    if size < WORTH_HUGE_PAGES or not advises() or not like.is_cpu:
         return like.new_empty(shape)
     spacious = like.new_empty(count + HUGE_PAGE // like.element_size())
     begin = -spacious.data_ptr() % HUGE_PAGE
-    # Advice only: where the system refuses it, pages keep their usual size.
-    madvise(c_void_p(spacious.data_ptr() + begin), c_size_t(size), ADVICE_HUGE)
+    on_huge_pages(spacious.data_ptr() + begin, size)
     begin //= like.element_size()
     return spacious[begin : begin + count].view(shape)
 

@@ -6,21 +6,21 @@ so it cannot be trained, and code that reaches into `weight` gets copies. `unpac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from draftree.native import load_library
 from draftree.runner.cpu.packed import LANES, MUCH, PackedLinear, linear_bytes, side_by_side, to_panels
+from draftree.runner.cpu.pages import drop_file_pages
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.target import inspect_model
 
 
-@torch.no_grad()
 def pack_weights(model: Any) -> None:
     """Put the linears of the decoder layers, and an untied head, into panels, one layer at a time.
 
@@ -31,6 +31,12 @@ def pack_weights(model: Any) -> None:
         ValueError: a model that the eager runner does not drive, of another type or on another device, or no compiled
             library.
     """
+    _pack(model, forget=lambda weight: None)
+
+
+@torch.no_grad()
+def _pack(model: Any, forget: Callable[[Tensor], None]) -> None:
+    """`pack_weights`; `forget` is given every weight that has been packed."""
     target = inspect_model(model)
     if not EagerRunner.qualifies(target):
         raise ValueError(
@@ -46,14 +52,16 @@ def pack_weights(model: Any) -> None:
         raise ValueError("Packed weights need the compiled layers, which were not built: install a C compiler first.")
     for layer in target.layers:
         for linears in Parts.of(layer, target.config).linears():
-            _replace(layer, linears)
+            _replace(layer, linears, forget)
     head, embedding = target.model.get_output_embeddings(), target.model.get_input_embeddings()
     if type(head) is nn.Linear and head.weight is not embedding.weight:
-        _replace(target.model, [head])
+        _replace(target.model, [head], forget)
 
 
 def pack_own(model: Any, runner: str) -> None:
-    """Pack a model that nobody else uses, where the runner would else copy much of it; others stay as they are.
+    """Pack a model just loaded that nobody else uses, where the runner would else copy much of it; others stay.
+
+    The pages of its file are given back layer by layer, so that at no time there are two copies in memory.
 
     Args:
         model: a Hugging Face model.
@@ -63,7 +71,7 @@ def pack_own(model: Any, runner: str) -> None:
         return
     with suppress(TypeError, ValueError):
         if linear_bytes(inspect_model(model)) >= MUCH:
-            pack_weights(model)
+            _pack(model, forget=drop_file_pages)
 
 
 @torch.no_grad()
@@ -78,15 +86,17 @@ def unpack_weights(model: Any) -> None:
                 setattr(parent, name, linear.train(module.training))
 
 
-def _replace(parent: nn.Module, linears: Sequence[Any]) -> None:
+def _replace(parent: nn.Module, linears: Sequence[Any], forget: Callable[[Tensor], None]) -> None:
     """Pack linears that read the same input below `parent`, in one piece of memory where panels do not straddle two."""
     if any(type(linear) is not nn.Linear for linear in linears):
         return  # packed already
     if any(linear.out_features % LANES for linear in linears[:-1]):
         for linear in linears:
-            _replace(parent, [linear])
+            _replace(parent, [linear], forget)
         return
     panels = to_panels(side_by_side(linears))
+    for linear in linears:
+        forget(linear.weight.detach())
     counts = [-(-linear.out_features // LANES) for linear in linears]
     for linear, own in zip(linears, panels.split(counts), strict=True):
         packed = PackedLinear(own, linear.out_features, linear.bias).train(linear.training)
