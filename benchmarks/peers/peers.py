@@ -27,6 +27,7 @@ from benchmarks.peers.environments import ENVIRONMENTS, ROOT, python_of
 from benchmarks.peers.worker import Ids, Job
 from draftree.bench.samples import Answer
 from draftree.drafting import DraftModel
+from draftree.drafting.folder import base_of
 from draftree.engine.limits import eos_token_ids
 
 OWN, REFERENCE = "draftree", "hugging_face"
@@ -182,6 +183,7 @@ def job_of(setup: Setup, work: Path) -> Job:
             setup.tokenizer.save_pretrained(draft)
         else:
             drafters[name] = str(work / name)
+            drafter.base = base_of(model)  # an inflated one belongs to none yet
             drafter.save_pretrained(drafters[name])
     return Job(
         folder=str(folder),
