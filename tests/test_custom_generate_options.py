@@ -181,7 +181,7 @@ def begun(name: str, ids: Tensor) -> DynamicCache:
         (
             "llama",
             lambda ids: {"past_key_values": begun("llama", ids)},
-            "past_key_values would neither be read nor filled",
+            "past_key_values.* would neither be read nor filled",
         ),
         ("llama", lambda ids: {"output_attentions": True}, "leave output_attentions out"),
         (

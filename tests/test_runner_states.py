@@ -12,6 +12,7 @@ import torch
 import zoo
 from runner_driver import BUSHY, Run, Tree, one_thread, prune, runners_for  # noqa: F401
 
+from draftree.engine import generate
 from draftree.runner import open_runner
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.hooked.runner import HookedRunner
@@ -136,3 +137,27 @@ def test_auto_takes_the_runner_that_is_open_already() -> None:
     model = copy.deepcopy(zoo.build("llama"))
     runner = open_runner(model, "cpu")
     assert open_runner(model, "auto") is runner
+
+
+def test_a_model_that_calls_its_cache_as_older_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers before 5.24, and code that comes with weights, say past_key_values."""
+    model = copy.deepcopy(zoo.build("llama"))
+    ids = torch.arange(2, 9)[None]
+    expected = generate(model, ids, max_new_tokens=8, runner="hooked").sequences
+    stock, seen = type(model).forward, []
+    name = inspect_model(model).cache_argument
+
+    def forward(
+        self: Any, input_ids: Any = None, position_ids: Any = None, past_key_values: Any = None, **given: Any
+    ) -> Any:
+        seen.append(past_key_values)
+        return stock(self, input_ids, position_ids=position_ids, **{name: past_key_values}, **given)
+
+    class Older(type(model)):  # type: ignore[misc]
+        """As a user's own code has it."""
+
+    Older.forward = forward
+    model.__class__ = Older
+    assert inspect_model(model).cache_argument == "past_key_values"
+    assert torch.equal(generate(model, ids, max_new_tokens=8, runner="hooked").sequences, expected)
+    assert seen[-1] is not None

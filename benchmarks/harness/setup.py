@@ -18,6 +18,7 @@ import torch
 
 import draftree
 from benchmarks.inflate import inflate, inflate_drafter
+from draftree.demo_model import without_bars
 from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter
 from draftree.engine.limits import check_prompt
@@ -89,6 +90,12 @@ class Setup:
             ValueError: a model that cannot be inflated, or to so many parameters.
         """
         return self.small if self.params is None else inflate(self.small, self.params)
+
+    def save(self, model: Any, folder: Path) -> None:
+        """Write a model and the tokenizer to a folder, as Hugging Face does."""
+        with without_bars():
+            model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, through the chat template where there is one."""

@@ -135,8 +135,7 @@ def saved(setup: Setup) -> Iterator[Path]:
     """The model in a folder, for servers in processes of their own."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / NAME
-        setup.model.save_pretrained(folder)
-        setup.tokenizer.save_pretrained(folder)
+        setup.save(setup.model, folder)
         yield folder
 
 

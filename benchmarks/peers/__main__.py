@@ -1,4 +1,4 @@
-"""All comparisons with other engines, one after the other: `make bench-peers`, or `python -m benchmarks.peers [--quick]`.
+"""All comparisons with other engines, in turn: `make bench-peers`, or `python -m benchmarks.peers [--quick]`.
 
 Each is one run of the experiment `peers`, in a folder of its own below bench-results/peers. One that is complete is not
 run again, so a stopped series goes on where it was; remove its folder to begin anew.

@@ -172,15 +172,13 @@ def job_of(setup: Setup, work: Path) -> Job:
     """What every engine is given; the model, its small one and its drafters are saved below `work`."""
     model = setup.model
     folder = work / "model"
-    model.save_pretrained(folder)
-    setup.tokenizer.save_pretrained(folder)
+    setup.save(model, folder)
     drafters, draft = {}, ""
     for name in setup["drafters"]:
         drafter = setup.trained(name)
         if isinstance(drafter, DraftModel):
+            setup.save(drafter.model.to(model.dtype), work / name)
             draft = str(work / name)
-            drafter.model.to(model.dtype).save_pretrained(draft)
-            setup.tokenizer.save_pretrained(draft)
         else:
             drafters[name] = str(work / name)
             drafter.base = base_of(model)  # an inflated one belongs to none yet

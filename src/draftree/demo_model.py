@@ -45,15 +45,20 @@ def demo_model() -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
 @contextmanager
 def embedded(name: str) -> Iterator[Path]:
     """The folder of a model that ships with the package, and no progress bars meanwhile."""
+    # as_file unpacks the folder where the package is imported from an archive.
+    with without_bars(), as_file(files("draftree") / "data" / name) as folder:
+        yield folder
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """No progress bars of transformers' meanwhile: over a file that is read or written at once they are noise."""
     from transformers.utils import logging
 
-    # A progress bar over 8 MB is noise; the setting is put back because it is transformers' own and global.
-    bars = logging.is_progress_bar_enabled()
+    bars = logging.is_progress_bar_enabled()  # put back, as the setting is global
     logging.disable_progress_bar()
     try:
-        # as_file unpacks the folder where the package is imported from an archive.
-        with as_file(files("draftree") / "data" / name) as folder:
-            yield folder
+        yield
     finally:
         if bars:
             logging.enable_progress_bar()

@@ -25,7 +25,7 @@ from draftree.bench.names import PLAIN as LOOP
 from draftree.bench.samples import Answer, Task
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
-from draftree.runner import Runner
+from draftree.runner import Runner, inspect_model
 from draftree.runner.plan import Plan
 
 HF = "hf-forward"
@@ -175,12 +175,13 @@ def timed(step: Callable[[], Any], device: torch.device) -> float:
 
 def _hf_steps(model: Any, tokens: Tensor, context: int) -> Callable[[int], None]:
     cache = DynamicCache()
+    held: dict[str, Any] = {inspect_model(model).cache_argument: cache, "use_cache": True}
     with torch.no_grad():
-        model(tokens[:, :context], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(tokens[:, :context], logits_to_keep=1, **held)
 
     @torch.no_grad()
     def step(rows: int) -> None:
-        model(tokens[:, :rows], past_key_values=cache, use_cache=True)
+        model(tokens[:, :rows], **held)
         cache.crop(context - cache.get_seq_length())  # a negative number of tokens: so many are taken away
 
     return step

@@ -10,11 +10,13 @@ import sys
 from types import FrameType
 from typing import Any
 
+from draftree.runner.target import CACHES
+
 DEPTH = 6  # frames between `generate` and the loop, at most
 
 
 def given_to_generate() -> dict[str, Any]:
-    """`streamer` and `past_key_values` of the call of `generate` under way; empty where there is none."""
+    """`streamer` and `cache` (by any of its names) of the call of `generate` under way; empty where there is none."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(DEPTH):
         if frame is None:
@@ -22,6 +24,7 @@ def given_to_generate() -> dict[str, Any]:
         known = frame.f_locals
         if frame.f_code.co_name == "generate" and "custom_generate" in known and "generation_mode_kwargs" in known:
             held = known.get("kwargs") or {}
-            return {"streamer": known.get("streamer"), "past_key_values": held.get("past_key_values")}
+            caches = [held[name] for name in CACHES if held.get(name) is not None]
+            return {"streamer": known.get("streamer"), "cache": caches[0] if caches else None}
         frame = frame.f_back
     return {}

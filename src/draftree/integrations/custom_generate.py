@@ -115,10 +115,10 @@ def custom_generate(
     ) -> Any:
         refuse_other_methods(generation_config)
         called = given_to_generate()
-        if called.get("past_key_values") is not None:
+        if called.get("cache") is not None:
             raise ValueError(
-                "past_key_values would neither be read nor filled, as draftree decodes on a cache of its own: leave it "
-                "out and give the whole text."
+                "The KV cache (cache, or past_key_values) would neither be read nor filled, as draftree decodes on a "
+                "cache of its own: leave it out and give the whole text."
             )
         theirs = called.get("streamer")
         if streamer is not None and theirs is not None:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.runner.target import CACHES
+
 # Made by `generate` itself, or about its own loop and cache.
 WITHOUT_EFFECT = ("cache_position", "encoder_outputs", "logits_to_keep", "use_cache")
 
@@ -32,10 +34,10 @@ def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], *, encoder_dec
         if name == "attention_mask":
             if not isinstance(value, Tensor) or value.dim() != 2:
                 raise ValueError("attention_mask must be [batch, length]: draftree makes the mask of its trees itself.")
-        elif name == "past_key_values":
+        elif name in CACHES:
             if value.get_seq_length():
                 raise ValueError(
-                    "past_key_values holds tokens already, and draftree decodes on a cache of its own: leave it out "
+                    f"{name} holds tokens already, and draftree decodes on a cache of its own: leave it out "
                     "and give the whole text."
                 )
         elif name == "inputs_embeds":

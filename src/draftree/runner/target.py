@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ RECURRENT = ("linear", "conv", "mamba", "recurrent")  # in the names of layer ty
 MASK_4D = ("sdpa", "eager")  # attention implementations that take an explicit 4D mask
 # Families whose `sliding_window` holds for every layer although they name no layer types.
 UNIFORM_WINDOW = ("mistral", "mixtral", "starcoder2", "phi3", "phimoe")
+
+# What `forward` calls its KV cache: in transformers from 5.24 on, and before it or in code that comes with weights.
+CACHES = ("cache", "past_key_values")
 
 # Attributes of modules that name a rate of dropout or noise applied in training mode.
 NOISE = ("dropout", "attention_dropout", "activation_dropout", "router_jitter_noise", "layerdrop")
@@ -37,6 +41,7 @@ class Target:
         max_positions: context limit in tokens, None where the model has none.
         encoder_decoder: whether trees grow in the decoder of an encoder-decoder.
         alteration: what about it is not as its class builds it, see `stock.alteration`; None for a stock model.
+        cache_argument: name of the KV cache among the arguments of its `forward`.
     """
 
     reference: weakref.ref[Any]
@@ -49,6 +54,7 @@ class Target:
     max_positions: int | None
     encoder_decoder: bool
     alteration: str | None
+    cache_argument: str
 
     @property
     def model(self) -> Any:
@@ -165,6 +171,7 @@ def inspect_model(model: Any) -> Target:
         max_positions=_max_positions(config),
         encoder_decoder=encoder_decoder,
         alteration=alteration(model),
+        cache_argument=CACHES[0] if CACHES[0] in inspect.signature(type(model).forward).parameters else CACHES[1],
     )
 
 

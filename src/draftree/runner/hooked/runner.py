@@ -158,7 +158,7 @@ class _HookedPass:
             arguments |= self.encoder.arguments(self.cache, self.first, plan.batch)
             arguments["decoder_attention_mask"] = self._forward_mask()
         else:
-            arguments["past_key_values"] = self.cache
+            arguments[target.cache_argument] = self.cache
             arguments["attention_mask"] = self._forward_mask()
         if self.runner._takes_positions:
             arguments["position_ids"] = plan.positions

@@ -96,8 +96,8 @@ class EncoderState:
             decoder_input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
             attention_mask=mask,
-            past_key_values=EncoderDecoderCache(DynamicCache(), cross),
             use_cache=True,
+            **{self.target.cache_argument: EncoderDecoderCache(DynamicCache(), cross)},
         )
         return cross.layers
 
@@ -148,7 +148,7 @@ class EncoderState:
         return {
             "encoder_outputs": BaseModelOutput(last_hidden_state=hidden),
             "attention_mask": self._mask[first:stop, :longest].long(),
-            "past_key_values": EncoderDecoderCache(cache, cross),
+            self.target.cache_argument: EncoderDecoderCache(cache, cross),
         }
 
     def stores(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
