@@ -24,7 +24,7 @@ from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
 from draftree.tree import TokenTree
 
-DEFAULT = ("llama", "gpt2", "gemma3", "mpt", "bart")
+DEFAULT = ("llama", "gpt2", "bart")
 FAMILIES = [
     pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL + ENCODER_DECODER
 ]

@@ -25,7 +25,7 @@ from draftree.shaping.sizer import DynamicSizer
 from draftree.shaping.step_times import Kind
 from draftree.tree import TokenTree
 
-DEFAULT = ("llama", "gpt2", "gemma3", "mpt", "bart")
+DEFAULT = ("llama", "gpt2", "gemma3", "bart")
 FAMILIES = [
     pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL + ENCODER_DECODER
 ]

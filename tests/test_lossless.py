@@ -15,7 +15,7 @@ from zoo import CAUSAL, build
 from draftree.engine import generate
 from draftree.runner import EagerRunner, inspect_model
 
-DEFAULT = ("llama", "qwen3", "gpt2", "gemma3", "bloom", "mpt", "opt", "deepseek_v3")
+DEFAULT = ("llama", "qwen3", "gpt2", "gemma3", "bloom", "opt", "deepseek_v3")
 FAMILIES = [pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL]
 SEED = 11
 

@@ -94,7 +94,7 @@ def straight(requests, decoding_length):
     )
 
 
-@pytest.mark.parametrize("decoding_length", [8, 16, 64])
+@pytest.mark.parametrize("decoding_length", [8, pytest.param(16, marks=pytest.mark.slow), 64])
 def test_accepted_as_often_as_the_straight_reading(requests, decoding_length):
     some = requests[:80]  # the straight reading is slow
     assert ours(some, decoding_length) >= straight(some, decoding_length) > 1.5

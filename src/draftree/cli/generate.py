@@ -164,6 +164,7 @@ def tell_stats(requests: Sequence[Request]) -> None:
     from draftree.cli.screen import line_console
     from draftree.engine import RunStats
 
+    stats = RunStats([request.stats for request in requests])
     if len(requests) == 1:
-        line_console().print(legend())
-    RunStats([request.stats for request in requests]).summary()
+        line_console().print(legend(stats.total.accepted_by_source))
+    stats.summary()

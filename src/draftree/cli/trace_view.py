@@ -23,8 +23,9 @@ def outline(trace: Trace, console: Console) -> None:
         if len(trace.requests) > 1:
             console.print(Text(f"Request {name}", style="bold"))
         console.print(_text(trace, request), soft_wrap=True)
-    console.print(legend())
-    run_statistics(trace).summary()
+    stats = run_statistics(trace)
+    console.print(legend(stats.total.accepted_by_source))
+    stats.summary()
 
 
 def show(trace: Trace, console: Console, numbers: list[int]) -> None:
