@@ -13,7 +13,7 @@ from zoo import CAUSAL, ENCODER_DECODER, MEMBERS, build, construct
 import draftree
 from draftree.engine import Engine, Rules
 from draftree.runner import checksum, inspect_model, open_runner
-from draftree.runner.checksum import tensors_checksum, weights_checksum
+from draftree.runner.checksum import tensors_checksum, weights_checksums
 
 PROMPT = torch.tensor([[5, 9, 3, 17, 4]])
 
@@ -214,7 +214,73 @@ def test_threads_do_not_change_it() -> None:
         found = set()
         for number in (1, 2, 3):
             torch.set_num_threads(number)
-            found.add(weights_checksum(model))
+            found.add(tuple(weights_checksums(model).values()))
     finally:
         torch.set_num_threads(threads)
     assert len(found) == 1
+
+
+def by_panels(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.panels.mul_(-1.5)
+
+
+@pytest.mark.parametrize("runner", ["hooked", "in_place", "cpu"])
+def test_keys_that_old_weights_made_are_not_taken_over(runner: str) -> None:
+    """Passes read the weights where the model has them, so that nothing is copied but what earlier prompts left."""
+    model = construct(MEMBERS["llama"])
+    if runner == "cpu":
+        draftree.pack_weights(model)
+    begun = [5, 6, 7, 8, 9, 10]
+    with draftree.Engine(model, slots=2, keep_prefixes=True, runner=runner) as engine:
+        assert engine.runner.name == runner
+        first = engine.add(begun, max_new_tokens=6)
+        engine.run()
+        again = engine.add([*begun, *first.tokens, 4], max_new_tokens=6)
+        engine.run()
+        assert again.reused == len(begun) + len(first.tokens) - 1, "as nothing has changed"
+        with torch.no_grad():
+            if runner == "cpu":
+                by_panels(model)
+            else:
+                model.model.layers[0].mlp.down_proj.weight.data.mul_(-1.5)
+        changed = engine.add([*begun, *first.tokens, 4], max_new_tokens=6)
+        engine.run()
+        assert changed.reused == 0
+        assert changed.tokens == ours_of(model, [*begun, *first.tokens, 4], runner)
+        assert changed.tokens != again.tokens
+
+
+def ours_of(model: Any, prompt: list[int], runner: str) -> list[int]:
+    out = draftree.generate(model, torch.tensor([prompt]), runner=runner, max_new_tokens=6, do_sample=False)
+    return out.sequences[0, len(prompt) :].tolist()
+
+
+def test_weights_that_are_read_where_they_are_need_no_comparing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = construct(MEMBERS["llama"])
+    draftree.pack_weights(model)
+    looked: list[int] = []
+    summed = checksum.tensors_checksum
+    monkeypatch.setattr(
+        checksum, "tensors_checksum", lambda held: looked.append(sum(t.nbytes for t in held)) or summed(held)
+    )
+    ours(model, "cpu")
+    looked.clear()
+    ours(model, "cpu")
+    panels = sum(module.panels.nbytes for module in model.modules() if hasattr(module, "panels"))
+    assert 0 < sum(looked) < sum(t.nbytes for t in model.parameters()) + 10_000 < panels
+    by_panels(model)
+    assert ours(model, "cpu") == own(model)
+
+
+def test_parts_of_quantised_weights_are_compared() -> None:
+    model = construct(MEMBERS["llama"])
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    one, other = torch.randn(8, 8), torch.randn(8, 8)
+    weight = torch.nn.Parameter(TwoTensor(one, other), requires_grad=False)
+    model.register_parameter("halves", weight)
+    before = [*checksum.weights_checksums(model).values()]
+    other[3, 3] += 1
+    after = [*checksum.weights_checksums(model).values()]
+    assert sum(a != b for a, b in zip(before, after, strict=True)) == 1

@@ -24,6 +24,7 @@ from draftree.engine.slots import Slots
 from draftree.engine.strict import check_strict, check_strict_drafter
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import cached_cost
+from draftree.runner.target import offloaded
 from draftree.shaping import Shape, shape_for
 from draftree.shaping.base import Sizer
 
@@ -82,8 +83,9 @@ class Engine:
             track = config.recorder.track(about, drafter)
         self.loop = Loop(config, self.runner, self.cache, self.encoder, self._sizer, track)
         self.waiting: deque[Request] = deque()
-        keeps = config.keep_prefixes and not config.strict and config.early_exit is None
+        keeps = config.keep_prefixes and not config.strict and config.early_exit is None and not offloaded(model)
         self.slots = Slots(self.runner, self.cache, self.encoder, keeps=keeps)
+        self._read_by = self.runner.in_place_checksums() if self.slots.keeps else []  # by what prompts were read
         self._stepping = threading.Lock()
         self._turn = threading.RLock()  # of the streams: one steps, the others find what it has brought
         self.closed = False
@@ -153,6 +155,11 @@ class Engine:
             raise ValueError(
                 "The model has changed since this engine was made, which would answer as it was: make a new Engine."
             )
+        if self.slots.keeps:
+            weights = self.runner.in_place_checksums()
+            if weights != self._read_by:
+                self.slots.forget()  # keys and values of the weights as they were
+                self._read_by = weights
         self.compared = True
 
     def cancel(self, request: Request) -> None:

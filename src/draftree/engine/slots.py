@@ -10,14 +10,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from torch import nn
-
 from draftree.drafting.base import Place
 from draftree.engine.request import Request
 from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.layout.positions import is_length_dependent
+from draftree.runner.modules import modules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,9 @@ class Slots:
         self.runner = runner
         self.cache = cache
         self.encoder = encoder
-        modules: list[nn.Module] = list(runner.target.model.modules())
-        self.keeps = keeps and encoder is None and not any(is_length_dependent(module) for module in modules)
+        self.keeps = keeps and encoder is None
+        if self.keeps:
+            self.keeps = not any(is_length_dependent(module) for module in modules_of(runner.target.model))
         self.running: list[Request] = []  # request i lives in slot i
         self.reading = 0  # the last so many of them have prompt tokens that are not in the cache yet
         self._kept: dict[int, Kept] = {}  # by free slot

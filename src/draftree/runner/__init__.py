@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from draftree.runner.base import Runner
-from draftree.runner.checksum import weights_checksum
+from draftree.runner.checksum import Place, weights_checksums
 from draftree.runner.cpu.packed import MUCH, packed
 from draftree.runner.cpu.packing import pack_own, pack_weights, unpack_weights
 from draftree.runner.cpu.runner import CpuRunner
@@ -144,11 +144,12 @@ def choose(target: Target, choice: str = "auto") -> type[Runner]:
 
 
 def _open(target: Target, way: type[Runner]) -> Runner:
-    copied = None
+    copied: dict[Place, bytes] | None = None
     if way.copies and way.qualifies(target):  # else the runner itself says why it is none for this model
-        copied = weights_checksum(target.model)  # before they are copied, so that changes in between show
+        copied = weights_checksums(target.model)  # before they are copied, so that changes in between show
     runner = way(target)
-    runner.copied = copied
+    if copied is not None:
+        runner.copied = [checksum for place, checksum in copied.items() if place not in runner.in_place]
     if runner.copied_bytes >= MUCH:
         log.warning(_of_copies(runner))
     if target.model_type not in TESTED_FAMILIES or (target.alteration is not None and not offloaded(target.model)):

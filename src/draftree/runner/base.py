@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.runner.checksum import weights_checksum
+from draftree.runner.checksum import Place, weights_checksums
 from draftree.runner.hooked.own_thread import lock_of
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.kv.encoder import EncoderState
@@ -47,20 +47,33 @@ class Runner(ABC):
         # Held around a pass where passes of several threads would meet on the model.
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
-        # The state of the model when `open_runner` looked at it, and the checksum of the weights that were copied.
+        # The state of the model when `open_runner` looked at it, and the checksums of the weights but those that are
+        # read where the model has them; None where all are.
         self.seen: list[Any] | None = None
-        self.copied: bytes | None = None
+        self.copied: list[bytes] | None = None
+        self.in_place: set[Place] = set()
         self.copied_bytes = 0  # that its copies of weights take
         self.attends_apart = True  # whether the last pass row by row was one in every layer
 
     @property
     def outdated(self) -> bool:
-        """Whether the model has changed since this runner was opened; takes as long as a step where it has copies."""
+        """Whether the model has changed since this runner was opened; it reads all weights that were copied."""
         model = self.target.model
         with lock_of(model):  # no pass of another thread may have its hooks there
             if self.seen is not None and self.seen != state_of(model):
                 return True
-        return self.copied is not None and self.copied != weights_checksum(model)
+        if self.copied is None:
+            return False
+        return self.copied != [*weights_checksums(model, lambda place: place not in self.in_place).values()]
+
+    def in_place_checksums(self) -> list[bytes]:
+        """Of the weights that are read where the model has them: a change shows in passes, but not in keys and values.
+
+        Raises:
+            ValueError: weights that are not in memory.
+        """
+        wanted = None if self.copied is None else self.in_place.__contains__
+        return [*weights_checksums(self.target.model, wanted).values()]
 
     @property
     def plan_device(self) -> torch.device:

@@ -10,26 +10,35 @@ from __future__ import annotations
 import functools
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from draftree.native import load_library
 from draftree.native.addresses import array_address
+from draftree.runner.modules import modules_of
 
+Place = tuple[int, int]  # a tensor's address and bytes
 BLOCK_WORDS = 16384  # as in native/checksum.h
 CHUNK = 2**20  # words that are summed at once on other devices than the CPU
 
 
-def weights_checksum(model: nn.Module) -> bytes:
-    """`tensors_checksum` of a model's parameters and buffers.
+def weights_checksums(model: nn.Module, wanted: Callable[[Place], bool] | None = None) -> dict[Place, bytes]:
+    """`tensors_checksum` of each of a model's parameters and buffers, or of those that are wanted.
 
     Raises:
         ValueError: weights that are not in memory.
     """
-    return tensors_checksum(_tensors(model))
+    places = _tensors(model).items()
+    return {place: tensors_checksum([held]) for place, held in places if wanted is None or wanted(place)}
+
+
+def place_of(tensor: Tensor) -> Place:
+    """Where a contiguous tensor lies."""
+    return tensor.data_ptr(), tensor.nbytes
 
 
 def tensors_checksum(tensors: Iterable[Tensor]) -> bytes:
@@ -48,14 +57,20 @@ def tensors_checksum(tensors: Iterable[Tensor]) -> bytes:
     return digest.digest()
 
 
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
+def _tensors(model: nn.Module) -> dict[Place, Tensor]:
     """Every parameter and buffer, those that share their memory once."""
-    seen: set[tuple[int, int]] = set()
-    for module in model.modules():
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None and tensor.numel() and (tensor.data_ptr(), tensor.nbytes) not in seen:
-                seen.add((tensor.data_ptr(), tensor.nbytes))
-                yield tensor
+    held = (t for m in modules_of(model) for t in (*m._parameters.values(), *m._buffers.values()))
+    inner = (tensor for whole in held if whole is not None for tensor in _inner(whole))
+    return {place_of(tensor): tensor for tensor in inner if tensor.numel()}
+
+
+def _inner(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor, or those that a quantised one is made of."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _inner(getattr(tensor, name))
 
 
 def _of_cpu(data: np.ndarray) -> bytes:

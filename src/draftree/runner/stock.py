@@ -24,6 +24,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftree.runner.cpu.packed import PackedLinear
+from draftree.runner.modules import modules_of
 
 ORIGINS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, transformers))
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
@@ -170,7 +171,7 @@ def state_of(model: nn.Module) -> list[Any]:
     state: list[Any] = [*map(id, hooks_of_all._global_forward_hooks.values())]
     state += map(id, hooks_of_all._global_forward_pre_hooks.values())
     _add_config(state, getattr(model, "config", None))
-    modules = _modules(model)
+    modules = modules_of(model)
     state += [namespace.get(name) for namespace, name in _places(model, {type(module) for module in modules})]
     for module in modules:
         kind, own = type(module), module.__dict__
@@ -202,15 +203,3 @@ def _add_config(state: list[Any], config: Any) -> None:
             state.append(str(value))
         elif isinstance(value, PretrainedConfig):
             _add_config(state, value)
-
-
-def _modules(model: nn.Module) -> list[nn.Module]:
-    """Every module once. `Module.modules` takes five times as long, and this runs before every text."""
-    found: dict[int, nn.Module] = {}
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None and id(module) not in found:
-            found[id(module)] = module
-            waiting += module._modules.values()
-    return list(found.values())

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from draftree.native.addresses import address, array_address, optional_address
 from draftree.native.structures import Layer, Pass
+from draftree.runner.checksum import Place
 from draftree.runner.cpu.packed import LANES, Packed
 from draftree.runner.eager.layer import Angles
 from draftree.runner.eager.parts import Norm, Parts
@@ -43,6 +44,7 @@ class CompiledLayer:
         self.parts, self.omitted = parts, Omitted(0)
         self._enter, self._leave = library.layer_enter, library.layer_leave
         self._packed = [Packed(linears) for linears in parts.products()]
+        self.in_place: set[Place] = set().union(*(packed.in_place for packed in self._packed))
         kv, groups, dim = parts.heads
         norms = [*parts.norms, *(parts.head_norms or (None, None)), *parts.behind]
         self._partner = None if rotation.plain else rotation.partner.int()
@@ -177,6 +179,7 @@ class CompiledHead:
         self._library = library
         self._norm, self._cap = norm, cap
         self._packed = Packed([head])
+        self.in_place = self._packed.in_place
 
     def threads(self, rows: int) -> int:
         """Threads for the logits of so many rows."""

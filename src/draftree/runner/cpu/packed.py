@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from draftree.native import load_library
 from draftree.native.addresses import address, optional_address
 from draftree.native.structures import Matrix
+from draftree.runner.checksum import place_of
 from draftree.runner.cpu.pages import HUGE_PAGE, advises, on_huge_pages
 
 LANES = 16  # outputs of a panel
@@ -56,11 +57,15 @@ class Packed:
     """Linears on the same input as one matrix in panels; `described` is what C reads.
 
     Linears that hold panels of one piece of memory, one behind the other, are read where they are; others are copied.
+
+    Attributes:
+        in_place: places of the panels that are read where they are.
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
         held = [m.panels if isinstance(m, PackedLinear | Stretch) else None for m in linears]
         panels = joined([p for p in held if p is not None]) if all(p is not None for p in held) else None
+        self.in_place = {place_of(p) for p in held if p is not None} if panels is not None else set()
         if panels is None:
             panels = to_panels(side_by_side(linears))
         self._panels = panels

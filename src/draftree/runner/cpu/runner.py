@@ -80,6 +80,7 @@ class CpuRunner(EagerRunner):
         self._layers = [CompiledLayer(library, part, self.tables.rotation) for part in parts]
         self._head = CompiledHead(library, self._norm, head, cap)
         self.stack = CompiledStack(library, self._layers)
+        self.in_place = self._head.in_place.union(*(layer.in_place for layer in self._layers))
 
     @in_own_type
     @torch.inference_mode()
