@@ -78,16 +78,17 @@ def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
 
 def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
     """Lines of a table that shows one figure of several results, a column each, as an entry of shown.toml has it."""
-    by, value, joined, made = entry["by"], entry["value"], None, []
+    by = [entry["by"]] if isinstance(entry["by"], str) else entry["by"]
+    value, joined, made = entry["value"], None, []
     for name, file in entry["files"].items():
         facts = read(folder / file)
         columns = {value: name} | {f"{value}_{end}": f"{name}_{end}" for end in ("low", "high")}
-        table = pd.DataFrame(facts["rows"])[[by, *columns]].rename(columns=columns)
+        table = pd.DataFrame(facts["rows"])[[*by, *columns]].rename(columns=columns)
         joined = table if joined is None else joined.merge(table, on=by)
         made.append(f"`{facts['about']['command']}` at {facts['about']['commit']}")
     assert joined is not None
     about = f"{facts['about']['device']}, {counted(facts['about']['threads'], 'thread')}, {facts['about']['dtype']}"
-    return [f"{entry['text']} {about}; {', '.join(made)}.", "", *markdown(joined, [by, *entry["files"]])]
+    return [f"{entry['text']} {about}; {', '.join(made)}.", "", *markdown(joined, [*by, *entry["files"]])]
 
 
 def tables(text: str, folder: Path = RESULTS) -> str:
