@@ -5,7 +5,7 @@
 #   PYTHON      interpreter that makes .venv                     make test PYTHON=python3.12
 #   TORCH       requirement for torch                            make demo TORCH='torch>=2.8'
 #   WORKERS     processes that run the tests                     make test WORKERS=8
-#   PEERS       options of bench-peers                           make bench-peers PEERS=--quick
+#   PEERS       --quick or --all, for bench-peers                make bench-peers PEERS=--quick
 #   TORCH_ARGS  pip options for torch, e.g. an index of wheels   make demo TORCH_ARGS='--index-url ...'
 
 PYTHON ?= python3

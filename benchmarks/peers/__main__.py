@@ -1,4 +1,4 @@
-"""All comparisons with other engines, in turn: `make bench-peers`, or `python -m benchmarks.peers [--quick]`.
+"""All comparisons with other engines, in turn: `make bench-peers`, or `python -m benchmarks.peers [--quick | --all]`.
 
 Each is one run of the experiment `peers`, in a folder of its own below bench-results/peers. One that is complete is not
 run again, so a stopped series goes on where it was; remove its folder to begin anew.
@@ -19,9 +19,9 @@ QUICK = {
     "peers-4m": [],
     "peers-60m": ["--params", "60M"],
 }
-CASES = {
-    **QUICK,
-    "peers-400m": ["--params", "400M"],
+CASES = {**QUICK, "peers-400m": ["--params", "400M"]}
+ALL = {
+    **CASES,
     "peers-400m-bfloat16": ["--params", "400M", "--dtype", "bfloat16"],
     "peers-400m-int8": ["--params", "400M", "--set", "int8=true"],
     "peers-60m-batch-4": ["--params", "60M", "--set", "batch=4"],
@@ -34,9 +34,10 @@ def main(arguments: list[str]) -> None:
     Raises:
         SystemExit: a run failed, or an argument that is not known.
     """
-    if set(arguments) - {"--quick"}:
-        sys.exit(f"There is no option {arguments[0]!r}: give --quick, or nothing.")
-    for name, options in (QUICK if arguments else CASES).items():
+    chosen = {"": CASES, "--quick": QUICK, "--all": ALL}.get(" ".join(arguments))
+    if chosen is None:
+        sys.exit(f"There is no option {' '.join(arguments)!r}: give --quick, --all, or nothing.")
+    for name, options in chosen.items():
         folder = PLACE / name
         result = finished(folder)
         if result.is_file():
