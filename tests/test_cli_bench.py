@@ -58,7 +58,7 @@ def test_quick_writes_a_picture_and_figures_that_agree_with_its_samples(prompts_
     assert result["about"]["versions"]["transformers"]
     assert result["more"]["memory"]["plain_bytes"] > 0
     assert str(tmp_path) not in json.dumps(result), "no machine paths in a result file"
-    for entry in ({"columns": ["method", "tokens/s", "over plain", "over HF generate"]}, {}):
+    for entry in ({"columns": ["method", "tokens/s", "over plain", "over HF generate", "acceptance length"]}, {}):
         _, _, head, _, *lines = block_of(result, entry)
         assert head.startswith("| method | tokens/s | over plain | over HF generate | ")
         assert len(lines) == len(rows), "the docs can show a file as it is"
