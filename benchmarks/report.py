@@ -31,7 +31,7 @@ HEAD = """# Results
 This page is made by `make results` from the files in `benchmarks/results/`, which hold every row with its interval.
 Each table names the commit that it was made at and the command as it was then;
 [Experiments](developer/experiments.md) has the present names. Acceptance length is 1 + accepted / steps; in
-brackets are 95 % bootstrap intervals over prompts. All is measured on one 2-core AMD EPYC machine in float32, unless
+brackets are 95 % bootstrap intervals over prompts. All is measured on 2-core AMD EPYC machines in float32, unless
 a table says otherwise on the embedded 4M model, or on one inflated from it: an inflated model has the cost of its
 size and the small one's text ([how](developer/experiments.md#inflated-models)).
 """

@@ -139,7 +139,7 @@ def test_auto_takes_the_runner_that_is_open_already() -> None:
     assert open_runner(model, "auto") is runner
 
 
-def test_a_model_that_calls_its_cache_as_older_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_calls_its_cache_as_older_code_does() -> None:
     """Transformers before 5.24, and code that comes with weights, say past_key_values."""
     model = copy.deepcopy(zoo.build("llama"))
     ids = torch.arange(2, 9)[None]

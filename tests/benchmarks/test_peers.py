@@ -110,8 +110,6 @@ def test_an_engine_that_is_not_known_is_refused_before_any_work():
 
 
 def test_what_cannot_be_measured_stands_below_the_table(monkeypatch):
-    """llama.cpp has no environment here, and it answers one prompt at a time."""
-
     def python_of(engine):
         if engine == "openvino":
             raise RuntimeError("its environment could not be made: no such wheel")
