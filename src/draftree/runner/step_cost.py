@@ -4,6 +4,10 @@ Rows are not cheap everywhere: a CPU is compute-bound from a dozen rows on, a GP
 sizes of a matrix kernel the time may jump. A few passes of the model before its first token find the rough shape. From
 then on each real step tells its own time: what all steps have in common (a longer context, a busy machine) moves the
 whole curve, and what is left moves the point of that row count.
+
+A row count is believed as far as it was met, less the longer ago that was; elsewhere the curve is the lower convex hull of
+all points. That is how the time of a pass grows, flat while it reads weights and straight on while it computes, and it
+errs on the fast side: a size that is thought too fast is tried and put right, one that is thought too slow never would be.
 """
 
 from __future__ import annotations
@@ -26,9 +30,13 @@ FIRST_ROWS = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as th
 DEAR = 2.0  # times a plain step, from which on no larger row counts are measured
 HALVINGS = 2  # further points, each in the middle of the stretch that rises most for the rows it begins with
 PATIENCE = 4.0  # seconds after which nothing more is measured
-RATE = 0.05  # weight of one step in a settled curve; the first ones weigh more
+UNKNOWN = 0.01  # weight of a row count that is not believed at all, where more rows would cost less
+LEVEL_RATE = 0.15  # weight of one step in the level of all row counts
+RATE, PATIENT = 0.05, 4  # the same in what one row count has for itself; the first steps weigh more, none over 1/4
 STALL = math.log(2.0)  # logarithm of how far off a single step counts, once its row count is known
 TABLE = 1024  # row counts in the table
+TRUST = 4.0  # real steps of a row count with which it is believed half; the first passes are believed wholly
+FORGETTING = 0.02  # how fast that fades, by step
 RENEW, SETTLED = 16, 3  # steps between two renewals of the table; steps of a size up to which each renews it
 
 
@@ -50,9 +58,11 @@ class StepCost:
         if not (np.isfinite(points[1]) & (points[1] > 0)).all():
             raise ValueError("A step-cost curve needs a finite time over 0 for each row count.")
         self._points = dict(zip(points[0].tolist(), np.log(points[1]).tolist(), strict=True))  # log-seconds, less level
+        self._measured = frozenset(self._points)
         self._level = 0.0
         self._steps = 0
         self._seen: dict[int, int] = {}  # real steps by row count
+        self._last: dict[int, int] = {}  # the last of them, by row count
         self._table: np.ndarray | None = None  # the curve from no rows on
         self._news = 0  # steps since it was made
 
@@ -84,9 +94,17 @@ class StepCost:
     def _known(self) -> tuple[np.ndarray, np.ndarray]:
         """The known row counts, ascending, and their seconds, which never fall."""
         known = self.rows
-        times = [self._points[n] for n in known.tolist()]
-        weights = [1 + self._seen.get(n, 0) for n in known.tolist()]
-        return known, np.exp(_rising(times, weights) + self._level)
+        own = np.exp(np.array([self._points[n] for n in known.tolist()]) + self._level)
+        belief = np.array([self._belief(n) for n in known.tolist()])
+        hull = _lower_hull(known, own)
+        seconds = hull + belief * (own - hull)
+        return known, _rising(seconds.tolist(), (belief + UNKNOWN).tolist())
+
+    def _belief(self, rows: int) -> float:
+        """From 0 to 1, how far the time of a known row count is taken as it is."""
+        seen = self._seen.get(rows, 0)
+        met = max(seen / (seen + TRUST), float(rows in self._measured))
+        return met * math.exp(-FORGETTING * (self._steps - self._last.get(rows, 0)))
 
     @property
     def table(self) -> np.ndarray:
@@ -97,20 +115,19 @@ class StepCost:
 
     def observe(self, rows: int, seconds: float) -> None:
         """A real step had `rows` rows and took `seconds`."""
-        expected = float(self.table[rows] if rows < TABLE else self.of(rows))
         seen = self._seen.get(rows, 0)
-        off = math.log(max(seconds, 1e-9) / expected)
+        if rows not in self._points:
+            self._points[rows] = math.log(float(self.of(rows))) - self._level
+        off = math.log(max(seconds, 1e-9)) - self._level - self._points[rows]
         if seen > 2:  # a stalled step counts as no more than a slow one
             off = min(max(off, -STALL), STALL)
         self._steps += 1
-        met = rows in self._points
-        if not met:
-            self._points[rows] = math.log(expected) - self._level
-        # What the first steps have in common is the level; a row count that was never met tells of itself alone.
-        shared = max(1 / self._steps, RATE) * off if met or self._steps == 1 else 0.0
+        # What moves from step to step is the machine and the context, so that the level follows at once. What a row
+        # count has for itself stays as it is, and is learned slowly.
+        shared = max(1 / self._steps, LEVEL_RATE) * off
         self._level += shared
-        self._points[rows] += max(1 / (seen + 1 + met), RATE) * (off - shared)
-        self._seen[rows] = seen + 1
+        self._points[rows] += max(1 / (seen + PATIENT), RATE) * (off - shared)
+        self._seen[rows], self._last[rows] = seen + 1, self._steps
         self._news += 1
         if self._news >= RENEW or seen < SETTLED:
             self._table = None
@@ -122,9 +139,21 @@ def _beyond(rows: np.ndarray, known: np.ndarray, seconds: np.ndarray) -> np.ndar
     return seconds[-1] + slope * (rows - known[-1])
 
 
-def _rising(values: list[float], weights: list[int]) -> np.ndarray:
+def _lower_hull(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """At each of the ascending `rows`, the largest convex function that lies nowhere above `seconds`."""
+    hull: list[int] = []
+    for i in range(len(rows)):
+        while len(hull) > 1 and (seconds[hull[-1]] - seconds[hull[-2]]) * (rows[i] - rows[hull[-2]]) >= (
+            seconds[i] - seconds[hull[-2]]
+        ) * (rows[hull[-1]] - rows[hull[-2]]):
+            hull.pop()
+        hull.append(i)
+    return np.interp(rows, rows[hull], seconds[hull])
+
+
+def _rising(values: list[float], weights: list[float]) -> np.ndarray:
     """The rising sequence nearest to `values` by weighted squares (pool adjacent violators)."""
-    pools: list[tuple[float, int, int]] = []  # mean, weight, how many
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
     for value, weight in zip(values, weights, strict=True):
         count = 1
         while pools and pools[-1][0] > value:

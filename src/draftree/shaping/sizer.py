@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from draftree.pruning.early import EarlyPruning
 
 MORE = 2  # draft tokens that are asked for above the largest of the request's recent trees
+CHEAP = 0.05  # part of a plain step that drafting may take for twice that tree to be asked for
 FIRST_TREE = 4.0  # draft tokens of it, before any
 RECENT = 0.9  # how fast the largest of the recent trees fades, by step
 GAIN_FIRST, GAIN_RATE = 0.5, 0.1  # accepted draft tokens a step, before any was seen; weight of a step in their mean
 LEARN_EVERY = 4  # steps that are learned from together: out of cold caches, one takes as long as four in a row
-HARDLY = 0.05  # part of a pass's time that rows at all nodes may take more than rows at the root
+HARDLY = 0.05  # part of a pass's time that rows at more nodes may take more than rows at the root
 
 
 class Learned:
@@ -137,7 +138,8 @@ class DynamicSizer(Sizer):
             for state in states:
                 state.way, state.next = state.next, state.modes.next() if together is None else together
             most = min(self._max_nodes, most)
-            budgets = [min(int(state.recent) + MORE, most) for state in states]
+            asked = [self._asked(state, len(states)) for state in states]
+            budgets = [min(int(more), most) for more in asked]
             return StepPlan(
                 requests,
                 [
@@ -188,6 +190,11 @@ class DynamicSizer(Sizer):
             if self._learned.by_rank is not None:
                 self._learned.by_rank.forget(request)
 
+    def _asked(self, state: _State, batch: int) -> float:
+        """Draft tokens that the drafter is asked for: more than were worth it lately, so that trees can grow."""
+        cheap = self._times.drafting(batch, state.way) < CHEAP * self._times.plain(batch)
+        return (1 + cheap) * state.recent + MORE
+
     # ---------------------------------------------------------------- what is expected
 
     def _state(self, request: Context) -> _State:
@@ -225,7 +232,7 @@ class DynamicSizer(Sizer):
             self._seconds_of[kind, batch, attach_to] = held
         return held[1]
 
-    def _rows(self, kind: Kind, batch: int, nodes: np.ndarray, attach_to: int | None) -> np.ndarray:
+    def _rows(self, kind: Kind, batch: int, nodes: np.ndarray, attach_to: int | np.ndarray | None) -> np.ndarray:
         """Rows through all layers that passes over so many nodes in all amount to."""
         rows = nodes
         if kind is Kind.ATTACHED:
@@ -240,18 +247,17 @@ class DynamicSizer(Sizer):
         ways = {self._states[r.id].way for r, budget in zip(plan.requests, plan.budgets, strict=True) if budget}
         return max((self._times.drafting(len(plan.requests), way) for way in ways), default=0.0)
 
-    def _attach_to(self, trees: TokenTree) -> int | None:
-        """1, the root alone, or None, all nodes, where rows are so cheap that those at all nodes take hardly longer.
+    def _attach_to(self, trees: TokenTree) -> int:
+        """How many nodes of each tree get rows attached: as many as make the pass hardly longer than the root alone.
 
         A draft that was prepared at the root still reaches beyond the draft tokens accepted last; one prepared at the
-        last of them reaches further, which made steps a sixth longer at most where it was measured. Rows at all nodes
+        last of them reaches further, which made steps a sixth longer at most where it was measured. Rows at more nodes
         cost more than that wherever a pass is not far below its compute bound.
         """
-        table = self._times.curve(trees.batch, Kind.ATTACHED).table
-        nodes = np.array(trees.batch * trees.width)
-        rows = [int(self._rows(Kind.ATTACHED, trees.batch, nodes, attach_to)) for attach_to in (1, None)]
-        root, every = (table[min(count, len(table) - 1)] for count in rows)
-        return None if every <= (1 + HARDLY) * root else 1
+        batch, width = trees.batch, trees.width
+        rows = self._rows(Kind.ATTACHED, batch, np.full(width, batch * width), np.arange(1, width + 1))
+        seconds = self._times.curve(batch, Kind.ATTACHED).of(rows)
+        return int(np.count_nonzero(seconds <= (1 + HARDLY) * seconds[0]))
 
     # ---------------------------------------------------------------- what is learned
 
