@@ -223,7 +223,7 @@ class PythonTrie:
 
     def restore(self, dump: Dump) -> None:
         _, *columns, self.tick = dump
-        made = []
+        made: list[Node] = []
         for token, parent, count, stamp in zip(*(column.tolist() for column in columns), strict=True):
             node = self.output.add(self.output.root if parent == NO_PARENT else made[parent], token)
             node.count, node.stamp = count, stamp
