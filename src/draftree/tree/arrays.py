@@ -77,7 +77,7 @@ class TreeArrays:
 
     @property
     def height(self) -> int:
-        """The largest depth in the batch. One device sync if the tree's shape was born off the CPU."""
+        """The largest depth in the batch. One device sync if its structure was computed on another device."""
         structure = self.structure
         if structure.height is None:
             structure = structure._replace(height=int(structure.depth.max()))
