@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from draftree.runner import Runner
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan
 
 CHUNK = 512  # rows of a pass over prompts
@@ -68,7 +70,9 @@ class SmallModel:
         self.last_rows = 0
         self._cache = runner.new_cache(1)
         self._encoder = runner.new_encoder(1) if runner.target.encoder_decoder else None
-        self._stores = [self._cache] if self._encoder is None else [self._cache, self._encoder]
+        self._stores: list[SlotCache | EncoderState] = [self._cache]
+        if self._encoder is not None:
+            self._stores.append(self._encoder)
         self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
         self._read: dict[int, Branches] = {}
 
