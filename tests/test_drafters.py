@@ -164,6 +164,23 @@ def test_lookahead_keeps_to_budget_and_room(budget: int, room: int, mode: str) -
         assert tree.height == tree.sizes[0] - 1
 
 
+def test_lookahead_reads_the_news_of_a_batch_before_it_drafts() -> None:
+    """What one request brings is drafted for another in the same step, and each has the tree that it has alone."""
+    drafter, first = lookahead()
+    second, third = Context(2, [40, 41], 2, 50), Context(3, [5, 6], 2, 1)
+    for request in (second, third):
+        drafter.begin(request)
+    second.tokens += [5, 6, 22, 23]
+    trees = drafter.draft([first, second, third], [12, 12, 12])
+    assert {(22,), (22, 23)} <= {tuple(trees.path(0, node)[1:]) for node in range(1, trees.sizes[0])}
+    assert trees.sizes[2] == 1  # it has room for the target's own token alone
+    for b, request in enumerate((first, second)):
+        alone = drafter.draft([request], [12])
+        for field in ("tokens", "parents", "logp", "source"):
+            assert torch.equal(getattr(trees, field)[b, : trees.sizes[b]], getattr(alone, field)[0])
+    assert drafter.draft([first, second], [0, 12]).sizes == (1, trees.sizes[1])
+
+
 def test_lookahead_sources() -> None:
     drafter, request = lookahead(sources="prompt")
     assert all(p[0] == 30 for p in paths(drafter.draft([request], [12])))

@@ -23,7 +23,7 @@ import draftree
 from draftree.engine import generate
 from draftree.native.addresses import address, array_address, optional_address
 from draftree.runner import open_runner
-from draftree.tree import builders
+from draftree.tree import structure
 
 NEW = 12
 IDS, MASK = left_pad(prompts())  # made before any setting
@@ -48,7 +48,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
 def setting(name: str) -> Iterator[None]:
     """Torch as some script has set it, and as it was again behind."""
     dtype = torch.get_default_dtype()
-    builders._bare.cache_clear()  # trees that were made under other settings would be taken
+    structure._kept.cache_clear()  # trees that were made under other settings would be taken
     try:
         if name in DTYPES:
             torch.set_default_dtype(DTYPES[name])
@@ -58,7 +58,7 @@ def setting(name: str) -> Iterator[None]:
     finally:
         torch.set_default_dtype(dtype)
         torch.set_default_device(None)
-        builders._bare.cache_clear()
+        structure._kept.cache_clear()
 
 
 def ask(model: Any, drafter: Any, **options: Any) -> list[list[int]]:

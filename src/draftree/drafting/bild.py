@@ -93,68 +93,49 @@ class BiLD(SecondModel):
 
     def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         reaches = [
-            max(self._reach(request, min(self.num_draft_tokens, budget)), 0) if self._may_write(request) else 0
+            self._reach(request, min(self.num_draft_tokens, budget)) if self._may_write(request) else 0
             for request, budget in zip(requests, budgets, strict=True)
         ]
-        chains: list[Chain] = [[] for _ in requests]
-        if max(reaches) > 0:
-            texts = [request.tokens if reach > 0 else None for request, reach in zip(requests, reaches, strict=True)]
-            self._pass_by_pass(requests, texts, reaches, chains)
-        drafts: list[Draft] = []
-        for chain in chains:
-            tokens, logp = [token for token, _ in chain], [own for _, own in chain]
-            drafts.append((tokens, range(-1, len(chain) - 1), np.cumsum(logp), self.source))
-        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
-
-    def _pass_by_pass(
-        self,
-        requests: Sequence[Context],
-        texts: Sequence[Sequence[int] | None],
-        reaches: Sequence[int],
-        chains: Sequence[Chain],
-    ) -> None:
-        """Write a token of each chain with every pass of the small model."""
         ids = [request.id for request in requests]
-        for request in requests:
-            self._logp[request.id] = []
-        logits = self._small.read(ids, texts)[:, None]
+        chains: list[Chain] = [[] for _ in requests]
         writing = [reach > 0 for reach in reaches]
-        for depth in range(1, max(reaches) + 1):
-            sure = self._write(requests, writing, chains, logits)
-            writing = [goes and reach > depth for goes, reach in zip(sure, reaches, strict=True)]
+        for depth in range(max(reaches)):  # each pass of the small model adds a token to the chains that go on
+            if depth == 0:
+                texts = [request.tokens if goes else None for request, goes in zip(requests, writing, strict=True)]
+                logits = self._small.read(ids, texts)[:, None]
+                self._logp.update({request: [] for request in ids})
+            else:
+                newest = [[chain[-1][0]] if goes else [] for chain, goes in zip(chains, writing, strict=True)]
+                logits = self._small.grow(ids, newest, [[depth - 2] * len(own) for own in newest], depth)
+            best, logp = (found[:, 0, 0].tolist() for found in top_tokens(logits, 1))
+            for b, (request, chain) in enumerate(zip(requests, chains, strict=True)):
+                goes = writing[b] and math.exp(logp[b]) >= self.fallback_threshold
+                if goes:
+                    chain.append(self._written(request, chain, logits[b, 0].float(), best[b], logp[b]))
+                writing[b] = goes and depth + 1 < reaches[b] and chain[-1][0] not in self._eos
             if not any(writing):
                 break
-            nodes = [[chain[-1][0]] if goes else [] for chain, goes in zip(chains, writing, strict=True)]
-            logits = self._small.grow(ids, nodes, [[depth - 2] if own else [] for own in nodes], depth)
+        drafts: list[Draft] = []
+        for chain in chains:
+            tokens, scores = [token for token, _ in chain], [own for _, own in chain]
+            drafts.append((tokens, range(-1, len(chain) - 1), np.cumsum(scores), self.source))
+        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
     def _may_write(self, request: Context) -> bool:
         """Whether it is the small model's turn: the large one writes a text's first token."""
         return self.lossless or len(request.tokens) > request.prompt_length
 
-    def _write(
-        self,
-        requests: Sequence[Context],
-        writing: Sequence[bool],
-        chains: Sequence[Chain],
-        logits: Tensor,
-    ) -> list[bool]:
-        """Add a token to each chain that goes on; return which may have another. `logits` is [B, 1, V]."""
-        tokens, logp = top_tokens(logits, 1)
-        going_on = []
-        for b, (request, chain) in enumerate(zip(requests, chains, strict=True)):
-            token, best = int(tokens[b, 0, 0]), float(logp[b, 0, 0])
-            sure = writing[b] and math.exp(best) >= self.fallback_threshold
-            if sure:
-                own = logits[b, 0].float()
-                if self.distance == "kl":
-                    self._logp[request.id].append(own.log_softmax(-1))
-                # Processors may keep a state, which draft tokens must not change where the text is to stay as it is.
-                if request.chooser is not None and not self.lossless:
-                    token = request.chooser.draft(own, [drafted for drafted, _ in chain])
-                    best = float(own.log_softmax(-1)[token])
-                chain.append((token, best))
-            going_on.append(sure and token not in self._eos)
-        return going_on
+    def _written(
+        self, request: Context, chain: Chain, logits: Tensor, best: int, best_logp: float
+    ) -> tuple[int, float]:
+        """The next token of a chain and its log-probability, by logits [V] of which `best` is the likeliest token."""
+        if self.distance == "kl":
+            self._logp[request.id].append(logits.log_softmax(-1))
+        # Processors may keep a state, which draft tokens must not change where the text is to stay as it is.
+        if request.chooser is None or self.lossless:
+            return best, best_logp
+        token = request.chooser.draft(logits, [drafted for drafted, _ in chain])
+        return token, float(logits.log_softmax(-1)[token])
 
     def _chain_logp(self, request: int) -> Tensor:
         return torch.stack(self._logp[request])

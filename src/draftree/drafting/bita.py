@@ -57,18 +57,9 @@ class BiTAWeights(nn.Module):
     ) -> None:
         super().__init__()
         self.deep = deep
-        self.mask_embeddings = nn.Parameter(
-            STD * torch.randn(masks, hidden_size, dtype=torch.float32, device=weights_device())
-        )
-        self.prompt_keys = nn.Parameter(
-            STD * torch.randn(layers, kv_heads, prompts, head_dim, dtype=torch.float32, device=weights_device())
-        )
-        self.prompt_values = nn.Parameter(
-            STD
-            * torch.randn(
-                layers, kv_heads, prompts, value_dim or head_dim, dtype=torch.float32, device=weights_device()
-            )
-        )
+        self.mask_embeddings = _normal(masks, hidden_size)
+        self.prompt_keys = _normal(layers, kv_heads, prompts, head_dim)
+        self.prompt_values = _normal(layers, kv_heads, prompts, value_dim or head_dim)
 
     def prefix(self) -> list[tuple[Tensor, Tensor]] | None:
         """(keys, values) of the prompts in each layer, each [kv heads, P, width]; None where there are none."""
@@ -79,6 +70,10 @@ class BiTAWeights(nn.Module):
     def surgeries(self) -> tuple[Surgery, ...]:
         """What a pass needs besides the rows: shallow prompts are out of sight behind the first layer."""
         return () if self.deep or self.prompt_keys.shape[2] == 0 else (Surgery(1, hide_prefix=True),)
+
+
+def _normal(*shape: int) -> nn.Parameter:
+    return nn.Parameter(STD * torch.randn(shape, dtype=torch.float32, device=weights_device()))
 
 
 class BiTA(GroupDrafter):
@@ -124,12 +119,13 @@ class BiTA(GroupDrafter):
 
     def place(self, target: Target) -> None:
         """See `InModelDrafter.place`."""
-        device, dtype = target.device, target.dtype
-        self._masks = self.weights.mask_embeddings.detach()[: self.depth].to(device, dtype)
+
+        def placed(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(target.device, target.dtype)
+
+        self._masks = placed(self.weights.mask_embeddings[: self.depth])
         prefix = self.weights.prefix()
-        if prefix is not None:
-            prefix = [(k.detach().to(device, dtype), v.detach().to(device, dtype)) for k, v in prefix]
-        self.deep_prefix = prefix
+        self.deep_prefix = None if prefix is None else [(placed(keys), placed(values)) for keys, values in prefix]
         self._groups.clear()
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
@@ -139,20 +135,19 @@ class BiTA(GroupDrafter):
     def lay_out(self, chosen: GroupNodes) -> Attachment:
         """See `GroupDrafter.lay_out`: the masks of G nodes, group by group in the order of their nodes.
 
-        G M rows with their positions, visibility [B, G M, N + G M] and view of the prompts."""
-        depth, ancestors = chosen.depth, chosen.ancestors
-        batch, groups, n = ancestors.shape
-        m = self.depth
-        device = depth.device
-        positions = (depth[:, :, None] + torch.arange(1, m + 1, device=device)).reshape(batch, groups * m)
+        G M rows with their positions, visibility [B, G M, N + G M] and view of the prompts.
+        """
+        m, device = self.depth, chosen.depth.device
+        batch, groups, n = chosen.ancestors.shape
+        positions = chosen.depth[:, :, None] + torch.arange(1, m + 1, device=device)
         alone = torch.eye(groups, dtype=torch.bool, device=device)
         earlier = torch.ones(m, m, dtype=torch.bool, device=device).tril()
         own = (alone[:, None, :, None] & earlier[None, :, None, :]).reshape(groups * m, groups * m)
         prefix_rows = (torch.arange(n + groups * m, device=device) >= n).expand(batch, -1)
         return Attachment(
             embeddings=self._masks.repeat(groups, 1).expand(batch, -1, -1),
-            positions=positions,
-            visible=torch.cat([ancestors.repeat_interleave(m, 1), own.expand(batch, -1, -1)], 2),
+            positions=positions.flatten(1),
+            visible=torch.cat([chosen.ancestors.repeat_interleave(m, 1), own.expand(batch, -1, -1)], 2),
             prefix_rows=None if self.deep_prefix is None else prefix_rows,
             surgeries=self.weights.surgeries(),
             taps=(self._shapes["layers"],),

@@ -85,39 +85,40 @@ class DraftModel(SecondModel):
 
     def _grow(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         reaches = [
-            max(self._reach(request, self.depth), 0) if budget > 0 else 0
+            self._reach(request, self.depth) if budget > 0 else 0
             for request, budget in zip(requests, budgets, strict=True)
         ]
         growths = [_Growth(budget, self.beam or BEAM) for budget in budgets]
-        if any(reaches):
-            ids = [request.id for request in requests]
-            texts = [request.tokens if reach else None for request, reach in zip(requests, reaches, strict=True)]
-            begin = time.perf_counter()
-            logits = self._small.read(ids, texts)
-            frontiers: list[list[int]] = [[-1] if reach else [] for reach in reaches]
-            self._offer(growths, frontiers, logits[:, None])
-            if self._small.last_rows <= SHORT:
-                self._times.passed(time.perf_counter() - begin)
-            for depth in range(1, max(reaches)):
-                frontiers = [
-                    growth.frontier(self._eos) if reach > depth else []
-                    for growth, reach in zip(growths, reaches, strict=True)
-                ]
-                promises = [growth.promise(frontier) for growth, frontier in zip(growths, frontiers, strict=True)]
-                if self.confidence is not None:
-                    likely = [promise >= self.confidence for promise in promises]
-                    frontiers = [frontier if fit else [] for frontier, fit in zip(frontiers, likely, strict=True)]
-                elif sum(promises) < WORTH * self._times.price * len(requests):
-                    break  # it is one pass for all requests, and a step is worth a token of each
+        frontiers: list[list[int]] = [[-1] if reach > 0 else [] for reach in reaches]
+        ids = [request.id for request in requests]
+        for depth in range(max(reaches)):
+            if depth > 0:
+                frontiers = self._frontiers(growths, [reach > depth for reach in reaches])
                 if not any(frontiers):
                     break
-                begin = time.perf_counter()
+            begin = time.perf_counter()
+            if depth == 0:
+                texts = [request.tokens if own else None for request, own in zip(requests, frontiers, strict=True)]
+                logits = self._small.read(ids, texts)[:, None]
+            else:
                 nodes = [growth.read(frontier) for growth, frontier in zip(growths, frontiers, strict=True)]
                 logits = self._small.grow(ids, [n[0] for n in nodes], [n[1] for n in nodes], depth)
-                self._offer(growths, frontiers, logits)
+            self._offer(growths, frontiers, logits)
+            if self._small.last_rows <= SHORT or depth > 0:
                 self._times.passed(time.perf_counter() - begin)
         drafts: list[Draft] = [(growth.tokens, growth.parents, growth.logp, self.source) for growth in growths]
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
+
+    def _frontiers(self, growths: Sequence[_Growth], going_on: Sequence[bool]) -> list[list[int]]:
+        """Nodes of each tree to be read next; none at all where a pass over them does not pay."""
+        frontiers = [growth.frontier(self._eos) if on else [] for growth, on in zip(growths, going_on, strict=True)]
+        promises = [growth.promise(frontier) for growth, frontier in zip(growths, frontiers, strict=True)]
+        if self.confidence is not None:
+            likely = [promise >= self.confidence for promise in promises]
+            return [frontier if fit else [] for frontier, fit in zip(frontiers, likely, strict=True)]
+        # It is one pass for all requests, and a step is worth a token of each.
+        pays = sum(promises) >= WORTH * self._times.price * len(growths)
+        return frontiers if pays else [[] for _ in frontiers]
 
     def _offer(self, growths: Sequence[_Growth], frontiers: Sequence[Sequence[int]], logits: torch.Tensor) -> None:
         tokens, logp = top_tokens(logits, min(self.branching, logits.shape[-1]))
@@ -146,9 +147,7 @@ class _Growth:
 
     def frontier(self, ends: frozenset[int]) -> list[int]:
         """Nodes of the last depth whose children can be among the best of the tree."""
-        lowest = -math.inf
-        if len(self.logp) >= self.budget:
-            lowest = max(lowest, sorted(self.logp, reverse=True)[self.budget - 1])
+        lowest = sorted(self.logp, reverse=True)[self.budget - 1] if len(self.logp) >= self.budget else -math.inf
         last = range(self.newest, len(self.logp))
         fit = [i for i in last if self.logp[i] > lowest and self.tokens[i] not in ends]
         self.newest = len(self.logp)

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from draftree.drafting.base import Capabilities, Context, Drafter
-from draftree.tree import TokenTree
-from draftree.tree.builders import Draft
+from draftree.tree import Draft, TokenTree
 
 
 class GrammarDrafter(Drafter):

@@ -43,13 +43,12 @@ class HiddenTransferWeights(nn.Module):
     def __init__(self, hidden_size: int, transfer_layers: Sequence[int]) -> None:
         super().__init__()
         self.transfer_layers = tuple(transfer_layers)
-        linears = [
-            nn.Linear(hidden_size, hidden_size, bias=False, dtype=torch.float32, device=weights_device())
-            for _ in transfer_layers
-        ]
-        for linear in linears:
-            linear.weight.detach().copy_(torch.eye(hidden_size, dtype=torch.float32, device=weights_device()))
-        self.transfer = nn.ModuleList(linears)
+        device = weights_device()
+        self.transfer = nn.ModuleList()
+        for _ in transfer_layers:
+            linear = nn.Linear(hidden_size, hidden_size, bias=False, dtype=torch.float32, device=device)
+            nn.init.eye_(linear.weight)
+            self.transfer.append(linear)
 
     def matrices(self) -> list[Tensor]:
         """W_1, W_2, .., each [d, d]."""

@@ -58,12 +58,11 @@ class MedusaWeights(nn.Module):
     def __init__(self, hidden_size: int, vocab_size: int, heads: int = 4, layers: int = 1, *, own_head: bool) -> None:
         super().__init__()
         self.heads, self.layers, self.own_head = heads, layers, own_head
+        device = weights_device()
         for i in range(heads):
             parts: list[nn.Module] = [ResidualBlock(hidden_size) for _ in range(layers)]
             if own_head:
-                parts.append(
-                    nn.Linear(hidden_size, vocab_size, bias=False, dtype=torch.float32, device=weights_device())
-                )
+                parts.append(nn.Linear(hidden_size, vocab_size, bias=False, dtype=torch.float32, device=device))
             self.add_module(str(i), nn.Sequential(*parts))
 
     def forward(self, hidden: Tensor, head: Head) -> Tensor:

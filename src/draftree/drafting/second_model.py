@@ -6,6 +6,7 @@ same source with an encoder of its own. Such a drafter may serve many calls, eng
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import warnings
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from draftree.drafting.base import Context, Drafter
 from draftree.drafting.small_model import SmallModel
-from draftree.runner import Runner, Target, open_runner
+from draftree.runner import Target, open_runner
 from draftree.tree import TokenTree
 
 
@@ -37,7 +38,7 @@ class SecondModel(Drafter):
     def __init__(self, model: Any, runner: str = "auto") -> None:
         self.model = model  # runners hold it weakly
         self._choice = runner
-        self._small = SmallModel(self._open())
+        self._small = SmallModel(open_runner(self.model, self._choice))
         self._live: dict[int, Tensor | None] = {}  # requests that have begun, with what their encoder reads
         self._eos: frozenset[int] = frozenset()
         self._met: Callable[[], Any] = lambda: None  # the large model seen last
@@ -49,7 +50,7 @@ class SecondModel(Drafter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._small = SmallModel(self._open())
+        self._small = SmallModel(open_runner(self.model, self._choice))
         self._live, self._met, self._lock = {}, lambda: None, threading.RLock()
 
     @classmethod
@@ -82,9 +83,6 @@ class SecondModel(Drafter):
                 )
         return cls(model, **options)
 
-    def _open(self) -> Runner:
-        return open_runner(self.model, self._choice)
-
     # ---------------------------------------------------------------- the drafter's contract
 
     def bind(self, target: Target, **hints: Any) -> None:
@@ -94,7 +92,7 @@ class SecondModel(Drafter):
             ValueError: another vocabulary, or an encoder on one side only.
         """
         with self._lock:
-            runner = self._open()
+            runner = open_runner(self.model, self._choice)
             small = runner.target
             check_pair(small, target)
             if self._met() is not target.model:  # engines come and go, one for each call of `generate`
@@ -136,9 +134,8 @@ class SecondModel(Drafter):
 
     def _reach(self, request: Context, depth: int) -> int:
         """How far ahead of a request's text to look: `depth`, or as far as it and the small model have room."""
-        limit = self._small.runner.target.max_positions
-        reach = min(depth, request.room - 1)
-        return reach if limit is None else min(reach, limit - len(request.tokens) + 1)
+        limit = self._small.runner.target.max_positions or math.inf
+        return max(int(min(depth, request.room - 1, limit - len(request.tokens) + 1)), 0)
 
 
 def check_pair(small: Target, large: Target) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -158,14 +159,11 @@ class SelfSpeculative(Trained, Drafter):
             last = [request.tokens[-1] for request in requests]
             return TokenTree.roots(torch.tensor(last, dtype=torch.long, device="cpu"))
         begin = time.perf_counter()
-        chains = self._run(requests, reaches)
+        tokens, logp = self._run(requests, reaches)
         if self._begun:  # a first call makes what later ones find ready
-            self._times.passed((time.perf_counter() - begin) / len(chains.tokens[0]))
+            self._times.passed((time.perf_counter() - begin) / tokens.shape[1])
         self._begun = True
-        drafts = [
-            self._with_leaves(tokens[:reach], logp[:reach])
-            for tokens, logp, reach in zip(chains.tokens, chains.logp, reaches, strict=True)
-        ]
+        drafts = [self._with_leaves(tokens[b, :reach], logp[b, :reach]) for b, reach in enumerate(reaches)]
         trees = TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
         self._times.drafted()
         return trees
@@ -184,52 +182,34 @@ class SelfSpeculative(Trained, Drafter):
         limit = place.runner.target.max_positions or math.inf
         return max(int(min(self.num_draft_tokens, request.room - 1, limit - len(request.tokens) + 1)), 0)
 
-    def _run(self, requests: Sequence[Context], reaches: Sequence[int]) -> Chains:
+    def _run(self, requests: Sequence[Context], reaches: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Chains of all requests at once; what lies beyond a request's reach is of no use."""
         place = requests[0].place
         assert place is not None
+        least = WORTH * self._times.price if self.confidence is None else self.confidence
         return run_chains(
             place,
             [request.tokens[-1] for request in requests],
             reaches,
             self._skips[len(place.runner.target.layers)],
             best=min(self.branching, place.runner.target.vocab_size),
-            least=math.log(max(self._least(), LEAST)),
+            least=math.log(max(least, LEAST)),
             ends=tuple(self._eos),
             floors=[request.prompt_length for request in requests],
         )
 
-    def _least(self) -> float:
-        """Probability that a chain must have for another row."""
-        return WORTH * self._times.price if self.confidence is None else self.confidence
-
-    def _with_leaves(self, tokens: list[list[int]], logp: list[list[float]]) -> Draft:
-        """The chain of first tokens, up to an EOS, with the others as leaves."""
-        drafted: list[int] = []
-        parents: list[int] = []
-        worth: list[float] = []
-        above, so_far = -1, 0.0
-        for offered, scores in zip(tokens, logp, strict=True):
-            here = len(drafted)
-            drafted += offered
-            parents += [above] * len(offered)
-            worth += [so_far + score for score in scores]
-            above, so_far = here, worth[here]
-            if offered[0] in self._eos:
-                break
-        return drafted, parents, worth, self.source
-
-
-class Chains(NamedTuple):
-    """What may follow the rows of chains.
-
-    Attributes:
-        tokens: by request and row, the likeliest tokens, best first.
-        logp: their log-probabilities there.
-    """
-
-    tokens: list[list[list[int]]]
-    logp: list[list[list[float]]]
+    def _with_leaves(self, tokens: np.ndarray, logp: np.ndarray) -> Draft:
+        """The chain of each row's best token, up to an EOS, with the other tokens [rows, K] as leaves."""
+        ends = np.flatnonzero(np.isin(tokens[:, 0], tuple(self._eos)))
+        rows, count = int(ends[0]) + 1 if len(ends) else len(tokens), tokens.shape[1]
+        before = np.cumsum([0.0, *logp[: rows - 1, 0]])[:rows]
+        parents = np.maximum(np.arange(-1, rows - 1) * count, -1)
+        return (
+            tokens[:rows].ravel(),
+            parents.repeat(count),
+            (before[:, None] + logp[:rows]).ravel(),
+            self.source,
+        )
 
 
 def run_chains(
@@ -242,56 +222,47 @@ def run_chains(
     least: float,
     ends: Sequence[int],
     floors: Sequence[int],
-) -> Chains:
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows through what is left of the target, each reading the best token of the one before.
 
     Args:
         place: of the first request; the others sit behind it.
-        newest: token that each request begins with.
+        newest: token that each of the B requests begins with.
         reaches: most rows of each; those of 0 take no part.
         skip: what rows leave out.
-        best: how many of the likeliest tokens to return for each place.
+        best: K, how many of the likeliest tokens to return for each place.
         least: log-probability that the chain of at least one request must have for another row.
         ends: tokens behind which a chain is not followed.
         floors: prompt lengths, see `Plan.rope_floor`.
 
     Returns:
-        what may follow the rows made; the cache is as it was, but for columns behind the texts.
+        the likeliest tokens behind each row made and their log-probabilities there, best first, each [B, rows, K]; the
+        cache is as it was, but for columns behind the texts.
     """
-    runner, cache, batch = place.runner, place.cache, len(newest)
+    runner, cache, target = place.runner, place.cache, place.runner.target
+    batch, most = len(newest), np.array(reaches)
     slots = slice(place.slot, place.slot + batch)
     lengths = cache.lengths[slots]
-    taking_part = [reach > 0 for reach in reaches]
+    visible = torch.ones(batch, 1, 1, dtype=torch.bool, device=target.device)
+    tokens = np.array(newest)
+    paths = np.where(most > 0, 0.0, -np.inf)  # log-probabilities of the chains that go on
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     with runner.lock:
-        chains = Chains([[] for _ in newest], [[] for _ in newest])
-        tokens = list(newest)
-        paths = [0.0 if part else -math.inf for part in taking_part]
         try:
             for row in range(max(reaches)):
-                result = runner.run(_row_plan(place, tokens, skip, floors), cache, place.slot, place.encoder)
+                ids = torch.from_numpy(tokens[:, None]).to(target.device)
+                places = torch.tensor(lengths, dtype=torch.long, device=target.device)[:, None] + row
+                if target.max_positions is not None:  # rows of requests that do not take part may lie beyond
+                    places = places.clamp(max=target.max_positions - 1)
+                plan = Plan(ids, places, visible, rope_floor=tuple(floors), skip=skip)
+                result = runner.run(plan, cache, place.slot, place.encoder)
                 cache.commit([[0]] * batch, result.segments)  # for the next row to see; nothing of it stays
-                found, logp = top_tokens(result.logits, best)
-                for b in range(batch):
-                    chains.tokens[b].append(found[b, 0].tolist())
-                    chains.logp[b].append(logp[b, 0].tolist())
-                    paths[b] += chains.logp[b][-1][0]
-                    if chains.tokens[b][-1][0] in ends or reaches[b] == row + 1:
-                        paths[b] = -math.inf
-                if max(paths) < least:
+                found.append(top_tokens(result.logits, best))
+                tokens, logp = (part[:, 0, 0] for part in found[-1])
+                paths = np.where(np.isin(tokens, ends) | (most == row + 1), -np.inf, paths + logp)
+                if paths.max() < least:
                     break
-                tokens = [of_request[-1][0] for of_request in chains.tokens]
         finally:
             cache.lengths[slots] = lengths
-        return chains
-
-
-def _row_plan(place: Place, tokens: Sequence[int], skip: Skip, floors: Sequence[int]) -> Plan:
-    """One row a request, behind what its slot holds."""
-    target = place.runner.target
-    lengths = place.cache.lengths[place.slot : place.slot + len(tokens)]
-    places = torch.tensor(lengths, dtype=torch.long, device=target.device)[:, None]
-    if target.max_positions is not None:  # rows of requests that do not take part may lie beyond
-        places = places.clamp(max=target.max_positions - 1)
-    visible = torch.ones(len(tokens), 1, 1, dtype=torch.bool, device=target.device)
-    ids = torch.tensor(tokens, device=target.device, dtype=torch.long)[:, None]
-    return Plan(ids, places, visible, rope_floor=tuple(floors), skip=skip)
+    every_token, every_logp = (np.concatenate(part, 1) for part in zip(*found, strict=True))
+    return every_token, every_logp

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from draftree.runner import Runner
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan
 
 CHUNK = 512  # rows of a pass over prompts
@@ -68,6 +70,9 @@ class SmallModel:
         self.last_rows = 0
         self._cache = runner.new_cache(1)
         self._encoder = runner.new_encoder(1) if runner.target.encoder_decoder else None
+        self._stores: list[SlotCache | EncoderState] = [self._cache]
+        if self._encoder is not None:
+            self._stores.append(self._encoder)
         self._slots: list[int] = []  # request by slot; the order is the engine's, so its requests stand side by side
         self._read: dict[int, Branches] = {}
 
@@ -112,24 +117,20 @@ class SmallModel:
             )
 
     def _arrange(self, order: Sequence[int], slots: int) -> None:
-        self._cache.arrange(order, slots)
-        if self._encoder is not None:
-            self._encoder.arrange(order, slots)
+        for store in self._stores:
+            store.arrange(order, slots)
 
     def end(self, request: int) -> None:
         """Free its slot; the last one moves there, as in the engine. An unknown request is no error."""
         if self._read.pop(request, None) is None:
             return
         slot, last = self._slots.index(request), len(self._slots) - 1
-        if slot != last:
-            self._cache.move(last, slot)
-            if self._encoder is not None:
-                self._encoder.move(last, slot)
-            self._slots[slot] = self._slots[last]
+        for store in self._stores:
+            if slot != last:
+                store.move(last, slot)
+            store.clear(last)
+        self._slots[slot] = self._slots[last]
         self._slots.pop()
-        self._cache.clear(last)
-        if self._encoder is not None:
-            self._encoder.clear(last)
 
     def first_slot(self, requests: Sequence[int]) -> int:
         """The first of neighbouring slots that hold `requests` in this order; slots are exchanged where they do not."""
@@ -154,7 +155,9 @@ class SmallModel:
         first = self.first_slot(requests)
         unread = self._settle(first, requests, texts)
         while (longest := max(map(len, unread))) > CLOSE and (len(unread) > 1 or longest > CHUNK):
-            unread = self._read_all_but_last(first, requests, unread)
+            parts = [tokens[:-1][:CHUNK] for tokens in unread]  # the last one's logits are wanted
+            self._read_certain(first, requests, parts, CHUNK)
+            unread = [tokens[len(part) :] for tokens, part in zip(unread, parts, strict=True)]
         ends = [max(len(tokens), 1) - 1 for tokens in unread]
         begin = min(ends)
         logits = self._read_certain(first, requests, unread, begin).logits
@@ -177,14 +180,6 @@ class SmallModel:
             read = self._read[request] = Branches(self._cache.lengths[slot])
             unread.append(list(text[read.certain :]))
         return unread
-
-    def _read_all_but_last(
-        self, first: int, requests: Sequence[int], unread: Sequence[Sequence[int]]
-    ) -> list[list[int]]:
-        """One pass over at most `CHUNK` tokens of each; return what is left, the last one in any case."""
-        parts = [tokens[:-1][:CHUNK] for tokens in unread]
-        self._read_certain(first, requests, parts, CHUNK)
-        return [list(tokens[len(part) :]) for tokens, part in zip(unread, parts, strict=True)]
 
     def _read_certain(
         self, first: int, requests: Sequence[int], tokens: Sequence[Sequence[int]], logits_from: int

@@ -248,7 +248,7 @@ class _Cut:
 def _inner(parents: Tensor) -> tuple[Tensor | None, Tensor]:
     """Nodes with children, LongTensor [B, I] ascending (0 in padding), and where each node's parent is in it.
 
-    None for all nodes: off the runner, as to count them would wait for the device.
+    None for all nodes where they are not on the CPU, as to count them would wait for the device.
     """
     above = parents[:, 1:].clamp(min=0)
     if not parents.is_cpu:

@@ -39,14 +39,14 @@ class EarlyHeadWeights(nn.Module):
     def __init__(self, hidden_size: int, rank: int = 0, places: int = 1) -> None:
         super().__init__()
         self.rank = rank
-        self.norm = nn.Parameter(torch.ones(hidden_size, dtype=torch.float32, device=weights_device()))
+        device = weights_device()
+        self.norm = nn.Parameter(torch.ones(hidden_size, dtype=torch.float32, device=device))
         if rank:
-            self.down = nn.Parameter(
-                torch.randn(rank, hidden_size, dtype=torch.float32, device=weights_device()) * hidden_size**-0.5
-            )
-            self.up = nn.Parameter(torch.zeros(hidden_size, rank, dtype=torch.float32, device=weights_device()))
+            down = torch.randn(rank, hidden_size, dtype=torch.float32, device=device) * hidden_size**-0.5
+            self.down = nn.Parameter(down)
+            self.up = nn.Parameter(torch.zeros(hidden_size, rank, dtype=torch.float32, device=device))
         else:
-            self.projection = nn.Parameter(torch.eye(hidden_size, dtype=torch.float32, device=weights_device()))
+            self.projection = nn.Parameter(torch.eye(hidden_size, dtype=torch.float32, device=device))
         self.further = nn.ModuleList(EarlyHeadWeights(hidden_size, rank) for _ in range(places - 1))
 
     def forward(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """Trees from per-depth candidates: a choice list filled in, or the best nodes of the full product tree.
 
 A static list costs one gather, as its shape is worked out once; the best-first tree is grown with a heap
-on the CPU. As in `builders`, each function returns the plain fields of a `TokenTree`.
+on the CPU. Each function returns the plain fields of a `TokenTree`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.tree.builders import NOTHING, Fields, laid_out, per_request, to_numpy
+from draftree.tree.layout import NOTHING, Fields, laid_out, per_request, to_numpy
 from draftree.tree.structure import Structure, structure_of
 
 Choices = Sequence[Sequence[int]]

@@ -98,7 +98,7 @@ def any_above(structure: Structure, flags: Tensor) -> Tensor:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`, waiting only where the runner would read what has not arrived."""
+    """`tensor` on `device`, waiting only where the CPU would read what has not arrived."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 

@@ -1,45 +1,41 @@
-"""The token tree: the draft tokens of one step for a batch of requests, and all that is done with them."""
+"""The token tree: the draft tokens of one step for a batch of requests, and how it comes to be.
+
+Trees are made from flat arrays, token paths, drafts of many requests, candidates of each depth, or other trees.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.nn import functional as F
 
-from draftree.tree import algebra, builders
 from draftree.tree import candidates as fills
 from draftree.tree.arrays import TreeArrays
-from draftree.tree.builders import Draft
 from draftree.tree.candidates import Choices
-from draftree.tree.structure import moved, structure_of
+from draftree.tree.layout import PADDING, Draft, laid_out, likeliest, per_node, to_numpy
+from draftree.tree.structure import structure_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTree(TreeArrays):
-    """B trees of up to N nodes: how they are made and cut; see `TreeArrays` for what they hold."""
-
-    def to(self, device: torch.device | str) -> TokenTree:
-        """The same trees on `device`; the structure goes along through the cache (no rebuild there)."""
-        if device == self.tokens.device:  # no string is: called every step, with a device
-            return self
-        # An index makes "cuda" mean one device also in the cache, whatever becomes current later.
-        device = torch.empty(0, device=device, dtype=torch.float32).device
-        if device == self.device:
-            return self
-        tokens, parents, source = moved(torch.stack([self.tokens, self.parents, self.source]), device)
-        structure = structure_of(self.parents, device)
-        return TokenTree(tokens, parents, moved(self.logp, device), source, self.sizes, structure)
-
-    # ---- builders
+    """B trees of up to N nodes and how they are made; see `TreeArrays` for what they hold and how they are cut."""
 
     @classmethod
     def roots(cls, tokens: Tensor) -> TokenTree:
         """Trees of a root alone; tokens: LongTensor [B]."""
-        return cls(*builders.roots(tokens))
+        if tokens.ndim != 1:
+            raise ValueError(f"Root tokens must be [batch], not {list(tokens.shape)}: pass one token a request.")
+        tokens = tokens.long()[:, None]
+        zero = torch.zeros_like(tokens)
+        # Every step of plain decoding has these trees; their structure is in the cache.
+        structure = structure_of(torch.full(tokens.shape, -1, dtype=torch.long, device="cpu"), tokens.device)
+        return cls(tokens, zero - 1, zero.float(), zero, (1,) * len(tokens), structure)
 
     @classmethod
     def from_arrays(
@@ -57,7 +53,20 @@ class TokenTree(TreeArrays):
         (None: 1). Equal paths are kept apart. Lives on the device of `tokens`.
         ValueError when shapes differ or a parent does not come before its child.
         """
-        tree = cls(*builders.from_arrays(tokens, parents, logp, source, root))
+        drafted, above = to_numpy(tokens), to_numpy(parents)
+        n = drafted.shape[0] if drafted.ndim == 1 else -1
+        if n < 0 or above.shape != drafted.shape:
+            raise ValueError(
+                f"tokens {list(drafted.shape)} and parents {list(above.shape)} must be flat and of one length: "
+                "pass one tree without its root."
+            )
+        if n and (above.min() < -1 or (above >= np.arange(n)).any()):
+            raise ValueError("A parent must be -1 (the root) or the index of an earlier node: put parents first.")
+        chances = 0.0 if logp is None else per_node(logp, n, "logp")
+        masks: Any = 1 if source is None else source
+        if not isinstance(masks, int | np.integer):
+            masks = per_node(masks, n, "source")
+        tree = cls(*laid_out([root], [(drafted, above, chances, masks)]))
         return tree.to(tokens.device) if isinstance(tokens, Tensor) else tree
 
     @classmethod
@@ -68,7 +77,7 @@ class TokenTree(TreeArrays):
         log-probabilities [n] and sources ([n], or one mask for all) of its draft tokens, in which a parent comes before
         its children and is no less likely. Those of log-probability -inf are left out. Lives on the CPU.
         """
-        return cls(*builders.best_first(roots, drafts, budgets))
+        return cls(*laid_out(roots, [likeliest(*each) for each in zip(drafts, budgets, strict=True)]))
 
     @classmethod
     def from_paths(
@@ -84,7 +93,27 @@ class TokenTree(TreeArrays):
         paths share a node it keeps its best value. source: one bit mask, or one a path.
         ValueError when logp or source does not fit the paths.
         """
-        return cls(*builders.from_paths(root, paths, logp, source))
+        sources = [source] * len(paths) if isinstance(source, int) else list(source)
+        if len(sources) != len(paths) or (logp is not None and [len(p) for p in logp] != [len(p) for p in paths]):
+            raise ValueError("logp takes one number a token and source one mask a path: give both the paths' shape.")
+        ids: dict[tuple[int, int], int] = {}
+        tokens: list[int] = []
+        parents: list[int] = []
+        scores: list[float] = []
+        masks: list[int] = []
+        for p, path in enumerate(paths):
+            node, score = -1, 0.0
+            for d, token in enumerate(path):
+                score += 0.0 if logp is None else float(logp[p][d])
+                parent, node = node, ids.setdefault((node, int(token)), len(tokens))
+                if node == len(tokens):
+                    tokens.append(int(token))
+                    parents.append(parent)
+                    scores.append(score)
+                    masks.append(0)
+                scores[node] = max(scores[node], score)
+                masks[node] |= sources[p]
+        return cls(*laid_out([int(root)], [(tokens, parents, scores, masks)]))
 
     @classmethod
     def from_choices(
@@ -128,68 +157,15 @@ class TokenTree(TreeArrays):
     @classmethod
     def stack(cls, trees: Sequence[TokenTree]) -> TokenTree:
         """One ragged batch of all the trees, in order, padded to the widest. ValueError when empty."""
-        return cls(*builders.stack(trees))
-
-    # ---- algebra
-
-    def best(self, n: int | Sequence[int]) -> TokenTree:
-        """The n most probable draft tokens of each tree (fewer where it has fewer) and the root, connected.
-
-        n: draft tokens of a tree, one number or one for each request. A child counts for no more than its parent (and
-        keeps that capped logp); on a tie the lower index wins. Order of the nodes is kept. No device sync.
-        """
-        return TokenTree(*algebra.best(self, n))
-
-    def first(self, n: Sequence[int]) -> TokenTree:
-        """The root and the first n[b] draft tokens of each tree; the best ones where logp falls from node to node."""
-        return TokenTree(*algebra.first(self, n))
-
-    def prune(self, keep: Tensor) -> tuple[TokenTree, Tensor]:
-        """Without the nodes that `keep` (BoolTensor [B, N]) drops and all below them; the root stays.
-
-        Returns the tree [B, N'] and index, LongTensor [B, N']: the old id of each node, -1 in padding.
-        One device sync (the new sizes).
-        """
-        arrays, index = algebra.prune(self, keep)
-        return TokenTree(*arrays), index
-
-    def paths(self, nodes: Sequence[int]) -> list[list[int]]:
-        """The nodes from the root of each tree to `nodes[b]`, both included."""
-        found = []
-        for node, parents in zip(nodes, self.parents.tolist(), strict=True):
-            path = [node]
-            while path[-1] > 0:
-                path.append(parents[path[-1]])
-            found.append(path[::-1])
-        return found
-
-    # ---- one tree, on the CPU
-
-    def path(self, b: int, node: int) -> list[int]:
-        """Token ids from the root of tree b to `node`, both included."""
-        if not 0 <= node < self.sizes[b]:
-            raise IndexError(f"Tree {b} has nodes 0..{self.sizes[b] - 1}, not {node}.")
-        tokens, parents = self.tokens[b].tolist(), self.parents[b].tolist()
-        found = []
-        while node >= 0:
-            found.append(tokens[node])
-            node = parents[node]
-        return found[::-1]
-
-    def children(self, b: int, node: int) -> list[int]:
-        """Node ids of the children of `node` in tree b, ascending."""
-        return [i for i, parent in enumerate(self.parents[b, : self.sizes[b]].tolist()) if parent == node >= 0]
-
-    def walk(self, b: int, tokens: Sequence[int]) -> list[int]:
-        """The longest path (node ids, root first) of tree b that the continuation `tokens` confirms."""
-        known, parents = self.tokens[b, : self.sizes[b]].tolist(), self.parents[b, : self.sizes[b]].tolist()
-        # Siblings may share a token, so several paths can be confirmed at once.
-        reached = {0: [0]}
-        for token in tokens:
-            below = {
-                i: [*reached[parent], i] for i, parent in enumerate(parents) if parent in reached and known[i] == token
-            }
-            if not below:
-                break
-            reached = below
-        return reached[min(reached)]
+        if not trees:
+            raise ValueError("There are no trees to stack: pass at least one.")
+        if len(trees) == 1:
+            return trees[0]
+        if any(tree.device != trees[0].device for tree in trees):
+            raise ValueError("The trees to stack lie on several devices: move them to one first.")
+        width = max(tree.width for tree in trees)
+        tokens, parents, logp, source = (
+            torch.cat([F.pad(getattr(tree, name), (0, width - tree.width), value=fill) for tree in trees])
+            for name, fill in zip(("tokens", "parents", "logp", "source"), PADDING, strict=True)
+        )
+        return cls(tokens, parents, logp, source, tuple(size for tree in trees for size in tree.sizes))

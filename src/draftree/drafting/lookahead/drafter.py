@@ -15,7 +15,7 @@ from draftree.drafting.base import Context, Drafter
 from draftree.drafting.lookahead.trie import Trie
 from draftree.drafting.lookahead.twins import MODES, SOURCES, checked_ids, chosen
 from draftree.runner.target import Target
-from draftree.tree import TokenTree
+from draftree.tree import Draft, TokenTree
 
 NAMES = {SOURCES["prompt"]: "lookahead/prompt", SOURCES["output"]: "lookahead/output", SOURCES["mix"]: "lookahead/both"}
 
@@ -52,16 +52,13 @@ class Lookahead(Drafter):
         self.mode = mode
         self.sources = sources
         self._options = {"decoding_length": decoding_length, "branch_length": branch_length, **trie_options}
-        self._trie: Trie | None = None
         self._answers: list[list[int]] = []  # to be stored when the trie is made
         self._eos: Sequence[int] = ()
         self._scoped: dict[str, Trie] = {}  # the one used last stands last
         self._seen: dict[int, int] = {}  # how many tokens of each request the trie has been given
         self._making = threading.Lock()  # engines in several threads may meet the drafter at once
-        if "eos_token_ids" in trie_options:
-            self._trie = Trie(**self._options)
-        else:
-            Trie(**self._options)  # a bad option is refused here, not in the first call
+        checked = Trie(**self._options)  # a bad option is refused here, not in the first call
+        self._trie: Trie | None = checked if "eos_token_ids" in trie_options else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Options and what was learned; a copy has no requests."""
@@ -76,38 +73,37 @@ class Lookahead(Drafter):
     @property
     def trie(self) -> Trie:
         """The store; made when the first target tells its EOS ids, or on first use."""
-        return self._made(())
-
-    def _made(self, eos_token_ids: Sequence[int]) -> Trie:
-        with self._making:
-            if self._trie is None:
-                trie = Trie(**{"eos_token_ids": eos_token_ids} | self._options)
-                for answer in self._answers:
-                    trie.warm(answer)
-                self._trie, self._answers = trie, []
-            return self._trie
-
-    def bind(self, target: Target, **hints: Any) -> None:
-        """See `Drafter.bind`."""
-        self._eos = hints.get("eos_token_ids", ())
-        self._made(self._eos)
+        return self.trie_of(None)
 
     def trie_of(self, scope: str | None) -> Trie:
         """The store of requests of one scope; that of None is `trie`, and others begin empty.
 
         The tries of the `MOST_SCOPES` scopes used last are kept, each bounded as `trie` is.
         """
-        if scope is None:
-            return self.trie
         with self._making:
+            if scope is None:
+                if self._trie is None:
+                    self._trie = self._new_trie()
+                    for answer in self._answers:
+                        self._trie.warm(answer)
+                    self._answers = []
+                return self._trie
             found = self._scoped.pop(scope, None)
             if found is None:
-                found = Trie(**{"eos_token_ids": self._eos} | self._options)
+                found = self._new_trie()
                 idle = [name for name, trie in self._scoped.items() if not trie.live_requests]
                 for name in idle[: max(0, len(self._scoped) + 1 - MOST_SCOPES)]:
                     del self._scoped[name]
             self._scoped[scope] = found  # the last one is the newest
             return found
+
+    def _new_trie(self) -> Trie:
+        return Trie(**{"eos_token_ids": self._eos} | self._options)
+
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`."""
+        self._eos = hints.get("eos_token_ids", ())
+        self.trie_of(None)
 
     @property
     def nbytes(self) -> int:
@@ -128,27 +124,23 @@ class Lookahead(Drafter):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        drafts: list[Any] = [None] * len(requests)
-        for scope in dict.fromkeys(request.scope for request in requests):
-            own = [b for b, request in enumerate(requests) if request.scope == scope]
-            found = self.trie_of(scope).retrieve_all(
-                [requests[b].id for b in own],
-                [budgets[b] for b in own],
-                news=[self._news(requests[b]) for b in own],
-                depths=[requests[b].room - 1 for b in own],
-                mode=self.mode,
-                sources=self.sources,
-            )
-            for b, draft in zip(own, found, strict=True):
-                drafts[b] = draft
+        tries = [self.trie_of(request.scope) for request in requests]
+        for trie, request in zip(tries, requests, strict=True):  # what one brings may be drafted for another
+            trie.extend(request.id, self._news(request))
+        drafts: list[Draft] = []
+        for trie, request, budget in zip(tries, requests, budgets, strict=True):
+            depth = request.room - 1
+            if budget < 1 or depth < 1:
+                drafts.append(([], [], [], 0))
+            else:
+                drafts.append(trie.retrieve(request.id, budget, depth=depth, mode=self.mode, sources=self.sources))
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
     def end(self, request: Context) -> None:
         """See `Drafter.end`."""
         trie = self.trie_of(request.scope)
         try:
-            news = self._news(request)
-            if news:
+            if news := self._news(request):
                 trie.extend(request.id, news)
         finally:
             self._seen.pop(request.id, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftree.drafting.lookahead.twins import MAX_COUNT, ONE_HIT
+from draftree.drafting.lookahead.twins import MAX_COUNT, NO_PARENT, ONE_HIT
 
 HAND_STEPS = 64
 
@@ -15,27 +15,23 @@ class Node:
     __slots__ = ("children", "count", "index", "parent", "pins", "stamp", "token")
 
     def __init__(self, token: int, parent: Node | None, index: int) -> None:
-        self.token = token
-        self.parent = parent
-        self.index = index
+        self.token, self.parent, self.index = token, parent, index
         self.children: dict[int, Node] = {}
-        self.count = 0
-        self.stamp = 0
-        self.pins = 0
+        self.count = self.stamp = self.pins = 0
 
 
 Cursors = list[tuple[Node, int]]  # open branches: where each stands, and how deep
 
 
 class Forest:
-    """Key trees with hit counts, bounded by a clock hand that halves and frees."""
+    """Key trees with hit counts below a root without a token, bounded by a clock hand that halves and frees."""
 
     def __init__(self, max_nodes: int, per_key: int, prune: bool) -> None:
         self.max_nodes, self.per_key, self.prune = max_nodes, per_key, prune
         self.clear()
 
     def clear(self) -> None:
-        self.roots: dict[int, Node] = {}
+        self.root = Node(-1, None, NO_PARENT)
         self.nodes: list[Node | None] = []
         self.free: list[int] = []
         self.hand = 0
@@ -44,36 +40,28 @@ class Forest:
     def live(self) -> int:
         return len(self.nodes) - len(self.free)
 
-    def find(self, parent: Node | None, token: int) -> Node | None:
-        return (self.roots if parent is None else parent.children).get(token)
-
     def locate(self, suffix: Sequence[int]) -> Node | None:
-        node = None
+        node: Node | None = self.root
         for token in suffix:
-            node = self.find(node, token)
-            if node is None:
-                break
+            node = node.children.get(token) if node else None
         return node
 
-    def add(self, parent: Node | None, token: int) -> Node:
-        if self.free:
-            node = Node(token, parent, self.free.pop())
-            self.nodes[node.index] = node
-        else:
-            node = Node(token, parent, len(self.nodes))
-            self.nodes.append(node)
-        (self.roots if parent is None else parent.children)[token] = node
+    def add(self, parent: Node, token: int) -> Node:
+        if not self.free:
+            self.free.append(len(self.nodes))
+            self.nodes.append(None)
+        index = self.free.pop()
+        node = self.nodes[index] = parent.children[token] = Node(token, parent, index)
         return node
 
-    def hit(self, parent: Node | None, token: int, tick: int) -> Node | None:
-        siblings = self.roots if parent is None else parent.children
-        node = siblings.get(token)
-        if node is None:
-            if not self.make_room(new_key=parent is None):
-                return None
+    def hit(self, parent: Node, token: int, tick: int) -> Node | None:
+        node = parent.children.pop(token, None)
+        if node is not None:
+            parent.children[token] = node
+        elif self.make_room(new_key=parent is self.root):
             node = self.add(parent, token)
         else:
-            siblings[token] = siblings.pop(token)
+            return None
         if node.count < MAX_COUNT:
             node.count += ONE_HIT
         node.stamp = tick
@@ -83,7 +71,7 @@ class Forest:
         for step in range(HAND_STEPS + 1):
             limit = self.max_nodes
             if self.prune and self.per_key:
-                limit = min(limit, self.per_key * (len(self.roots) + new_key))
+                limit = min(limit, self.per_key * (len(self.root.children) + new_key))
             if self.live < limit:
                 return True
             if not self.prune or step == HAND_STEPS:
@@ -97,24 +85,21 @@ class Forest:
             self.hand += 1
         return False
 
-    def remove(self, node: Node | None) -> None:
-        while node is not None and not node.children and not node.pins and node.count < ONE_HIT:
-            del (self.roots if node.parent is None else node.parent.children)[node.token]
+    def remove(self, node: Node) -> None:
+        while node.parent is not None and not node.children and not node.pins and node.count < ONE_HIT:
+            del node.parent.children[node.token]
             self.nodes[node.index] = None
             self.free.append(node.index)
             node = node.parent
 
     def feed(self, cursors: Cursors, token: int, tick: int, branch_length: int, ends: bool) -> Cursors:
         kept: Cursors = []
-        for at, depth in cursors:
+        for at, depth in cursors if ends else [*cursors, (self.root, -1)]:
             node = self.hit(at, token, tick)
-            at.pins -= 1
+            at.pins -= 1  # the root is never freed, so its own do not matter
             if node is not None and not ends and depth + 1 < branch_length:
                 node.pins += 1
                 kept.append((node, depth + 1))
-        if not ends and (root := self.hit(None, token, tick)) is not None:
-            root.pins += 1
-            kept.append((root, 0))
         return kept
 
 

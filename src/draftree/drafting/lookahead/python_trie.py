@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -31,9 +31,9 @@ class Request:
     ended: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class Path:
-    """A path below the match: its nodes in the two forests, and where its parent is in the result."""
+    """A path below the match: its nodes in the two forests, and the row of its parent in the result."""
 
     score: float
     logp: float
@@ -45,13 +45,13 @@ class Path:
     at: int = NO_PARENT
     up: Path | None = None
 
+    def __lt__(self, other: Path) -> bool:
+        return self.rank() < other.rank()
+
     def rank(self) -> tuple[float, int, int, int, int]:
         o_stamp = self.o.stamp if self.o else 0
         p_stamp = self.p.stamp if self.p else 0
         return (-self.score, self.depth, -o_stamp, -p_stamp, self.token)
-
-    def __lt__(self, other: Path) -> bool:
-        return self.rank() < other.rank()
 
 
 class PythonTrie:
@@ -74,13 +74,15 @@ class PythonTrie:
     def begin(self, tokens: Sequence[int]) -> int:
         slot = next(i for i in range(len(self.requests) + 1) if i not in self.requests)
         request = Request(Forest(self.options.max_nodes, 0, False), list(tokens[-self.n_context :]))
-        forest = request.prompt if self.options.eliminate else self.shared
         cursors: Cursors = []
         for token in tokens:
-            cursors = self.feed(forest, cursors, token)
+            cursors = self.feed(self.prompts_of(request), cursors, token)
         close(cursors)
         self.requests[slot] = request
         return slot
+
+    def prompts_of(self, request: Request) -> Forest:
+        return request.prompt if self.options.eliminate else self.shared
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
         r = self.requests[slot]
@@ -112,19 +114,15 @@ class PythonTrie:
         self.shared.clear()
 
     def score(self, p: Node | None, o: Node | None) -> float:
-        hits = 0.0
-        if p is not None:
-            hits += self.options.prompt_weight * (p.count / ONE_HIT)
-        if o is not None:
-            hits += o.count / ONE_HIT
-        return hits
+        hits = self.options.prompt_weight * (p.count / ONE_HIT) if p else 0.0
+        return hits + o.count / ONE_HIT if o else hits
 
     def unseen(self, path: Path) -> float:
         """Hits that a path's parent is taken to have more. Behind a long text that was seen before, less is open."""
         return twins.SMOOTHING / (path.known * path.known)
 
     def expand(self, path: Path, at: int) -> list[Path]:
-        """The merged children of a path, of each forest the `scan` most recently touched ones."""
+        """The merged children of a path as a heap, of each forest the `scan` most recently touched ones."""
         tokens: dict[int, None] = {}
         for node in (path.p, path.o):
             if node is not None:
@@ -136,84 +134,72 @@ class PythonTrie:
             score = min(self.score(p, o), path.score)
             logp = path.logp + math.log(score / (path.score + self.unseen(path)))
             kids.append(Path(score, logp, path.depth + 1, path.known + 1, p, o, token, at, path))
+        heapq.heapify(kids)
         return kids
 
     def retrieve(self, slot: int, budget: int, depth: int, mode: int, sources: int) -> Arrays:
         r = self.requests[slot]
-        prompt = r.prompt if self.options.eliminate else self.shared
-        rows: list[tuple[Path, int]] = []
+        rows: list[Path] = []
         seen = 0
         escape = 0.0  # log-probability that no longer suffix knew the next token, as in PPM
         for q in range(min(len(r.context), self.options.max_query_length), 0, -1):
-            if seen >= self.min_nodes or len(rows) >= budget:
+            if seen >= self.min_nodes or len(rows) >= budget or (rows and mode == MODES["single"]):
                 break
             suffix = r.context[-q:]
-            p = prompt.locate(suffix) if sources & FROM_PROMPT else None
+            p = self.prompts_of(r).locate(suffix) if sources & FROM_PROMPT else None
             o = self.output.locate(suffix) if sources & FROM_OUTPUT else None
             match = Path(self.score(p, o), escape, 0, q, p, o)
-            if not any(node and node.children for node in (p, o)):
+            heap = self.expand(match, NO_PARENT)
+            if not heap:
                 continue
             escape += math.log(self.unseen(match) / (match.score + self.unseen(match)))
-            if mode == MODES["single"]:
-                while len(rows) < budget and match.depth < depth and (kids := self.expand(match, len(rows) - 1)):
-                    match = min(kids)
-                    rows.append((match, match.at))
-                break
-            elif mode == MODES["parallel"]:
-                seen = self.take_branches(match, budget, depth, rows)
+            if mode == MODES["hierarchical"]:
+                seen = self.take_tree(heap, budget, depth, rows)
             else:
-                seen = self.take_tree(match, budget, depth, rows)
+                seen = self.take_branches(heap, budget, depth, rows, most=1 if mode == MODES["single"] else budget)
         return (
-            np.array([path.token for path, _ in rows], dtype=np.int32),
-            np.array([parent for _, parent in rows], dtype=np.int32),
-            np.array([path.logp for path, _ in rows], dtype=np.float32),
-            np.array([FROM_PROMPT * bool(path.p) + FROM_OUTPUT * bool(path.o) for path, _ in rows], dtype=np.uint8),
+            np.array([path.token for path in rows], dtype=np.int32),
+            np.array([path.at for path in rows], dtype=np.int32),
+            np.array([path.logp for path in rows], dtype=np.float32),
+            np.array([FROM_PROMPT * bool(path.p) + FROM_OUTPUT * bool(path.o) for path in rows], dtype=np.uint8),
         )
 
-    def take_tree(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> int:
+    def take_tree(self, heap: list[Path], budget: int, depth: int, rows: list[Path]) -> int:
         """Adds the best paths below the match; how many nodes of it were seen."""
         seen = 0
-        known = {(parent, path.token): row for row, (path, parent) in enumerate(rows)}
-        heap = self.expand(match, NO_PARENT)
-        heapq.heapify(heap)
+        known = {(path.at, path.token): row for row, path in enumerate(rows)}
         while heap and len(rows) < budget:
             path = heapq.heappop(heap)
             seen += 1
-            row = known.get((path.at, path.token))
-            if row is None:
-                row = len(rows)
-                rows.append((path, path.at))
+            row = known.get((path.at, path.token), len(rows))
+            if row == len(rows):
+                rows.append(path)
             else:
-                path.logp = float(np.float32(rows[row][0].logp))
+                path.logp = float(np.float32(rows[row].logp))
             if path.depth < depth:
                 for kid in self.expand(path, row):
                     heapq.heappush(heap, kid)
         return seen
 
-    def take_branches(self, match: Path, budget: int, depth: int, rows: list[tuple[Path, int]]) -> int:
-        """Adds whole branches, best first, each followed down its best children."""
+    def take_branches(self, heap: list[Path], budget: int, depth: int, rows: list[Path], most: int) -> int:
+        """Adds at most `most` whole branches, best first, each followed down its best children."""
         seen = 0
-        heap = self.expand(match, NO_PARENT)
-        heapq.heapify(heap)
-        while heap and len(rows) < budget:
+        while heap and len(rows) < budget and most:
             path = heapq.heappop(heap)
             seen += 1
             while path.depth < depth and (kids := self.expand(path, NO_PARENT)):
-                best = min(kids)
-                for kid in kids:
-                    if kid is not best:
-                        heapq.heappush(heap, kid)
-                path = best
+                path, *others = kids
+                for kid in others:
+                    heapq.heappush(heap, kid)
                 seen += 1
-            branch: list[Path] = []
-            step: Path | None = path
-            while step is not None and step.depth > 0:
-                branch.append(step)
-                step = step.up
+            branch = [path]
+            while branch[-1].up is not None and branch[-1].up.depth:
+                branch.append(branch[-1].up)
             branch = branch[::-1][: budget - len(rows)]
             if not emitted_before(branch, rows):
-                first = len(rows)
-                rows += [(step, first + i - 1 if i else NO_PARENT) for i, step in enumerate(branch)]
+                parents = [NO_PARENT, *range(len(rows), len(rows) + len(branch) - 1)]
+                rows += [replace(step, at=parent) for step, parent in zip(branch, parents, strict=True)]
+            most -= 1
         return seen
 
     @property
@@ -229,28 +215,26 @@ class PythonTrie:
         return (
             np.array([node.index for node in nodes], dtype=np.int32),
             np.array([node.token for node in nodes], dtype=np.int32),
-            np.array([node.parent.index if node.parent else NO_PARENT for node in nodes], dtype=np.int32),
+            np.array([node.parent.index for node in nodes if node.parent], dtype=np.int32),
             np.array([node.count for node in nodes], dtype=np.uint32),
             np.array([node.stamp for node in nodes], dtype=np.uint32),
             self.tick,
         )
 
     def restore(self, dump: Dump) -> None:
-        _, tokens, parents, counts, stamps, self.tick = dump
+        _, *columns, self.tick = dump
         made: list[Node] = []
-        columns = (tokens.tolist(), parents.tolist(), counts.tolist(), stamps.tolist())
-        for token, parent, count, stamp in zip(*columns, strict=True):
-            node = self.output.add(None if parent < 0 else made[parent], token)
+        for token, parent, count, stamp in zip(*(column.tolist() for column in columns), strict=True):
+            node = self.output.add(self.output.root if parent == NO_PARENT else made[parent], token)
             node.count, node.stamp = count, stamp
             made.append(node)
 
 
-def emitted_before(branch: list[Path], rows: list[tuple[Path, int]]) -> bool:
+def emitted_before(branch: list[Path], rows: list[Path]) -> bool:
     """Is the branch the beginning of one that is already in the result?"""
     tokens = [path.token for path in branch]
-    starts = [row for row, (_, parent) in enumerate(rows) if parent == NO_PARENT]
-    stops = [*starts[1:], len(rows)]
+    starts = [row for row, path in enumerate(rows) if path.at == NO_PARENT]
     return any(
-        [path.token for path, _ in rows[start:stop]][: len(tokens)] == tokens
-        for start, stop in zip(starts, stops, strict=False)
+        [path.token for path in rows[start:stop]][: len(tokens)] == tokens
+        for start, stop in pairwise([*starts, len(rows)])
     )

@@ -28,6 +28,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -38,10 +39,9 @@ from draftree.drafting.lookahead import trie_file
 from draftree.drafting.lookahead.c_trie import CTrie
 from draftree.drafting.lookahead.python_trie import PythonTrie
 from draftree.drafting.lookahead.twins import MODES, SOURCES, Backend, TrieOptions, check_count, checked_ids, chosen
-from draftree.tree import TokenTree
+from draftree.files import replacing
 
 _BACKENDS = {"auto": "auto", "c": "c", "python": "python"}
-_NO_DRAFT: tuple[list[int], list[int], list[float], list[int]] = [], [], [], []
 
 
 class Draft(NamedTuple):
@@ -117,52 +117,6 @@ class Trie:
         with self._lock:
             return Draft(*self._backend.retrieve(self._slot(request), budget, min(depth, most), *how))
 
-    def draft(
-        self,
-        requests: Sequence[int],
-        roots: Sequence[int],
-        budgets: Sequence[int],
-        *,
-        news: Sequence[Sequence[int]] = (),
-        depths: Sequence[int] = (),
-        mode: str = "hierarchical",
-        sources: str = "mix",
-    ) -> TokenTree:
-        """The drafts of a batch as trees below `roots`, nodes in falling order of probability: cutting is cheap.
-
-        For a decoder's every step: trusts that ids are ids.
-
-        requests: live ones. roots: their newest tokens. budgets: most draft tokens of each; 0 for none.
-        news: tokens committed since, which all enter before the first look-up, as by `extend`; none by default.
-        depths: most levels of each, at most `branch_length` (the default); 0 for no draft tokens.
-        mode, sources: see `retrieve`.
-        """
-        found = self.retrieve_all(requests, budgets, news=news, depths=depths, mode=mode, sources=sources)
-        return TokenTree.from_drafts(roots, found, budgets)
-
-    def retrieve_all(
-        self,
-        requests: Sequence[int],
-        budgets: Sequence[int],
-        *,
-        news: Sequence[Sequence[int]] = (),
-        depths: Sequence[int] = (),
-        mode: str = "hierarchical",
-        sources: str = "mix",
-    ) -> list[Any]:
-        """What `draft` makes trees of, for each request; its arguments."""
-        most = self.options.branch_length
-        how = chosen("mode", mode, MODES), chosen("sources", sources, SOURCES)
-        drafts = []
-        with self._lock:
-            slots = [self._slot(request) for request in requests]
-            for slot, tokens in zip(slots, news, strict=False):
-                self._backend.extend(slot, tokens)
-            for slot, budget, depth in zip(slots, budgets, depths or [most] * len(slots), strict=True):
-                nothing = budget < 1 or depth < 1
-                drafts.append(_NO_DRAFT if nothing else self._backend.retrieve(slot, budget, min(depth, most), *how))
-        return drafts
-
     def end(self, request: int) -> None:
         """The request is over: its prompt's branches go, its output's stay (branch eliminating)."""
         with self._lock:
@@ -204,9 +158,9 @@ class Trie:
 
     def save(self, path: str | os.PathLike[str], tokenizer_fingerprint: str) -> None:
         """Writes options and output forest to a flat file, whole or not at all. Prompts are not saved."""
-        with self._lock:
-            dump = self._backend.dump()
-        trie_file.write(path, tokenizer_fingerprint, self.options, dump)
+        data = self._packed(tokenizer_fingerprint)
+        with replacing(path) as aside:
+            aside.write_bytes(data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], tokenizer_fingerprint: str, *, backend: str = "auto") -> Trie:
@@ -214,16 +168,16 @@ class Trie:
 
         ValueError when the file is not a trie, is damaged, of a newer version or of another tokenizer.
         """
-        options, dump = trie_file.read(path, tokenizer_fingerprint)
-        trie = cls(**vars(options), backend=backend)
-        trie._backend.restore(dump)
-        return trie
+        return _unpacked(Path(path).read_bytes(), tokenizer_fingerprint, backend, path)
 
     def __reduce__(self) -> Any:
         """A copy, also in another process, has options and outputs, and no live requests."""
+        return _unpacked, (self._packed(""), "", "python" if self.backend == "python" else "auto")
+
+    def _packed(self, tokenizer_fingerprint: str) -> bytes:
         with self._lock:
             dump = self._backend.dump()
-        return _copied, (trie_file.packed("", self.options, dump), "python" if self.backend == "python" else "auto")
+        return trie_file.packed(tokenizer_fingerprint, self.options, dump)
 
     def _slot(self, request: int) -> int:
         try:
@@ -232,8 +186,8 @@ class Trie:
             raise ValueError(f"request {request} is not live: begin({request}, prompt) comes first.") from None
 
 
-def _copied(packed: bytes, backend: str) -> Trie:
-    options, dump = trie_file.unpacked(packed, "")
+def _unpacked(data: bytes, tokenizer_fingerprint: str, backend: str, path: object = "the copy") -> Trie:
+    options, dump = trie_file.unpacked(data, tokenizer_fingerprint, path)
     trie = Trie(**vars(options), backend=backend)
     trie._backend.restore(dump)
     return trie

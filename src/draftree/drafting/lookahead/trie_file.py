@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftree.drafting.lookahead.twins import MAX_COUNT, NO_PARENT, ONE_HIT, Dump, TrieOptions
-from draftree.files import is_whole, parse_json, replacing
+from draftree.files import is_whole, parse_json
 
 MAGIC = b"DRAFTRIE"
 VERSION = 1
@@ -30,15 +28,8 @@ _COLUMNS = ("<i4", "<i4", "<u4", "<u4")  # token, parent, count, stamp
 _NODE = sum(np.dtype(kind).itemsize for kind in _COLUMNS)
 
 
-def write(path: str | os.PathLike[str], tokenizer_fingerprint: str, options: TrieOptions, dump: Dump) -> None:
-    """Writes a file whole or not at all, so a reader sees the old one or the new one."""
-    data = packed(tokenizer_fingerprint, options, dump)
-    with replacing(path) as aside:
-        aside.write_bytes(data)
-
-
 def packed(tokenizer_fingerprint: str, options: TrieOptions, dump: Dump) -> bytes:
-    """What `write` writes."""
+    """The content of a file."""
     at, *rest, tick = dump
     columns = _in_file_order(at, *rest)
     header = {"tokenizer": tokenizer_fingerprint, "options": asdict(options), "nodes": len(columns[0]), "tick": tick}
@@ -48,14 +39,18 @@ def packed(tokenizer_fingerprint: str, options: TrieOptions, dump: Dump) -> byte
     return body + hashlib.sha256(body).digest()
 
 
-def read(path: str | os.PathLike[str], tokenizer_fingerprint: str) -> tuple[TrieOptions, Dump]:
-    """Options and nodes of a file that `write` made. ValueError tells what is wrong and what to do."""
-    return unpacked(Path(path).read_bytes(), tokenizer_fingerprint, path)
+def unpacked(content: bytes, tokenizer_fingerprint: str, path: object) -> tuple[TrieOptions, Dump]:
+    """Options and nodes of what `packed` made.
 
+    Args:
+        content: of the file.
+        tokenizer_fingerprint: of the tokenizer that its ids must be of.
+        path: what messages call the file.
 
-def unpacked(packed: bytes, tokenizer_fingerprint: str, path: object = "the copy") -> tuple[TrieOptions, Dump]:
-    """Options and nodes of what `packed` made; `path` is what messages call it."""
-    data = memoryview(packed)
+    Raises:
+        ValueError: what is wrong and what to do.
+    """
+    data = memoryview(content)
     if len(data) < _START.size or bytes(data[: len(MAGIC)]) != MAGIC:
         raise ValueError(f"{path} is not a draftree trie file: give one that Trie.save wrote.")
     _, version, header_length = _START.unpack_from(data)

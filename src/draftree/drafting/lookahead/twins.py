@@ -9,12 +9,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from reprlib import repr
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from draftree.errors import did_you_mean
 
 MODES = {"hierarchical": 0, "parallel": 1, "single": 2}
 FROM_PROMPT, FROM_OUTPUT = 1, 2
@@ -117,10 +118,9 @@ def check_count(name: str, number: Any, most: int = MAX_TOKEN) -> None:
 
 def chosen(name: str, value: str, valid: dict[str, _T]) -> _T:
     """What `value` stands for; ValueError names the nearest one where there is none of that name."""
-    if value in valid:
-        return valid[value]
-    near = get_close_matches(str(value), valid, n=1, cutoff=0.0)
-    raise ValueError(f"{name}={value!r} is unknown: did you mean {near[0]!r}? Valid are {', '.join(valid)}.")
+    if value not in valid:
+        raise ValueError(f"{name}={value!r} is unknown: choose {', '.join(valid)}.{did_you_mean(value, valid)}")
+    return valid[value]
 
 
 def checked_ids(tokens: Sequence[int], name: str) -> list[int]:
