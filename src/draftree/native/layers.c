@@ -8,7 +8,7 @@
 #include "attention.h"
 #include "checksum.h"
 
-#define ABI 14 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 15 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -403,5 +403,3 @@ void layer_run(const Layer *const *layers, int64_t count, const Pass *p, float *
 }
 
 #include "t5.h"
-
-#include "after.h"

@@ -14,11 +14,10 @@ from ctypes import c_int64, c_void_p
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.native.addresses import address, array_address, optional_address
+from draftree.native.addresses import address, optional_address
 from draftree.native.structures import Layer, Pass
 from draftree.runner.checksum import Place
 from draftree.runner.cpu.packed import LANES, Packed
@@ -206,20 +205,3 @@ class CompiledHead:
         at, to = address(read, torch.float32), address(logits, torch.float32)
         self._library.layer_product(matrix, at, rows, self.threads(rows), 0, to)
         return logits
-
-    def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `Runner.best`; None where logits are capped, or states of another type. hidden: contiguous."""
-        if self._cap is not None or hidden.dtype != torch.float32:
-            return None
-        batch, depth = len(rows), len(rows[0])
-        matrix, (weight, epsilon) = self._packed.described, self._norm
-        # Rows of a request lie behind those of the requests before it.
-        places = [row + b * hidden.shape[1] if row >= 0 else -1 for b, of in enumerate(rows) for row in of]
-        tokens, logp = np.empty((batch, depth, count), np.int64), np.empty((batch, depth, count), np.float32)
-        work = torch.empty(len(places) * (matrix.inputs + matrix.outputs), dtype=torch.float32, device="cpu")
-        self._library.layer_best(
-            *(matrix, address(weight, torch.float32), epsilon, address(hidden, torch.float32)),
-            *((c_int64 * len(places))(*places), len(places), self.threads(len(places)), count),
-            *(address(work, torch.float32), array_address(tokens, np.int64), array_address(logp, np.float32)),
-        )
-        return tokens, logp

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -139,10 +138,3 @@ class CpuRunner(EagerRunner):
     def head(self, closed: Tensor) -> Tensor:
         """See `Runner.head`."""
         return self._head.product(closed)
-
-    @in_own_type
-    @torch.inference_mode()
-    def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Runner.best`."""
-        found = self._head.best(hidden, rows, count) if hidden.is_contiguous() else None
-        return super().best(hidden, rows, count) if found is None else found
