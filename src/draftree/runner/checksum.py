@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from draftree.native import load_library
 from draftree.native.addresses import array_address
-from draftree.runner.modules import modules_of
 
 Place = tuple[int, int]  # a tensor's address and bytes
 BLOCK_WORDS = 16384  # as in native/checksum.h
@@ -59,7 +58,7 @@ def tensors_checksum(tensors: Iterable[Tensor]) -> bytes:
 
 def _tensors(model: nn.Module) -> dict[Place, Tensor]:
     """Every parameter and buffer, those that share their memory once."""
-    held = (t for m in modules_of(model) for t in (*m._parameters.values(), *m._buffers.values()))
+    held = (t for m in model.modules() for t in (*m._parameters.values(), *m._buffers.values()))
     inner = (tensor for whole in held if whole is not None for tensor in _inner(whole))
     return {place_of(tensor): tensor for tensor in inner if tensor.numel()}
 

@@ -82,10 +82,8 @@ class Surgery:
     numbers: Tensor | None = None
 
     def behind(self, begin: Tensor) -> Surgery:
-        """The same with positions [B, M] counted from `begin` [B, 1]; called every step, and `replace` takes long."""
-        positions = None if self.positions is None else begin + self.positions
-        ways = self.source, self.hide_prefix, self.joined, self.resolve, self.numbers
-        return Surgery(self.layer, self.keep, self.append, positions, self.visible, *ways)
+        """The same with positions [B, M] counted from `begin` [B, 1]."""
+        return self if self.positions is None else replace(self, positions=begin + self.positions)
 
 
 @dataclass(slots=True)

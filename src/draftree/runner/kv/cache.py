@@ -146,8 +146,6 @@ class SlotCache(Cache):
         assert values is not None
         first, last = self._first, self._first + self._count
         begin, end = self._hidden, self.prefix_length + max(self.lengths[first:last]) + rows
-        if last - first == self.slots:  # the usual case, and one operation less
-            return keys.narrow(2, begin, end - begin), values.narrow(2, begin, end - begin)
         return keys[first:last, :, begin:end], values[first:last, :, begin:end]
 
     def update(
