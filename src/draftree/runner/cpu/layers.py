@@ -59,6 +59,7 @@ class CompiledLayer:
         )
         queries = kv * groups * dim
         self.scratch = hidden + max(matrices[0].outputs + queries, 2 * matrices[2].outputs)  # floats a row
+        self.weights = sum(matrix.inputs * matrix.outputs for matrix in matrices)  # in a row's products
 
     def without(self, parts: Omitted) -> CompiledLayer:
         """See `layer.TensorLayer.without`; the weights are shared."""
@@ -101,11 +102,9 @@ class CompiledStack:
         self._run = library.layer_run
         self.layers = layers
         self.numbers = range(len(layers)) if numbers is None else numbers
-        self._described = (c_void_p * len(layers))(*(ctypes.addressof(layer._described) for layer in layers))
         self.scratch = max(layer.scratch for layer in layers)
         self.dim = max(layer.parts.heads.dim for layer in layers)
-        matrices = [packed.described for layer in layers for packed in layer._packed]
-        self.weights = sum(m.inputs * m.outputs for m in matrices)  # in a row's products
+        self.weights = sum(layer.weights for layer in layers)
 
     def threads(self, rows: int) -> int:
         """Threads for a pass of so many rows."""
@@ -114,8 +113,9 @@ class CompiledStack:
     def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles) -> None:
         """Its layers [first, last) on x [B, n, d], in place; the rows of the pass see all of the context."""
         keys, values = self.stores(angles.cache, x, first, last)
-        layers = ctypes.byref(self._described, first * ctypes.sizeof(c_void_p))
-        self._run(layers, last - first, angles.described, address(x, torch.float32), keys, values)
+        some = [ctypes.addressof(layer._described) for layer in self.layers[first:last]]
+        layers = (c_void_p * len(some))(*some)
+        self._run(layers, len(some), angles.described, address(x, torch.float32), keys, values)
 
     def stores(self, cache: SlotCache, like: Tensor, first: int = 0, last: int | None = None) -> tuple[Any, Any]:
         """Where a cache has the keys and the values of layers [first, last), by default of all: arrays of addresses."""

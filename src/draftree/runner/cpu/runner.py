@@ -7,7 +7,6 @@ in tensor operations between two compiled halves.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -24,8 +23,9 @@ from draftree.runner.eager.runner import EagerRunner, may_copy_or_has
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.layout.skip import Skip
+from draftree.runner.layout.surgery import logit_slice
 from draftree.runner.own_type import in_own_type
-from draftree.runner.plan import PassResult, Plan, Segment, logit_slice
+from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
 
 
@@ -102,16 +102,18 @@ class CpuRunner(EagerRunner):
             torch.arange(plan.width, device="cpu") < torch.tensor(plan.sizes, dtype=torch.long, device="cpu")[:, None]
         )
         packed = Segment(0, None, plan.positions[real][None], plan.visible)  # for the angles alone
-        angles = self.tables.of(packed, (), self._dtype, cache, self._kinds[0])
+        angles = self.tables.of(packed, (), torch.float32, cache, self._kinds[0])
         x = self._embedding(plan.tokens[real])[None]
-        stack = self._stack(Skip())
-        stack.run(0, len(stack.layers), x, CompiledAngles(angles, segment, stack, plan.sizes))
+        self.stack.run(0, len(self._layers), x, CompiledAngles(angles, segment, self.stack, plan.sizes))
         made = self._head(x)[0]
         logits = made.new_zeros(plan.batch, plan.width, made.shape[1])
         logits[real] = made
         return PassResult(logits[:, logit_slice(plan, segment)], [segment], {}, self)
 
-    def _stacked(self, numbers: Sequence[int], layers: list[Any]) -> CompiledStack:
+    def _stack(self, skip: Skip) -> CompiledStack:  # type: ignore[override]
+        if skip == Skip():
+            return self.stack
+        numbers, layers = super()._stack(skip)
         return CompiledStack(self._library, layers, numbers)
 
     def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> SegmentRows:

@@ -26,7 +26,8 @@ from draftree.runner.hooked.row_by_row import RowByRow
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.masks import PassMasks
 from draftree.runner.layout.positions import is_length_dependent, per_row_angles
-from draftree.runner.plan import PassResult, Plan, Segment, Surgery, logit_slice, operate
+from draftree.runner.layout.surgery import logit_slice, operate
+from draftree.runner.plan import PassResult, Plan, Segment, Surgery
 from draftree.runner.target import Target
 
 MASK_ARGUMENTS = ("attention_mask", "causal_mask")
