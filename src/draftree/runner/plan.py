@@ -25,24 +25,6 @@ class Scorer(Protocol):
     def best(self, hidden: Tensor, rows: Any, count: int) -> Any: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Projection:
-    """New rows by a matrix: a surgery's `append` where they are that, so that runners may make them in their own way.
-
-    Attributes:
-        matrix: [d, s d]: a given row x makes the s rows of x @ matrix; they stand step by step, as given in each.
-        given: how many rows are, the first ones of those that a surgery gives.
-    """
-
-    matrix: Tensor
-    given: int
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """[B, given or more, d] to [B, s given, d]."""
-        made = hidden[:, : self.given] @ self.matrix
-        return made.unflatten(2, (-1, hidden.shape[2])).transpose(1, 2).flatten(1, 2)
-
-
 @dataclass(frozen=True, slots=True)
 class Surgery:
     """A change of the rows on their way into decoder layer `layer` (1 .. layers - 1).
@@ -55,8 +37,8 @@ class Surgery:
         keep: LongTensor [B, K] of row numbers (ascending, padded with -1), or a function of the hidden states
             [B, N, d] at that point which returns one, or None where all rows stay (early pruning, ProPD section 4.1).
             A function that knows requests apart has a method `of(b)`, which returns that of request b alone.
-        append: function of the hidden states [B, K, d] after `keep` returning new rows [B, M, d], a `Projection` where
-            it is one (Hidden Transfer, section 3.2).
+        append: function of the hidden states [B, K, d] after `keep` returning new rows [B, M, d]
+            (Hidden Transfer, section 3.2).
         positions: LongTensor [B, M], positions of the appended rows.
         visible: BoolTensor [B, M, K + M], which surviving and appended rows each appended row sees. Every
             appended row sees the whole context.

@@ -70,7 +70,6 @@ class CpuRunner(EagerRunner):
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         self.form = f"{self.name} {ABI}"
-        self._kinds = tuple(set(target.kinds))
 
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
         library = load_library()
@@ -89,7 +88,7 @@ class CpuRunner(EagerRunner):
         if not ragged or self._cap is not None or len(self.tables.tables) > 1 or self.tables.by_length:
             return super().run(plan, cache, first)
         reach = max(cache.lengths[first : first + plan.batch]) + plan.width
-        if any(limits(kind, reach) for kind in self._kinds):
+        if any(limits(kind, reach) for kind in set(self.target.kinds)):
             return super().run(plan, cache, first)
         return self._run_packed(plan, cache, first)
 
@@ -102,7 +101,7 @@ class CpuRunner(EagerRunner):
             torch.arange(plan.width, device="cpu") < torch.tensor(plan.sizes, dtype=torch.long, device="cpu")[:, None]
         )
         packed = Segment(0, None, plan.positions[real][None], plan.visible)  # for the angles alone
-        angles = self.tables.of(packed, (), torch.float32, cache, self._kinds[0])
+        angles = self.tables.of(packed, (), torch.float32, cache, self.target.kinds[0])
         x = self._embedding(plan.tokens[real])[None]
         self.stack.run(0, len(self._layers), x, CompiledAngles(angles, segment, self.stack, plan.sizes))
         made = self._head(x)[0]
