@@ -25,14 +25,14 @@ BLOCK_WORDS = 16384  # as in native/checksum.h
 CHUNK = 2**20  # words that are summed at once on other devices than the CPU
 
 
-def weights_checksums(model: nn.Module, wanted: Callable[[Place], bool] | None = None) -> dict[Place, bytes]:
-    """`tensors_checksum` of each of a model's parameters and buffers, or of those that are wanted.
+def weights_checksums(model: nn.Module, of: Callable[[Place], bool] | None = None) -> dict[Place, bytes]:
+    """`tensors_checksum` of each of a model's parameters and buffers, or of those at the places that `of` takes.
 
     Raises:
         ValueError: weights that are not in memory.
     """
     places = _tensors(model).items()
-    return {place: tensors_checksum([held]) for place, held in places if wanted is None or wanted(place)}
+    return {place: tensors_checksum([held]) for place, held in places if of is None or of(place)}
 
 
 def place_of(tensor: Tensor) -> Place:

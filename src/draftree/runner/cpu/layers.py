@@ -37,7 +37,7 @@ def threads_for(work: int, meetings: float = 1.0) -> int:
 
 
 class CompiledLayer:
-    """See `layer.TensorLayer`; `rotation` is of its heads."""
+    """See `eager.layer.TensorLayer`; `rotation` is of its heads."""
 
     def __init__(self, library: ctypes.CDLL, parts: Parts, rotation: Rotation) -> None:
         self.parts, self.omitted = parts, Omitted(0)
@@ -62,7 +62,7 @@ class CompiledLayer:
         self.weights = sum(matrix.inputs * matrix.outputs for matrix in matrices)  # in a row's products
 
     def without(self, parts: Omitted) -> CompiledLayer:
-        """See `layer.TensorLayer.without`; the weights are shared."""
+        """See `eager.layer.TensorLayer.without`; the weights are shared."""
         lesser = copy.copy(self)
         lesser.omitted = parts
         lesser._described = Layer.from_buffer_copy(self._described)
@@ -70,7 +70,7 @@ class CompiledLayer:
         return lesser
 
     def enter(self, x: Tensor, angles: CompiledAngles, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `layer.TensorLayer.enter`."""
+        """See `eager.layer.TensorLayer.enter`."""
         kv, groups, dim = self.parts.heads
         keys, values = angles.cache.stores(index, kv, (dim, dim), x)
         query = x.new_empty(x.shape[0], kv, groups * x.shape[1], dim)
@@ -78,7 +78,7 @@ class CompiledLayer:
         return query, *angles.cache.views(index, x.shape[1])
 
     def leave(self, x: Tensor, mixed: Tensor | None, angles: CompiledAngles) -> Tensor:
-        """See `layer.TensorLayer.leave`."""
+        """See `eager.layer.TensorLayer.leave`."""
         if mixed is None:
             self._leave(self._described, angles.described, None, 0, 0, 0, address(x, torch.float32))
             return x
@@ -129,7 +129,7 @@ class CompiledStack:
 
 
 class CompiledAngles:
-    """`layer.Angles` and visibility of a segment as C reads them, with scratch memory.
+    """`eager.layer.Angles` and visibility of a segment as C reads them, with scratch memory.
 
     Args:
         angles: of the rows, [B, n, 1, dim]; [1, R, 1, dim] of all real rows where there are `sizes`.
@@ -172,7 +172,7 @@ class CompiledAngles:
 
 
 class CompiledHead:
-    """See `layer.TensorHead`."""
+    """See `eager.layer.TensorHead`."""
 
     def __init__(self, library: ctypes.CDLL, norm: Norm, head: Any, cap: float | None = None) -> None:
         self._library = library
@@ -186,7 +186,7 @@ class CompiledHead:
         return threads_for(rows * matrix.inputs * matrix.outputs, 0.25)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `layer.TensorHead`."""
+        """See `eager.layer.TensorHead`."""
         x = x.contiguous()
         rows, width = x.shape[0] * x.shape[1], x.shape[2]
         normed = torch.empty_like(x)

@@ -39,7 +39,7 @@ class StockModel:
 
     Attributes:
         target: its facts.
-        family: what its family needs beside masks and positions.
+        family: what its family needs in addition to masks and positions.
         takes_positions: whether its `forward` takes position ids.
         layer_signatures: of the `forward` of each layer.
         rotary: rotary modules that lie in no layer.
@@ -93,7 +93,7 @@ class HookedPass:
 
     @property
     def family(self) -> Family:
-        """What its family needs beside masks and positions."""
+        """What its family needs in addition to masks and positions."""
         return self.stock.family
 
     # ---------------------------------------------------------------- the call

@@ -44,7 +44,7 @@ class HookedRunner(Runner):
 
     @property
     def family(self) -> Family:
-        """What the model's family needs beside masks and positions."""
+        """What the model's family needs in addition to masks and positions."""
         return self._stock.family
 
     @torch.no_grad()

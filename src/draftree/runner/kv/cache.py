@@ -265,9 +265,9 @@ class SlotCache(Cache):
         for store in (self._keys, self._values):
             for held in store:
                 if held is not None:
-                    aside = held[one, :, :end].clone()
+                    saved = held[one, :, :end].clone()
                     held[one, :, :end] = held[other, :, :end]
-                    held[other, :, :end] = aside
+                    held[other, :, :end] = saved
         self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
 
     def clear(self, slot: int) -> None:

@@ -183,9 +183,9 @@ class EncoderState:
         if self._mask is not None:
             held.append(self._mask)
         for store in held:
-            aside = store[one].clone()
+            saved = store[one].clone()
             store[one] = store[other]
-            store[other] = aside
+            store[other] = saved
         self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
 
     @torch.inference_mode(False)
