@@ -109,7 +109,7 @@ class CpuRunner(EagerRunner):
         logits[real] = made
         return PassResult(logits[:, logit_slice(plan, segment)], [segment], {}, self)
 
-    def _stack(self, skip: Skip) -> CompiledStack:  # type: ignore[override]
+    def _stack(self, skip: Skip) -> CompiledStack:
         if skip == Skip():
             return self.stack
         numbers, layers = super()._stack(skip)
