@@ -187,7 +187,7 @@ def pass_parts(runner: Runner, context: int, rounds: int, watcher: Watcher) -> d
     """
     if not isinstance(runner, CpuRunner) or runner._cap is not None:
         return None
-    if any(limits(kind, context + ROWS[-1]) for kind in runner._kinds):
+    if any(limits(kind, context + ROWS[-1]) for kind in runner.target.kinds):
         return None
     size = (1, max(context, ROWS[-1]))
     tokens = torch.randint(0, runner.target.vocab_size, size, generator=torch.Generator().manual_seed(0))

@@ -8,6 +8,7 @@ the real rows, and predicts the token i + 1 places after the node. Its keys and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from draftree.drafting.folder import weights_device
 from draftree.drafting.groups import GroupDrafter, GroupNodes
 from draftree.drafting.in_model import DEEPEST, checked_shapes
 from draftree.errors import check_least
-from draftree.runner.plan import Projection, Surgery
+from draftree.runner.plan import Surgery
 from draftree.runner.target import Target
 
 STEPS = 3
@@ -30,6 +31,24 @@ def default_transfer_layers(layers: int, steps: int = STEPS) -> tuple[int, ...]:
     """t_1 in the middle of `layers` decoder layers, each next some layers later, none behind the last but one."""
     stride = max(1, round(STRIDE * layers))
     return tuple(min(max(layers // 2, 1) + i * stride, layers - 1) for i in range(steps))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Projection:
+    """New rows by a matrix, as a surgery appends them.
+
+    Attributes:
+        matrix: [d, s d]: a given row x makes the s rows of x @ matrix; they stand step by step, as given in each.
+        given: how many rows are, the first ones of those that a surgery gives.
+    """
+
+    matrix: Tensor
+    given: int
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[B, given or more, d] to [B, s given, d]."""
+        made = hidden[:, : self.given] @ self.matrix
+        return made.unflatten(2, (-1, hidden.shape[2])).transpose(1, 2).flatten(1, 2)
 
 
 class HiddenTransferWeights(nn.Module):

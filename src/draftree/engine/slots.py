@@ -16,7 +16,6 @@ from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.layout.positions import is_length_dependent
-from draftree.runner.modules import modules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Slots:
         self.encoder = encoder
         self.keeps = keeps and encoder is None
         if self.keeps:
-            self.keeps = not any(is_length_dependent(module) for module in modules_of(runner.target.model))
+            self.keeps = not any(is_length_dependent(module) for module in runner.target.model.modules())
         self.running: list[Request] = []  # request i lives in slot i
         self.reading = 0  # the last so many of them have prompt tokens that are not in the cache yet
         self._kept: dict[int, Kept] = {}  # by free slot

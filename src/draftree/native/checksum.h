@@ -24,6 +24,7 @@ typedef struct {
     uint64_t *sums;
 } Checksum;
 
+/* The numbers of blocks [first, last). */
 INLINE void checksum_share(const Checksum *c, int64_t first, int64_t last) {
     for (int64_t block = first; block < last; block++) {
         int64_t i = block * BLOCK_WORDS, end = i + BLOCK_WORDS < c->count ? i + BLOCK_WORDS : c->count;

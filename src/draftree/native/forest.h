@@ -19,6 +19,7 @@
 #define MIGRATE_STEPS 16
 #define HAND_STEPS 64     /* most nodes the hand visits for one new node: the bound on a stall */
 
+/* One token on a branch. */
 typedef struct {
     int32_t token, parent;
     int32_t child, next, prev; /* first child; siblings. `next` also threads the free list */
@@ -27,11 +28,13 @@ typedef struct {
     uint32_t pins;             /* open cursors that stand here; the hand leaves pinned nodes alone */
 } Node;
 
+/* A hash table from (parent, token) to nodes. */
 typedef struct {
     int32_t *slots; /* linear probing */
     int64_t n;
 } Table;
 
+/* The forest: its nodes, the table that finds them, and its bounds. */
 typedef struct {
     Node *nodes;
     Table table, old; /* old: the table before the last growth, while it is moved over bit by bit */
@@ -41,10 +44,12 @@ typedef struct {
     int prune;
 } Forest;
 
+/* Where a text that is being fed stands on one of its open branches. */
 typedef struct {
     int32_t node, depth;
 } Cursor;
 
+/* The slot at which the search for a child begins. */
 static int64_t home_of(int64_t n_slots, int32_t parent, int32_t token) {
     uint64_t h = ((uint64_t)(uint32_t)parent << 32 | (uint32_t)token) * 0x9E3779B97F4A7C15ull;
     h = (h ^ (h >> 29)) * 0xBF58476D1CE4E5B9ull;
@@ -62,6 +67,7 @@ static int64_t slot_find(const Forest *f, const Table *table, int32_t parent, in
     return NONE;
 }
 
+/* Enters a node into the table. */
 static void slot_put(Forest *f, int32_t k) {
     Table *table = &f->table;
     int64_t i = home_of(table->n, f->nodes[k].parent, f->nodes[k].token);
@@ -70,6 +76,7 @@ static void slot_put(Forest *f, int32_t k) {
     table->slots[i] = k + 1;
 }
 
+/* Takes a node out of the table that holds it. */
 static void slot_drop(Forest *f, int32_t k) {
     Table *table = &f->table;
     int64_t n = table->n, i = slot_find(f, table, f->nodes[k].parent, f->nodes[k].token), j = i;
@@ -92,6 +99,7 @@ static void slot_drop(Forest *f, int32_t k) {
     table->slots[i] = EMPTY;
 }
 
+/* The child `token` of `parent`, or NONE. */
 static int32_t forest_find(const Forest *f, int32_t parent, int32_t token) {
     int64_t i = slot_find(f, &f->table, parent, token);
     if (i != NONE) return f->table.slots[i] - 1;
@@ -114,6 +122,7 @@ static void forest_migrate(Forest *f, int64_t steps) {
     }
 }
 
+/* Makes room for `size` nodes, or max_nodes of them; 0 when there are none more or memory ran out. */
 static int forest_resize(Forest *f, int64_t size) {
     if (size > f->max_nodes) size = f->max_nodes;
     if (size <= f->size) return 0;
@@ -131,6 +140,7 @@ static int forest_resize(Forest *f, int64_t size) {
     return 1;
 }
 
+/* An empty forest; memory is taken with the first node. */
 static void forest_init(Forest *f, int64_t max_nodes, int64_t per_key, int prune) {
     memset(f, 0, sizeof *f);
     f->max_nodes = max_nodes;
@@ -139,6 +149,7 @@ static void forest_init(Forest *f, int64_t max_nodes, int64_t per_key, int prune
     f->free_head = NONE;
 }
 
+/* Frees all nodes; the forest is as new. */
 static void forest_drop(Forest *f) {
     free(f->nodes);
     free(f->table.slots);
@@ -146,10 +157,12 @@ static void forest_drop(Forest *f) {
     forest_init(f, f->max_nodes, f->per_key, f->prune);
 }
 
+/* Bytes that nodes and tables take. */
 static int64_t forest_bytes(const Forest *f) {
     return (int64_t)f->size * (int64_t)sizeof(Node) + (f->table.n + f->old.n) * (int64_t)sizeof(int32_t);
 }
 
+/* Takes a node out of the list of its siblings. */
 static void unlink_sibling(Forest *f, int32_t k) {
     Node *n = &f->nodes[k];
     if (n->prev != NONE)
@@ -159,6 +172,7 @@ static void unlink_sibling(Forest *f, int32_t k) {
     if (n->next != NONE) f->nodes[n->next].prev = n->prev;
 }
 
+/* Puts a node in front of its siblings, as the most recently touched. */
 static void link_front(Forest *f, int32_t k) {
     Node *n = &f->nodes[k], *parent = &f->nodes[n->parent];
     n->prev = NONE;
@@ -167,6 +181,7 @@ static void link_front(Forest *f, int32_t k) {
     parent->child = k;
 }
 
+/* Whether a node is a leaf of less than one hit on which no cursor stands. */
 static int removable(const Node *n) { return n->child == NONE && !n->pins && n->count < ONE_HIT; }
 
 /* Frees a spent leaf, and then its parents for as long as they are spent leaves themselves. */
@@ -206,6 +221,7 @@ static int forest_make_room(Forest *f, int new_key) {
     }
 }
 
+/* A new child without hits, in front of its siblings; NONE when memory ran out. */
 static int32_t forest_add(Forest *f, int32_t parent, int32_t token) {
     int32_t k = f->free_head;
     if (k != NONE)
@@ -263,6 +279,7 @@ static int32_t forest_feed(Forest *f, Cursor *cursors, int32_t n, int32_t token,
     return kept;
 }
 
+/* The text ends: its cursors no longer hold their nodes. */
 static void forest_close(Forest *f, const Cursor *cursors, int32_t n) {
     for (int32_t i = 0; i < n; i++) f->nodes[cursors[i].node].pins--;
 }

@@ -8,7 +8,7 @@
 #include "attention.h"
 #include "checksum.h"
 
-#define ABI 14 /* raised when a signature changes; draftree.native refuses a library of another number */
+#define ABI 15 /* raised when a signature changes; draftree.native refuses a library of another number */
 #define WORTH_A_THREAD 32768 /* multiplications */
 #define HELD_UP 1000000 /* nanoseconds; a share on several threads that takes so much longer than one thread would has waited */
 #define A_PASS 64 /* shares, about */
@@ -61,6 +61,7 @@ static __thread int alone; /* how many shares this thread does by itself, since 
 
 /* ---------------------------------------------------------------- rows, compiled once per instruction set */
 
+/* 1 / sqrt(mean of the squares of x + epsilon), by which a norm scales a row. */
 INLINE float inverse_root_mean_square(const float *x, int64_t width, float epsilon) {
     float lanes[LANES] = {0}, sum = 0;
     int64_t i = 0;
@@ -71,7 +72,7 @@ INLINE float inverse_root_mean_square(const float *x, int64_t width, float epsil
     return 1.0f / sqrtf(sum / (float)width + epsilon);
 }
 
-/* Into `out`, or added to it. */
+/* Each row of x scaled to a mean square of 1, times weight; into `out`, or added to it. */
 INLINE void norm_rows(const float *x, const float *weight, float epsilon, int64_t rows, int64_t width, int add, float *out) {
     for (int64_t r = 0; r < rows; r++, x += width, out += width) {
         float scale = inverse_root_mean_square(x, width, epsilon);
@@ -82,7 +83,7 @@ INLINE void norm_rows(const float *x, const float *weight, float epsilon, int64_
     }
 }
 
-/* `weight` is NULL where heads have no norm; `scale` is the norm's. */
+/* One head x [dim] normed and turned by its position's angles. `weight` is NULL where heads have no norm; `scale` is the norm's. */
 INLINE void rotate_head(const float *x, const float *weight, float scale, const int32_t *partner, const float *cosine,
                         const float *sine, int64_t dim, float *out) {
     int64_t half = dim / 2;
@@ -209,6 +210,7 @@ INLINE void attending_share(const Attending *t, int64_t first, int64_t last, int
 }
 
 typedef void (*Share)(const void *task, int64_t first, int64_t last); /* panels or tiles [first, last) of a task */
+
 /* The functions for one kind of processor. */
 typedef struct {
     Share product, gating, attending, checksum;
@@ -298,7 +300,7 @@ static void spread_body(void *data) {
     in_team = 0;
 }
 
-/* A clock. */
+/* Nanoseconds of a clock that never goes back. */
 static int64_t nanoseconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -370,8 +372,8 @@ static void leave(const Layer *l, const Pass *p, float *x) {
     add_product(l, p, &l->down, gathered, l->behind_mlp, normed, x);
 }
 
-/* `mixed`: element (b, kv head, group * rows + row, d) at mixed[b * by_request + kv * by_head + .. * by_row + d]; NULL where the
- * layer skips its attention. */
+/* The second half of a layer behind an attention of torch's, whose result is `mixed`: element (b, kv head, group * rows + row, d)
+ * at mixed[b * by_request + kv * by_head + .. * by_row + d]; NULL where the layer skips its attention. */
 void layer_leave(const Layer *l, const Pass *p, const float *mixed, int64_t by_request, int64_t by_head, int64_t by_row, float *x) {
     int64_t rows = p->batch * p->rows, heads = (int64_t)l->kv_heads * l->groups, dim = l->dim;
     float *gathered = p->scratch + rows * l->hidden;
@@ -403,5 +405,3 @@ void layer_run(const Layer *const *layers, int64_t count, const Pass *p, float *
 }
 
 #include "t5.h"
-
-#include "after.h"

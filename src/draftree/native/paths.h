@@ -14,11 +14,13 @@ typedef struct {
     int32_t known;                  /* tokens of the suffix that was found, and of the path below it */
 } Path;
 
+/* A list of paths that grows. */
 typedef struct {
     Path *items;
     int32_t n, size;
 } Paths;
 
+/* Room for one more path; 0 when memory ran out. */
 static int reserve(Paths *paths) {
     if (paths->n < paths->size) return 1;
     int32_t size = paths->size ? 2 * paths->size : 512;
@@ -38,6 +40,7 @@ static int better(const Path *a, const Path *b) {
     return a->token < b->token;
 }
 
+/* Adds a path to the heap, unless memory ran out. */
 static void heap_push(Paths *heap, const Path *path) {
     if (!reserve(heap)) return;
     int32_t i = heap->n++;
@@ -45,6 +48,7 @@ static void heap_push(Paths *heap, const Path *path) {
     heap->items[i] = *path;
 }
 
+/* Takes the first path in the order of drafts from a heap that is not empty. */
 static Path heap_pop(Paths *heap) {
     Path top = heap->items[0], last = heap->items[--heap->n];
     int32_t i = 0;

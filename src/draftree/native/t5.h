@@ -16,7 +16,7 @@ typedef struct {
     const float *bias;           /* [heads, distances], of a text's columns by their distance from the row */
     const uint8_t *seen;         /* [slots, columns], which of a source's columns are real */
     const int64_t *lengths;      /* per request, columns of its source */
-    const int64_t *places;       /* [batch, rows], positions of the rows; NULL where each stands behind all of its text */
+    const int64_t *places;       /* [batch, rows], positions of the rows */
     const float *embedding;      /* [vocabulary, hidden] */
     const float *closing;        /* norm behind the last layer */
     const Matrix *head;
@@ -71,6 +71,7 @@ INLINE void attend_columns(int64_t dim, const float *query, const float *keys, c
     for (int64_t i = 0; i < dim; i++) out[i] /= sum > 0 ? sum : 1.0f; /* a row that only fills up may see nothing */
 }
 
+/* The part of an attention that one thread does: heads of requests [first, last). */
 INLINE void t5_attending_share(const T5Attending *t, int64_t first, int64_t last) {
     const T5Decoder *c = t->c;
     const Pass *p = t->p;
@@ -113,13 +114,13 @@ static void t5_distances(const T5Decoder *c, const Pass *p) {
         for (int64_t i = 0; i < p->rows; i++) {
             int64_t row = b * p->rows + i, start = p->starts[b];
             int32_t *distance = c->distance + row * c->longest;
-            const uint8_t *visible = p->visible ? p->visible + row * covered : 0;
-            int64_t place = c->places ? c->places[row] : start + i;
+            const uint8_t *visible = p->visible + row * covered;
+            int64_t place = c->places[row];
             for (int64_t j = 0; j < start + p->rows; j++) {
                 int64_t back = j - start + p->back; /* the column as `visible` counts */
-                int64_t at = j < start || !c->places ? j : c->places[b * p->rows + j - start];
+                int64_t at = j < start ? j : c->places[b * p->rows + j - start];
                 int64_t far = place > at ? place - at : 0;
-                distance[j] = visible && back >= 0 && !visible[back] ? -1 : far < c->distances ? far : c->distances - 1;
+                distance[j] = back >= 0 && !visible[back] ? -1 : far < c->distances ? far : c->distances - 1;
             }
         }
 }
@@ -138,9 +139,9 @@ static void dense(const Matrix *up, const Matrix *gate, const Matrix *down, cons
     layer_product(down, wide, rows, threads, 1, x);
 }
 
-/* All layers on x [batch * rows, hidden], in place; keys and values go behind each slot's context. The scratch of `p` holds
+/* All layers of a decoder on x [batch * rows, hidden], in place; keys and values go behind each slot's context. The scratch of `p` holds
  * batch * rows * (hidden + the wider of 4 heads * dim and 2 inner) floats. */
-void t5_layers(const T5Decoder *c, const Pass *p, float *x, float *const *keys, float *const *values) {
+static void t5_layers(const T5Decoder *c, const Pass *p, float *x, float *const *keys, float *const *values) {
     int64_t rows = p->batch * p->rows, width = c->heads * c->dim, items = p->batch * c->heads;
     float *normed = p->scratch, *wide = normed + rows * c->hidden, *mixed = wide + 3 * rows * width;
     Share attending = t5_chosen();

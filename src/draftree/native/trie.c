@@ -13,6 +13,7 @@
 #define PARALLEL 1
 #define SINGLE 2
 
+/* One request: the tokens before its next one, and its prompt's branches. */
 typedef struct {
     int live, ended, started; /* ended: EOS was generated; started: a first token was generated */
     int32_t n_context, n_cursors;
@@ -21,6 +22,7 @@ typedef struct {
     Forest prompt;
 } Request;
 
+/* The trie: its settings, the requests, the branches that all share, and scratch memory. */
 typedef struct {
     int32_t branch_length, max_query, min_nodes, n_context, scan;
     double prompt_weight, smoothing;
@@ -34,6 +36,7 @@ typedef struct {
     int32_t offered; /* children that were looked at, those that are not in `kids` as well */
 } Trie;
 
+/* A draft being filled: arrays of the caller with room for `budget` nodes, of which `n` are there. */
 typedef struct {
     int32_t *tokens, *parents;
     float *logp;
@@ -41,6 +44,7 @@ typedef struct {
     int32_t n, budget;
 } Draft;
 
+/* Whether a token ends a text. */
 static int is_eos(const Trie *t, int32_t token) {
     for (int32_t i = 0; i < t->n_eos; i++)
         if (t->eos[i] == token) return 1;
@@ -49,8 +53,10 @@ static int is_eos(const Trie *t, int32_t token) {
 
 /* ---------------------------------------------------------------- life */
 
+/* The number of this file's signatures, see ABI. */
 int32_t trie_abi(void) { return ABI; }
 
+/* An empty trie with these settings, which python_trie.py describes; NULL when memory ran out. */
 Trie *trie_new(int32_t branch_length, int32_t max_query, int32_t min_nodes, int32_t scan, double prompt_weight, double smoothing,
                int64_t per_key, int64_t max_nodes, int prune, int eliminate, const int32_t *eos, int32_t n_eos) {
     Trie *t = calloc(1, sizeof *t);
@@ -75,6 +81,7 @@ Trie *trie_new(int32_t branch_length, int32_t max_query, int32_t min_nodes, int3
     return t;
 }
 
+/* Frees a request; its slot is free for another. */
 static void request_drop(Trie *t, Request *r) {
     forest_close(&t->output, r->cursors, r->n_cursors);
     forest_drop(&r->prompt);
@@ -83,6 +90,7 @@ static void request_drop(Trie *t, Request *r) {
     memset(r, 0, sizeof *r);
 }
 
+/* Frees everything. */
 void trie_free(Trie *t) {
     for (int32_t i = 0; i < t->n_requests; i++)
         if (t->requests[i].live) request_drop(t, &t->requests[i]);
@@ -96,12 +104,14 @@ void trie_free(Trie *t) {
     free(t);
 }
 
+/* Forgets all branches but those of the live requests' own prompts. */
 void trie_clear(Trie *t) {
     for (int32_t i = 0; i < t->n_requests; i++) t->requests[i].n_cursors = 0;
     forest_drop(&t->output);
     forest_drop(&t->shared);
 }
 
+/* Nodes in all forests, or in the output's alone. */
 int64_t trie_nodes(const Trie *t, int only_output) {
     int64_t n = t->output.live;
     if (only_output) return n;
@@ -109,6 +119,7 @@ int64_t trie_nodes(const Trie *t, int only_output) {
     return n + t->shared.live;
 }
 
+/* Bytes that the forests take. */
 int64_t trie_bytes(const Trie *t) {
     int64_t n = forest_bytes(&t->output) + forest_bytes(&t->shared);
     for (int32_t i = 0; i < t->n_requests; i++) n += forest_bytes(&t->requests[i].prompt);
@@ -117,6 +128,7 @@ int64_t trie_bytes(const Trie *t) {
 
 /* ---------------------------------------------------------------- requests */
 
+/* One more token of a request's text; the oldest goes where there is no room. */
 static void remember(const Trie *t, Request *r, int32_t token) {
     if (r->n_context == t->n_context)
         memmove(r->context, r->context + 1, (size_t)(--r->n_context) * sizeof(int32_t));
@@ -155,10 +167,12 @@ int32_t trie_begin(Trie *t, const int32_t *tokens, int64_t n) {
     return slot;
 }
 
+/* One more token on the branches of what is generated. */
 static void feed_output(Trie *t, Request *r, int32_t token, int ends) {
     r->n_cursors = forest_feed(&t->output, r->cursors, r->n_cursors, token, ++t->tick, t->branch_length, ends);
 }
 
+/* `n` more tokens were generated for a request. */
 void trie_extend(Trie *t, int32_t slot, const int32_t *tokens, int64_t n) {
     Request *r = &t->requests[slot];
     if (n && !r->started) {
@@ -175,8 +189,10 @@ void trie_extend(Trie *t, int32_t slot, const int32_t *tokens, int64_t n) {
     }
 }
 
+/* A request has ended. */
 void trie_end(Trie *t, int32_t slot) { request_drop(t, &t->requests[slot]); }
 
+/* Enters a finished text as if it had been generated. cursors: branch_length + 1 of them. */
 void trie_warm(Trie *t, const int32_t *tokens, int64_t n, Cursor *cursors) {
     int32_t open = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -192,6 +208,7 @@ void trie_warm(Trie *t, const int32_t *tokens, int64_t n, Cursor *cursors) {
 /* Hits that a path's parent is taken to have more. Behind a long text that was seen before, less is open. */
 static double unseen(const Trie *t, const Path *path) { return t->smoothing / ((double)path->known * path->known); }
 
+/* Adds a child of `from` to t->kids; p and o are its nodes, NONE where a forest has none. */
 static void add_kid(Trie *t, const Path *from, const Forest *pf, int32_t p, int32_t o, int32_t at) {
     if (!reserve(&t->kids)) return;
     const Forest *of = &t->output;
@@ -235,6 +252,7 @@ static void expand(Trie *t, const Path *from, const Forest *pf, int32_t at) {
         }
 }
 
+/* Adds a path's last token to the draft; its row. */
 static int32_t emit(Draft *d, const Path *path, int32_t parent) {
     d->tokens[d->n] = path->token;
     d->parents[d->n] = parent;
@@ -243,17 +261,20 @@ static int32_t emit(Draft *d, const Path *path, int32_t parent) {
     return d->n++;
 }
 
+/* The row below `n` of this token behind `parent`, or NONE. */
 static int32_t row_of(const Draft *d, int32_t parent, int32_t token, int32_t n) {
     for (int32_t i = parent + 1; i < n; i++)
         if (d->parents[i] == parent && d->tokens[i] == token) return i;
     return NONE;
 }
 
+/* Puts t->kids on the heap, without the one of index `but`. */
 static void push_kids(Trie *t, int32_t but) {
     for (int32_t i = 0; i < t->kids.n; i++)
         if (i != but) heap_push(&t->heap, &t->kids.items[i]);
 }
 
+/* Index of the first of t->kids in the order of drafts, or NONE. */
 static int32_t best_kid(const Trie *t) {
     int32_t best = NONE;
     for (int32_t i = 0; i < t->kids.n; i++)
@@ -261,7 +282,7 @@ static int32_t best_kid(const Trie *t) {
     return best;
 }
 
-/* Both takers return how many nodes of the match they saw. */
+/* The best paths one by one, whatever branch they are on. Like take_branches returns how many nodes of the match it saw. */
 static int32_t take_tree(Trie *t, const Forest *pf, int32_t depth, Draft *d) {
     int32_t seen = 0, before = d->n; /* rows that longer prefixes found: they stay, and stay ahead */
     for (; t->heap.n && d->n < d->budget; seen++) {
@@ -315,6 +336,7 @@ static int32_t take_branches(Trie *t, const Forest *pf, int32_t depth, Draft *d,
     return t->trail.n;
 }
 
+/* The node at the end of a suffix that begins at a root, or NONE. */
 static int32_t locate(const Forest *f, const int32_t *suffix, int32_t n) {
     int32_t k = NONE;
     for (int32_t i = 0; i < n; i++)
@@ -393,4 +415,5 @@ int trie_restore(Trie *t, int32_t n, const int32_t *tokens, const int32_t *paren
     return 1;
 }
 
+/* How many tokens have been fed: the clock of stamps. */
 uint32_t trie_tick(const Trie *t) { return t->tick; }

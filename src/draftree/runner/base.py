@@ -72,8 +72,8 @@ class Runner(ABC):
         Raises:
             ValueError: weights that are not in memory.
         """
-        wanted = None if self.copied is None else self.in_place.__contains__
-        return [*weights_checksums(self.target.model, wanted).values()]
+        of = None if self.copied is None else self.in_place.__contains__
+        return [*weights_checksums(self.target.model, of).values()]
 
     @property
     def plan_device(self) -> torch.device:

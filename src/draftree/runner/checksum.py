@@ -19,21 +19,20 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from draftree.native import load_library
 from draftree.native.addresses import array_address
-from draftree.runner.modules import modules_of
 
 Place = tuple[int, int]  # a tensor's address and bytes
 BLOCK_WORDS = 16384  # as in native/checksum.h
 CHUNK = 2**20  # words that are summed at once on other devices than the CPU
 
 
-def weights_checksums(model: nn.Module, wanted: Callable[[Place], bool] | None = None) -> dict[Place, bytes]:
-    """`tensors_checksum` of each of a model's parameters and buffers, or of those that are wanted.
+def weights_checksums(model: nn.Module, of: Callable[[Place], bool] | None = None) -> dict[Place, bytes]:
+    """`tensors_checksum` of each of a model's parameters and buffers, or of those at the places that `of` takes.
 
     Raises:
         ValueError: weights that are not in memory.
     """
     places = _tensors(model).items()
-    return {place: tensors_checksum([held]) for place, held in places if wanted is None or wanted(place)}
+    return {place: tensors_checksum([held]) for place, held in places if of is None or of(place)}
 
 
 def place_of(tensor: Tensor) -> Place:
@@ -59,7 +58,7 @@ def tensors_checksum(tensors: Iterable[Tensor]) -> bytes:
 
 def _tensors(model: nn.Module) -> dict[Place, Tensor]:
     """Every parameter and buffer, those that share their memory once."""
-    held = (t for m in modules_of(model) for t in (*m._parameters.values(), *m._buffers.values()))
+    held = (t for m in model.modules() for t in (*m._parameters.values(), *m._buffers.values()))
     inner = (tensor for whole in held if whole is not None for tensor in _inner(whole))
     return {place_of(tensor): tensor for tensor in inner if tensor.numel()}
 

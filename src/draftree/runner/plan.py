@@ -25,24 +25,6 @@ class Scorer(Protocol):
     def best(self, hidden: Tensor, rows: Any, count: int) -> Any: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Projection:
-    """New rows by a matrix: a surgery's `append` where they are that, so that runners may make them in their own way.
-
-    Attributes:
-        matrix: [d, s d]: a given row x makes the s rows of x @ matrix; they stand step by step, as given in each.
-        given: how many rows are, the first ones of those that a surgery gives.
-    """
-
-    matrix: Tensor
-    given: int
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """[B, given or more, d] to [B, s given, d]."""
-        made = hidden[:, : self.given] @ self.matrix
-        return made.unflatten(2, (-1, hidden.shape[2])).transpose(1, 2).flatten(1, 2)
-
-
 @dataclass(frozen=True, slots=True)
 class Surgery:
     """A change of the rows on their way into decoder layer `layer` (1 .. layers - 1).
@@ -55,8 +37,8 @@ class Surgery:
         keep: LongTensor [B, K] of row numbers (ascending, padded with -1), or a function of the hidden states
             [B, N, d] at that point which returns one, or None where all rows stay (early pruning, ProPD section 4.1).
             A function that knows requests apart has a method `of(b)`, which returns that of request b alone.
-        append: function of the hidden states [B, K, d] after `keep` returning new rows [B, M, d], a `Projection` where
-            it is one (Hidden Transfer, section 3.2).
+        append: function of the hidden states [B, K, d] after `keep` returning new rows [B, M, d]
+            (Hidden Transfer, section 3.2).
         positions: LongTensor [B, M], positions of the appended rows.
         visible: BoolTensor [B, M, K + M], which surviving and appended rows each appended row sees. Every
             appended row sees the whole context.
@@ -82,10 +64,8 @@ class Surgery:
     numbers: Tensor | None = None
 
     def behind(self, begin: Tensor) -> Surgery:
-        """The same with positions [B, M] counted from `begin` [B, 1]; called every step, and `replace` takes long."""
-        positions = None if self.positions is None else begin + self.positions
-        ways = self.source, self.hide_prefix, self.joined, self.resolve, self.numbers
-        return Surgery(self.layer, self.keep, self.append, positions, self.visible, *ways)
+        """The same with positions [B, M] counted from `begin` [B, 1]."""
+        return self if self.positions is None else replace(self, positions=begin + self.positions)
 
 
 @dataclass(slots=True)
@@ -305,66 +285,3 @@ def _pad_and_cat(parts: list[Tensor], fill: int = 0, *, square: bool = False) ->
         pad = more + more if square else [0, 0] * (p.dim() - 2) + more
         padded.append(torch.nn.functional.pad(p, pad, value=fill) if more[1] else p)
     return torch.cat(padded)
-
-
-def logit_slice(plan: Plan, segment: Segment) -> slice:
-    """The columns of the final `segment` that get logits."""
-    last = plan.last_logit_row
-    if segment.rows is not None and last is not None:
-        # Survivors stand in ascending order, so those before `last` come first.
-        last = int(((segment.rows >= 0) & (segment.rows < last)).sum(1).max())
-    return slice(plan.first_logit_row, last)
-
-
-def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> tuple[Segment, Tensor]:
-    """Apply `surgery` to `hidden` [B, n, d]; return the new segment and the new hidden states.
-
-    `width` is the number of entering rows of the plan; appended rows are numbered from it (and on, over
-    several surgeries).
-    """
-    batch, count, _ = hidden.shape
-    device = hidden.device
-    rows = segment.rows
-    keep = surgery.keep(hidden) if callable(surgery.keep) else surgery.keep
-    if rows is None and keep is not None:
-        rows = torch.arange(count, device=device).expand(batch, count)
-    positions, visible, prefix_rows = segment.positions, segment.visible, segment.prefix_rows
-    if surgery.hide_prefix:
-        prefix_rows = None
-    if keep is not None:
-        assert rows is not None
-        real = keep >= 0
-        index = keep.clamp(min=0)
-        kept = index.shape[1]
-        hidden = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
-        positions = positions.gather(1, index)
-        rows = rows.gather(1, index).masked_fill(~real, -1)
-        visible = visible.gather(1, index[..., None].expand(-1, -1, count))
-        visible = visible.gather(2, index[:, None, :].expand(-1, kept, -1)) & real[:, None, :] & real[..., None]
-        visible = visible | torch.eye(kept, dtype=torch.bool, device=device)
-        if prefix_rows is not None:
-            prefix_rows = prefix_rows.gather(1, index)
-    if surgery.resolve is not None and rows is not None:
-        surgery = surgery.resolve(surgery, rows)
-    if surgery.append is not None:
-        if surgery.positions is None or surgery.visible is None:
-            raise ValueError("A surgery that appends rows must give their `positions` and `visible`.")
-        given = hidden
-        if surgery.source is not None:
-            given = hidden.gather(1, surgery.source[:, :, None].expand(-1, -1, hidden.shape[2]))
-        extra = surgery.append(given)
-        added = extra.shape[1]
-        if surgery.numbers is not None and rows is not None:
-            rows = torch.cat([rows, surgery.numbers], 1)
-        elif rows is not None:
-            known = max(width, int(rows.max()) + 1) if rows.numel() else width
-            rows = torch.cat([rows, torch.arange(known, known + added, device=device).expand(batch, added)], 1)
-        hidden = torch.cat([hidden, extra.to(hidden.dtype)], 1)
-        positions = torch.cat([positions, surgery.positions], 1)
-        if surgery.joined is not None:
-            visible = surgery.joined
-        else:
-            visible = torch.cat([torch.nn.functional.pad(visible, (0, added)), surgery.visible], 1)
-        if prefix_rows is not None:
-            prefix_rows = torch.nn.functional.pad(prefix_rows, (0, added))
-    return Segment(surgery.layer, rows, positions, visible, prefix_rows), hidden

@@ -24,7 +24,6 @@ from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftree.runner.cpu.packed import PackedLinear
-from draftree.runner.modules import modules_of
 
 ORIGINS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, transformers))
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states
@@ -165,13 +164,13 @@ _PLAIN = frozenset((bool, int, float, str, type(None)))
 def state_of(model: nn.Module) -> list[Any]:
     """What `alteration` looks at on the model itself, to be compared with what it was before a runner was opened.
 
-    Not what the weights are. One flat list: this runs before every text, and with a tuple for each part Python's
-    collector took five times as long as the rest.
+    Not what the weights are. One flat list, as this runs before every text, and thousands of tuples would set off
+    Python's garbage collector each time.
     """
     state: list[Any] = [*map(id, hooks_of_all._global_forward_hooks.values())]
     state += map(id, hooks_of_all._global_forward_pre_hooks.values())
     _add_config(state, getattr(model, "config", None))
-    modules = modules_of(model)
+    modules = list(model.modules())
     state += [namespace.get(name) for namespace, name in _places(model, {type(module) for module in modules})]
     for module in modules:
         kind, own = type(module), module.__dict__

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from draftree.runner.layout.kinds import LayerKind
-from draftree.runner.modules import modules_of
 from draftree.runner.stock import alteration
 
 KINDS = ("full_attention", "sliding_attention", "chunked_attention")
@@ -84,7 +83,7 @@ class Target:
         Raises:
             ValueError: dropout is active, or gradient checkpointing would drop the cache.
         """
-        for module in modules_of(self.model):
+        for module in self.model.modules():
             if not module.training:
                 continue
             if getattr(module, "gradient_checkpointing", False):

@@ -14,11 +14,10 @@ from ctypes import c_int64, c_void_p
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.native.addresses import address, array_address, optional_address
+from draftree.native.addresses import address, optional_address
 from draftree.native.structures import Layer, Pass
 from draftree.runner.checksum import Place
 from draftree.runner.cpu.packed import LANES, Packed
@@ -38,7 +37,7 @@ def threads_for(work: int, meetings: float = 1.0) -> int:
 
 
 class CompiledLayer:
-    """See `layer.TensorLayer`; `rotation` is of its heads."""
+    """See `eager.layer.TensorLayer`; `rotation` is of its heads."""
 
     def __init__(self, library: ctypes.CDLL, parts: Parts, rotation: Rotation) -> None:
         self.parts, self.omitted = parts, Omitted(0)
@@ -60,9 +59,10 @@ class CompiledLayer:
         )
         queries = kv * groups * dim
         self.scratch = hidden + max(matrices[0].outputs + queries, 2 * matrices[2].outputs)  # floats a row
+        self.weights = sum(matrix.inputs * matrix.outputs for matrix in matrices)  # in a row's products
 
     def without(self, parts: Omitted) -> CompiledLayer:
-        """See `layer.TensorLayer.without`; the weights are shared."""
+        """See `eager.layer.TensorLayer.without`; the weights are shared."""
         lesser = copy.copy(self)
         lesser.omitted = parts
         lesser._described = Layer.from_buffer_copy(self._described)
@@ -70,7 +70,7 @@ class CompiledLayer:
         return lesser
 
     def enter(self, x: Tensor, angles: CompiledAngles, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `layer.TensorLayer.enter`."""
+        """See `eager.layer.TensorLayer.enter`."""
         kv, groups, dim = self.parts.heads
         keys, values = angles.cache.stores(index, kv, (dim, dim), x)
         query = x.new_empty(x.shape[0], kv, groups * x.shape[1], dim)
@@ -78,7 +78,7 @@ class CompiledLayer:
         return query, *angles.cache.views(index, x.shape[1])
 
     def leave(self, x: Tensor, mixed: Tensor | None, angles: CompiledAngles) -> Tensor:
-        """See `layer.TensorLayer.leave`."""
+        """See `eager.layer.TensorLayer.leave`."""
         if mixed is None:
             self._leave(self._described, angles.described, None, 0, 0, 0, address(x, torch.float32))
             return x
@@ -102,11 +102,9 @@ class CompiledStack:
         self._run = library.layer_run
         self.layers = layers
         self.numbers = range(len(layers)) if numbers is None else numbers
-        self._described = (c_void_p * len(layers))(*(ctypes.addressof(layer._described) for layer in layers))
         self.scratch = max(layer.scratch for layer in layers)
         self.dim = max(layer.parts.heads.dim for layer in layers)
-        matrices = [packed.described for layer in layers for packed in layer._packed]
-        self.weights = sum(m.inputs * m.outputs for m in matrices)  # in a row's products
+        self.weights = sum(layer.weights for layer in layers)
 
     def threads(self, rows: int) -> int:
         """Threads for a pass of so many rows."""
@@ -115,8 +113,9 @@ class CompiledStack:
     def run(self, first: int, last: int, x: Tensor, angles: CompiledAngles) -> None:
         """Its layers [first, last) on x [B, n, d], in place; the rows of the pass see all of the context."""
         keys, values = self.stores(angles.cache, x, first, last)
-        layers = ctypes.byref(self._described, first * ctypes.sizeof(c_void_p))
-        self._run(layers, last - first, angles.described, address(x, torch.float32), keys, values)
+        some = [ctypes.addressof(layer._described) for layer in self.layers[first:last]]
+        layers = (c_void_p * len(some))(*some)
+        self._run(layers, len(some), angles.described, address(x, torch.float32), keys, values)
 
     def stores(self, cache: SlotCache, like: Tensor, first: int = 0, last: int | None = None) -> tuple[Any, Any]:
         """Where a cache has the keys and the values of layers [first, last), by default of all: arrays of addresses."""
@@ -130,7 +129,7 @@ class CompiledStack:
 
 
 class CompiledAngles:
-    """`layer.Angles` and visibility of a segment as C reads them, with scratch memory.
+    """`eager.layer.Angles` and visibility of a segment as C reads them, with scratch memory.
 
     Args:
         angles: of the rows, [B, n, 1, dim]; [1, R, 1, dim] of all real rows where there are `sizes`.
@@ -173,7 +172,7 @@ class CompiledAngles:
 
 
 class CompiledHead:
-    """See `layer.TensorHead`."""
+    """See `eager.layer.TensorHead`."""
 
     def __init__(self, library: ctypes.CDLL, norm: Norm, head: Any, cap: float | None = None) -> None:
         self._library = library
@@ -187,7 +186,7 @@ class CompiledHead:
         return threads_for(rows * matrix.inputs * matrix.outputs, 0.25)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `layer.TensorHead`."""
+        """See `eager.layer.TensorHead`."""
         x = x.contiguous()
         rows, width = x.shape[0] * x.shape[1], x.shape[2]
         normed = torch.empty_like(x)
@@ -206,20 +205,3 @@ class CompiledHead:
         at, to = address(read, torch.float32), address(logits, torch.float32)
         self._library.layer_product(matrix, at, rows, self.threads(rows), 0, to)
         return logits
-
-    def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `Runner.best`; None where logits are capped, or states of another type. hidden: contiguous."""
-        if self._cap is not None or hidden.dtype != torch.float32:
-            return None
-        batch, depth = len(rows), len(rows[0])
-        matrix, (weight, epsilon) = self._packed.described, self._norm
-        # Rows of a request lie behind those of the requests before it.
-        places = [row + b * hidden.shape[1] if row >= 0 else -1 for b, of in enumerate(rows) for row in of]
-        tokens, logp = np.empty((batch, depth, count), np.int64), np.empty((batch, depth, count), np.float32)
-        work = torch.empty(len(places) * (matrix.inputs + matrix.outputs), dtype=torch.float32, device="cpu")
-        self._library.layer_best(
-            *(matrix, address(weight, torch.float32), epsilon, address(hidden, torch.float32)),
-            *((c_int64 * len(places))(*places), len(places), self.threads(len(places)), count),
-            *(address(work, torch.float32), array_address(tokens, np.int64), array_address(logp, np.float32)),
-        )
-        return tokens, logp

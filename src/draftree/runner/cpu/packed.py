@@ -8,7 +8,6 @@ panels; or the model's linears themselves are put into panels, once, and there i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,11 +19,9 @@ from draftree.native import load_library
 from draftree.native.addresses import address, optional_address
 from draftree.native.structures import Matrix
 from draftree.runner.checksum import place_of
-from draftree.runner.cpu.pages import HUGE_PAGE, advises, on_huge_pages
 
 LANES = 16  # outputs of a panel
 MUCH = 100_000_000  # bytes of weights, copies of which people want to know of
-WORTH_HUGE_PAGES = 2 * HUGE_PAGE
 
 
 def to_panels(weight: Tensor) -> Tensor:
@@ -32,20 +29,7 @@ def to_panels(weight: Tensor) -> Tensor:
     outputs, inputs = weight.shape
     panels = -(-outputs // LANES)
     padded = F.pad(weight, (0, 0, 0, panels * LANES - outputs)) if outputs % LANES else weight
-    return _room(weight, panels, inputs, LANES).copy_(padded.view(panels, LANES, inputs).transpose(1, 2))
-
-
-def _room(like: Tensor, *shape: int) -> Tensor:
-    """An empty tensor; a large one on pages of 2 MiB where the system gives them, which saves a step some waiting."""
-    count = math.prod(shape)
-    size = count * like.element_size()
-    if size < WORTH_HUGE_PAGES or not advises() or not like.is_cpu:
-        return like.new_empty(shape)
-    spacious = like.new_empty(count + HUGE_PAGE // like.element_size())
-    begin = -spacious.data_ptr() % HUGE_PAGE
-    on_huge_pages(spacious.data_ptr() + begin, size)
-    begin //= like.element_size()
-    return spacious[begin : begin + count].view(shape)
+    return weight.new_empty(panels, inputs, LANES).copy_(padded.view(panels, LANES, inputs).transpose(1, 2))
 
 
 def from_panels(panels: Tensor, outputs: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""The model's linears in panels, once: the eager runner's speed without a second copy of the weights.
+"""The model's linears in panels, once: the CPU runner's speed without a second copy of the weights.
 
 Done only on request: a packed model computes, saves and loads what it did, but its weights are no parameters any more,
-so it cannot be trained, and code that reaches into `weight` gets copies. `unpack_weights` puts it back.
+so it cannot be trained, and code that reads `weight` gets copies. `unpack_weights` puts it back.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _pack(model: Any, forget: Callable[[Tensor], None]) -> None:
 
 
 def pack_own(model: Any, runner: str) -> None:
-    """Pack a model just loaded that nobody else uses, where the runner would else copy much of it; others stay.
+    """Pack a model just loaded that nobody else uses, where the runner would otherwise copy much of it; others stay.
 
     The pages of its file are given back layer by layer, so that at no time there are two copies in memory.
 

@@ -1,4 +1,4 @@
-"""Advice to the system about the memory that weights lie in; where it takes none, all stays as it is."""
+"""Memory of weights that were loaded from a file and copied, given back to the system."""
 
 from __future__ import annotations
 
@@ -6,41 +6,25 @@ import ctypes
 import mmap
 import sys
 from ctypes import c_size_t, c_void_p
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-HUGE_PAGE = 2 * 2**20
-HUGE, NOT_NEEDED = 14, 4  # MADV_HUGEPAGE and MADV_DONTNEED of Linux
-
-
-@lru_cache(maxsize=1)
-def _madvise() -> Any:
-    return getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
-
-
-def advises() -> bool:
-    """Whether this system takes advice."""
-    return _madvise() is not None
-
-
-def on_huge_pages(address: int, size: int) -> None:
-    """Ask for pages of 2 MiB for so many bytes, which saves a step some waiting."""
-    if advises():
-        _madvise()(c_void_p(address), c_size_t(size), HUGE)
+NOT_NEEDED = 4  # MADV_DONTNEED of Linux
 
 
 def drop_file_pages(tensor: Tensor) -> None:
     """Give back the memory of a tensor that lies in a file that is mapped into memory: it is read again where needed.
 
-    What was written to the tensor since it was loaded is lost: only for a model just loaded, that nobody else uses.
+    What was written to the tensor since it was loaded is lost: only for a model just loaded, that nobody else uses. On
+    other systems than Linux nothing is done.
     """
+    if sys.platform != "linux" or not tensor.is_cpu:
+        return
     begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if tensor.is_cpu and begin < end and advises() and _of_file(begin, end):
-        _madvise()(c_void_p(begin), c_size_t(end - begin), NOT_NEEDED)
+    if begin < end and _of_file(begin, end):
+        ctypes.CDLL(None).madvise(c_void_p(begin), c_size_t(end - begin), NOT_NEEDED)
 
 
 def _of_file(begin: int, end: int) -> bool:

@@ -7,11 +7,9 @@ in tensor operations between two compiled halves.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,8 +23,9 @@ from draftree.runner.eager.runner import EagerRunner, may_copy_or_has
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.kinds import LayerKind, limits
 from draftree.runner.layout.skip import Skip
+from draftree.runner.layout.surgery import logit_slice
 from draftree.runner.own_type import in_own_type
-from draftree.runner.plan import PassResult, Plan, Segment, logit_slice
+from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
 
 
@@ -71,7 +70,6 @@ class CpuRunner(EagerRunner):
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         self.form = f"{self.name} {ABI}"
-        self._kinds = tuple(set(target.kinds))
 
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
         library = load_library()
@@ -90,7 +88,7 @@ class CpuRunner(EagerRunner):
         if not ragged or self._cap is not None or len(self.tables.tables) > 1 or self.tables.by_length:
             return super().run(plan, cache, first)
         reach = max(cache.lengths[first : first + plan.batch]) + plan.width
-        if any(limits(kind, reach) for kind in self._kinds):
+        if any(limits(kind, reach) for kind in set(self.target.kinds)):
             return super().run(plan, cache, first)
         return self._run_packed(plan, cache, first)
 
@@ -103,16 +101,18 @@ class CpuRunner(EagerRunner):
             torch.arange(plan.width, device="cpu") < torch.tensor(plan.sizes, dtype=torch.long, device="cpu")[:, None]
         )
         packed = Segment(0, None, plan.positions[real][None], plan.visible)  # for the angles alone
-        angles = self.tables.of(packed, (), self._dtype, cache, self._kinds[0])
+        angles = self.tables.of(packed, (), torch.float32, cache, self.target.kinds[0])
         x = self._embedding(plan.tokens[real])[None]
-        stack = self._stack(Skip())
-        stack.run(0, len(stack.layers), x, CompiledAngles(angles, segment, stack, plan.sizes))
+        self.stack.run(0, len(self._layers), x, CompiledAngles(angles, segment, self.stack, plan.sizes))
         made = self._head(x)[0]
         logits = made.new_zeros(plan.batch, plan.width, made.shape[1])
         logits[real] = made
         return PassResult(logits[:, logit_slice(plan, segment)], [segment], {}, self)
 
-    def _stacked(self, numbers: Sequence[int], layers: list[Any]) -> CompiledStack:
+    def _stack(self, skip: Skip) -> CompiledStack:
+        if skip == Skip():
+            return self.stack
+        numbers, layers = super()._stack(skip)
         return CompiledStack(self._library, layers, numbers)
 
     def _rows(self, segment: Segment, plan: Plan, cache: SlotCache, first: int, x: Tensor) -> SegmentRows:
@@ -139,10 +139,3 @@ class CpuRunner(EagerRunner):
     def head(self, closed: Tensor) -> Tensor:
         """See `Runner.head`."""
         return self._head.product(closed)
-
-    @in_own_type
-    @torch.inference_mode()
-    def best(self, hidden: Tensor, rows: Sequence[Sequence[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Runner.best`."""
-        found = self._head.best(hidden, rows, count) if hidden.is_contiguous() else None
-        return super().best(hidden, rows, count) if found is None else found

@@ -77,16 +77,16 @@ class T5Runner(HookedRunner):
 
 
 class _Decoder:
-    """The decoder's weights in panels, and the calls."""
+    """The decoder's weights in panels, and its passes."""
 
     def __init__(self, library: Any, target: Target, scale: float) -> None:
         self._library = library
         layers: list[Any] = target.layers
-        self._kept: list[Any] = []
-        self._layers = [self._described(layer) for layer in layers]
+        packed = [[Packed(group) if group else None for group in _linears(layer)] for layer in layers]
+        self._kept = packed  # C reads what these hold
+        self._layers = [_described(layer, matrices) for layer, matrices in zip(layers, packed, strict=True)]
         attention = layers[0].layer[0].SelfAttention
-        self._heads, self._dim, self._hidden = attention.n_heads, attention.key_value_proj_dim, target.hidden_size
-        self._inner = int(self._layers[0].down.inputs)
+        self._heads, self._dim = attention.n_heads, attention.key_value_proj_dim
         self._bias = _bias_by_distance(attention)
         closing: Any = target.decoder.final_layer_norm
         self._epsilon = float(closing.variance_epsilon)
@@ -96,92 +96,58 @@ class _Decoder:
         self._embedding = target.decoder.get_input_embeddings().weight.detach()
         self._weights = sum(p.numel() for p in target.decoder.parameters()) - self._embedding.numel()
 
-    def _described(self, layer: Any) -> T5Layer:
-        packed = [Packed(group) if group else None for group in _linears(layer)]
-        self._kept.append(packed)
-        matrices = [Matrix() if part is None else part.described for part in packed]
-        norms = [part.layer_norm.weight for part in layer.layer]
-        return T5Layer(*matrices, *(address(norm, torch.float32) for norm in norms), None, None)
-
     def run(self, plan: Plan, cache: SlotCache, encoder: EncoderState) -> Tensor | None:
         """Logits [B, n, V] of the rows that need some by `plan`; `cache` is open for it. None for unknown tokens."""
+        lengths = (c_int64 * plan.batch)(*encoder.sources(cache.first, plan.batch))
+        rows, starts, hidden = plan.batch * plan.width, cache.starts, self._embedding.shape[1]
+        cross_keys, cross_values, seen = encoder.stores()
+        longest = max(max(starts) + plan.width, seen.shape[1])
+        threads, inner = threads_for(rows * self._weights), int(self._layers[0].down.inputs)
+        begin, end, _ = slice(plan.first_logit_row, plan.last_logit_row).indices(plan.width)
         tokens, places, visible = plan.tokens.contiguous(), plan.positions.contiguous(), plan.visible.contiguous()
-        batch, width, head = plan.batch, plan.width, self._head.described
-        begin, end, _ = slice(plan.first_logit_row, plan.last_logit_row).indices(width)
-        floats = batch * width * self._hidden
-        call = self.call(cache, encoder, batch, width, width, 2 * floats)
-        call.cross.places = address(places, torch.long)
-        call.p.visible, call.p.back = address(visible, torch.bool), visible.shape[2] - width
-        logits = torch.empty(batch, end - begin, head.outputs, dtype=torch.float32, device="cpu")
-        rows = batch * (end - begin)
-        threads = threads_for(rows * head.inputs * head.outputs, 0.25)
+        wide = max(4 * self._heads * self._dim, 2 * inner)
+        scratch = torch.empty(rows, hidden + wide, dtype=torch.float32, device="cpu")
+        scores = torch.empty(threads, longest, dtype=torch.float32, device="cpu")
+        distance = torch.empty(rows, longest, dtype=torch.int32, device="cpu")
+        states, normed = torch.empty(2, rows, hidden, dtype=torch.float32, device="cpu")
+        logits = torch.empty(plan.batch, end - begin, self._head.described.outputs, dtype=torch.float32, device="cpu")
+        layers = (T5Layer * len(self._layers))(*self._layers)
+        for layer, key, value in zip(layers, cross_keys, cross_values, strict=True):
+            layer.keys, layer.values = address(key, torch.float32), address(value, torch.float32)
+        decoder = T5Decoder(
+            *(ctypes.addressof(layers), address(self._bias, torch.float32), address(seen, torch.bool)),
+            *(ctypes.addressof(lengths), address(places, torch.long)),
+            *(address(self._embedding, torch.float32), address(self._norm, torch.float32)),
+            *(ctypes.addressof(self._head.described), len(self._embedding)),
+            *(len(layers), hidden, self._heads, self._dim, inner, seen.shape[1], self._bias.shape[1]),
+            *(self._epsilon, longest, address(scores, torch.float32), address(distance, torch.int32)),
+        )
+        of_pass = Pass(plan.batch, plan.width, cache.first, cache.capacity, (c_int64 * plan.batch)(*starts))
+        of_pass.scratch, of_pass.threads = address(scratch, torch.float32), threads
+        of_pass.visible, of_pass.back = address(visible, torch.bool), visible.shape[2] - plan.width
         done = self._library.t5_pass(
-            *(call.cross, call.p, address(tokens, torch.long), call.keys, call.values, begin, end, threads),
-            *(call.work, call.work + 4 * floats, address(logits, torch.float32)),
+            *(decoder, of_pass, address(tokens, torch.long), *self._stores(cache), begin, end),
+            threads_for(plan.batch * (end - begin) * hidden * self._head.described.outputs, 0.25),
+            *(address(tensor, torch.float32) for tensor in (states, normed, logits)),
         )
         return logits if done else None
 
-    def call(self, cache: SlotCache, encoder: EncoderState, batch: int, rows: int, ahead: int, work: int) -> _Call:
-        """What C reads in a call, good until the next one over the same cache, which is open.
-
-        Args:
-            cache, encoder: of the requests.
-            batch, rows: of the pass.
-            ahead: columns that each request may grow by.
-            work: further floats that the caller needs, at the address `work` of what is returned.
-        """
-        lengths = encoder.sources(cache.first, batch)
-        call: _Call | None = cache.notes.get(self)
-        if call is None or call.of is not encoder or call.laid != encoder.laid:
-            call = _Call(self, cache, encoder)  # may lay the cache's stores, so it is noted behind that
-            cache.notes[self] = call
-        call.open(self, cache, lengths, rows, ahead, work)
-        return call
-
-
-class _Call:
-    """What C reads in calls over one cache: where everything lies is the same from call to call."""
-
-    def __init__(self, decoder: _Decoder, cache: SlotCache, encoder: EncoderState) -> None:
-        self.of, self.laid, count = encoder, encoder.laid, len(decoder._layers)
-        keys, values, seen = encoder.stores()
-        self._layers = (T5Layer * count)(*decoder._layers)
-        for layer, key, value in zip(self._layers, keys, values, strict=True):
-            layer.keys, layer.values = address(key, torch.float32), address(value, torch.float32)
-        widths = decoder._dim, decoder._dim
-        stores = [cache.stores(i, decoder._heads, widths, decoder._embedding) for i in range(count)]
-        self.keys = (c_void_p * count)(*(address(k, torch.float32) for k, _ in stores))
-        self.values = (c_void_p * count)(*(address(v, torch.float32) for _, v in stores))
-        like, head = decoder._embedding, decoder._head.described
-        self.cross = T5Decoder(
-            *(ctypes.addressof(self._layers), address(decoder._bias, torch.float32), address(seen, torch.bool)),
-            *(None, None),
-            *(address(like, torch.float32), address(decoder._norm, torch.float32), ctypes.addressof(head), len(like)),
-            *(count, decoder._hidden, decoder._heads, decoder._dim, decoder._inner, seen.shape[1]),
-            *(decoder._bias.shape[1], decoder._epsilon),
+    def _stores(self, cache: SlotCache) -> tuple[Any, Any]:
+        """Where a cache has the keys and the values of all layers: arrays of addresses."""
+        widths, count = (self._dim, self._dim), len(self._layers)
+        stores = [cache.stores(i, self._heads, widths, self._embedding) for i in range(count)]
+        at = c_void_p * count
+        keys, values = (
+            [address(store, torch.float32) for store in of_layers] for of_layers in zip(*stores, strict=True)
         )
-        self._columns = seen.shape[1]
+        return at(*keys), at(*values)
 
-    def open(
-        self, decoder: _Decoder, cache: SlotCache, lengths: Sequence[int], rows: int, ahead: int, work: int
-    ) -> None:
-        """Get ready for a call; `lengths` are those of the requests' sources, the others as of `_Decoder.call`."""
-        batch = len(lengths)
-        starts, total = cache.starts, batch * rows
-        longest = max(max(starts) + ahead, self._columns)
-        threads = threads_for(total * decoder._weights)
-        scratch = total * (decoder._hidden + max(4 * decoder._heads * decoder._dim, 2 * decoder._inner))
-        floats = scratch + threads * longest + total * longest + work
-        self._scratch = torch.empty(floats, dtype=torch.float32, device="cpu")
-        at = address(self._scratch, torch.float32)
-        cross = self.cross
-        cross.longest, cross.places = longest, None
-        cross.scores, cross.distance = at + 4 * scratch, at + 4 * (scratch + threads * longest)
-        self.work = cross.distance + 4 * total * longest
-        self._lengths = (c_int64 * batch)(*lengths)
-        cross.lengths = ctypes.addressof(self._lengths)
-        self.p = Pass(batch, rows, cache.first, cache.capacity, (c_int64 * batch)(*starts))
-        self.p.scratch, self.p.threads = at, threads
+
+def _described(layer: Any, packed: Sequence[Packed | None]) -> T5Layer:
+    """A decoder layer as C reads it, but for its source's keys and values."""
+    matrices = [Matrix() if part is None else part.described for part in packed]
+    norms = [part.layer_norm.weight for part in layer.layer]
+    return T5Layer(*matrices, *(address(norm, torch.float32) for norm in norms), None, None)
 
 
 def _linears(layer: Any) -> list[list[Any]]:

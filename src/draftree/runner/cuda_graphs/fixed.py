@@ -1,7 +1,7 @@
 """What the layers of a recorded pass share: angles, masks and slots, made on the device from the pass's inputs.
 
-The same numbers as those of `masks` and `cache`, which may take new shapes with every pass and read values back from
-the device; here nothing is read back, and no shape depends on anything but the frame.
+The same numbers as those of `layout.masks` and `kv.cache`, which may take new shapes with every pass and read values
+back from the device; here nothing is read back, and no shape depends on anything but the frame.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FixedSlots:
 
 
 class FixedRows:
-    """Angles and masks of a recorded pass; see `attend.Rows`."""
+    """Angles and masks of a recorded pass; see `eager.attention.Rows`."""
 
     def __init__(
         self,

@@ -27,7 +27,8 @@ from draftree.runner.eager.layer import TensorHead, TensorLayer
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.pool import StorePool
 from draftree.runner.layout.skip import Skip
-from draftree.runner.plan import PassResult, Plan, Scorer, Segment, logit_slice, operate
+from draftree.runner.layout.surgery import logit_slice, operate
+from draftree.runner.plan import PassResult, Plan, Scorer, Segment
 from draftree.runner.target import Target
 
 KEPT = 64  # recordings for all caches together

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -72,12 +71,7 @@ class Norm(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., d] scaled to a mean square of 1, times the weight."""
-        if x.dtype != torch.float32:
-            wide = x.to(self.weight.dtype)
-            return F.rms_norm(wide, (x.shape[-1],), *self).to(x.dtype)
-        # On a CPU torch's own takes eleven operations; this takes six.
-        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-        return x * squares.div_(x.shape[-1]).add_(self.epsilon).rsqrt_() * self.weight
+        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), *self).to(x.dtype)
 
 
 def normed(norm: Norm | None, x: Tensor) -> Tensor:

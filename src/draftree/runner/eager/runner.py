@@ -24,11 +24,10 @@ from draftree.runner.eager.product import FusedProduct, StockProduct, may_copy
 from draftree.runner.eager.rows import SegmentRows
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.skip import Skip
+from draftree.runner.layout.surgery import logit_slice, operate
 from draftree.runner.own_type import in_own_type
-from draftree.runner.plan import PassResult, Plan, Segment, logit_slice, operate
+from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
-
-KEPT_STACKS = 32  # sets of layers that are remembered
 
 
 class Stack(NamedTuple):
@@ -73,8 +72,6 @@ class EagerRunner(Runner):
         if refusal is not None:
             raise ValueError(refusal)
         super().__init__(target)
-        # Read in every pass, and a look at the parameters takes a while; a model that is cast gets a new runner.
-        self._dtype, self._device = target.dtype, target.device
         parts = [Parts.of(layer, target.config) for layer in target.layers]
         self.tables = AngleTables(target, parts[0].heads.dim)
         self._cap = parts[0].cap  # of attention scores
@@ -83,7 +80,6 @@ class EagerRunner(Runner):
         self._layers: list[Any]
         self._head: Any
         self._load(parts, head, cap)
-        self._stacks: dict[Skip, Any] = {}  # by what is left out
 
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
         """Lay out the weights: set `_layers` and `_head`.
@@ -105,7 +101,7 @@ class EagerRunner(Runner):
     @torch.inference_mode()
     def run(self, plan: Plan, cache: SlotCache, first: int = 0, encoder: Any = None) -> PassResult:
         """See `Runner.run`."""
-        plan = plan.to(self._device)
+        plan = plan.to(self.target.device)
         count = len(self._layers)
         cache.open(first, plan.batch, plan.width + plan.appended, bare=plan.bare)
         surgeries = {s.layer: s for s in plan.surgeries}
@@ -155,17 +151,8 @@ class EagerRunner(Runner):
 
     def _stack(self, skip: Skip) -> Any:
         """The layers of a pass that leaves out `skip`; weights are shared."""
-        found = self._stacks.get(skip)
-        if found is None:
-            if len(self._stacks) >= KEPT_STACKS:  # a search for what to leave out tries many
-                self._stacks.clear()
-            numbers = skip.kept(len(self._layers))
-            layers = [self._layers[i].without(skip.at(i)) if skip.at(i) else self._layers[i] for i in numbers]
-            found = self._stacks[skip] = self._stacked(numbers, layers)
-        return found
-
-    def _stacked(self, numbers: Sequence[int], layers: list[Any]) -> Any:
-        return Stack(numbers, layers)
+        numbers = skip.kept(len(self._layers))
+        return Stack(numbers, [self._layers[i].without(skip.at(i)) if skip.at(i) else self._layers[i] for i in numbers])
 
     # ---------------------------------------------------------------- behind the layers
 

@@ -1,7 +1,7 @@
 """Parts of stock layers left out of a pass: their `forward` is replaced for as long as the pass lasts.
 
 A module that is left out must still return what its caller unpacks: a tensor, or a tuple with one in front. That form
-is not in any configuration, so one row is passed through the model and watched, as `probe` does. What a module adds to
+is not in any configuration, so one row is passed through the model and watched, as in `anatomy`. What a module adds to
 the stream is either all it returns (then it returns nothing but zeros) or already added inside (then what came in).
 """
 

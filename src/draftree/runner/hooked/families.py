@@ -25,61 +25,14 @@ from draftree.runner.target import Target
 # Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Others are driven all the
 # same, but `check_trees` looks at them once before they are trusted.
 TESTED_FAMILIES = frozenset(
-    {
-        "bart",
-        "biogpt",
-        "bloom",
-        "codegen",
-        "cohere",
-        "cohere2",
-        "deepseek_v3",
-        "exaone4",
-        "falcon",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "glm",
-        "glm4",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neo",
-        "gpt_neox",
-        "gpt_oss",
-        "gptj",
-        "granite",
-        "internlm3",
-        "llama",
-        "llama4_text",
-        "m2m_100",
-        "marian",
-        "mbart",
-        "mistral",
-        "mixtral",
-        "mpt",
-        "mt5",
-        "nemotron",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "opt",
-        "pegasus",
-        "persimmon",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "seed_oss",
-        "smollm3",
-        "stablelm",
-        "starcoder2",
-        "t5",
-        "umt5",
-        "xglm",
-    }
-)
-
+    (
+        "bart", "biogpt", "bloom", "codegen", "cohere", "cohere2", "deepseek_v3", "exaone4", "falcon", "gemma",
+        "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj",
+        "granite", "internlm3", "llama", "llama4_text", "m2m_100", "marian", "mbart", "mistral", "mixtral", "mpt",
+        "mt5", "nemotron", "olmo", "olmo2", "olmo3", "opt", "pegasus", "persimmon", "phi", "phi3", "qwen2",
+        "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2", "t5", "umt5", "xglm",
+    )
+)  # fmt: skip
 
 COLUMNS = 1 << 30  # more than any cache has
 

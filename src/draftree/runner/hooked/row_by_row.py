@@ -2,9 +2,7 @@
 
 In 16 bits the columns of other branches change a row's last bits, masked or not. Inside `RowByRow` every call of
 torch's scaled dot product attention is made once for each row, over the columns that the row would find if it passed
-alone.
-Families that attend by other means are not reached,
-which `calls` tells.
+alone. Families that attend by other means are not reached; `calls` shows whether a model was.
 """
 
 from __future__ import annotations

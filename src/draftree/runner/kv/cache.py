@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from draftree.runner.kv.stores import Stores, stores_of
 from draftree.runner.plan import Segment
 
 BLOCK = 256  # columns; growing by blocks keeps reallocations rare and memory close to what is used
@@ -62,7 +61,6 @@ class SlotCache(Cache):
         self._first = 0
         self._count = 1
         self._hidden = 0  # columns of the deep prefix that the present pass leaves out
-        self._columns: Tensor | None = None
         self.notes: dict[Any, Any] = {}  # what runners know of where the stores lie; forgotten when they are laid anew
         self._column_cache: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -148,8 +146,6 @@ class SlotCache(Cache):
         assert values is not None
         first, last = self._first, self._first + self._count
         begin, end = self._hidden, self.prefix_length + max(self.lengths[first:last]) + rows
-        if last - first == self.slots:  # the usual case, and one operation less
-            return keys.narrow(2, begin, end - begin), values.narrow(2, begin, end - begin)
         return keys[first:last, :, begin:end], values[first:last, :, begin:end]
 
     def update(
@@ -215,35 +211,16 @@ class SlotCache(Cache):
             self.lengths[first + b] += len(rows[b])
 
     def _move(self, start: int, stop: int, slot: int, local: list[int]) -> None:
-        done = 0  # rows that already lie where they belong
-        while done < len(local) and local[done] == done:
-            done += 1
+        done = next((i for i, row in enumerate(local) if row != i), len(local))  # rows that lie where they belong
         if done == len(local):
             return
-        base = self.prefix_length + self.lengths[slot]
-        stores = self._addresses(start, stop)
-        if stores is not None:  # two dozen tensor operations take longer than a step of a small model
-            stores.keep(slot, base, done, local[done:])
-            return
-        begin, end = base + done, base + len(local)
-        index: Tensor | None = None
-        for layer in range(start, stop):
-            for store in (self._keys, self._values):
-                held = store[layer]
-                if held is None:
-                    continue
-                if index is None or index.device != held.device:
-                    index = torch.tensor([base + i for i in local[done:]], device=held.device, dtype=torch.long)
-                held[slot, :, begin:end] = held[slot].index_select(1, index)
-
-    def _addresses(self, start: int, stop: int) -> Stores | None:
-        """Where layers [start, stop) keep their rows, for moves in one call; None where that cannot be."""
-        key = ("stores", start, stop)
-        if key not in self.notes:
-            held = [s for store in (self._keys, self._values) for s in store[start:stop] if s is not None]
-            self.notes[key] = stores_of(held)
-        found: Stores | None = self.notes[key]
-        return found
+        begin = self.prefix_length + self.lengths[slot] + done
+        columns = torch.tensor(local[done:], dtype=torch.long, device="cpu") + (begin - done)
+        for held in (*self._keys[start:stop], *self._values[start:stop]):
+            if held is not None:
+                columns = columns.to(held.device)
+                of_slot = held[slot]
+                of_slot.narrow(1, begin, len(columns)).copy_(of_slot.index_select(1, columns))
 
     def keep(self, slot: int, length: int, tail: list[int]) -> None:
         """Of a slot's context keep the first `length` columns and, in this order, of those behind them `tail`.
@@ -288,9 +265,9 @@ class SlotCache(Cache):
         for store in (self._keys, self._values):
             for held in store:
                 if held is not None:
-                    aside = held[one, :, :end].clone()
+                    saved = held[one, :, :end].clone()
                     held[one, :, :end] = held[other, :, :end]
-                    held[other, :, :end] = aside
+                    held[other, :, :end] = saved
         self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
 
     def clear(self, slot: int) -> None:

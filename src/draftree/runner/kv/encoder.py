@@ -30,7 +30,6 @@ class EncoderState:
 
     Attributes:
         lengths: tokens of each slot's source, 0 where there is none.
-        laid: how often the stores were laid anew.
 
     Raises:
         ValueError: the target is decoder-only.
@@ -41,7 +40,6 @@ class EncoderState:
             raise ValueError(f"'{target.model_type}' is decoder-only: it needs no EncoderState.")
         self.target = target
         self.lengths = [0] * slots
-        self.laid = 0
         self._keys: list[Tensor] = []  # a layer: [slots, heads, columns, head dim]
         self._values: list[Tensor] = []
         self._mask: Tensor | None = None  # BoolTensor [slots, columns]
@@ -125,7 +123,6 @@ class EncoderState:
         if self._mask is not None:
             mask[:, : self._mask.shape[1]] = self._mask
         self._mask = mask
-        self.laid += 1
 
     def arguments(self, cache: SlotCache, first: int, batch: int) -> dict[str, Any]:
         """Keyword arguments of the model's `forward` for the requests in slots [first, first + batch).
@@ -152,7 +149,7 @@ class EncoderState:
         }
 
     def stores(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """For passes that read them in place; they stay where they are while `laid` stays the same.
+        """For passes that read them in place.
 
         Returns:
             keys and values of all slots by layer, each [slots, heads, columns, dim]; which columns are real, BoolTensor
@@ -186,9 +183,9 @@ class EncoderState:
         if self._mask is not None:
             held.append(self._mask)
         for store in held:
-            aside = store[one].clone()
+            saved = store[one].clone()
             store[one] = store[other]
-            store[other] = aside
+            store[other] = saved
         self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
 
     @torch.inference_mode(False)
@@ -204,7 +201,6 @@ class EncoderState:
             mask[: len(index)] = self._mask[index]
             self._mask = mask
         self.lengths = [self.lengths[slot] for slot in index] + [0] * (slots - len(index))
-        self.laid += 1
 
     def clear(self, slot: int) -> None:
         """Forget a slot's source."""

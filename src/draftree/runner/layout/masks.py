@@ -124,18 +124,10 @@ class PassMasks:
         return limits(kind, max(self.lengths) + self.segment.positions.shape[1])
 
     def _additive(self, kind: LayerKind) -> Tensor | None:
-        visible = self.segment.visible
-        batch, rows, covered = visible.shape
-        longest = max(self.lengths)
-        low = torch.finfo(self.dtype).min
-        if not self.limited(kind) and not self.ragged and not self.prefix:
-            if rows == covered == 1 and self._plain_row:
-                return None
-            mask = torch.zeros(batch, 1, rows, longest + rows, dtype=self.dtype, device=visible.device)
-            if covered > 1:
-                hidden = ~visible[:, None, :, -(longest + rows) :]
-                mask[..., max(longest + rows - covered, 0) :].masked_fill_(hidden, low)
-            return mask
+        whole = not self.limited(kind) and not self.ragged and not self.prefix
+        if whole and self._plain_row and self.segment.visible.shape[1:] == (1, 1):
+            return None
         seen = self.boolean(kind)
+        low = torch.finfo(self.dtype).min
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, low)
         return mask[:, None]

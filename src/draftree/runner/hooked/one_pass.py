@@ -1,0 +1,253 @@
+"""One pass through a stock model's own `forward`, with our cache, masks and positions.
+
+A pass without surgery is a plain `forward` call. Only while a plan changes rows mid-stack (or a family needs
+arguments that `forward` does not take) are hooks on the decoder layers. They act on the pass's own thread alone, and
+are gone when the pass ends, however it ends. The layers' arguments are bound by signature, so no family's argument
+order is known here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftree.runner.hooked.angles import RotaryCalls, outer_rotary_modules
+from draftree.runner.hooked.bypass import Bypass, named_arguments
+from draftree.runner.hooked.families import Family, family_of
+from draftree.runner.hooked.own_thread import on_this_thread, replaced
+from draftree.runner.hooked.row_by_row import RowByRow
+from draftree.runner.kv.cache import SlotCache
+from draftree.runner.layout.masks import PassMasks
+from draftree.runner.layout.positions import is_length_dependent, per_row_angles
+from draftree.runner.layout.surgery import logit_slice, operate
+from draftree.runner.plan import PassResult, Plan, Segment, Surgery
+from draftree.runner.target import Target
+
+MASK_ARGUMENTS = ("attention_mask", "causal_mask")
+
+
+@dataclass(frozen=True, slots=True)
+class StockModel:
+    """What hooks need to know of a model.
+
+    Attributes:
+        target: its facts.
+        family: what its family needs in addition to masks and positions.
+        takes_positions: whether its `forward` takes position ids.
+        layer_signatures: of the `forward` of each layer.
+        rotary: rotary modules that lie in no layer.
+    """
+
+    target: Target
+    family: Family
+    takes_positions: bool
+    layer_signatures: Sequence[inspect.Signature]
+    rotary: Sequence[nn.Module]
+
+    @classmethod
+    def of(cls, target: Target) -> StockModel:
+        """Look at a model."""
+        parameters = inspect.signature(type(target.model).forward).parameters
+        takes_positions = "position_ids" in parameters and not target.encoder_decoder
+        signatures = [inspect.signature(type(layer).forward) for layer in target.layers]
+        return cls(target, family_of(target), takes_positions, signatures, outer_rotary_modules(target))
+
+    @property
+    def length_dependent(self) -> bool:
+        """Whether angles depend on a text's length."""
+        return any(is_length_dependent(module) for module in self.rotary)
+
+
+class HookedPass:
+    """One forward call and the hooks that live as long as it does.
+
+    Args:
+        stock: the model.
+        plan, cache, first, encoder: as of `Runner.run`.
+
+    Attributes:
+        attends_apart: whether a pass row by row was one in every layer.
+    """
+
+    def __init__(self, stock: StockModel, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> None:
+        self.stock, self.plan, self.cache, self.first, self.encoder = stock, plan, cache, first, encoder
+        self.attends_apart = True
+        self.segments = [Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)]
+        self.masks = PassMasks(self.segments[0], cache, first, self.target.dtype, plain_row=self._may_go_unmasked())
+        self.hidden: dict[int, Tensor] = {}
+        self.final: Tensor | None = None
+        self.rotary = RotaryCalls()
+        self.operating = False  # a surgery may run the model's head, which is not the end of the pass then
+
+    @property
+    def target(self) -> Target:
+        """The model's facts."""
+        return self.stock.target
+
+    @property
+    def family(self) -> Family:
+        """What its family needs in addition to masks and positions."""
+        return self.stock.family
+
+    # ---------------------------------------------------------------- the call
+
+    def run(self, bypass: Bypass) -> PassResult:
+        """Pass the rows through the model; `bypass` leaves parts of it out where the plan says so."""
+        plan, target = self.plan, self.target
+        ids_name = "decoder_input_ids" if target.encoder_decoder else "input_ids"
+        arguments: dict[str, Any] = {ids_name: plan.tokens, "use_cache": True}
+        if target.encoder_decoder:
+            arguments |= self.encoder.arguments(self.cache, self.first, plan.batch)
+            arguments["decoder_attention_mask"] = self._forward_mask()
+        else:
+            arguments[target.cache_argument] = self.cache
+            arguments["attention_mask"] = self._forward_mask()
+        if self.stock.takes_positions:
+            arguments["position_ids"] = plan.positions
+        with ExitStack() as stack:
+            if plan.skip is not None:
+                stack.enter_context(bypass.without(plan.skip))
+            if plan.leaves is not None:
+                stack.enter_context(bypass.leaving(plan.leaves, self.cache))
+            self._hook(stack)
+            apart = RowByRow(lambda: self.masks, target, unmasked=self._may_go_unmasked()) if plan.row_by_row else None
+            if apart is not None:
+                stack.enter_context(apart)
+            logits = target.model(**arguments).logits
+            if apart is not None:
+                self.attends_apart = apart.calls >= len(target.layers)
+        return PassResult(logits, self.segments, self.hidden)
+
+    def _forward_mask(self) -> Any:
+        if self.family.layer_arguments_needed:
+            return None  # some of these families take no 4D mask in `forward`; every layer gets its own
+        if len(set(self.target.kinds)) == 1:
+            return self.masks.additive(self.target.kinds[0])
+        return {kind.name: self.masks.additive(kind) for kind in set(self.target.kinds)}
+
+    def _may_go_unmasked(self) -> bool:
+        """One row that sees everything needs no mask; then `forward` takes its own quick way, as in plain decoding."""
+        return not self.target.encoder_decoder and not self.family.layer_arguments_needed
+
+    # ---------------------------------------------------------------- hooks
+
+    def _hook(self, stack: ExitStack) -> None:
+        plan, target = self.plan, self.target
+        stack.enter_context(self.family.patched(lambda: self.masks))
+        if plan.embeddings is not None:
+            module = target.decoder.get_input_embeddings() or target.model.get_input_embeddings()
+            self._add(stack, module.register_forward_hook, self._replace_embeddings)
+        if self.stock.length_dependent or plan.surgeries:
+            for module in self.stock.rotary:
+                if is_length_dependent(module):
+                    stack.enter_context(replaced(module, "forward", partial(self._own_angles, module)))
+                self._add(stack, module.register_forward_hook, self.rotary.note, with_kwargs=True)
+        needed = range(len(target.layers))
+        if not self.family.layer_arguments_needed:
+            start = min((s.layer for s in plan.surgeries), default=len(target.layers))
+            needed = range(start, len(target.layers))
+        for i, layer in enumerate(target.layers):
+            if i in needed or i in plan.taps:
+                hook = self._before_layer(i, rewrite=i in needed)
+                self._add(stack, layer.register_forward_pre_hook, hook, with_kwargs=True)
+        if len(target.layers) in plan.taps:
+            self._add(stack, target.layers[-1].register_forward_hook, self._tap_last)
+        if self.family.views_final_rows and plan.surgeries:
+            self._add(stack, target.decoder.ln_f.register_forward_hook, self._view_final)
+        head = target.model.get_output_embeddings()
+        self._add(stack, head.register_forward_pre_hook, self._before_head)
+
+    @staticmethod
+    def _add(stack: ExitStack, register: Any, hook: Any, **options: Any) -> None:
+        stack.callback(register(on_this_thread(hook), **options).remove)
+
+    def _replace_embeddings(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        assert self.plan.embeddings is not None
+        count = self.plan.embeddings.shape[1]
+        return torch.cat([output[:, :-count], self.plan.embeddings.to(output.dtype)], 1)
+
+    def _own_angles(self, module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """In place of a length-dependent module's `forward`, which would also remember the longest text."""
+        return per_row_angles(module, self.segments[-1].positions, self.plan.rope_floor, x.dtype)
+
+    def _tap_last(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.hidden[len(self.target.layers)] = output[0] if isinstance(output, tuple) else output
+
+    def _view_final(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        self.final = output
+        width = self.plan.width
+        if output.shape[1] >= width:
+            return output[:, :width]
+        return torch.nn.functional.pad(output, (0, 0, 0, width - output.shape[1]))
+
+    def _before_head(self, module: nn.Module, args: Any) -> Any:
+        if self.operating:
+            return None
+        hidden = args[0] if self.final is None else self.final
+        # A head with a bias adds it after rounding where its input has gaps, and before where it has none.
+        return (hidden[:, logit_slice(self.plan, self.segments[-1])].contiguous(),)
+
+    def _before_layer(self, index: int, *, rewrite: bool) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            named = named_arguments(self.stock.layer_signatures[index], module, args, kwargs)
+            first = next(iter(named))
+            hidden = named[first]
+            surgery = next((s for s in self.plan.surgeries if s.layer == index), None)
+            if surgery is not None:
+                hidden = self._operate(surgery, hidden)
+            if index in self.plan.taps:
+                self.hidden[index] = hidden
+            if not rewrite:
+                return None
+            named[first] = hidden
+            self._rewrite(index, named)
+            return (named.pop(first),), named
+
+        return hook
+
+    def _operate(self, surgery: Surgery, hidden: Tensor) -> Tensor:
+        self.operating = True
+        try:
+            segment, hidden = operate(self.segments[-1], surgery, hidden, self.plan.width)
+        finally:
+            self.operating = False
+        self.segments.append(segment)
+        self.masks = PassMasks(segment, self.cache, self.first, self.target.dtype)
+        self.rotary.rows_changed()
+        return hidden
+
+    def _rewrite(self, index: int, named: dict[str, Any]) -> None:
+        """Give the layer the positions, angles and mask of the rows it now gets."""
+        segment = self.segments[-1]
+        known = self.stock.layer_signatures[index].parameters
+        if len(self.segments) > 1 and named.get("position_embeddings") is not None:
+            hidden = next(iter(named.values()))
+            named["position_embeddings"] = self._angles(named["position_embeddings"], hidden)
+        if "position_ids" in named:
+            named["position_ids"] = segment.positions
+        kind = self.target.kinds[index]
+        mask = self.masks.additive(kind)
+        for name in MASK_ARGUMENTS:
+            if name in named or name in known:
+                named[name] = mask
+        cross = named.get("encoder_attention_mask")
+        if cross is not None:  # the same for every row, but spelt out for the entering ones
+            named["encoder_attention_mask"] = cross[:, :, :1].expand(-1, -1, segment.positions.shape[1], -1)
+        named |= self.family.layer_arguments(index, kind, self.masks)
+
+    def _angles(self, stock: Any, hidden: Tensor) -> Any:
+        """The angles of the present rows, in place of `stock`."""
+        angles = self.rotary.repeated(stock, self.segments[-1].positions, hidden)
+        if angles is None:
+            raise RuntimeError(
+                f"Cannot re-position rows inside {self.target.model_type}: its position embeddings come from no "
+                "rotary module that draftree knows; please report this architecture."
+            )
+        return angles

@@ -1,0 +1,71 @@
+"""Rows that leave and join in mid-stack: a plan's surgeries carried out, for every runner."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftree.runner.plan import Plan, Segment, Surgery
+
+
+def logit_slice(plan: Plan, segment: Segment) -> slice:
+    """The columns of the final `segment` that get logits."""
+    last = plan.last_logit_row
+    if segment.rows is not None and last is not None:
+        # Survivors stand in ascending order, so those before `last` come first.
+        last = int(((segment.rows >= 0) & (segment.rows < last)).sum(1).max())
+    return slice(plan.first_logit_row, last)
+
+
+def operate(segment: Segment, surgery: Surgery, hidden: Tensor, width: int) -> tuple[Segment, Tensor]:
+    """Apply `surgery` to `hidden` [B, n, d]; return the new segment and the new hidden states.
+
+    `width` is the number of entering rows of the plan; appended rows are numbered from it (and on, over
+    several surgeries).
+    """
+    batch, count, _ = hidden.shape
+    device = hidden.device
+    rows = segment.rows
+    keep = surgery.keep(hidden) if callable(surgery.keep) else surgery.keep
+    if rows is None and keep is not None:
+        rows = torch.arange(count, device=device).expand(batch, count)
+    positions, visible, prefix_rows = segment.positions, segment.visible, segment.prefix_rows
+    if surgery.hide_prefix:
+        prefix_rows = None
+    if keep is not None:
+        assert rows is not None
+        real = keep >= 0
+        index = keep.clamp(min=0)
+        kept = index.shape[1]
+        hidden = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
+        positions = positions.gather(1, index)
+        rows = rows.gather(1, index).masked_fill(~real, -1)
+        visible = visible.gather(1, index[..., None].expand(-1, -1, count))
+        visible = visible.gather(2, index[:, None, :].expand(-1, kept, -1)) & real[:, None, :] & real[..., None]
+        visible = visible | torch.eye(kept, dtype=torch.bool, device=device)
+        if prefix_rows is not None:
+            prefix_rows = prefix_rows.gather(1, index)
+    if surgery.resolve is not None and rows is not None:
+        surgery = surgery.resolve(surgery, rows)
+    if surgery.append is not None:
+        if surgery.positions is None or surgery.visible is None:
+            raise ValueError("A surgery that appends rows must give their `positions` and `visible`.")
+        given = hidden
+        if surgery.source is not None:
+            given = hidden.gather(1, surgery.source[:, :, None].expand(-1, -1, hidden.shape[2]))
+        extra = surgery.append(given)
+        added = extra.shape[1]
+        if surgery.numbers is not None and rows is not None:
+            rows = torch.cat([rows, surgery.numbers], 1)
+        elif rows is not None:
+            known = max(width, int(rows.max()) + 1) if rows.numel() else width
+            rows = torch.cat([rows, torch.arange(known, known + added, device=device).expand(batch, added)], 1)
+        hidden = torch.cat([hidden, extra.to(hidden.dtype)], 1)
+        positions = torch.cat([positions, surgery.positions], 1)
+        if surgery.joined is not None:
+            visible = surgery.joined
+        else:
+            visible = torch.cat([torch.nn.functional.pad(visible, (0, added)), surgery.visible], 1)
+        if prefix_rows is not None:
+            prefix_rows = torch.nn.functional.pad(prefix_rows, (0, added))
+    return Segment(surgery.layer, rows, positions, visible, prefix_rows), hidden
