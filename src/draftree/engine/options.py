@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from draftree.engine.constraints import compile_grammar
+from draftree.engine.constraints import compile_grammars
 from draftree.engine.limits import as_ids
 from draftree.engine.request import Rules
 from draftree.errors import did_you_mean
@@ -289,10 +289,14 @@ def rules_of(
     options = read_options(target.model, config, criteria, tokenizer, left)
     if int(options.config.num_return_sequences or 1) > 1:
         raise ValueError("num_return_sequences: one request has one answer; add the prompt again for another.")
-    compiled = None
-    if grammar is not None:
-        fit = tokenizer, target.vocab_size, options.eos_token_ids, options.config.min_new_tokens
-        compiled = compile_grammar(grammar, *fit)
+    (compiled,) = compile_grammars(
+        grammar,
+        1,
+        tokenizer=tokenizer,
+        vocabulary=target.vocab_size,
+        end_tokens=options.eos_token_ids,
+        min_new_tokens=options.config.min_new_tokens,
+    )
     return rules_for(
         target.model,
         options,

@@ -61,13 +61,13 @@ def _arguments(text: str) -> Any:
         raise ApiError("The arguments of a tool call in the messages are no JSON.", "messages") from None
 
 
-def tools_of(asked: Chat, tokenizer: Any) -> list[dict[str, Any]]:
+def tools_of(body: Chat, tokenizer: Any) -> list[dict[str, Any]]:
     """The tools that the model is told of; none where the client wants none.
 
     Raises:
         ApiError: the model has no template for tools, or its answers cannot be read for calls.
     """
-    if not asked.tools or asked.tool_choice == "none":
+    if not body.tools or body.tool_choice == "none":
         return []
     template = getattr(tokenizer, "chat_template", None)
     if "tools" not in (template if isinstance(template, str) else json.dumps(template)):
@@ -78,7 +78,7 @@ def tools_of(asked: Chat, tokenizer: Any) -> list[dict[str, Any]]:
             "out, or add one to its tokenizer_config.json.",
             "tools",
         )
-    return [tool.model_dump(exclude_none=True) for tool in asked.tools]
+    return [tool.model_dump(exclude_none=True) for tool in body.tools]
 
 
 @dataclass(slots=True)
