@@ -18,7 +18,6 @@ Grammars = Grammar | Sequence[Grammar | None] | None
 def compile_grammars(
     grammars: Grammars,
     count: int,
-    *,
     tokenizer: Any,
     vocabulary: int,
     end_tokens: Sequence[int],
