@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftree.models import encode_messages
 from draftree.serve.errors import ApiError
 from draftree.serve.schema import Chat, Message, plain
 
@@ -27,13 +28,11 @@ def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> 
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ApiError("The model's tokenizer has no chat template: use /v1/completions.", "messages")
-    options = {"add_generation_prompt": True} | options
+    given = [_as_dict(message) for message in messages]
     try:
-        text = tokenizer.apply_chat_template([_as_dict(m) for m in messages], tokenize=False, **options)
+        return encode_messages(tokenizer, given, **options)
     except Exception as error:  # templates are programs, and raise what they like
         raise ApiError(f"The model's chat template does not take these messages: {error}", "messages") from None
-    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-    return ids
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
