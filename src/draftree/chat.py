@@ -10,6 +10,7 @@ from draftree.detokenizer import Detokenizer
 from draftree.drafting import Drafter
 from draftree.engine import Emitted, Engine, Request, Rules, RunStats
 from draftree.engine.options import rules_of
+from draftree.models import encode_messages
 
 
 class Chat:
@@ -109,8 +110,7 @@ class Chat:
         if not text.strip():
             raise ValueError("There is nothing to answer: say something.")
         target, turns = self.engine.target, [*self.messages, {"role": "user", "content": text}]
-        prompt = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        ids: list[int] = self.tokenizer(prompt, add_special_tokens=False).input_ids
+        ids = encode_messages(self.tokenizer, turns)
         most = self._most
         if target.max_positions is not None:
             most = min(most, target.max_positions - len(ids))

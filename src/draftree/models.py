@@ -235,9 +235,17 @@ def encode_prompt(
             for turn in history
             for role, text in zip(("user", "assistant"), turn, strict=True)
         ]
-        messages.append({"role": "user", "content": prompt})
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-        return ids
-    ids = tokenizer("\n".join([*(text for turn in history for text in turn), prompt])).input_ids
+        return encode_messages(tokenizer, [*messages, {"role": "user", "content": prompt}])
+    ids: list[int] = tokenizer("\n".join([*(text for turn in history for text in turn), prompt])).input_ids
+    return ids
+
+
+def encode_messages(tokenizer: Any, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
+    """Token ids of a chat, through the tokenizer's template, which gets `options` as well.
+
+    Raises:
+        Exception: whatever the template raises where it does not take these messages.
+    """
+    text = tokenizer.apply_chat_template(messages, tokenize=False, **{"add_generation_prompt": True, **options})
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
     return ids

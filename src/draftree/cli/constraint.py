@@ -64,12 +64,11 @@ def compiled(grammar: Grammar | None, target: Any, tokenizer: Any, options: Opti
     Raises:
         ValueError: a grammar that cannot be followed, or a tokenizer that does not fit.
     """
-    from draftree.engine.constraints import compile_grammar
     from draftree.runner import inspect_model
 
     if grammar is None:
         return None
-    return compile_grammar(grammar, tokenizer, inspect_model(target).vocab_size, options.eos_token_ids)
+    return grammar.compile(tokenizer, inspect_model(target).vocab_size, options.eos_token_ids)
 
 
 def _text(file: Path, option: str) -> str:

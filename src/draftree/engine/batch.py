@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from draftree.engine.config import EngineConfig
 from draftree.engine.engine import Engine
 from draftree.engine.limits import as_seed
-from draftree.engine.request import Emitted, Request
+from draftree.engine.request import Emitted, Rules
 from draftree.engine.stats import RunStats
 
 MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
 MOST_COLUMNS = 1 << 14  # of the cache to begin with; it grows with what is really needed
 
 
-def engine_for(model: Any, config: EngineConfig, count: int, length: int) -> Engine:
-    """An engine for `count` requests of at most `length` tokens each, answers included, and no others.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request of a batch.
 
-    Its runner has been opened just now, when the weights were compared.
+    Attributes:
+        prompt: token ids.
+        rules: of the request.
+        padded_prompt: LongTensor [1, L], what logits processors and streamers see as the prompt.
+        encoder_input, encoder_states: see `Engine.add`.
     """
-    sized = replace(config, slots=min(count, MOST_SLOTS), capacity=min(length + 64, MOST_COLUMNS), closed=True)
-    engine = Engine(model, sized)
-    engine.compared = True
-    return engine
+
+    prompt: list[int]
+    rules: Rules
+    padded_prompt: Tensor
+    encoder_input: Tensor | None = None
+    encoder_states: Tensor | None = None
 
 
 def seeds_of(sample: bool | None, seed: Any, count: int) -> list[int | None]:
@@ -44,38 +51,73 @@ def seeds_of(sample: bool | None, seed: Any, count: int) -> list[int | None]:
     return [(seed + b) % 2**64 for b in range(count)]  # as torch takes negative ones
 
 
-def feed(streamer: Any, prompt: Tensor | None) -> Callable[[Emitted], None] | None:
-    """Give a Hugging Face streamer the prompt [1, L], if any; return what hands it each new token (None without one).
+def check_streamer(streamer: Any, count: int) -> None:
+    """Refuse a streamer that cannot follow a batch of `count` requests; None is none.
 
     Raises:
-        TypeError: what is no streamer.
+        TypeError: what is no streamer of Hugging Face's.
+        ValueError: several requests.
     """
     if streamer is None:
-        return None
+        return
     if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
         raise TypeError(f"streamer is a {type(streamer).__name__}: pass one of Hugging Face's, such as TextStreamer.")
-    if prompt is not None:
-        streamer.put(prompt.cpu())
-    return lambda emitted: streamer.put(torch.tensor([emitted.token], dtype=torch.long, device="cpu"))
+    if count > 1:
+        raise ValueError("A streamer follows one text: call generate with a batch of 1.")
 
 
-def finish(
-    engine: Engine, requests: list[Request], input_ids: Tensor, pad_token_id: int, streamer: Any
+def run_batch(
+    model: Any,
+    config: EngineConfig,
+    rows: list[Row],
+    input_ids: Tensor,
+    pad_token_id: int,
+    streamer: Any,
+    *,
+    prompt_streamed: bool = False,
 ) -> tuple[Tensor, RunStats]:
-    """Run `requests` to their ends; return LongTensor [batch, prompt + new] and their statistics.
+    """Answer `rows` on an engine of their own; return LongTensor [batch, prompt + new] and their statistics.
+
+    Args:
+        model: whose weights have been compared with those of the config's runner just now.
+        config: of the engine, but for its size.
+        rows: one for each request.
+        input_ids: LongTensor [batch, prompt], their prompts as the caller has them.
+        pad_token_id: fills the ends of short rows.
+        streamer: gets the prompt and every new token; None for none.
+        prompt_streamed: whether the streamer has got the prompt already.
 
     Raises:
         Exception: the first error that ended one of the requests.
     """
-    with engine:
+
+    def put(emitted: Emitted) -> None:
+        streamer.put(torch.tensor([emitted.token], dtype=torch.long, device="cpu"))
+
+    length = max(len(row.prompt) + row.rules.max_new_tokens for row in rows) + 64
+    slots = min(len(rows), MOST_SLOTS)
+    with Engine(model, replace(config, slots=slots, capacity=min(length, MOST_COLUMNS), closed=True)) as engine:
+        engine.compared = True
+        requests = []
+        for row in rows:
+            if streamer is not None and not prompt_streamed:
+                streamer.put(row.padded_prompt.cpu())
+            requests.append(
+                engine.add(
+                    row.prompt,
+                    row.rules,
+                    padded_prompt=row.padded_prompt,
+                    encoder_input=row.encoder_input,
+                    encoder_states=row.encoder_states,
+                    on_token=None if streamer is None else put,
+                )
+            )
         engine.run()
     if streamer is not None:
         streamer.end()
     for request in requests:
         if request.error is not None:
             raise request.error
-    longest = max(len(r.output) for r in requests)
-    new = torch.full((len(requests), longest), pad_token_id, dtype=torch.long, device="cpu")
-    for b, request in enumerate(requests):
-        new[b, : len(request.output)] = torch.tensor(request.tokens, dtype=torch.long, device="cpu")
-    return torch.cat([input_ids, new.to(input_ids.device)], 1), RunStats([r.stats for r in requests])
+    new = [torch.tensor(request.tokens, dtype=torch.long, device="cpu") for request in requests]
+    answers = pad_sequence(new, batch_first=True, padding_value=pad_token_id)
+    return torch.cat([input_ids, answers.to(input_ids.device)], 1), RunStats([r.stats for r in requests])

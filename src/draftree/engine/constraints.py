@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from draftree.drafting.base import Context
-from draftree.grammar import CompiledGrammar, Grammar, GrammarError
+from draftree.grammar import CompiledGrammar, Grammar
 from draftree.tree import TokenTree
 
 Grammars = Grammar | Sequence[Grammar | None] | None
@@ -18,7 +18,6 @@ Grammars = Grammar | Sequence[Grammar | None] | None
 def compile_grammars(
     grammars: Grammars,
     count: int,
-    *,
     tokenizer: Any,
     vocabulary: int,
     end_tokens: Sequence[int],
@@ -45,25 +44,7 @@ def compile_grammars(
     if len(given) != count:
         raise ValueError(f"There are {len(given)} grammars for {count} answers: give one for each, or one for all.")
     fit = tokenizer, vocabulary, end_tokens, min_new_tokens
-    return [None if grammar is None else compile_grammar(grammar, *fit) for grammar in given]
-
-
-def compile_grammar(
-    grammar: Grammar, tokenizer: Any, vocabulary: int, end_tokens: Sequence[int], min_new_tokens: int | None = None
-) -> CompiledGrammar:
-    """The grammar of one answer; arguments as in `compile_grammars`.
-
-    Raises:
-        GrammarError: one that does not fit the model, or ends before the answer may.
-    """
-    compiled = grammar.compile(tokenizer, vocabulary, end_tokens)
-    # A token is a byte or more, and the end token is one of those counted.
-    if compiled.longest is not None and (min_new_tokens or 0) > compiled.longest + 1:
-        raise GrammarError(
-            f"min_new_tokens is {min_new_tokens}, and the grammar's texts have at most {compiled.longest} bytes: "
-            "lower it."
-        )
-    return compiled
+    return [None if grammar is None else grammar.compile(*fit) for grammar in given]
 
 
 def wider(budgets: Sequence[int], requests: Sequence[Context], most: int) -> list[int]:

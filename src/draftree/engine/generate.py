@@ -12,7 +12,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine.batch import engine_for, feed, finish, seeds_of
+from draftree.engine.batch import Row, check_streamer, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.limits import check_prompt, check_source
@@ -21,7 +21,7 @@ from draftree.engine.recorder import Recorder
 from draftree.engine.stats import RunStats
 from draftree.grammar import CompiledGrammar
 from draftree.pruning import EarlyPruning, LossyCALM
-from draftree.runner import Runner, open_current, open_runner
+from draftree.runner import Runner, Target, open_current
 from draftree.shaping import Shape
 
 
@@ -127,34 +127,26 @@ def generate(
     if copies > 1:
         input_ids = input_ids.repeat_interleave(copies, 0)
         attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
-    if streamer is not None and input_ids.shape[0] > 1:
-        raise ValueError("A streamer follows one text: call generate with a batch of 1.")
-    grammars = compile_grammars(
-        grammar,
-        len(input_ids),
-        tokenizer=tokenizer,
-        vocabulary=target.vocab_size,
-        end_tokens=read.eos_token_ids,
-        min_new_tokens=read.config.min_new_tokens,
-    )
-    return _decode(model, config, input_ids, attention_mask, read, seed, streamer, grammars)
+    check_streamer(streamer, len(input_ids))
+    fit = tokenizer, target.vocab_size, read.eos_token_ids, read.config.min_new_tokens
+    grammars = compile_grammars(grammar, len(input_ids), *fit)
+    seeds = seeds_of(read.config.do_sample, seed, len(input_ids))
+    rows, texts = _rows(target, input_ids, attention_mask, read, seeds, grammars)
+    return GenerateOutput(*run_batch(model, config, rows, texts, read.pad_token_id, streamer))
 
 
-def _decode(
-    model: Any,
-    config: EngineConfig,
+def _rows(
+    target: Target,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     options: Options,
-    seed: int | None,
-    streamer: Any,
+    seeds: Sequence[int | None],
     grammars: Sequence[CompiledGrammar | None],
-) -> GenerateOutput:
-    """Run a checked batch; arguments as in `generate`, grammars compiled.
+) -> tuple[list[Row], Tensor]:
+    """The requests of a batch, and what their answers are written behind, LongTensor [batch, length].
 
-    An encoder-decoder's encoder reads `input_ids`, and its sequences are the decoder's.
+    An encoder-decoder's encoder reads `input_ids`, and its answers are written behind the decoder's first token.
     """
-    target = open_runner(model, config.runner).target
     prompts, texts, mask = _real_tokens(input_ids, attention_mask), input_ids, attention_mask
     sources: list[Tensor | None] = [None] * len(prompts)
     if target.encoder_decoder:
@@ -166,31 +158,25 @@ def _decode(
         texts = torch.full((len(prompts), 1), start, dtype=torch.long, device=input_ids.device)
     elif mask is not None:
         mask = None if bool(mask.bool().all()) else mask.to(target.device)
-    longest, padded_length = max(len(prompt) for prompt in prompts), texts.shape[1]
-    new = options.new_tokens(padded_length, longest, target.max_positions)
+    padded_length = texts.shape[1]
+    new = options.new_tokens(padded_length, max(len(prompt) for prompt in prompts), target.max_positions)
     for prompt in prompts:
         check_prompt(prompt, new, target.vocab_size, target.max_positions)
     read, padded = input_ids.to(target.device), texts.to(target.device)
-    rules = [
-        rules_for(
+    rows = []
+    for b, prompt in enumerate(prompts):
+        rules = rules_for(
             target.model,
             options,
             max_new_tokens=new,
             padded_length=padded_length,
-            seed=own_seed,
+            seed=seeds[b],
             encoder_ids=read[b : b + 1],
             mask=None if mask is None else mask[b : b + 1],
             grammar=grammars[b],
         )
-        for b, own_seed in enumerate(seeds_of(options.config.do_sample, seed, len(prompts)))
-    ]
-    engine = engine_for(model, config, len(prompts), longest + new)
-    requests = []
-    for b, prompt in enumerate(prompts):
-        seen = padded[b : b + 1]
-        on_token = feed(streamer, seen)
-        requests.append(engine.add(prompt, rules[b], padded_prompt=seen, encoder_input=sources[b], on_token=on_token))
-    return GenerateOutput(*finish(engine, requests, texts, options.pad_token_id, streamer))
+        rows.append(Row(prompt, rules, padded[b : b + 1], sources[b]))
+    return rows, texts
 
 
 def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:

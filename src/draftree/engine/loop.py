@@ -5,20 +5,20 @@ draft -> shape -> verify (prune inside) -> accept -> commit -> observe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from draftree.acceptance.base import Choice, ScoredTree, Walk, lazy_walk
-from draftree.acceptance.greedy import greedy_walks
-from draftree.drafting.base import Attachment, Capabilities, Step, StepPlan
+from draftree.acceptance.base import Walk
+from draftree.drafting.base import Attachment, Capabilities, Context, Step, StepPlan
+from draftree.engine.accept import Acceptance
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import permitted, wider
 from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.recorder import Track
-from draftree.engine.request import Request, StepTree, TokenScores
+from draftree.engine.request import Request, StepTree
 from draftree.engine.stats import STAGES
 from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
@@ -55,6 +55,7 @@ class Loop:
         self.cache = cache
         self.encoder = encoder
         self.drafter = config.drafter
+        self.acceptance = Acceptance(config)
         self.can = Capabilities() if config.drafter is None else config.drafter.capabilities
         self.sizer = sizer
         self.track = track
@@ -76,21 +77,19 @@ class Loop:
         plan = self._draft(requests, alone=alone, closed=closed)
         trees = _trees_of(plan)
         marks.append(clock())
-        ends = self._ends(requests, trees)
+        ends = self.acceptance.ends(requests, trees)
         if None not in ends:
-            self._close(requests, trees, ends, marks)
+            self._account(requests, trees, self.acceptance.close(requests, trees, ends), None, marks)
             return
-        turn, result = self._verify(first, requests, plan, alone)
+        turn, result = self._verify(first, plan, self._unread(first, plan.requests), bare=alone)
         marks.append(clock())
-        walks = self._accept(requests, turn, result, ends)
+        walks = self.acceptance.walk(requests, turn, result, ends)
         marks.append(clock())
         self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
         marks.append(clock())
         self._observe(plan, turn, result, walks, own_rows=not alone)
-        self._account(requests, trees, walks, marks)
-        if self.track is not None:
-            left = None if result.rows is None else (result.rows, turn.offset, result.logits.shape[1])
-            self.track.step(requests, trees, left, walks, marks)
+        left = None if result.rows is None else (result.rows, turn.offset, result.logits.shape[1])
+        self._account(requests, trees, walks, left, marks)
         if self.sizer is not None and not alone:
             seconds = None if turn.offset else clock() - marks[0]
             self.sizer.observe(plan, self._outcome(turn, walks, seconds, marks[1] - marks[0]))
@@ -100,11 +99,10 @@ class Loop:
         contexts = [request.context for request in requests]
         drafter, sizer = self.drafter, self.sizer
         if drafter is None or sizer is None or alone:
-            takes = [context.drafting and context.room > 1 for context in contexts]
-            return StepPlan(contexts, [0] * len(contexts), takes, self._roots(requests))
+            return self._undrafted(contexts, [context.tokens[-1] for context in contexts])
         plan = _within_rules(sizer.plan(contexts, drafter.max_nodes, closed=closed), requests)
         if not any(plan.budgets):
-            return sizer.trim(plan, self._roots(requests))
+            return sizer.trim(plan, self._roots([context.tokens[-1] for context in contexts]))
         began = self.config.clock()
         drafted = self._usable(drafter.draft(contexts, wider(plan.budgets, contexts, drafter.max_nodes)))
         drafted = permitted(drafted, contexts, plan.budgets)
@@ -141,23 +139,23 @@ class Loop:
             pruned=self.config.pruner is not None and trees.width > 1,
         )
 
-    def _roots(self, requests: list[Request]) -> TokenTree:
-        last = [r.context.tokens[-1] for r in requests]
-        return TokenTree.roots(torch.tensor(last, dtype=torch.long, device=self.device))
+    def _undrafted(self, contexts: list[Context], roots: list[int]) -> StepPlan:
+        """The plan of a step in which nothing is drafted, over these tokens alone."""
+        prepares = [context.drafting and context.room > 1 for context in contexts]
+        return StepPlan(contexts, [0] * len(contexts), prepares, self._roots(roots))
 
-    def _verify(self, first: int, requests: list[Request], plan: StepPlan, alone: bool) -> tuple[TreePass, PassResult]:
-        trunks, floors = self._unread(first, requests)
-        return self._pass(first, plan, trunks, floors, bare=alone)
+    def _roots(self, tokens: list[int]) -> TokenTree:
+        return TokenTree.roots(torch.tensor(tokens, dtype=torch.long, device=self.device))
 
-    def _unread(self, first: int, requests: list[Request]) -> tuple[list[list[int]], list[int]]:
-        """Of each request the tokens before its newest one that are not in the cache yet, and its prompt's length."""
-        starts = self.cache.lengths[first : first + len(requests)]
-        trunks = [r.context.tokens[start:-1] for r, start in zip(requests, starts, strict=True)]
-        return trunks, [r.context.prompt_length for r in requests]
+    def _unread(self, first: int, contexts: Sequence[Context]) -> list[list[int]]:
+        """Of each request the tokens before its newest one that are not in the cache yet."""
+        starts = self.cache.lengths[first : first + len(contexts)]
+        return [context.tokens[start:-1] for context, start in zip(contexts, starts, strict=True)]
 
-    def _pass(
-        self, first: int, plan: StepPlan, trunks: list[list[int]], floors: list[int], *, bare: bool
+    def _verify(
+        self, first: int, plan: StepPlan, trunks: list[list[int]], *, bare: bool
     ) -> tuple[TreePass, PassResult]:
+        """One pass over `trunks`, then the trees, then the drafter's own rows, which are left out if `bare`."""
         trees = _trees_of(plan)
         attachment = None
         if self.can.attaches:
@@ -166,6 +164,7 @@ class Loop:
         if bare and attachment is not None:
             attachment = Attachment(taps=attachment.taps)
         starts = self.cache.lengths[first : first + len(plan.requests)]
+        floors = [context.prompt_length for context in plan.requests]
         row_by_row = self.config.strict and not any(trunks)
         limit = self.target.max_positions
         turn = tree_pass(trunks, trees, starts, attachment, floors, limit, row_by_row=row_by_row)
@@ -187,94 +186,14 @@ class Loop:
             requests: in the order of their slots.
             counts: how many tokens of each, at least one.
         """
-        trunks, floors = self._unread(first, requests)
-        chunks = [trunk[:count] for trunk, count in zip(trunks, counts, strict=True)]
-        # The chunk's last token plays the root.
-        roots = TokenTree.roots(torch.tensor([c[-1] for c in chunks], dtype=torch.long, device=self.device))
         contexts = [request.context for request in requests]
-        takes = [context.drafting and context.room > 1 for context in contexts]
-        plan = StepPlan(contexts, [0] * len(contexts), takes, roots)
-        turn, result = self._pass(first, plan, [c[:-1] for c in chunks], floors, bare=True)
-        accepted = [[0] for _ in chunks]
-        self.cache.commit(turn.committed(accepted), result.segments)
-        if self.drafter is not None and self.can.observes:
-            nothing: list[list[int]] = [[] for _ in chunks]
-            self.drafter.observe(
-                Step(plan.requests, roots, result, turn.trunk, turn.offset, accepted, nothing, own_rows=False)
-            )
-
-    def _accept(
-        self, requests: list[Request], turn: TreePass, result: PassResult, ends: list[int | None]
-    ) -> list[Walk]:
-        trees, rule = turn.trees, self.config.rule
-        rows = turn.node_rows(result)
-        logits = result.logits if rows is not None else result.logits[:, : trees.width]
-        greedy: list[Walk] = []
-        if rule is None and any(r.chooser is None for r in requests):
-            greedy = greedy_walks(trees, logits, rows)
-        walks = []
-        for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
-            where = None
-            if rows is not None:
-                size = trees.sizes[b]  # padding of a smaller tree is no node that left
-                where = {n: i for i, n in enumerate(rows[b].tolist()) if 0 <= n < size}
-                request.stats.pruned += size - len(where)
-            scored = ScoredTree(trees, b, logits[b], where)
-            if end is not None:
-                choices = _unreviewed(trees, b, end)
-            elif rule is not None:
-                choices = rule.walk(scored, request.chooser, request.id)
-            elif request.chooser is not None:
-                choices = lazy_walk(scored, request.chooser)
-            else:
-                choices = greedy[b].choices()
-            walks.append(self._emit(request, trees.source[b], choices, scored))
-        return walks
-
-    def _ends(self, requests: list[Request], trees: TokenTree) -> list[int | None]:
-        """Per request, the node at which a lossy rule lets its text end without a pass; None where it does not."""
-        rule = self.config.rule
-        if rule is None or trees.width == 1:
-            return [None] * len(requests)
-        return [rule.closes(trees, b, request.rules.eos_token_ids) for b, request in enumerate(requests)]
-
-    def _close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None], marks: list[float]) -> None:
-        """A step without a pass: every text ends in its draft tokens."""
-        walks = []
-        for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
-            assert end is not None
-            walks.append(self._emit(request, trees.source[b], _unreviewed(trees, b, end)))
-        self._account(requests, trees, walks, marks)
-        if self.track is not None:
-            self.track.step(requests, trees, None, walks, marks)
-
-    def _emit(
-        self, request: Request, sources: Tensor, choices: Iterator[Choice], scored: ScoredTree | None = None
-    ) -> Walk:
-        """Emit choices up to where the text ends; whatever lies behind is cut off.
-
-        `scored` has what the model says after the tree's nodes; None where no pass was made.
-        """
-        walk, count = Walk(), request.rules.logprobs
-        if request.finish_reason is not None:  # cancelled by another request's callback
-            return walk
-        try:
-            for node, token, child in choices:
-                source = None
-                if child is not None and self.drafter is not None:
-                    source = self.drafter.source_name(int(sources[child]))
-                    request.stats.accepted_by_source[source] += 1
-                walk.nodes.append(node)
-                walk.tokens.append(token)
-                walk.drafted_by.append(child)
-                scores = None
-                if count is not None and scored is not None:
-                    scores = TokenScores.of(scored.after(node), token, count)
-                if request.emit(token, source, scores):
-                    break
-        except Exception as error:  # one request's criteria or callback must not stop the others
-            request.error, request.finish_reason = error, "error"
-        return walk
+        trunks = self._unread(first, contexts)
+        chunks = [trunk[:count] for trunk, count in zip(trunks, counts, strict=True)]
+        plan = self._undrafted(contexts, [chunk[-1] for chunk in chunks])  # the chunk's last token plays the root
+        turn, result = self._verify(first, plan, [chunk[:-1] for chunk in chunks], bare=True)
+        walks = [Walk(nodes=[0]) for _ in chunks]
+        self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
+        self._observe(plan, turn, result, walks, own_rows=False)
 
     def _observe(
         self, plan: StepPlan, turn: TreePass, result: PassResult, walks: list[Walk], *, own_rows: bool
@@ -295,7 +214,15 @@ class Loop:
             )
         )
 
-    def _account(self, requests: list[Request], trees: TokenTree, walks: list[Walk], marks: list[float]) -> None:
+    def _account(
+        self,
+        requests: list[Request],
+        trees: TokenTree,
+        walks: list[Walk],
+        left: tuple[Tensor, int, int] | None,
+        marks: list[float],
+    ) -> None:
+        """Count the step and record it; `left` as of `Track.step`."""
         share = 1 / len(requests)
         for b, (request, walk) in enumerate(zip(requests, walks, strict=True)):
             stats = request.stats
@@ -304,6 +231,8 @@ class Loop:
                 stats.seconds[stage] += (end - begin) * share
             if request.rules.keep_trees:
                 request.trees.append(self._tree_of(trees, b, walk))
+        if self.track is not None:
+            self.track.step(requests, trees, left, walks, marks)
 
     def _tree_of(self, trees: TokenTree, b: int, walk: Walk) -> StepTree:
         size, drafter = trees.sizes[b], self.drafter
@@ -324,12 +253,6 @@ def _within_rules(plan: StepPlan, requests: list[Request]) -> StepPlan:
     mosts = [request.rules.node_budget for request in requests]
     budgets = [n if most is None else min(n, most) for n, most in zip(plan.budgets, mosts, strict=True)]
     return replace(plan, budgets=budgets)
-
-
-def _unreviewed(trees: TokenTree, b: int, end: int) -> Iterator[Choice]:
-    """The chain in tree `b` up to its node `end`, taken as it is."""
-    tokens = trees.tokens[b].tolist()
-    return ((node, tokens[node + 1], node + 1) for node in range(end))
 
 
 def _trees_of(plan: StepPlan) -> TokenTree:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from draftree.engine.constraints import compile_grammar
+from draftree.engine.constraints import compile_grammars
 from draftree.engine.limits import as_ids
 from draftree.engine.request import Rules
 from draftree.errors import did_you_mean
@@ -64,8 +64,8 @@ PARTS_OF_OTHER_METHODS = {
     "continuous_batching_config": "draftree batches by slots: leave it out, or use draftree.Engine(slots=...)",
     "return_dict_in_generate": "draftree.generate always returns an object: leave it out",
 }
-# What Hugging Face's `generate` takes beside its options, and hands to our loop.
-BESIDE_OPTIONS = (
+# What Hugging Face's `generate` takes that is no option, and hands to our loop.
+ONLY_BY_CUSTOM_GENERATE = (
     "logits_processor",
     "prefix_allowed_tokens_fn",
     "negative_prompt_ids",
@@ -215,7 +215,7 @@ def _refuse_unknown(given: dict[str, Any]) -> None:
     for name in given:
         if name in PARTS_OF_OTHER_METHODS:
             raise ValueError(f"{name} has no effect here: {PARTS_OF_OTHER_METHODS[name]}.")
-        if name in BESIDE_OPTIONS:
+        if name in ONLY_BY_CUSTOM_GENERATE:
             raise TypeError(
                 f"draftree.generate takes no {name}: give it to model.generate(custom_generate="
                 "draftree.custom_generate(...))."
@@ -289,10 +289,8 @@ def rules_of(
     options = read_options(target.model, config, criteria, tokenizer, left)
     if int(options.config.num_return_sequences or 1) > 1:
         raise ValueError("num_return_sequences: one request has one answer; add the prompt again for another.")
-    compiled = None
-    if grammar is not None:
-        fit = tokenizer, target.vocab_size, options.eos_token_ids, options.config.min_new_tokens
-        compiled = compile_grammar(grammar, *fit)
+    fit = tokenizer, target.vocab_size, options.eos_token_ids, options.config.min_new_tokens
+    (compiled,) = compile_grammars(grammar, 1, *fit)
     return rules_for(
         target.model,
         options,

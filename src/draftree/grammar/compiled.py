@@ -24,12 +24,10 @@ class CompiledGrammar:
     Attributes:
         vocabulary: V, tokens that the model's logits have.
         end_tokens: ids that end an answer.
-        longest: most bytes of an answer where that is known at once.
     """
 
     vocabulary: int
     end_tokens: tuple[int, ...]
-    longest: int | None
     _first: Any = field(repr=False)
 
     def begin(self) -> GrammarState:
@@ -53,7 +51,6 @@ def compiled(
     kind: str,
     text: str,
     whitespace: str,
-    longest: int | None,
     tokenizer: Any,
     vocabulary: int,
     end_tokens: tuple[int, ...],
@@ -82,7 +79,7 @@ def compiled(
             )
         tokens = backend.read_tokenizer(tokenizer, vocabulary, end_tokens)
     first = backend.build(tokens, kind, backend.translate(kind, text, whitespace))
-    made = CompiledGrammar(vocabulary, end_tokens, longest, first)
+    made = CompiledGrammar(vocabulary, end_tokens, first)
     with _lock:
         kept.tokens[vocabulary, end_tokens] = tokens
         kept.grammars[own] = made

@@ -99,18 +99,28 @@ class Grammar:
         longest = max(len(text.encode("utf-8", "replace")) for text in texts)
         return cls("choice", json.dumps(list(texts)), longest=longest)
 
-    def compile(self, tokenizer: Any, vocabulary: int, end_tokens: Sequence[int]) -> CompiledGrammar:
+    def compile(
+        self, tokenizer: Any, vocabulary: int, end_tokens: Sequence[int], min_new_tokens: int | None = None
+    ) -> CompiledGrammar:
         """Fit the grammar to a model; kept, so that asking again costs nothing.
 
         Args:
             tokenizer: the model's, a fast one.
             vocabulary: V, tokens that its logits have.
             end_tokens: ids that end an answer (EOS).
+            min_new_tokens: of the answer; None for none.
 
         Raises:
-            GrammarError: what the library cannot express, a grammar that explodes, a tokenizer that does not fit.
+            GrammarError: what the library cannot express, a grammar that explodes, a tokenizer that does not fit, or
+                texts that end before the answer may.
         """
-        return compiled(self.kind, self.text, self.whitespace, self.longest, tokenizer, vocabulary, tuple(end_tokens))
+        # A token is a byte or more, and the end token is one of those counted.
+        if self.longest is not None and (min_new_tokens or 0) > self.longest + 1:
+            raise GrammarError(
+                f"min_new_tokens is {min_new_tokens}, and the grammar's texts have at most {self.longest} bytes: "
+                "lower it."
+            )
+        return compiled(self.kind, self.text, self.whitespace, tokenizer, vocabulary, tuple(end_tokens))
 
 
 def _text(given: Any, what: str) -> str:

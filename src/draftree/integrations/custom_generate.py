@@ -18,8 +18,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine import Emitted, Engine, Recorder, Request, Rules, RunStats
-from draftree.engine.batch import engine_for, feed, finish, seeds_of
+from draftree.engine import Recorder, Rules, RunStats
+from draftree.engine.batch import Row, check_streamer, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.limits import check_prompt
@@ -67,20 +67,11 @@ def custom_generate(
     """A decoding loop for Hugging Face's `generate`, with all that `draftree.generate` takes and Hugging Face does not.
 
     Args:
-        drafter: drafts; None decodes plainly. A `BiLD` CHANGES the text.
-        pruner: drops unlikely draft tokens inside the pass (`EarlyPruning`); None for none.
-        shape: sizes the trees; by default by measured cost.
-        seed: of the noise when sampling; request b of a batch uses seed + b. None takes torch's default generator
-            (batch 1) or seeds drawn from it.
-        strict: decide near-ties again by a one-row pass (16-bit types).
-        acceptance: None keeps the text as it is; `LossyTypical` keeps plausible draft tokens and CHANGES the text.
-        runner: "auto", "hooked", "eager", "cpu", "cuda_graphs", "in_place", or a runner opened for the model.
+        drafter, pruner, shape, seed, strict, acceptance, runner, recorder, early_exit, grammar: as of
+            `draftree.generate`.
         streamer: given here or to `generate`.
         tokenizer: needed for `generate(stop_strings=)` and for a grammar; Hugging Face drops `generate(tokenizer=)`
             likewise.
-        recorder: keeps every step for `write_trace`.
-        early_exit: None, or `LossyCALM`, which lets tokens leave the layers early and CHANGES the text.
-        grammar: what the answers may say, one for all or one for each row; None for anything.
         on_stats: called with the run's statistics when it is done.
 
     Returns:
@@ -120,10 +111,8 @@ def custom_generate(
                 "The KV cache (cache, or past_key_values) would neither be read nor filled, as draftree decodes on a "
                 "cache of its own: leave it out and give the whole text."
             )
-        theirs = called.get("streamer")
-        if streamer is not None and theirs is not None:
+        if streamer is not None and called.get("streamer") is not None:
             raise ValueError("generate and draftree.custom_generate both have a streamer: give it to one of them.")
-        heard = streamer if streamer is not None else theirs
         opened = open_current(model, runner)
         target = opened.target
         length, eos, criteria = split_criteria(stopping_criteria)
@@ -140,21 +129,13 @@ def custom_generate(
         prompts = _prompts(target, input_ids, model_kwargs)
         for prompt in prompts:
             check_prompt(prompt, new, target.vocab_size, target.max_positions)
-        if heard is not None and count > 1:
-            raise ValueError("A streamer follows one text: call generate with a batch of 1.")
+        follower = called.get("streamer") if streamer is None else streamer
+        check_streamer(follower, count)
         processors = processors_by_request(logits_processor, count)
-        grammars = compile_grammars(
-            grammar,
-            count,
-            tokenizer=tokenizer,
-            vocabulary=target.vocab_size,
-            end_tokens=eos,
-            min_new_tokens=generation_config.min_new_tokens,
-        )
-        engine = engine_for(model, replace(config, runner=opened), count, input_ids.shape[1] + new)
+        grammars = compile_grammars(grammar, count, tokenizer, target.vocab_size, eos, generation_config.min_new_tokens)
         sample = bool(generation_config.do_sample)
         seeds = seeds_of(sample, seed, count)
-        requests = []
+        rows = []
         for b, prompt in enumerate(prompts):
             rules = Rules(
                 max_new_tokens=new,
@@ -165,12 +146,20 @@ def custom_generate(
                 criteria=criteria,
                 grammar=grammars[b],
             )
-            source = _source(inputs_tensor, b, count, model_kwargs) if target.encoder_decoder else None
-            row = input_ids[b : b + 1]
-            on_token = feed(heard, None if theirs is not None else row)  # its prompt has been given already
-            requests.append(_add(engine, prompt, row, b, rules, model_kwargs, on_token, source))
+            source = states = None
+            if target.encoder_decoder:
+                source, states = _source(inputs_tensor, b, count, model_kwargs), _states(b, model_kwargs)
+            rows.append(Row(prompt, rules, input_ids[b : b + 1], source, states))
         pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else (*eos, 0)[0]
-        sequences, stats = finish(engine, requests, input_ids, pad, heard)
+        sequences, stats = run_batch(
+            model,
+            replace(config, runner=opened),
+            rows,
+            input_ids,
+            pad,
+            follower,
+            prompt_streamed=streamer is None,  # `generate` has given its own streamer the prompt
+        )
         if on_stats is not None:
             on_stats(stats)
         if not generation_config.return_dict_in_generate:
@@ -189,24 +178,11 @@ def _prompts(target: Target, input_ids: Tensor, model_kwargs: dict[str, Any]) ->
     return [row[keep].tolist() for row, keep in zip(input_ids, mask.bool(), strict=True)]
 
 
-def _add(
-    engine: Engine,
-    prompt: list[int],
-    padded: Tensor,
-    b: int,
-    rules: Rules,
-    model_kwargs: dict[str, Any],
-    on_token: Callable[[Emitted], None] | None,
-    source: Tensor | None,
-) -> Request:
-    encoder_states = None
-    if engine.target.encoder_decoder:
-        mask = model_kwargs.get("attention_mask")
-        states = model_kwargs["encoder_outputs"][0][b]
-        encoder_states = states if mask is None else states[mask[b].bool()]
-    return engine.add(
-        prompt, rules, padded_prompt=padded, encoder_input=source, encoder_states=encoder_states, on_token=on_token
-    )
+def _states(b: int, model_kwargs: dict[str, Any]) -> Tensor:
+    """What the encoder has made of row `b`, [L, d]."""
+    states: Tensor = model_kwargs["encoder_outputs"][0][b]
+    mask = model_kwargs.get("attention_mask")
+    return states if mask is None else states[mask[b].bool()]
 
 
 def _source(inputs: Tensor | None, b: int, count: int, model_kwargs: dict[str, Any]) -> Tensor | None:

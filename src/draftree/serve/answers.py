@@ -16,8 +16,11 @@ from draftree.grammar import GrammarError
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import MessageReader
 from draftree.serve.parts import Delta, Part
+from draftree.serve.schema import Chat, Completion, StreamOptions
 from draftree.serve.worker import Answers
 from draftree.trace.labels import label
+
+STATISTICS = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "accepted_by_depth", "accepted_by_source")
 
 
 @dataclass(slots=True)
@@ -25,28 +28,19 @@ class Call:
     """One HTTP request as the API's objects name it.
 
     Attributes:
-        kind: "chat" or "completion".
+        body: the request's fields.
         model: its name.
         tokenizer: for the texts of single tokens.
-        logprobs: likeliest tokens to tell with each; None for no log-probabilities.
-        usage: whether a stream ends with usage; `each`: whether every chunk has it.
-        ids: whether choices tell the ids of their tokens.
-        trees: whether choices tell who drafted each token, and the draft tree of each step.
-        stats: whether the answer tells draftree's own statistics.
+        logprobs: likeliest tokens to report with each; None for no log-probabilities.
         echo: text of the prompts that stands before completions, and `scores` of their tokens; "" for none.
         prediction: its token ids.
         readers: of each answer of a chat.
     """
 
-    kind: str
+    body: Chat | Completion
     model: str
     tokenizer: Any
     logprobs: int | None = None
-    usage: bool = False
-    each: bool = False
-    ids: bool = False
-    trees: bool = False
-    stats: bool = False
     echo: Sequence[str] = ()
     scores: Sequence[Sequence[TokenScores]] = ()
     prediction: Sequence[int] = ()
@@ -54,23 +48,22 @@ class Call:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def chat(self) -> bool:
+        """Whether it came to /v1/chat/completions."""
+        return isinstance(self.body, Chat)
+
     def envelope(self, *, chunk: bool) -> dict[str, Any]:
         """The fields of every object of this request."""
-        name = {"chat": "chat.completion", "completion": "text_completion"}[self.kind]
-        suffix = ".chunk" if chunk and self.kind == "chat" else ""
-        start = "chatcmpl" if self.kind == "chat" else "cmpl"
-        return {"id": f"{start}-{self.id}", "object": name + suffix, "created": self.created, "model": self.model}
+        if self.chat:
+            found = {"id": f"chatcmpl-{self.id}", "object": "chat.completion.chunk" if chunk else "chat.completion"}
+        else:
+            found = {"id": f"cmpl-{self.id}", "object": "text_completion"}
+        return found | {"created": self.created, "model": self.model}
 
     def token_text(self, token: int) -> str:
         """The text of a token alone."""
         return str(self.tokenizer.decode([token]))
-
-
-class Offsets:
-    """Where the tokens of one completion begin in its text, for `text_offset`."""
-
-    def __init__(self) -> None:
-        self.at = 0
 
 
 def usage(parts: Sequence[Part], prompts: int, prediction: Sequence[int] = ()) -> dict[str, Any]:
@@ -106,8 +99,7 @@ def usage(parts: Sequence[Part], prompts: int, prediction: Sequence[int] = ()) -
 def _from_prediction(part: Part, pairs: set[tuple[int, int]]) -> int:
     if part.request is None:
         return 0
-    output = part.request.output[: part.given]
-    following = itertools.pairwise(output)
+    following = itertools.pairwise(part.request.output[: part.given])
     return sum(after.source is not None and (one.token, after.token) in pairs for one, after in following)
 
 
@@ -116,23 +108,30 @@ def statistics(parts: Sequence[Part]) -> dict[str, Any]:
     answers = []
     for part in parts:
         assert part.request is not None
-        stats = part.request.stats
-        about = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "accepted_by_depth")
-        own = {name: value for name, value in stats.as_dict().items() if name in (*about, "accepted_by_source")}
-        own |= {
+        counts = part.request.stats.as_dict()
+        times = {
             "reused_prompt_tokens": part.request.reused,
             "time_to_first_token": None if part.first is None else part.first - part.added,
-            "seconds": part.last - part.added if part.first is not None else None,
+            "seconds": None if part.first is None else part.last - part.added,
         }
-        answers.append(own)
+        answers.append({name: counts[name] for name in STATISTICS} | times)
     return {"answers": answers}
 
 
-def chat_logprobs(call: Call, emitted: Sequence[Emitted]) -> dict[str, Any] | None:
-    """`logprobs` of a chat choice."""
+def _logprobs(call: Call, emitted: Sequence[Emitted], part: Part) -> dict[str, Any] | None:
+    """`logprobs` of a choice that got these tokens; one without scores (a prompt's first) has null."""
     if call.logprobs is None:
         return None
-    return {"content": [_chat_token(call, e.token, e.scores) for e in emitted], "refusal": None}
+    if call.chat:
+        return {"content": [_chat_token(call, e.token, e.scores) for e in emitted], "refusal": None}
+    texts = [call.token_text(e.token) for e in emitted]
+    *places, part.offset = itertools.accumulate(map(len, texts), initial=part.offset)
+    return {
+        "tokens": texts,
+        "token_logprobs": [None if e.scores is None else _finite(e.scores.chosen) for e in emitted],
+        "top_logprobs": [_tops(call, e.token, e.scores) for e in emitted],
+        "text_offset": places,
+    }
 
 
 def _chat_token(call: Call, token: int, scores: TokenScores | None) -> dict[str, Any]:
@@ -146,34 +145,15 @@ def _one(call: Call, token: int, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
 
 
-def _finite(logprob: float) -> float:
-    return max(logprob, -9999.0)  # JSON has no infinity; the API's own stand-in
-
-
-def completion_logprobs(
-    call: Call, tokens: Sequence[int], scores: Sequence[TokenScores | None], offsets: Offsets
-) -> dict[str, Any] | None:
-    """`logprobs` of a completion's choice; a token without scores (a prompt's first) has null."""
-    if call.logprobs is None:
-        return None
-    texts = [call.token_text(token) for token in tokens]
-    places = []
-    for text in texts:
-        places.append(offsets.at)
-        offsets.at += len(text)
-    return {
-        "tokens": texts,
-        "token_logprobs": [None if s is None else _finite(s.chosen) for s in scores],
-        "top_logprobs": [_tops(call, token, s) for token, s in zip(tokens, scores, strict=True)],
-        "text_offset": places,
-    }
-
-
 def _tops(call: Call, token: int, scores: TokenScores | None) -> dict[str, float] | None:
     if scores is None:
         return None
     found = {call.token_text(other): _finite(logprob) for other, logprob in reversed(scores.likeliest)}
     return {call.token_text(token): _finite(scores.chosen)} | found
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, -9999.0)  # JSON has no infinity; the API's own stand-in
 
 
 encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -192,33 +172,37 @@ async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[by
         answers: what comes.
         prompts: tokens of all prompts.
     """
-    envelope = call.envelope(chunk=True)
-    offsets = [Offsets() for _ in answers.parts]
-    begin = f"data: {encode(envelope)[:-1]}"  # the same in every chunk
-    end = ',"usage":null' if call.usage and not call.each else ""
+    envelope, parts = call.envelope(chunk=True), answers.parts
+    options = call.body.stream_options or StreamOptions()
 
     def event(choice: dict[str, Any]) -> bytes:
-        used = f',"usage":{encode(usage(answers.parts, prompts))}' if call.each else end
-        return f'{begin},"choices":[{encode(choice)}]{used}}}\n\n'.encode("utf-8", "replace")
+        used: dict[str, Any] = {"usage": None} if options.include_usage else {}
+        if options.continuous_usage_stats:
+            used = {"usage": usage(parts, prompts)}
+        return sse(envelope | {"choices": [choice]} | used)
 
     try:
-        for index in range(len(answers.parts)):
-            if call.kind == "chat":
-                yield event(_chat_choice(index, {"role": "assistant", "content": ""}, None))
+        for index, part in enumerate(parts):
+            if call.chat:
+                yield event(_chat_choice(index, {"role": "assistant", "content": ""}, None, None))
             elif call.echo:
-                yield event(_echoed(call, answers.parts[index], index, offsets[index]))
+                yield event(_completion_choice(call, _echo(call, part, index), part))
         async for delta in answers:
-            if call.kind == "chat":
-                logprobs, (content, finish) = chat_logprobs(call, delta.emitted), _read(call, delta)
-                if content or finish or logprobs or call.ids or call.trees:
-                    yield event(_chat_choice(delta.index, content, finish, logprobs) | _details(call, delta))
-            elif delta.text or delta.finish or call.logprobs is not None or call.ids or call.trees:
-                yield event(_completion_choice(call, delta, offsets[delta.index]) | _details(call, delta))
+            part, details = parts[delta.index], _details(call, delta)
+            if call.chat:
+                message, finish = _read(call, delta)
+                choice = _chat_choice(delta.index, message, finish, _logprobs(call, delta.emitted, part))
+                news = message or finish
+            else:
+                choice = _completion_choice(call, delta, part)
+                news = delta.text or delta.finish
+            if news or choice["logprobs"] or details:
+                yield event(choice | details)
         last: dict[str, Any] = {}
-        if call.usage:
-            last["usage"] = usage(answers.parts, prompts, call.prediction)
-        if call.stats:
-            last["draftree"] = statistics(answers.parts)
+        if options.include_usage:
+            last["usage"] = usage(parts, prompts, call.prediction)
+        if call.body.own.stats:
+            last["draftree"] = statistics(parts)
         if last:
             yield sse(envelope | {"choices": []} | last)
     except GrammarError as error:
@@ -229,9 +213,11 @@ async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[by
 
 
 def _details(call: Call, delta: Delta) -> dict[str, Any]:
-    """What a choice tells besides, where it was asked for: ids of its tokens, and the trees they came from."""
-    found: dict[str, Any] = {"token_ids": [emitted.token for emitted in delta.emitted]} if call.ids else {}
-    if call.trees:
+    """What the request wants besides: ids of a choice's tokens, and the trees they came from."""
+    found: dict[str, Any] = {}
+    if call.body.return_token_ids:
+        found["token_ids"] = [emitted.token for emitted in delta.emitted]
+    if call.body.own.trees:
         found["draftree"] = {
             "pieces": delta.pieces,
             "drafters": [emitted.source for emitted in delta.emitted],
@@ -261,21 +247,20 @@ def _read(call: Call, delta: Delta) -> tuple[dict[str, Any], str | None]:
 
 
 def _chat_choice(
-    index: int, delta: dict[str, Any], finish: str | None, logprobs: dict[str, Any] | None = None
+    index: int, delta: dict[str, Any], finish: str | None, logprobs: dict[str, Any] | None
 ) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _completion_choice(call: Call, delta: Delta, offsets: Offsets) -> dict[str, Any]:
-    tokens, scores = [e.token for e in delta.emitted], [e.scores for e in delta.emitted]
-    logprobs = completion_logprobs(call, tokens, scores, offsets)
+def _completion_choice(call: Call, delta: Delta, part: Part) -> dict[str, Any]:
+    logprobs = _logprobs(call, delta.emitted, part)
     return {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
 
 
-def _echoed(call: Call, part: Part, index: int, offsets: Offsets) -> dict[str, Any]:
-    scores: list[TokenScores | None] = [None, *(call.scores[index] if call.scores else ())]
-    logprobs = completion_logprobs(call, part.prompt, scores, offsets) if call.scores else None
-    return {"index": index, "text": call.echo[index], "logprobs": logprobs, "finish_reason": None}
+def _echo(call: Call, part: Part, index: int) -> Delta:
+    """The prompt of a completion, as if it had come as the answer's beginning."""
+    scores = [None, *call.scores[index]] if call.scores else []
+    return Delta(index, call.echo[index], [Emitted(t, None, s) for t, s in zip(part.prompt, scores, strict=False)])
 
 
 async def collect(answers: Answers) -> list[Delta]:
@@ -286,18 +271,17 @@ async def collect(answers: Answers) -> list[Delta]:
     return whole
 
 
-def best(whole: Sequence[Delta], keep: int) -> list[int]:
-    """Numbers of the `keep` answers with the best mean log-probability, in their order (`best_of`)."""
+def best(whole: Sequence[Delta], keep: int) -> list[Delta]:
+    """The `keep` answers with the best mean log-probability, the best first (`best_of`)."""
 
     def mean(delta: Delta) -> float:
         scored = [e.scores.chosen for e in delta.emitted if e.scores is not None]
         return sum(scored) / len(scored) if scored else float("-inf")
 
-    order = sorted(range(len(whole)), key=lambda i: -mean(whole[i]))
-    return order[:keep]
+    return sorted(whole, key=mean, reverse=True)[:keep]
 
 
-def whole_choice(call: Call, delta: Delta, index: int, part: Part, echo: int | None) -> dict[str, Any]:
+def whole_choice(call: Call, delta: Delta, index: int, part: Part) -> dict[str, Any]:
     """A choice of an answer that is not streamed.
 
     Args:
@@ -305,22 +289,19 @@ def whole_choice(call: Call, delta: Delta, index: int, part: Part, echo: int | N
         delta: all of the answer.
         index: of the choice.
         part: the answer.
-        echo: which of `call.echo` stands before it; None for none.
     """
-    own: dict[str, Any] = _details(call, delta) | ({"prompt_token_ids": list(part.prompt)} if call.ids else {})
-    if call.kind == "chat":
+    own = _details(call, delta)
+    if call.body.return_token_ids:
+        own["prompt_token_ids"] = list(part.prompt)
+    if call.chat:
         found, finish = _read(call, delta)
         message = {"role": "assistant", "content": None if "tool_calls" in found else "", "refusal": None} | found
         for one in message.get("tool_calls", ()):
             del one["index"]
-        logprobs = chat_logprobs(call, delta.emitted)
+        logprobs = _logprobs(call, delta.emitted, part)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish} | own
-    offsets = Offsets()
-    tokens, scores = [e.token for e in delta.emitted], [e.scores for e in delta.emitted]
-    text = delta.text
-    if echo is not None:
-        text = call.echo[echo] + text
-        if call.scores:
-            tokens, scores = [*part.prompt, *tokens], [None, *call.scores[echo], *scores]
-    logprobs = completion_logprobs(call, tokens, scores, offsets)
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": delta.finish} | own
+    if call.echo:
+        prompt = _echo(call, part, delta.index)
+        prompt.add(delta)
+        delta = prompt
+    return _completion_choice(call, delta, part) | {"index": index} | own

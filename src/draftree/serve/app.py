@@ -60,16 +60,16 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
     @app.post("/v1/completions", openapi_extra=_described(Completion))
     async def completions(request: Request) -> Response:
         key = server.key(request)
-        asked = await server.body(request, Completion)
-        call, parts = await asyncio.to_thread(server.desk.completion, asked, server.settings.scope(key, asked.user))
-        return await server.answer(request, call, parts, asked)
+        body = await server.body(request, Completion)
+        call, parts = await asyncio.to_thread(server.desk.completion, body, server.settings.scope(key, body.user))
+        return await server.answer(request, call, parts)
 
     @app.post("/v1/chat/completions", openapi_extra=_described(Chat))
     async def chat_completions(request: Request) -> Response:
         key = server.key(request)
-        asked = await server.body(request, Chat)
-        call, parts = await asyncio.to_thread(server.desk.chat, asked, server.settings.scope(key, asked.user))
-        return await server.answer(request, call, parts, asked)
+        body = await server.body(request, Chat)
+        call, parts = await asyncio.to_thread(server.desk.chat, body, server.settings.scope(key, body.user))
+        return await server.answer(request, call, parts)
 
     add_extras(app, server)
     add_page(app)

@@ -41,49 +41,45 @@ class Desk:
 
     # ---------------------------------------------------------------- completions
 
-    def completion(self, asked: Completion, scope: str | None) -> tuple[Call, list[Part]]:
+    def completion(self, body: Completion, scope: str | None) -> tuple[Call, list[Part]]:
         """The call of /v1/completions.
 
         Raises:
             ApiError: what cannot be done, by the name of its field.
         """
-        self._check(asked)
-        prompts = self._prompts(asked)
-        n, tries = asked.n or 1, asked.best_of or asked.n or 1
+        self._check(body)
+        prompts = self._prompts(body)
+        n, tries = body.n or 1, body.tries
         if tries < n:
             raise ApiError(f"best_of is {tries} and n is {n}: give a best_of of at least n.", "best_of")
-        if asked.stream and tries > n:
+        if body.stream and tries > n:
             raise ApiError("best_of chooses among whole answers: leave stream or best_of out.", "best_of")
         self._check_count(len(prompts) * tries)
-        if asked.max_tokens == 0 and not asked.echo:
+        if body.max_tokens == 0 and not body.echo:
             raise ApiError("max_tokens is 0: give at least 1, or ask for the prompt by echo.", "max_tokens")
-        most = COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
-        logprobs = asked.logprobs
+        most = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        logprobs = body.logprobs
         if logprobs is None and tries > n:
             logprobs = 0  # by which the best are found
-        resumed = (asked.draftree and asked.draftree.resumed_tokens) or 0
-        if resumed and (tries > 1 or asked.echo or min(map(len, prompts)) <= resumed):
+        resumed = body.own.resumed_tokens or 0
+        if resumed and (tries > 1 or body.echo or min(map(len, prompts)) <= resumed):
             raise ApiError(
                 "resumed_tokens goes on with one answer: give a longer prompt, and leave n, best_of and echo out.",
                 "draftree.resumed_tokens",
             )
-        constraint = constraint_of(asked, (), self.tokenizer)
-        options = most, tries, logprobs, scope, (), constraint
-        parts = [part for prompt in prompts for part in self._parts(asked, prompt, *options)]
-        call = self._call("completion", asked, logprobs=asked.logprobs)
-        if asked.echo:
+        constraint = constraint_of(body, (), self.tokenizer)
+        options = most, logprobs, scope, (), constraint
+        parts = [part for prompt in prompts for part in self._parts(body, prompt, *options)]
+        call = Call(body, self.settings.model_name, self.tokenizer, body.logprobs)
+        if body.echo:
             call.echo = [self.tokenizer.decode(part.prompt) for part in parts]
         return call, parts
 
-    def _prompts(self, asked: Completion) -> list[list[int]]:
-        given: Any = asked.prompt
+    def _prompts(self, body: Completion) -> list[list[int]]:
+        given: Any = body.prompt
         listed = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
-        special = asked.add_special_tokens is not False
-        found = []
-        for prompt in listed:
-            ids = prompt if isinstance(prompt, list) else self.encode(prompt, special=special)
-            found.append(ids)
-        return found
+        special = body.add_special_tokens is not False
+        return [prompt if isinstance(prompt, list) else self.encode(prompt, special=special) for prompt in listed]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; a lone surrogate becomes a question mark."""
@@ -92,46 +88,44 @@ class Desk:
 
     # ---------------------------------------------------------------- chats
 
-    def chat(self, asked: Chat, scope: str | None) -> tuple[Call, list[Part]]:
+    def chat(self, body: Chat, scope: str | None) -> tuple[Call, list[Part]]:
         """The call of /v1/chat/completions.
 
         Raises:
             ApiError: what cannot be done, by the name of its field.
         """
-        self._check(asked)
-        if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+        self._check(body)
+        if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise ApiError("max_tokens and max_completion_tokens say the same: give one of them.", "max_tokens")
-        most = asked.max_completion_tokens or asked.max_tokens
+        most = body.max_completion_tokens or body.max_tokens
         if most == 0:
             raise ApiError("max_tokens is 0: give at least 1.", "max_tokens")
-        if asked.top_logprobs is not None and not asked.logprobs:
+        if body.top_logprobs is not None and not body.logprobs:
             raise ApiError("top_logprobs belongs to logprobs: set logprobs to true.", "top_logprobs")
-        if asked.draftree is not None and asked.draftree.resumed_tokens:
+        if body.own.resumed_tokens:
             raise ApiError("resumed_tokens belongs to /v1/completions: send ids there.", "draftree.resumed_tokens")
-        tools = tools_of(asked, self.tokenizer)
-        options = dict(asked.chat_template_kwargs or {})
-        if asked.add_generation_prompt is not None:
-            options["add_generation_prompt"] = asked.add_generation_prompt
+        tools = tools_of(body, self.tokenizer)
+        options = dict(body.chat_template_kwargs or {})
+        if body.add_generation_prompt is not None:
+            options["add_generation_prompt"] = body.add_generation_prompt
         if tools:
             options["tools"] = tools
-        prompt = chat_prompt(self.tokenizer, asked.messages, **options)
-        n = asked.n or 1
-        self._check_count(n)
-        logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-        prediction = self._prediction(asked)
-        readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(n)]
-        constraint = constraint_of(asked, tools, self.tokenizer, readers[0].begun)
+        prompt = chat_prompt(self.tokenizer, body.messages, **options)
+        self._check_count(body.tries)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        prediction = self._prediction(body)
+        readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(body.tries)]
+        constraint = constraint_of(body, tools, self.tokenizer, readers[0].begun)
         for reader in readers:
             reader.strips = constraint is not None
-        parts = self._parts(asked, prompt, most, n, logprobs, scope, prediction, constraint)
-        call = self._call("chat", asked, logprobs=logprobs)
-        call.prediction, call.readers = prediction, readers
-        for part, reader in zip(parts, call.readers, strict=True):
+        parts = self._parts(body, prompt, most, logprobs, scope, prediction, constraint)
+        call = Call(body, self.settings.model_name, self.tokenizer, logprobs, prediction=prediction, readers=readers)
+        for part, reader in zip(parts, readers, strict=True):
             part.skip_special_tokens = part.skip_special_tokens and not reader.raw
         return call, parts
 
-    def _prediction(self, asked: Chat) -> list[int]:
-        if asked.prediction is None:
+    def _prediction(self, body: Chat) -> list[int]:
+        if body.prediction is None:
             return []
         if not any(parts_of(self.drafter, kind) for kind in (Lookahead, PromptLookup)):
             raise ApiError(
@@ -139,16 +133,15 @@ class Desk:
                 "merged, or leave prediction out.",
                 "prediction",
             )
-        return self.encode(plain(asked.prediction.content), special=False)
+        return self.encode(plain(body.prediction.content), special=False)
 
     # ---------------------------------------------------------------- both
 
     def _parts(
         self,
-        asked: Sampling,
+        body: Sampling,
         prompt: list[int],
         most: int | None,
-        count: int,
         logprobs: int | None,
         scope: str | None,
         prediction: Sequence[int] = (),
@@ -156,11 +149,11 @@ class Desk:
     ) -> list[Part]:
         new = self._room(prompt, most)
         parts = []
-        for seed in seeds(self.target, asked, count):
+        for seed in seeds(self.target, body, body.tries):
             rules = make_rules(
                 self.target,
                 self.tokenizer,
-                asked,
+                body,
                 prompt=prompt,
                 max_new_tokens=max(1, new),
                 seed=seed,
@@ -169,8 +162,8 @@ class Desk:
                 scope=scope,
                 constraint=constraint,
             )
-            skip = asked.skip_special_tokens is not False
-            parts.append(Part(prompt, rules, asked.stops, bool(asked.include_stop_str_in_output), skip))
+            skip = body.skip_special_tokens is not False
+            parts.append(Part(prompt, rules, body.stops, bool(body.include_stop_str_in_output), skip))
         return parts
 
     def _room(self, prompt: list[int], most: int | None) -> int:
@@ -200,18 +193,18 @@ class Desk:
             raise ApiError(str(error).replace("max_new_tokens", "max_tokens"), field, code=code) from None
         return most
 
-    def _check(self, asked: Sampling) -> None:
+    def _check(self, body: Sampling) -> None:
         own = self.settings.model_name
-        if asked.model is not None and asked.model != own:
+        if body.model is not None and body.model != own:
             raise ApiError(
-                f"There is no model {asked.model[:100]!r} here: ask for {own!r}.",
+                f"There is no model {body.model[:100]!r} here: ask for {own!r}.",
                 "model",
                 status=404,
                 code="model_not_found",
             )
-        if asked.stream_options is not None and not asked.stream:
+        if body.stream_options is not None and not body.stream:
             raise ApiError("stream_options belongs to streams: set stream to true, or leave it out.", "stream_options")
-        name = None if asked.draftree is None else asked.draftree.drafter
+        name = body.own.drafter
         if name not in (None, "off", None if self.drafter is None else self.drafter.name):
             there = "'off'" if self.drafter is None else f"'off' or {self.drafter.name!r}"
             raise ApiError(f"There is no drafter {str(name)[:100]!r} here: give {there}.", "draftree.drafter")
@@ -220,17 +213,3 @@ class Desk:
         most = self.settings.most_choices
         if count > most:
             raise ApiError(f"The request asks for {count} answers and this server gives at most {most}.", "n")
-
-    def _call(self, kind: str, asked: Sampling, logprobs: int | None) -> Call:
-        streamed = asked.stream_options
-        return Call(
-            kind,
-            self.settings.model_name,
-            self.tokenizer,
-            logprobs=logprobs,
-            usage=bool(streamed and streamed.include_usage),
-            each=bool(streamed and streamed.continuous_usage_stats),
-            ids=bool(asked.return_token_ids),
-            trees=bool(asked.draftree and asked.draftree.trees),
-            stats=bool(asked.draftree and asked.draftree.stats),
-        )

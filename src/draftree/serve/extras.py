@@ -65,26 +65,26 @@ def add_extras(app: FastAPI, server: Server) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         server.key(request)
-        asked = await server.body(request, Tokenize)
-        if (asked.prompt is None) == (asked.messages is None):
+        body = await server.body(request, Tokenize)
+        if (body.prompt is None) == (body.messages is None):
             raise ApiError("Give a prompt or messages, one of both.", "prompt")
-        if asked.messages is not None:
-            generation = asked.add_generation_prompt is not False
-            ids = chat_prompt(tokenizer, asked.messages, add_generation_prompt=generation)
+        if body.messages is not None:
+            generation = body.add_generation_prompt is not False
+            ids = chat_prompt(tokenizer, body.messages, add_generation_prompt=generation)
         else:
-            special = asked.add_special_tokens is not False
-            ids = await asyncio.to_thread(desk.encode, asked.prompt or "", special=special)
+            special = body.add_special_tokens is not False
+            ids = await asyncio.to_thread(desk.encode, body.prompt or "", special=special)
         limit = server.engine.target.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids})
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         server.key(request)
-        asked = await server.body(request, Detokenize)
-        beyond = [token for token in asked.tokens if token >= len(tokenizer)]
+        body = await server.body(request, Detokenize)
+        beyond = [token for token in body.tokens if token >= len(tokenizer)]
         if beyond:
             raise ApiError(f"There is no token {beyond[0]}: give ids below {len(tokenizer)}.", "tokens")
-        return JSONResponse({"prompt": tokenizer.decode(asked.tokens)})
+        return JSONResponse({"prompt": tokenizer.decode(body.tokens)})
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(request: Request) -> Response:
@@ -95,16 +95,16 @@ def add_extras(app: FastAPI, server: Server) -> None:
     @app.post("/v1/corpus")
     async def corpus(request: Request) -> Response:
         key = server.key(request)
-        asked = await server.body(request, Corpus)
+        body = await server.body(request, Corpus)
         tries = parts_of(server.engine.config.drafter, Lookahead)
         if not tries:
             raise ApiError("This server's drafter keeps no texts: serve with lookahead.", "texts")
-        scope = settings.scope(key, asked.user)
+        scope = settings.scope(key, body.user)
 
         def learn() -> int:
-            rows = [desk.encode(text, special=False) for text in asked.texts]
+            rows = [desk.encode(text, special=False) for text in body.texts]
             for drafter in tries:
                 drafter.warm(rows, scope)
             return sum(map(len, rows))
 
-        return JSONResponse({"texts": len(asked.texts), "tokens": await asyncio.to_thread(learn)})
+        return JSONResponse({"texts": len(body.texts), "tokens": await asyncio.to_thread(learn)})

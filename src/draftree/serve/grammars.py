@@ -46,12 +46,12 @@ def refused(field: str) -> Iterator[None]:
 
 
 def constraint_of(
-    asked: Sampling, tools: Sequence[dict[str, Any]], tokenizer: Any, begun: str | None = None
+    body: Sampling, tools: Sequence[dict[str, Any]], tokenizer: Any, begun: str | None = None
 ) -> Constraint | None:
     """What the answer to a request may say; None for anything.
 
     Args:
-        asked: the request.
+        body: the request.
         tools: that the model was told of.
         tokenizer: the model's.
         begun: the field of the answer that its prompt has begun, such as "reasoning_content"; None for none.
@@ -59,11 +59,11 @@ def constraint_of(
     Raises:
         ApiError: fields that do not go together, no grammar, or tools that this model's calls cannot be held to.
     """
-    form, chat = _form(asked), isinstance(asked, Chat)
-    found = (isinstance(asked, Chat) and _calls(asked, tools, tokenizer, form)) or form
+    form, chat = _form(body), isinstance(body, Chat)
+    found = (isinstance(body, Chat) and _calls(body, tools, tokenizer, form)) or form
     if found is None:
         return None
-    if asked.ignore_eos:
+    if body.ignore_eos:
         raise ApiError("A grammar says where the answer ends: leave ignore_eos out.", "ignore_eos")
     content = _field(tokenizer, "content") or {}
     if chat and ("open" in content or "open_pattern" in content):
@@ -101,9 +101,9 @@ class _Rules:
         return Grammar.ebnf("\n".join([f"start: {start}", *rules]), **self.parts)
 
 
-def _form(asked: Sampling) -> _Rules | None:
+def _form(body: Sampling) -> _Rules | None:
     """What `response_format` or `structured_outputs` asks for."""
-    wanted, more = asked.response_format, asked.structured_outputs
+    wanted, more = body.response_format, body.structured_outputs
     if wanted is not None and (wanted.json_schema is None) == (wanted.type == "json_schema"):
         advice = "leave it out" if wanted.json_schema is not None else "give one with a schema in it"
         raise ApiError(f"json_schema belongs to the type 'json_schema': {advice}.", "response_format.json_schema")
@@ -126,9 +126,9 @@ def _form(asked: Sampling) -> _Rules | None:
     return _Rules("@content", (), {"content": content}, "response_format")
 
 
-def _calls(asked: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _Rules | None) -> _Rules | None:
+def _calls(body: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _Rules | None) -> _Rules | None:
     """How the calls of an answer are written, and what may stand beside them; None leaves that to the model."""
-    choice, single = asked.tool_choice, asked.parallel_tool_calls is False
+    choice, single = body.tool_choice, body.parallel_tool_calls is False
     forced = choice == "required" or isinstance(choice, NamedTool)
     if not tools:
         if forced:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftree.models import encode_messages
 from draftree.serve.errors import ApiError
 from draftree.serve.schema import Chat, Message, plain
 
@@ -27,13 +28,11 @@ def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> 
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ApiError("The model's tokenizer has no chat template: use /v1/completions.", "messages")
-    options = {"add_generation_prompt": True} | options
+    given = [_as_dict(message) for message in messages]
     try:
-        text = tokenizer.apply_chat_template([_as_dict(m) for m in messages], tokenize=False, **options)
+        return encode_messages(tokenizer, given, **options)
     except Exception as error:  # templates are programs, and raise what they like
         raise ApiError(f"The model's chat template does not take these messages: {error}", "messages") from None
-    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-    return ids
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
@@ -61,13 +60,13 @@ def _arguments(text: str) -> Any:
         raise ApiError("The arguments of a tool call in the messages are no JSON.", "messages") from None
 
 
-def tools_of(asked: Chat, tokenizer: Any) -> list[dict[str, Any]]:
+def tools_of(body: Chat, tokenizer: Any) -> list[dict[str, Any]]:
     """The tools that the model is told of; none where the client wants none.
 
     Raises:
         ApiError: the model has no template for tools, or its answers cannot be read for calls.
     """
-    if not asked.tools or asked.tool_choice == "none":
+    if not body.tools or body.tool_choice == "none":
         return []
     template = getattr(tokenizer, "chat_template", None)
     if "tools" not in (template if isinstance(template, str) else json.dumps(template)):
@@ -78,7 +77,7 @@ def tools_of(asked: Chat, tokenizer: Any) -> list[dict[str, Any]]:
             "out, or add one to its tokenizer_config.json.",
             "tools",
         )
-    return [tool.model_dump(exclude_none=True) for tool in asked.tools]
+    return [tool.model_dump(exclude_none=True) for tool in body.tools]
 
 
 @dataclass(slots=True)

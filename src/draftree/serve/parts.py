@@ -20,6 +20,7 @@ class Delta:
         pieces: where the rules keep trees, what each of them adds to the text, a stop string included.
         trees: draft trees of the steps that brought them, where the rules keep them.
         finish: "stop", "length" or "error" with the last delta, else None.
+        error: what ended the answer, with the finish "error".
     """
 
     index: int
@@ -28,6 +29,7 @@ class Delta:
     pieces: list[str] = field(default_factory=list)
     trees: list[StepTree] = field(default_factory=list)
     finish: str | None = None
+    error: BaseException | None = None
 
     def add(self, other: Delta) -> None:
         """Take in the delta that follows."""
@@ -35,7 +37,7 @@ class Delta:
         self.emitted += other.emitted
         self.pieces += other.pieces
         self.trees += other.trees
-        self.finish = other.finish
+        self.finish, self.error = other.finish, other.error
 
 
 @dataclass(slots=True)
@@ -50,7 +52,10 @@ class Part:
         skip_special_tokens: leave EOS and the like out of the text.
         request: the engine's, once it has been added.
         given: its tokens that have become deltas.
-        added, first, last: when it was added, and when its first and latest token came, by the clock of `Worker`.
+        offset: where its next token begins in its text, for `text_offset`.
+        added, joined: when it was added, and when it got a slot, by the clock of `Worker`.
+        first, last: when its first and latest token came.
+        finish: of its last delta.
     """
 
     prompt: Sequence[int]
@@ -60,6 +65,7 @@ class Part:
     skip_special_tokens: bool = True
     request: Request | None = None
     given: int = 0
+    offset: int = 0
     added: float = 0.0
     joined: float | None = None
     first: float | None = None

@@ -97,6 +97,16 @@ class Sampling(Strict):
     draftree: DraftreeOptions | None = None
 
     @property
+    def own(self) -> DraftreeOptions:
+        """draftree's own fields, all unset where there are none."""
+        return self.draftree or DraftreeOptions()
+
+    @property
+    def tries(self) -> int:
+        """Answers to generate for each prompt."""
+        return self.n or 1
+
+    @property
     def stops(self) -> list[str]:
         """Strings that end the text."""
         found = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -112,6 +122,11 @@ class Completion(Sampling):
     best_of: Annotated[int, Field(ge=1)] | None = None
     add_special_tokens: bool | None = None
     suffix: None = None
+
+    @property
+    def tries(self) -> int:
+        """Answers to generate for each prompt, also those that `best_of` leaves out."""
+        return self.best_of or self.n or 1
 
 
 class TextPart(Strict):

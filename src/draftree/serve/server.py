@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -78,20 +77,19 @@ class Server:
             )
         return found
 
-    async def start(self, parts: list[Part], asked: Completion | Chat) -> Answers:
+    async def start(self, parts: list[Part], body: Completion | Chat) -> Answers:
         """Have the worker answer.
 
         Args:
             parts: the answers.
-            asked: the request that they answer.
+            body: the request that they answer.
 
         Raises:
             ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
         """
-        own = None if asked.draftree is None else asked.draftree.timeout
-        timeout = min(self.settings.timeout, math.inf if own is None else own)
+        timeout = min(self.settings.timeout, body.own.timeout or math.inf)
         try:
-            return await self.worker.start(parts, timeout, whole=not asked.stream)
+            return await self.worker.start(parts, timeout, whole=not body.stream)
         except FullError as error:
             raise ApiError(str(error), status=429, code="queue_full", retry_after=error.retry_after) from None
         except ValueError as error:
@@ -99,33 +97,28 @@ class Server:
         except RuntimeError as error:
             raise ApiError(str(error), status=503, retry_after=1) from None
 
-    async def answer(self, request: Request, call: Call, parts: list[Part], asked: Completion | Chat) -> Response:
+    async def answer(self, request: Request, call: Call, parts: list[Part]) -> Response:
         """The response to a call, streamed or whole."""
-        prompts = sum(len(part.prompt) for part in parts) // max(1, _tries(asked))
+        body, n, tries = call.body, call.body.n or 1, call.body.tries
+        prompts = sum(len(part.prompt) for part in parts) // tries
         if call.echo and call.logprobs is not None:
-            scores = [await self.worker.score(part.prompt, call.logprobs) for part in parts]
-            call.scores = scores
-        silent = isinstance(asked, Completion) and asked.max_tokens == 0
-        answers = None if silent else await self.start(parts, asked)
-        if asked.stream and answers is not None:
+            call.scores = [await self.worker.score(part.prompt, call.logprobs) for part in parts]
+        answers = None if body.max_tokens == 0 else await self.start(parts, body)
+        if body.stream and answers is not None:
             return EventSourceResponse(stream(call, answers, prompts), headers={"Cache-Control": "no-cache"})
         whole = await self._whole(request, answers, parts)
-        kept: Sequence[int] = range(len(whole))
-        if isinstance(asked, Completion) and (asked.best_of or 1) > (asked.n or 1):
-            tries = asked.best_of or 1
-            groups = [range(i, i + tries) for i in range(0, len(whole), tries)]
-            kept = [g[i] for g in groups for i in best([whole[j] for j in g], asked.n or 1)]
-        choices = [
-            whole_choice(call, whole[i], number, parts[i], i if call.echo else None) for number, i in enumerate(kept)
-        ]
+        kept = whole
+        if tries > n:
+            kept = [delta for i in range(0, len(whole), tries) for delta in best(whole[i : i + tries], n)]
+        choices = [whole_choice(call, delta, number, parts[delta.index]) for number, delta in enumerate(kept)]
         found = call.envelope(chunk=False) | {"choices": choices, "usage": usage(parts, prompts, call.prediction)}
-        if call.stats and answers is not None:
+        if body.own.stats and answers is not None:
             found["draftree"] = statistics(parts)
         return JSONResponse(found)
 
-    async def _whole(self, request: Request, answers: Answers | None, parts: list[Part]) -> list[Any]:
+    async def _whole(self, request: Request, answers: Answers | None, parts: list[Part]) -> list[Delta]:
         """All of the answers; a client that goes away ends them."""
-        if answers is None:
+        if answers is None:  # the prompt alone was wanted
             return [Delta(i, finish="length") for i in range(len(parts))]
         done, gone = asyncio.ensure_future(collect(answers)), asyncio.ensure_future(_gone(request))
         try:
@@ -140,10 +133,6 @@ class Server:
             if not done.done():
                 done.cancel()
                 answers.cancel()
-
-
-def _tries(asked: Completion | Chat) -> int:
-    return (asked.best_of if isinstance(asked, Completion) else None) or asked.n or 1
 
 
 def _as_sentence(error: ValidationError) -> ApiError:

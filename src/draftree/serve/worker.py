@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -67,15 +66,14 @@ class Answers:
         """End what still runs; its slots are free after the step under way."""
         self._worker.cancel(self)
 
-    def deliver(self, deltas: list[Delta], error: BaseException | None) -> None:
+    def deliver(self, delta: Delta) -> None:
         """Called in the event loop with what a step brought."""
-        for delta in deltas:
-            known = self._ready.get(delta.index)
-            if known is None:
-                self._ready[delta.index] = delta
-            else:
-                known.add(delta)
-        self._error = self._error or error
+        known = self._ready.get(delta.index)
+        if known is None:
+            self._ready[delta.index] = delta
+        else:
+            known.add(delta)
+        self._error = self._error or delta.error
         self._news.set()
 
 
@@ -133,15 +131,6 @@ class _Live:
         return None if delta.finish is None else self.held
 
 
-@dataclass(slots=True)
-class _News:
-    """What a step brought to one HTTP request, and the error that ended one of its answers."""
-
-    answers: Answers
-    deltas: list[Delta]
-    error: BaseException | None = None
-
-
 class FullError(Exception):
     """The queue is full; `retry_after` is in how many seconds it may not be."""
 
@@ -166,7 +155,7 @@ class Worker:
         self.engine = engine
         self.tokenizer = tokenizer
         self._most = engine.config.slots + queue
-        self._usual = 1.0  # seconds that an answer takes, of late
+        self._usual = 1.0  # seconds that an answer takes, a running mean
         self.on_end: list[Callable[[Part], None]] = []
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[_Live] = []
@@ -284,33 +273,28 @@ class Worker:
     def _deliver(self) -> None:
         """Hand out what the last step brought, in one call into each event loop."""
         now = time.monotonic()
-        news: dict[int, _News] = {}
+        news: dict[asyncio.AbstractEventLoop, list[tuple[Answers, Delta]]] = {}
         left = []
         for live in self._live:
-            delta, error = self._news_of(live, now)
+            delta = self._news_of(live, now)
             if delta is not None:
-                entry = news.setdefault(id(live.answers), _News(live.answers, []))
-                entry.deltas.append(delta)
-                entry.error = entry.error or error
+                news.setdefault(live.answers.loop, []).append((live.answers, delta))
             if delta is None or delta.finish is None:
                 left.append(live)
             else:
                 self._usual += 0.1 * (now - live.part.added - self._usual)
-                for tell in self.on_end:
-                    tell(live.part)
+                for listener in self.on_end:
+                    listener(live.part)
         self._live = left
-        by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
-        for entry in news.values():
-            by_loop.setdefault(entry.answers.loop, []).append(entry)
-        for loop, entries in by_loop.items():
+        for loop, deltas in news.items():
             try:
-                loop.call_soon_threadsafe(_hand_over, entries)
+                loop.call_soon_threadsafe(_hand_over, deltas)
             except RuntimeError:  # the event loop is closed: nobody reads these any more
-                for entry in entries:
-                    self._drop(entry.answers)
+                for answers, _ in deltas:
+                    self._drop(answers)
 
-    def _news_of(self, live: _Live, now: float) -> tuple[Delta | None, BaseException | None]:
-        """What has come of one answer, and the error that ended it; ends it where its time or its text is over."""
+    def _news_of(self, live: _Live, now: float) -> Delta | None:
+        """What has come of one answer; ends it where its time or its text is over."""
         request = live.part.request
         assert request is not None
         if now > live.answers.deadline:
@@ -322,8 +306,9 @@ class Worker:
             delta = Delta(live.index, finish="error")
         if delta is not None and delta.finish is not None:
             self.engine.cancel(request)  # a stop string comes before the engine's own end
-        failed = delta is not None and delta.finish == "error"
-        return delta, request.error if failed else None
+        if delta is not None and delta.finish == "error":
+            delta.error = request.error
+        return delta
 
     def _drop(self, answers: Answers) -> None:
         for part in answers.parts:
@@ -344,6 +329,6 @@ class Worker:
             found.set_exception(error)
 
 
-def _hand_over(entries: list[_News]) -> None:
-    for entry in entries:
-        entry.answers.deliver(entry.deltas, entry.error)
+def _hand_over(news: list[tuple[Answers, Delta]]) -> None:
+    for answers, delta in news:
+        answers.deliver(delta)

@@ -1,0 +1,104 @@
+"""The accept stage: trees are walked by the rule in force, and every token on the way is emitted to its request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from draftree.acceptance.base import Choice, ScoredTree, Walk, lazy_walk
+from draftree.acceptance.greedy import greedy_walks
+from draftree.engine.config import EngineConfig
+from draftree.engine.passes import TreePass
+from draftree.engine.request import Request, TokenScores
+from draftree.runner.plan import PassResult
+from draftree.tree import TokenTree
+
+
+class Acceptance:
+    """Accepts draft tokens, without loss or by a lossy rule.
+
+    Args:
+        config: the engine's options.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.rule = config.rule
+        self.drafter = config.drafter
+
+    def ends(self, requests: list[Request], trees: TokenTree) -> list[int | None]:
+        """Per request, the node at which a lossy rule lets its text end without a pass; None where it does not."""
+        if self.rule is None or trees.width == 1:
+            return [None] * len(requests)
+        return [self.rule.closes(trees, b, request.rules.eos_token_ids) for b, request in enumerate(requests)]
+
+    def close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None]) -> list[Walk]:
+        """The walks of a step without a pass: every text ends in its draft tokens, at the node of `ends`."""
+        return [
+            self._emit(request, trees.source[b], _unreviewed(trees, b, end))
+            for b, (request, end) in enumerate(zip(requests, ends, strict=True))
+            if end is not None
+        ]
+
+    def walk(
+        self, requests: list[Request], turn: TreePass, result: PassResult, ends: Sequence[int | None]
+    ) -> list[Walk]:
+        """Walk the trees of a pass and emit the tokens; a text with a node in `ends` ends there, unverified."""
+        trees, rule = turn.trees, self.rule
+        rows = turn.node_rows(result)
+        logits = result.logits if rows is not None else result.logits[:, : trees.width]
+        greedy: list[Walk] = []
+        if rule is None and any(r.chooser is None for r in requests):
+            greedy = greedy_walks(trees, logits, rows)
+        walks = []
+        for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
+            where = None
+            if rows is not None:
+                size = trees.sizes[b]  # padding of a smaller tree is no node that left
+                where = {n: i for i, n in enumerate(rows[b].tolist()) if 0 <= n < size}
+                request.stats.pruned += size - len(where)
+            scored = ScoredTree(trees, b, logits[b], where)
+            if end is not None:
+                choices = _unreviewed(trees, b, end)
+            elif rule is not None:
+                choices = rule.walk(scored, request.chooser, request.id)
+            elif request.chooser is not None:
+                choices = lazy_walk(scored, request.chooser)
+            else:
+                choices = greedy[b].choices()
+            walks.append(self._emit(request, trees.source[b], choices, scored))
+        return walks
+
+    def _emit(
+        self, request: Request, sources: Tensor, choices: Iterator[Choice], scored: ScoredTree | None = None
+    ) -> Walk:
+        """Emit choices up to where the text ends; whatever lies behind is cut off.
+
+        `scored` has what the model says after the tree's nodes; None where no pass was made.
+        """
+        walk, count = Walk(), request.rules.logprobs
+        if request.finish_reason is not None:  # cancelled by another request's callback
+            return walk
+        try:
+            for node, token, child in choices:
+                source = None
+                if child is not None and self.drafter is not None:
+                    source = self.drafter.source_name(int(sources[child]))
+                    request.stats.accepted_by_source[source] += 1
+                walk.nodes.append(node)
+                walk.tokens.append(token)
+                walk.drafted_by.append(child)
+                scores = None
+                if count is not None and scored is not None:
+                    scores = TokenScores.of(scored.after(node), token, count)
+                if request.emit(token, source, scores):
+                    break
+        except Exception as error:  # one request's criteria or callback must not stop the others
+            request.error, request.finish_reason = error, "error"
+        return walk
+
+
+def _unreviewed(trees: TokenTree, b: int, end: int) -> Iterator[Choice]:
+    """The chain in tree `b` up to its node `end`, taken as it is."""
+    tokens = trees.tokens[b].tolist()
+    return ((node, tokens[node + 1], node + 1) for node in range(end))
