@@ -161,9 +161,7 @@ class Draftree(Method):
 
     Args:
         model: decoder-only, or an encoder-decoder, whose prompts go through its encoder.
-        max_new_tokens: most tokens of an answer.
-        make_drafter: makes the drafter of a round, or None for plain decoding.
-        make_shape: makes the shape of a round; None leaves the engine's default.
+        make_drafter, make_shape: make those of a round; None for plain decoding, and for the engine's default shape.
         sampling: how tokens are sampled; None decodes greedily.
         options: more of `Engine`, such as `runner` or `reject_drafts`.
     """

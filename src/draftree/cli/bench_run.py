@@ -82,7 +82,7 @@ def run_experiment(
         ValueError: there is no checkout; an option, model or drafter that does not fit, before any work.
     """
     from draftree.bench.checkout import from_checkout
-    from draftree.cli.screen import StageBar, tell_written, wide_console
+    from draftree.cli.screen import StageBar, show_report, wide_console
 
     command = from_checkout("harness.command")
     experiment = command.find(name)
@@ -100,6 +100,4 @@ def run_experiment(
             watcher=bar,
             out=measuring.out,
         )
-    for part in report.printed():
-        console.print(part)
-    tell_written(console, report.write(measuring.out))
+    show_report(console, report, measuring.out)

@@ -34,15 +34,6 @@ NO_PASS = PassResult(torch.empty(0, dtype=torch.float32, device="cpu"), [])  # n
 _ids = itertools.count(-2, -1)  # no request of an engine has them
 
 
-def _one(number: int) -> torch.Tensor:
-    return torch.tensor([number], dtype=torch.long, device="cpu")
-
-
-def _root(request: Context) -> TokenTree:
-    """A tree without draft tokens."""
-    return TokenTree.roots(_one(request.tokens[-1]))
-
-
 def _no_rows(chosen: GroupNodes) -> Attachment:
     """Nothing, since a replay runs no pass."""
     return Attachment()
@@ -171,11 +162,7 @@ def replay(
 
 
 class _Replay:
-    """A drafter that answers from records.
-
-    Args:
-        drafter, timing, new, clock: as of `replay`.
-    """
+    """A drafter that answers from records; arguments as of `replay`."""
 
     def __init__(self, drafter: Drafter | None, timing: Timing, new: int, clock: Clock) -> None:
         self._drafter, self._timing, self._new, self._clock = drafter, timing, new, clock
@@ -227,7 +214,7 @@ class _Replay:
         return drafting + behind
 
     def _draft(self, request: Context, sizer: Sizer | None) -> StepPlan:
-        roots = _root(request)
+        roots = TokenTree.roots(torch.tensor([request.tokens[-1]], dtype=torch.long, device="cpu"))
         if sizer is None or self._drafter is None:
             return StepPlan([request], [0], [False], roots)
         plan = sizer.plan([request], self._drafter.max_nodes)
