@@ -26,12 +26,7 @@ def groups_of(tasks: Sequence[Task], batch: int) -> list[list[int]]:
 def ready(methods: Sequence[Method], tasks: Sequence[Task], batch: int = 1) -> tuple[list[Method], dict[str, str]]:
     """Let every method answer the longest and the shortest prompt (or batch of them), uncounted.
 
-    Returns
-    -------
-    usable
-        The methods that can answer.
-    refused
-        By name, why another cannot; only methods that are `optional` may refuse.
+    Returns the methods that can answer, and by name why another cannot; only methods that are `optional` may refuse.
     """
     groups = [[tasks[i].ids for i in group] for group in groups_of(tasks, batch)]
     groups.sort(key=lambda prompts: max(map(len, prompts)))

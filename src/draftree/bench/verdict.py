@@ -28,13 +28,14 @@ def _fastest(result: Result) -> str:
         return f"Only {PLAIN_DECODING} was measured."
     best = max(others, key=lambda name: rows[name].speed.value)
     over = rows[best].over
-    if plain in rows and (over[plain].low is None or over[plain].low <= 1):
-        how = "beyond its interval" if over[plain].low is not None else "for sure, as one prompt gives no interval"
+    gain = over.get(plain)
+    if gain is not None and (gain.low is None or gain.low <= 1):
+        how = "beyond its interval" if gain.low is not None else "for sure, as one prompt gives no interval"
         own = rows[plain].over.get(REFERENCE)
         more = "" if own is None or best == REFERENCE else f", and plain decoding {own:.2f} times that of HF generate"
         return (
             f"No method here is faster than {PLAIN_DECODING} {how}: the best one, {label_of(best)}, has "
-            f"{over[plain]:.2f} times its speed{more}."
+            f"{gain:.2f} times its speed{more}."
         )
     found = f"The fastest method here is {label_of(best)}"
     parts = [

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.constraint import Constraint, compiled
+from draftree.cli.constraint import Constraint
 from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 from draftree.cli.running import Running
@@ -51,7 +51,6 @@ def trace(
     """Record how PROMPTS are answered: every step's tree, what was pruned, accepted and emitted, and its times."""
     from draftree.cli.screen import tell_written, wide_console
     from draftree.cli.trace_view import outline, show
-    from draftree.models import encode_prompt
     from draftree.trace.file import read_trace, write_trace
     from draftree.trace.page import write_trace_page
 
@@ -105,11 +104,8 @@ def trace(
         strict=running.strict,
         recorder=recorder,
     )
-    options = choosing.options(target, tokenizer)
-    own = compiled(grammar, target, tokenizer, options)
     for b, text in enumerate(texts):
-        ids = encode_prompt(tokenizer, text, raw=choosing.raw)
-        ask(engine, options, ids, max_new_tokens, choosing.seed + b, own)
+        ask(engine, tokenizer, text, choosing, max_new_tokens, grammar, b)
     engine.run()
     recorded = read_trace(write_trace(recorder, out, tokenizer))
     outline(recorded, console)

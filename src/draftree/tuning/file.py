@@ -59,8 +59,8 @@ class Spec:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; what is at its default is left out."""
-        entries = {"kind": self.kind, "options": self.options, "name": self.name, "warm": self.warm}
-        entries["parts"] = [part.as_dict() for part in self.parts]
+        parts = [part.as_dict() for part in self.parts]
+        entries = {"kind": self.kind, "options": self.options, "name": self.name, "warm": self.warm, "parts": parts}
         return {name: value for name, value in entries.items() if value}
 
     def renamed(self, change: Callable[[str], str]) -> Spec:
@@ -84,13 +84,9 @@ class Spec:
 
 
 def make(spec: Spec, model: Any, tokenizer: Any, trie: Callable[[Spec], Lookahead]) -> Drafter:
-    """The drafter of a spec.
+    """The drafter of a spec for `model`, whose tokenizer is only needed where a small model has to have the same.
 
-    Args:
-        spec: which.
-        model: the target.
-        tokenizer: its tokenizer; only needed where a small model has to have the same.
-        trie: makes a Lookahead, taught where the spec is warm.
+    `trie` makes a Lookahead, which has seen answers where the spec is warm.
     """
     if spec.kind == "lookahead":
         return trie(spec)
@@ -156,8 +152,8 @@ def write_tuned(
     if trie is not None:
         entries["trie"] = trie_path.name
         written.append(trie_path)
-    with replacing(path) as unfinished:  # the choice takes its place after its trie
-        write_json(unfinished, entries | more)
+    with replacing(path) as aside:  # the choice takes its place after its trie
+        write_json(aside, entries | more)
         if trie is not None:
             trie.save(trie_path, tokenizer)
     return written

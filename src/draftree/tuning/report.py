@@ -38,7 +38,11 @@ def table_of(judged: Sequence[Judged], title: str) -> Table:
     """Candidates that ran for real next to what replay has predicted."""
     rows = []
     for one in judged:
-        row = {"candidate": one.candidate.label, "prompts": one.prompts, "tokens/s": one.row.speed.value}
+        row: dict[str, Any] = {
+            "candidate": one.candidate.label,
+            "prompts": one.prompts,
+            "tokens/s": one.row.speed.value,
+        }
         row |= one.row.over[PLAIN.name].columns("speed over plain")
         if one.row.stats is not None and one.row.stats.drafted:
             row["acceptance length"] = f"{one.row.stats.acceptance_length:.3f}"

@@ -1,7 +1,7 @@
-"""What tuning looks through: drafters with their options, trees of fixed sizes and trees sized by cost.
+"""What tuning searches: drafters with their options, trees of fixed sizes and trees sized by cost.
 
-A trie's options are searched one after the other, as they hardly depend on each other; for each drafter all tree sizes are
-tried then, and the best trie is merged with each drafter of another kind.
+A trie's options are searched one after the other, as they hardly depend on each other. Then all tree sizes are tried
+for each drafter, and the best trie is merged with each drafter of another kind.
 """
 
 from __future__ import annotations
