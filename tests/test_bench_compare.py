@@ -9,6 +9,7 @@ import pytest
 import torch
 from browser import look_at, needs_chromium
 from typer.testing import CliRunner
+from zoo import build
 
 from benchmarks.agree import agreement
 from draftree.bench.case import run_case
@@ -23,7 +24,7 @@ from draftree.bench.report import number
 from draftree.bench.samples import Answer, Sample, Sampling, Task
 from draftree.by_name import DRAFTERS
 from draftree.cli import app, main
-from draftree.drafting import Lookahead
+from draftree.drafting import Lookahead, PromptLookup
 from draftree.models import encode_prompt
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts, read_prompts
@@ -105,6 +106,12 @@ def test_sampled_answers_equal_hugging_faces_and_its_drafting_says_that_it_draws
     assert theirs.same_draws
     lookup = HuggingFace("l", demo.model, 16, sampling=sampling, prompt_lookup_num_tokens=3)
     assert not lookup.same_draws
+
+
+def test_encoder_decoders_are_sampled_as_hugging_face_samples_them():
+    model, sampling = build("t5"), Sampling(0.9, seed=3)
+    theirs, ours = HuggingFace("hf", model, 8, sampling), Draftree("d", model, 8, PromptLookup, sampling=sampling)
+    assert ours.answer([5, 6, 7, 8, 9]).ids == theirs.answer([5, 6, 7, 8, 9]).ids
 
 
 def test_hugging_faces_steps_are_counted_from_outside(demo):

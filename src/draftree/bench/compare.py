@@ -20,7 +20,6 @@ from draftree.bench.inputs import Settings, Subject, encode_all
 from draftree.bench.kit import Kit, make_kit
 from draftree.bench.log import Log
 from draftree.bench.machine import now
-from draftree.bench.names import METHODS
 from draftree.bench.samples import Sampling
 from draftree.models import Placement, load_model
 from draftree.progress import Watcher
@@ -44,9 +43,9 @@ class Plan:
     """
 
     settings: Settings
-    methods: tuple[str, ...] = METHODS
-    batches: tuple[int, ...] = (1, 4)
-    samplings: tuple[Sampling | None, ...] = (None, Sampling(0.8))
+    methods: tuple[str, ...]
+    batches: tuple[int, ...]
+    samplings: tuple[Sampling | None, ...]
     params: str | None = None
     assistant: str | None = None
     placement: Placement = field(default_factory=Placement)

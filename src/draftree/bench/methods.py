@@ -230,7 +230,8 @@ class Draftree(Method):
         starts: Sequence[Sequence[int]] = prompts
         sources: list[torch.Tensor | None] = [None] * len(prompts)
         if self._model.config.is_encoder_decoder:
-            starts = [[read_options(self._model, None, None, None, options).decoder_start]] * len(prompts)
+            start = read_options(self._model, None, None, None, dict(options)).decoder_start
+            starts = [[start]] * len(prompts)
             sources = [torch.tensor(ids, device=self._model.device) for ids in prompts]
         capacity = max(map(len, starts)) + self._new + 64
         made = {"drafter": self.drafter, "shape": self.shape, **self._options}

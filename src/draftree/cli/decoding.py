@@ -166,11 +166,10 @@ def ask(
     from draftree.models import encode_prompt
 
     target, ids = engine.target, encode_prompt(tokenizer, prompt, raw=choosing.raw)
-    chosen = choosing.given()
-    options = chosen | {"max_new_tokens": max_new_tokens, "seed": choosing.seed + number}
+    options = choosing.given() | {"max_new_tokens": max_new_tokens, "seed": choosing.seed + number}
     options |= {"grammar": grammar, "tokenizer": tokenizer}
     if not target.encoder_decoder:
         return engine.add(ids, **options)
     check_source(ids, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
-    start = read_options(target.model, None, None, tokenizer, chosen).decoder_start
+    start = read_options(target.model, None, None, tokenizer, choosing.given()).decoder_start
     return engine.add([start], encoder_input=torch.tensor(ids, dtype=torch.long, device="cpu"), **options)

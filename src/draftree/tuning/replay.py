@@ -106,16 +106,9 @@ class RecordedHeads(InModelDrafter):
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay predicts.
-
-    Attributes:
-        stats: counts of all texts together.
-        by_set: of each set.
-        seconds: of answering all, prompts included.
-    """
+    """What a replay predicts: counts of all texts together, and the seconds of answering them, prompts included."""
 
     stats: RequestStats = field(default_factory=RequestStats)
-    by_set: dict[str, RequestStats] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -156,7 +149,6 @@ def replay(
         sizer = None if drafter is None or shape is None else shape.bind(timing.cost.for_batch(), drafter)
         stats, seconds = one.answer(text, sizer)
         found.stats.add(stats)
-        found.by_set.setdefault(text.task.prompt.set, RequestStats()).add(stats)
         found.seconds += seconds
     return found
 
