@@ -127,17 +127,15 @@ def write_tuned(
     trie: Lookahead | None,
     tokenizer: Any,
 ) -> list[Path]:
-    """Write the choice to `path` and its trie next to it; returns the paths written.
+    """Write the choice to `path` (.json) and its trie next to it; returns the paths written.
 
     Args:
         path: a .json file.
-        model: that it was made for.
+        model, tokenizer: that it was made for.
         spec: the drafter; None for plain decoding.
         node_budget: draft tokens of every step; None for trees sized by cost.
-        why: the explanation, line by line.
-        more: further entries of the file.
+        why, more: the explanation, line by line, and further entries of the file.
         trie: what a warm spec starts from.
-        tokenizer: the model's.
     """
     written = [path]
     trie_path = path.with_suffix(".trie")

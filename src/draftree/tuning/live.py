@@ -21,7 +21,6 @@ class Judged:
     """A candidate that ran for real.
 
     Attributes:
-        candidate: which.
         row: its figures in the last round it took part in.
         prompts: how many it answered there.
         predicted: what replay predicts for the same prompts, in the same order; None where it cannot be replayed.

@@ -39,8 +39,7 @@ class Choice:
         replays: how many settings were replayed.
         prompts: (recorded to search on, recorded to judge by, answered to teach tries).
         seconds: that it took.
-        space: makes the drafter.
-        texts: all recorded texts but the lessons.
+        space, texts: what makes the drafter, and all recorded texts but the lessons.
     """
 
     best: Judged
