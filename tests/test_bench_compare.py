@@ -190,7 +190,7 @@ def test_drafters_without_a_trie_go_on_after_a_stop(demo, name):
     assert method.answer(ids).ids == answer.ids
 
 
-def test_two_models_of_one_name_are_refused_before_any_work(demo, tmp_path):
+def test_two_models_or_methods_of_one_name_are_refused_before_any_work(demo, tmp_path):
     """Tables and files would call both the same, and the answers of one would replace those of the other."""
     folders = [tmp_path / place / "same" for place in ("a", "b")]
     for folder in folders:
@@ -199,6 +199,9 @@ def test_two_models_of_one_name_are_refused_before_any_work(demo, tmp_path):
     plan = Plan(Settings(1, 4, 1, 0, compiled=False), ("draftree-loop",), (1,), (None,))
     with pytest.raises(ValueError, match="Two models would be called 'same'"):
         run_compare([str(folder) for folder in folders], embedded_prompts()[:1], plan, tmp_path / "out", Killed(1))
+    methods = tuple(str(tmp_path / place / "medusa") for place in ("a", "b"))
+    with pytest.raises(ValueError, match="Two methods would be called 'medusa'"):
+        run_compare([None], embedded_prompts()[:1], replace(plan, methods=methods), tmp_path / "out", Killed(1))
     assert not (tmp_path / "out").exists()
 
 

@@ -94,19 +94,18 @@ def run_compare(
     One of the `models` (folders or hub names, None for the embedded one) is in memory at a time.
 
     Raises:
-        ValueError: a model, prompt or drafter that cannot be used, two models of one name, or an unfinished run of
-            another plan; before any work.
+        ValueError: a model, prompt or drafter that cannot be used, two models or methods of one name, or an unfinished
+            run of another plan; before any work.
     """
     if plan.params is not None:
         from_checkout("inflate")  # says what is missing
     assistant = None if plan.assistant is None else load_model(plan.assistant, plan.placement)[0]
+    _refuse_twins("methods", plan.methods)
     names: list[str] = []
     for name in models:
         subject = Subject.load(name, plan.placement)
-        called = subject.about()["model"]
-        if file_name(called) in map(file_name, names):
-            raise ValueError(f"Two models would be called {called!r} in the results: rename the folder of one of them.")
-        names.append(called)
+        names.append(subject.about()["model"])
+        _refuse_twins("models", names)
         for settings in plan.cases():
             encode_all(subject, prompts, settings)
         Kit(subject, replace(plan.settings, compiled=False), assistant=assistant).methods(plan.methods)
@@ -122,6 +121,13 @@ def run_compare(
             found[called], tokenizers[called] = cases, subject.tokenizer
     discard_unfinished(out)
     return Comparison(begun | {"finished": now()}, found, tokenizers, log.resumed)
+
+
+def _refuse_twins(what: str, names: Sequence[str]) -> None:
+    """Raise a ValueError where two names are one in files, where the results of one would replace the other's."""
+    for place, name in enumerate(map(file_name, names)):
+        if name in map(file_name, names[:place]):
+            raise ValueError(f"Two {what} would be called {name!r} in the results: rename the folder of one of them.")
 
 
 def _identity(
