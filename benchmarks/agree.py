@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.bench.names import HOOKED, HUGGING_FACE, PLAIN, REFERENCE
-from draftree.bench.summary import Estimate, shown
+from draftree.bench.summary import Estimate
 
 OVER_HF, OVER_PLAIN = "over HF generate", "over plain"  # columns of the rows
 
@@ -70,7 +70,7 @@ def _compared(title: str, first: Rows, second: Rows) -> list[str]:
     plain = PLAIN if PLAIN in first else HOOKED
     held = [name for name in before if name in after and name not in (REFERENCE, plain)]
     outside = [
-        f"  {name} {_kind(name, over_hf, OVER_PLAIN)}: {_text(before[name])} and {_text(after[name])}"
+        f"  {name} {_kind(name, over_hf, OVER_PLAIN)}: {before[name]:.2f} and {after[name]:.2f}"
         for name in held
         if not _agree(before[name], after[name])
     ]
@@ -79,7 +79,7 @@ def _compared(title: str, first: Rows, second: Rows) -> list[str]:
         "apart than their intervals explain"
     )
     if over_hf == OVER_HF and plain in a and plain in b:
-        facts += f"; {plain} {OVER_HF} {_text(a[plain])} and {_text(b[plain])}"
+        facts += f"; {plain} {OVER_HF} {a[plain]:.2f} and {b[plain]:.2f}"
     return [facts, *swapped, *outside]
 
 
@@ -96,10 +96,6 @@ def _speeds(rows: Rows, over_hf: str, over_plain: str) -> dict[str, Estimate]:
         if column in row:
             found[name] = Estimate(*(row[column + end] for end in ("", "_low", "_high")))
     return found
-
-
-def _text(speed: Estimate) -> str:
-    return shown(speed, "{:.2f}")
 
 
 def _agree(a: Estimate, b: Estimate) -> bool:

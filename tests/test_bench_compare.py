@@ -9,6 +9,7 @@ import pytest
 import torch
 from browser import look_at, needs_chromium
 from typer.testing import CliRunner
+from zoo import build
 
 from benchmarks.agree import agreement
 from draftree.bench.case import run_case
@@ -23,7 +24,7 @@ from draftree.bench.report import number
 from draftree.bench.samples import Answer, Sample, Sampling, Task
 from draftree.by_name import DRAFTERS
 from draftree.cli import app, main
-from draftree.drafting import Lookahead
+from draftree.drafting import Lookahead, PromptLookup
 from draftree.models import encode_prompt
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts, read_prompts
@@ -75,7 +76,7 @@ def test_turns_that_are_no_texts_are_named_with_their_line(tmp_path, turns):
 def test_a_later_turn_has_the_methods_own_answer_in_its_prompt(demo, questions):
     texts = encode_all(Subject(*demo), read_prompts(questions), Settings(per_set=2, max_new_tokens=8))
     method = HuggingFace("hf", demo.model, 8)
-    samples = measure([method], texts.tasks, 1, Watcher(), talk=texts.talk)
+    samples = measure([method], texts.tasks, 1, Watcher(), tokenizer=demo.tokenizer)
     first, second = (s for s in samples if s.task == 0)
     assert (first.turn, second.turn) == (0, 1)
     said = demo.tokenizer.decode(first.answer.ids, skip_special_tokens=True)
@@ -105,6 +106,12 @@ def test_sampled_answers_equal_hugging_faces_and_its_drafting_says_that_it_draws
     assert theirs.same_draws
     lookup = HuggingFace("l", demo.model, 16, sampling=sampling, prompt_lookup_num_tokens=3)
     assert not lookup.same_draws
+
+
+def test_encoder_decoders_are_sampled_as_hugging_face_samples_them():
+    model, sampling = build("t5"), Sampling(0.9, seed=3)
+    theirs, ours = HuggingFace("hf", model, 8, sampling), Draftree("d", model, 8, PromptLookup, sampling=sampling)
+    assert ours.answer([5, 6, 7, 8, 9]).ids == theirs.answer([5, 6, 7, 8, 9]).ids
 
 
 def test_hugging_faces_steps_are_counted_from_outside(demo):
@@ -152,7 +159,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert found.resumed == 5, "five whole groups were answered before the stop"
     assert asked.count("lookahead-cold") == 2 + 3, "two first calls, and the groups that were left"
     assert len(result.samples) == 2 * 4 * 2
-    assert not any(row.parted for row in result.rows.values())
+    assert not any(row.differing for row in result.rows.values())
     assert not (tmp_path / JOURNAL).exists(), "a finished run leaves nothing to go on with"
 
 
@@ -181,6 +188,21 @@ def test_drafters_without_a_trie_go_on_after_a_stop(demo, name):
     method.start()
     method.recall(ids, answer.ids)
     assert method.answer(ids).ids == answer.ids
+
+
+def test_two_models_or_methods_of_one_name_are_refused_before_any_work(demo, tmp_path):
+    """Tables and files would call both the same, and the answers of one would replace those of the other."""
+    folders = [tmp_path / place / "same" for place in ("a", "b")]
+    for folder in folders:
+        demo.model.save_pretrained(folder)
+        demo.tokenizer.save_pretrained(folder)
+    plan = Plan(Settings(1, 4, 1, 0, compiled=False), ("draftree-loop",), (1,), (None,))
+    with pytest.raises(ValueError, match="Two models would be called 'same'"):
+        run_compare([str(folder) for folder in folders], embedded_prompts()[:1], plan, tmp_path / "out", Killed(1))
+    methods = tuple(str(tmp_path / place / "medusa") for place in ("a", "b"))
+    with pytest.raises(ValueError, match="Two methods would be called 'medusa'"):
+        run_compare([None], embedded_prompts()[:1], replace(plan, methods=methods), tmp_path / "out", Killed(1))
+    assert not (tmp_path / "out").exists()
 
 
 class Held:
@@ -347,7 +369,7 @@ def test_draws_of_a_batch_are_compared_with_the_plain_engine(demo):
     result = run_case(kit, texts, names, Watcher())
     assert result.baselines.reference == "draftree-loop"
     assert result.baselines.uncompared == {"hf-generate"}
-    assert result.rows["lookahead-cold"].parted == []
+    assert result.rows["lookahead-cold"].differing == []
 
 
 @pytest.mark.parametrize(

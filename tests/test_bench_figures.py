@@ -149,8 +149,8 @@ def test_a_prompt_that_differs_in_both_rounds_is_listed_once(demo):
     ]
     rows = summarise(samples, tasks(2), ["hf"])
     find_differences(rows, samples, tasks(2), "hf", demo.model)
-    assert [(task.prompt.id, where.position) for task, where in rows["us"].parted] == [("p0", 2)]
-    assert rows["hf"].parted == []
+    assert [(task.prompt.id, where.position) for task, where in rows["us"].differing] == [("p0", 2)]
+    assert rows["hf"].differing == []
 
 
 def test_a_result_file_names_no_folder_of_this_machine(demo, monkeypatch):

@@ -80,7 +80,7 @@ def test_a_gain_inside_its_interval_is_none():
 def test_answers_that_differ_or_cannot_be_compared_are_said():
     speeds = {HF: 100, PLAIN: 400, WARM: 600}
     found = case(speeds)
-    found.rows[WARM].parted.append((found.tasks[0], Difference(3, 1, 2, 0.1)))
+    found.rows[WARM].differing.append((found.tasks[0], Difference(3, 1, 2, 0.1)))
     assert verdict(found).endswith(
         " Not all answers are equal: prompts whose answer is not that of HF generate are Lookahead, warm trie (1)."
     )

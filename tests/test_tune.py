@@ -122,7 +122,6 @@ def test_replay_learns_over_texts_and_predicts_time(demo, record):
     assert plain.stats.steps == plain.stats.emitted
     twice = replay([*record.texts, *record.texts], Lookahead(), Fixed(8), timing, NEW, ends)
     assert twice.stats.steps < 1.5 * replay(record.texts, Lookahead(), Fixed(8), timing, NEW, ends).stats.steps
-    assert set(plain.by_set) == {text.task.prompt.set for text in record.texts}
     dynamic = replay(record.texts, Lookahead(), DynamicTree(), timing, NEW, ends, clock=lambda: 0.0)
     assert dynamic.stats.emitted == plain.stats.emitted
     idle = replay(record.texts, PromptLookup(), Fixed(8), timing, NEW, ends, clock=itertools.count().__next__)
@@ -196,7 +195,7 @@ def test_the_search_finds_what_replays_best_and_stops_when_time_is_up(demo, reco
 
 
 def predicted(kind, speed, node_budget=4):
-    return Predicted(Candidate(Spec(kind), node_budget), Replayed(RequestStats(emitted=int(100 * speed)), {}, 100.0))
+    return Predicted(Candidate(Spec(kind), node_budget), Replayed(RequestStats(emitted=int(100 * speed)), 100.0))
 
 
 def test_finalists_are_not_all_of_one_drafter_and_what_cannot_be_replayed_takes_part():

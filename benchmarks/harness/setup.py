@@ -18,10 +18,10 @@ import torch
 
 import draftree
 from benchmarks.inflate import inflate, inflate_drafter
+from draftree.bench.samples import Task, encode_tasks
 from draftree.demo_model import without_bars
 from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter
-from draftree.engine.limits import check_prompt
 from draftree.models import Placement, encode_prompt, load_model
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts, split_prompts
@@ -32,14 +32,6 @@ OUTSIDE = {"lookahead-cold": draftree.Lookahead, "prompt-lookup": draftree.Promp
 MERGED = "+"  # between drafters that draft together
 TRAINED = ("bita", "hidden-transfer", "medusa", "self-speculative", "draft-model", "early-head")
 KNOWN = (TRIE, *OUTSIDE, *TRAINED)
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A prompt and its token ids."""
-
-    prompt: Prompt
-    ids: list[int]
 
 
 @dataclass
@@ -112,17 +104,8 @@ class Setup:
             raise ValueError("This experiment measures decoder-only models: this one has an encoder.")
         chosen = [p for p in self.prompts if p.set in self.options.get("sets", ())] or self.prompts
         measured, others = split_prompts(chosen, self["per_set"], self.options.get("warm_per_set", 8))
-        limits = inspect_model(self.small)
-        split = []
-        for prompts in (measured, others):
-            tasks = [Task(prompt, self.encode(prompt.text)) for prompt in prompts]
-            for task in tasks:
-                try:
-                    check_prompt(task.ids, self["max_new_tokens"], limits.vocab_size, limits.max_positions)
-                except ValueError as error:
-                    raise ValueError(f"Prompt {task.prompt.id!r}: {error}") from None
-            split.append(tasks)
-        return split[0], split[1]
+        tasks = encode_tasks(self.tokenizer, self.small, [*measured, *others], self["max_new_tokens"])
+        return tasks[: len(measured)], tasks[len(measured) :]
 
     @property
     def tasks(self) -> list[Task]:

@@ -82,8 +82,8 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     large = subject.inflated(label, shape=size, dtype=dtype, device=device)
     runner = open_runner(large.model)
     forms = other_forms(large.model, runner)
-    timed = {form: (other, FORM_ROWS) for form, other in forms.items()}
-    steps = time_rows(large.model, runner, ROWS, setup["context"], setup["rounds"], setup.watcher, timed)
+    timed = {LOOP: (runner, ROWS)} | {form: (other, FORM_ROWS) for form, other in forms.items()}
+    steps = time_rows(large.model, timed, setup["context"], setup["rounds"], setup.watcher)
     kit = make_kit(large, texts.lessons, settings, setup.watcher)
     left = 60 * setup["minutes"] - (time.perf_counter() - began) - COMPILING * compiled
     each = seconds_of_answer(large.model, texts.tasks[0].ids, settings.max_new_tokens)

@@ -39,7 +39,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     large = inflate(setup.small, params, shape=shape, dtype=kind, device=device)
     runner, size = open_runner(large, "auto"), Size.of(large.config)
     equal = compare_models(setup, large)
-    steps = time_rows(large, runner, ROWS, setup["context"], setup["rounds"], setup.watcher)
+    steps = time_rows(large, {LOOP: (runner, ROWS)}, setup["context"], setup["rounds"], setup.watcher)
     wide = pd.DataFrame(steps.rows).pivot(index="rows", columns="method", values="ms").reset_index()
     wide["hf_over_draftree"] = wide[LABELS[HF]] / wide[LABELS[LOOP]]
     floor = steps.floor

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
+
+from draftree.errors import did_you_mean
 
 TRAINED = ("medusa", "bita", "hidden-transfer", "self-speculative", "draft-model")
 SMALL_ONES = ("demo", "small")  # names of the embedded model's small one in --bild
@@ -33,10 +34,8 @@ def check_drafter(name: str, trie: Path | None = None) -> None:
         if not Path(name).is_file():
             raise ValueError(f"There is no tuned choice {name!r}: give a file that draftree tune wrote.")
     elif name not in DRAFTERS and not (name and Path(name).is_dir()):
-        near = difflib.get_close_matches(name, DRAFTERS, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         choice = f"{', '.join(DRAFTERS)}, several joined by +, the folder of a drafter or small model, or a tuned .json"
-        raise ValueError(f"There is no drafter {name!r}: choose {choice}.{hint}")
+        raise ValueError(f"There is no drafter {name!r}: choose {choice}.{did_you_mean(name, DRAFTERS)}")
     if trie is not None and name != "lookahead":
         raise ValueError(f"--trie belongs to the lookahead drafter, not to {name!r}: leave one of them out.")
 

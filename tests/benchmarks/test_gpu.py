@@ -107,15 +107,15 @@ def test_every_form_that_is_not_the_runners_own_is_measured_as_well(demo):
     assert set(other_forms(small, runners["eager"])) == {"draftree-captured"}
     others = other_forms(small, runners["cuda_graphs"])
     watcher = Watcher()
-    timed = {name: (other, (1,)) for name, other in others.items()}
-    steps = time_rows(small, runners["cuda_graphs"], (1, 2), 8, 1, watcher, timed)
+    timed = {LOOP: (runners["cuda_graphs"], (1, 2))} | {name: (other, (1,)) for name, other in others.items()}
+    steps = time_rows(small, timed, 8, 1, watcher)
     assert [(row["method"], row["name"], row["rows"]) for row in steps.rows][-1:] == [
         ("draftree, eager", "draftree-tensors", 1)
     ]
 
 
 def test_a_few_of_many_are_spread():
-    many = Texts(list("abcdefghij"), [], list(range(10)), None)
+    many = Texts(list("abcdefghij"), [], list(range(10)))
     few = gpu.spread(many, 3)
     assert (few.tasks, few.longest) == (["a", "d", "g"], [0, 3, 6])
-    assert gpu.spread(Texts(list("ab"), [], [0, 1], None), 5).tasks == ["a", "b"]
+    assert gpu.spread(Texts(list("ab"), [], [0, 1]), 5).tasks == ["a", "b"]

@@ -47,12 +47,9 @@ class Result:
     Attributes:
         about: commit, device, dtype, threads, command, versions, times, settings.
         names: the methods, in the order of tables.
-        rows: by method, its figures.
-        unmeasured: by method, why there are none.
-        notes: by method, what else to know.
+        rows, unmeasured, notes: by method, its figures, why there are none, and what else to know.
         baselines: what they are held against.
-        samples: every answer.
-        tasks: what was answered.
+        samples: every answer to the `tasks`.
     """
 
     about: dict[str, Any]
@@ -71,10 +68,10 @@ class Result:
     def _entry(self, name: str) -> dict[str, Any]:
         row = self.rows[name]
         entry: dict[str, Any] = {"method": label_of(name), "name": name} | row.figures(self.baselines.plain)
-        entry["differing"] = None if name in self.baselines.uncompared else len(row.parted)
+        entry["differing"] = None if name in self.baselines.uncompared else len(row.differing)
         entry["stats"] = None if row.stats is None else row.stats.as_dict()
         entry["differing_prompts"] = [
-            {"id": task.prompt.id, "set": task.prompt.set} | where.as_dict() for task, where in row.parted
+            {"id": task.prompt.id, "set": task.prompt.set} | where.as_dict() for task, where in row.differing
         ]
         return entry | {"by_set": {one: own.figures(self.baselines.plain) for one, own in row.by_set.items()}}
 
@@ -110,15 +107,9 @@ class Result:
 def run_case(
     kit: Kit, texts: Texts, names: Sequence[str], watcher: Watcher, *, log: Log | None = None, part: str = ""
 ) -> Result:
-    """Measure methods on one model; figures come from the samples of one process and one run.
+    """Measure methods by the settings of `kit`; figures come from the samples of one process and one run.
 
-    Args:
-        kit: makes the methods; the case has its settings.
-        texts: what is answered.
-        names: the methods.
-        watcher: shows progress.
-        log: keeps samples, so that a stopped run can go on.
-        part: which of several cases this is, for the watcher.
+    `log` keeps samples, so that a stopped run can go on; `part` says which of several cases this is, for the watcher.
     """
     settings, tasks = kit.settings, texts.tasks
     about = kit.subject.about() | {"started": now(), "case": settings.title}
@@ -132,7 +123,9 @@ def run_case(
     usable, refused = ready(methods, longest, settings.batch)
     groups = groups_of(tasks, settings.batch)
     watcher.stage(f"{part}measuring", len(usable) * len(groups) * settings.rounds)
-    samples = measure(usable, tasks, settings.rounds, watcher, batch=settings.batch, talk=texts.talk, log=log)
+    samples = measure(
+        usable, tasks, settings.rounds, watcher, batch=settings.batch, tokenizer=kit.subject.tokenizer, log=log
+    )
     measured = {method.name for method in usable}
     plain = PLAIN if PLAIN in measured else HOOKED
     # Hugging Face draws a batch from one stream of noise, so that only draftree's own answers can be compared.

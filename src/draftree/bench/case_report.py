@@ -77,10 +77,10 @@ def remarks(result: Result) -> list[str]:
     lines += [f"{label_of(name)}: {note}." for name, note in result.notes.items()]
     for name, row in result.rows.items():
         lines += [
-            f"{label_of(name)}, prompt {task.prompt.id}: {where}" for task, where in row.parted[:SHOWN_DIFFERENCES]
+            f"{label_of(name)}, prompt {task.prompt.id}: {where}" for task, where in row.differing[:SHOWN_DIFFERENCES]
         ]
-        if len(row.parted) > SHOWN_DIFFERENCES:
-            lines.append(f"{label_of(name)}: {len(row.parted) - SHOWN_DIFFERENCES} more differ, see the JSON file.")
+        if len(row.differing) > SHOWN_DIFFERENCES:
+            lines.append(f"{label_of(name)}: {len(row.differing) - SHOWN_DIFFERENCES} more differ, see the JSON file.")
     return lines
 
 
@@ -88,7 +88,7 @@ def _answered(result: Result) -> str:
     about, settings = result.about, result.about["settings"]
     rounds = settings.get("rounds", 1)
     warmed = f", trie warmed with {about['warm_prompts']} answers" if about["warm_prompts"] else ""
-    differ = sum(len(row.parted) for row in result.rows.values())
+    differ = sum(len(row.differing) for row in result.rows.values())
     return (
         f"{about['case'].capitalize()}; {about['prompts']} prompts of {len(about['sets'])} sets, up to "
         f"{settings['max_new_tokens']} new tokens, {rounds} {'round' if rounds == 1 else 'rounds'}{warmed}. Answers "

@@ -7,6 +7,7 @@ comes.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +20,6 @@ from draftree.bench.inputs import Settings, Subject, encode_all
 from draftree.bench.kit import Kit, make_kit
 from draftree.bench.log import Log
 from draftree.bench.machine import now
-from draftree.bench.names import METHODS
 from draftree.bench.samples import Sampling
 from draftree.models import Placement, load_model
 from draftree.progress import Watcher
@@ -43,9 +43,9 @@ class Plan:
     """
 
     settings: Settings
-    methods: tuple[str, ...] = METHODS
-    batches: tuple[int, ...] = (1, 4)
-    samplings: tuple[Sampling | None, ...] = (None, Sampling(0.8))
+    methods: tuple[str, ...]
+    batches: tuple[int, ...]
+    samplings: tuple[Sampling | None, ...]
     params: str | None = None
     assistant: str | None = None
     placement: Placement = field(default_factory=Placement)
@@ -61,18 +61,24 @@ class Comparison:
 
     Attributes:
         about: commit, device, threads, command, versions and times.
-        models: by name, the cases of each.
+        models, tokenizers: by the model's name, its cases and its tokenizer.
         resumed: how many groups of answers came from a run that had been stopped.
     """
 
     about: dict[str, Any]
     models: dict[str, list[Result]]
+    tokenizers: dict[str, Any]
     resumed: int = 0
 
     @property
     def cases(self) -> list[Result]:
         """Those of all models."""
         return [result for cases in self.models.values() for result in cases]
+
+
+def file_name(text: str) -> str:
+    """A name that every file system takes."""
+    return re.sub(r"[^\w.+-]+", "-", Path(text).name).strip("-")
 
 
 def discard_unfinished(out: Path) -> None:
@@ -83,38 +89,45 @@ def discard_unfinished(out: Path) -> None:
 def run_compare(
     models: Sequence[str | None], prompts: Sequence[Prompt], plan: Plan, out: Path, watcher: Watcher
 ) -> Comparison:
-    """Measure everything, or go on where a run of the same plan was stopped.
+    """Measure everything, or go on where a run of the same plan was stopped, whose journal is in `out`.
 
-    Args:
-        models: folders or hub names; None is the embedded model. One at a time is in memory, as they may be large.
-        prompts: to measure on and to warm tries with.
-        plan: what to compare.
-        out: folder for the results, and for the journal of an unfinished run.
-        watcher: shows progress.
+    One of the `models` (folders or hub names, None for the embedded one) is in memory at a time.
 
     Raises:
-        ValueError: a model, prompt or drafter that cannot be used, or an unfinished run of another plan; before any
-            work.
+        ValueError: a model, prompt or drafter that cannot be used, two models or methods of one name, or an unfinished
+            run of another plan; before any work.
     """
     if plan.params is not None:
         from_checkout("inflate")  # says what is missing
     assistant = None if plan.assistant is None else load_model(plan.assistant, plan.placement)[0]
+    _refuse_twins("methods", plan.methods)
+    names: list[str] = []
     for name in models:
         subject = Subject.load(name, plan.placement)
+        names.append(subject.about()["model"])
+        _refuse_twins("models", names)
         for settings in plan.cases():
             encode_all(subject, prompts, settings)
         Kit(subject, replace(plan.settings, compiled=False), assistant=assistant).methods(plan.methods)
     begun = subject.about() | {"started": now()}
-    found = {}
+    found, tokenizers = {}, {}
     with Journal(out / JOURNAL, _identity(models, prompts, plan, begun)) as journal:
         log = Log(journal)
         for name in models:
             if len(models) > 1:
                 subject = Subject.load(name, plan.placement)
             cases = _measure(subject, prompts, plan, watcher, assistant, log)
-            found[cases[0].about["model"]] = cases
+            called = cases[0].about["model"]
+            found[called], tokenizers[called] = cases, subject.tokenizer
     discard_unfinished(out)
-    return Comparison(begun | {"finished": now()}, found, log.resumed)
+    return Comparison(begun | {"finished": now()}, found, tokenizers, log.resumed)
+
+
+def _refuse_twins(what: str, names: Sequence[str]) -> None:
+    """Raise a ValueError where two names are one in files, where the results of one would replace the other's."""
+    for place, name in enumerate(map(file_name, names)):
+        if name in map(file_name, names[:place]):
+            raise ValueError(f"Two {what} would be called {name!r} in the results: rename the folder of one of them.")
 
 
 def _identity(
@@ -124,7 +137,6 @@ def _identity(
     facts = {
         "models": list(models),
         "prompts": fingerprint([asdict(prompt) for prompt in prompts]),
-        "methods": plan.methods,
         "plan": asdict(plan),
         **{name: about[name] for name in ("commit", "device", "threads", "versions")},
     }

@@ -52,16 +52,10 @@ OF_INFLATED: Targets = {
 
 
 def figures_of(targets: Targets, steps: Steps, case: Result) -> list[dict[str, Any]]:
-    """All figures of one model, as rows of a table.
+    """All figures of one model, as rows of `COLUMNS`.
 
-    Args:
-        targets: that it has.
-        steps: timed ones.
-        case: the answers, of one interleaved run.
-
-    Returns:
-        Rows of `COLUMNS`. "of" is what a figure is of, where its name does not say it; "part of target" is 1 or more
-        where the target is reached, and None where there is none.
+    "of" is what a figure is of, where its name does not say it; "part of target" is 1 or more where the target is
+    reached, and None where there is none.
     """
     found: list[dict[str, Any]] = []
 

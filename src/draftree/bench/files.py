@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from draftree.bench.case import COLUMNS, Result
 from draftree.bench.case_report import CAPTION, remarks
-from draftree.bench.compare import Comparison
+from draftree.bench.compare import Comparison, file_name
 from draftree.bench.pictures import method_colour, png
 from draftree.bench.report import Report, Table
 from draftree.bench.samples import Sample
@@ -24,21 +23,14 @@ from draftree.files import replacing, write_text
 NESTED = ("stats", "differing_prompts", "by_set")  # of a row, what is no column
 
 
-def write_all(found: Comparison, reports: Sequence[Report], tokenizers: dict[str, Any], folder: Path) -> list[Path]:
-    """Write bench-compare.json, .csv, .md, .html and Spec-Bench's answers into `folder`; returns their paths.
-
-    Args:
-        found: what was measured.
-        reports: of its cases.
-        tokenizers: of the models, by name.
-        folder: where to.
-    """
+def write_all(found: Comparison, reports: Sequence[Report], folder: Path) -> list[Path]:
+    """Write bench-compare.json, .csv, .md, .html and Spec-Bench's answers into `folder`; returns their paths."""
     report = comparison_report(found)
     table, text, html = (folder / f"bench-compare.{ending}" for ending in ("csv", "md", "html"))
     write_csv(report, table)
     write_text(text, "\n".join(markdown(found, reports)))
     write_text(html, page(found, reports))
-    return [*report.write(folder), table, text, html, write_answers(found, tokenizers, folder)]
+    return [*report.write(folder), table, text, html, write_answers(found, folder)]
 
 
 def comparison_report(found: Comparison) -> Report:
@@ -102,7 +94,7 @@ def page(found: Comparison, reports: Sequence[Report]) -> str:
     return here.get_template("page.html.j2").render(shown)
 
 
-def write_answers(found: Comparison, tokenizers: dict[str, Any], folder: Path) -> Path:
+def write_answers(found: Comparison, folder: Path) -> Path:
     """Write Spec-Bench's answer files, answers/MODEL/CASE/METHOD.jsonl, into `folder`; returns the answers' folder.
 
     Each line has `choices`, one for every round, with `turns`, `decoding_steps`, `new_tokens` and `wall_time` for each
@@ -114,7 +106,7 @@ def write_answers(found: Comparison, tokenizers: dict[str, Any], folder: Path) -
             own = out / file_name(model) / file_name(result.about["case"])
             own.mkdir(parents=True, exist_ok=True)
             for name in result.rows:
-                rows = _spec_bench(result, name, tokenizers[model], model)
+                rows = _spec_bench(result, name, found.tokenizers[model], model)
                 text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 write_text(own / f"{file_name(name)}.jsonl", text)
     return out
@@ -143,8 +135,3 @@ def _spec_bench(result: Result, method: str, tokenizer: Any, model: str) -> list
         facts = {"question_id": question, "category": prompt.set, "model_id": f"{model}-{method}"}
         rows.append(facts | {"choices": choices})
     return rows
-
-
-def file_name(text: str) -> str:
-    """A name that every file system takes."""
-    return re.sub(r"[^\w.+-]+", "-", Path(text).name).strip("-")

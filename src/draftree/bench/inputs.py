@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftree.bench.checkout import from_checkout
 from draftree.bench.machine import describe
-from draftree.bench.measure import Talk
-from draftree.bench.samples import Sampling, Task
-from draftree.engine.limits import check_prompt
-from draftree.models import Placement, encode_prompt, load_model
+from draftree.bench.samples import Sampling, Task, encode_tasks
+from draftree.models import Placement, load_model
 from draftree.prompts import Prompt, split_prompts
 from draftree.runner import inspect_model
 
@@ -77,10 +75,9 @@ class Settings:
     """What to measure.
 
     Attributes:
-        per_set: test prompts of every set.
+        per_set, warm_per_set: prompts of every set to measure on, and to warm the trie with.
         max_new_tokens: most tokens of an answer.
         rounds: how often every prompt is answered.
-        warm_per_set: prompts of every set that warm the trie.
         compiled: whether to measure torch.compile.
         batch: prompts answered together.
         sampling: how tokens are sampled; None decodes greedily.
@@ -112,13 +109,11 @@ class Texts:
         tasks: to measure on.
         lessons: to warm a trie with.
         longest: for each task, the most tokens that the prompt of its last turn may have.
-        talk: makes the prompts of later turns; None where there are none.
     """
 
     tasks: list[Task]
     lessons: list[list[int]]
     longest: list[int]
-    talk: Talk | None
 
     @property
     def sets(self) -> list[str]:
@@ -140,31 +135,14 @@ def encode_all(subject: Subject, prompts: Sequence[Prompt], settings: Settings) 
         raise ValueError(
             f"{len(measured)} prompts do not fill a batch of {settings.batch}: give more prompts, or a smaller batch."
         )
-    tasks = [Task(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in (*measured, *warming)]
+    tasks = encode_tasks(tokenizer, subject.model, [*measured, *warming], new)
     longest = []
-    for task in tasks:
+    for task in tasks[: len(measured)]:
         later = [len(tokenizer(text).input_ids) for text in task.prompt.later]
         longest.append(len(task.ids) + sum(later) + len(later) * (TURN_ROOM + new))
-        try:
-            check_prompt(task.ids, new, target.vocab_size, target.max_positions)
-            if later and target.max_positions is not None and longest[-1] + new > target.max_positions:
-                raise ValueError(
-                    f"its turns may grow to {longest[-1] + new} tokens and the model's context is "
-                    f"{target.max_positions}: lower max_new_tokens, or leave turns out."
-                )
-        except ValueError as error:
-            raise ValueError(f"Prompt {task.prompt.id!r}: {error}") from None
-    talk = talk_with(tokenizer) if any(prompt.later for prompt in measured) else None
-    lessons = [task.ids for task in tasks[len(measured) :]]
-    return Texts(tasks[: len(measured)], lessons, longest[: len(measured)], talk)
-
-
-def talk_with(tokenizer: Any) -> Callable[[Prompt, Sequence[Sequence[int]]], list[int]]:
-    """What makes the token ids of a conversation's next turn, after the answers to its earlier ones."""
-
-    def talk(prompt: Prompt, answers: Sequence[Sequence[int]]) -> list[int]:
-        given = [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
-        turns = [prompt.text, *prompt.later]
-        return encode_prompt(tokenizer, turns[len(given)], history=list(zip(turns, given, strict=False)))
-
-    return talk
+        if later and target.max_positions is not None and longest[-1] + new > target.max_positions:
+            raise ValueError(
+                f"Prompt {task.prompt.id!r}: its turns may grow to {longest[-1] + new} tokens and the model's context "
+                f"is {target.max_positions}: lower max_new_tokens, or leave turns out."
+            )
+    return Texts(tasks[: len(measured)], [task.ids for task in tasks[len(measured) :]], longest)

@@ -90,8 +90,6 @@ class Kit:
     """What methods are made of.
 
     Attributes:
-        subject: the model, decoder-only.
-        settings: the length of answers, how their tokens are chosen, and whether torch.compile is measured.
         warm: a warmed trie; None where there are no prompts to warm it with.
         assistant: a small Hugging Face model of the same vocabulary; None for the embedded model's own, if it is that.
     """

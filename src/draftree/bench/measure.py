@@ -8,15 +8,14 @@ answers stand in the prompts of its later turns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from draftree.bench.log import Log
 from draftree.bench.methods import Method
 from draftree.bench.samples import Sample, Task
+from draftree.models import encode_prompt
 from draftree.progress import Watcher
-from draftree.prompts import Prompt
-
-Talk = Callable[[Prompt, Sequence[Sequence[int]]], list[int]]  # token ids of a next turn, after these answers
 
 
 def groups_of(tasks: Sequence[Task], batch: int) -> list[list[int]]:
@@ -27,12 +26,7 @@ def groups_of(tasks: Sequence[Task], batch: int) -> list[list[int]]:
 def ready(methods: Sequence[Method], tasks: Sequence[Task], batch: int = 1) -> tuple[list[Method], dict[str, str]]:
     """Let every method answer the longest and the shortest prompt (or batch of them), uncounted.
 
-    Returns
-    -------
-    usable
-        The methods that can answer.
-    refused
-        By name, why another cannot; only methods that are `optional` may refuse.
+    Returns the methods that can answer, and by name why another cannot; only methods that are `optional` may refuse.
     """
     groups = [[tasks[i].ids for i in group] for group in groups_of(tasks, batch)]
     groups.sort(key=lambda prompts: max(map(len, prompts)))
@@ -57,18 +51,17 @@ def measure(
     watcher: Watcher,
     *,
     batch: int = 1,
-    talk: Talk | None = None,
+    tokenizer: Any = None,
     log: Log | None = None,
 ) -> list[Sample]:
     """Answer all tasks with all methods, `rounds` times.
 
     Args:
         methods: in the order of the first group's answers; it rotates from group to group.
-        tasks: what to answer.
-        rounds: how often.
+        tasks, rounds: what to answer, and how often.
         watcher: is stepped after every method's answers to a group, outside of the measured time.
         batch: neighbouring tasks that are answered together.
-        talk: makes the prompts of later turns; None leaves those out.
+        tokenizer: makes the prompts of later turns; None leaves those out.
         log: keeps samples, and gives back those of a run that was stopped.
     """
     groups = groups_of(tasks, batch)
@@ -82,7 +75,7 @@ def measure(
                 new = []
                 first = (number * len(groups) + i) % len(methods)
                 for method in [*methods[first:], *methods[:first]]:
-                    new += _converse(method, tasks, group, number, talk)
+                    new += _converse(method, tasks, group, number, tokenizer)
                     watcher.step()
                 if log is not None:
                     log.keep(new)
@@ -95,20 +88,25 @@ def measure(
     return samples
 
 
-def _converse(
-    method: Method, tasks: Sequence[Task], group: Sequence[int], number: int, talk: Talk | None
-) -> list[Sample]:
+def _converse(method: Method, tasks: Sequence[Task], group: Sequence[int], number: int, tokenizer: Any) -> list[Sample]:
     """All turns of a group; prompts whose conversation has fewer turns are left out of the later ones."""
     samples: list[Sample] = []
     given: dict[int, list[list[int]]] = {task: [] for task in group}
-    turns = 1 if talk is None else 1 + max(len(tasks[task].prompt.later) for task in group)
+    turns = 1 if tokenizer is None else 1 + max(len(tasks[task].prompt.later) for task in group)
     for turn in range(turns):
         present = [task for task in group if turn <= len(tasks[task].prompt.later)]
-        prompts = {task: tasks[task].ids for task in present}
-        if turn and talk is not None:
-            prompts = {task: talk(tasks[task].prompt, given[task]) for task in present}
+        prompts = {task: _turn(tokenizer, tasks[task], given[task]) for task in present}
         answers = method.answers(list(prompts.values()))
         for (task, ids), answer in zip(prompts.items(), answers, strict=True):
             given[task].append(answer.ids)
             samples.append(Sample(method.name, task, number, answer, turn, ids if turn else None))
     return samples
+
+
+def _turn(tokenizer: Any, task: Task, answers: Sequence[Sequence[int]]) -> list[int]:
+    """Token ids of a conversation's next turn, after the answers to its earlier ones."""
+    if not answers:
+        return task.ids
+    said = [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+    turns = [task.prompt.text, *task.prompt.later]
+    return encode_prompt(tokenizer, turns[len(said)], history=list(zip(turns, said, strict=False)))

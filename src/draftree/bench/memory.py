@@ -46,12 +46,10 @@ def compare_memory(
     params: str | None = None,
     placement: Placement | None = None,
 ) -> dict[str, Any]:
-    """Peak bytes of plain and drafted decoding of `prompts` (token ids), Lookahead at `decoding_length`; the model
-    inflated to `params`, where that is given, and loaded for `placement`.
+    """Peak memory of plain and drafted decoding of `prompts` (token ids), Lookahead at `decoding_length`.
 
-    Returns
-    -------
-    `plain_bytes`, `drafted_bytes` and `overhead` (drafted / plain - 1); or `why`, where it could not be measured.
+    The model is loaded for `placement`, and inflated to `params` where that is given. Returns `plain_bytes`,
+    `drafted_bytes` and `overhead` (drafted / plain - 1); or `why`, where it could not be measured.
     """
     chosen = [list(ids) for ids in prompts[:PROMPTS]]
     job = {"prompts": chosen, "max_new_tokens": max_new_tokens, "threads": threads, "model": model, "params": params}
@@ -96,10 +94,8 @@ def _run(job: dict[str, Any]) -> int:
     torch.set_num_threads(job["threads"])
     model = Subject.load(job["model"], Placement(**job["placement"])).inflated(job["params"]).model
     length = job["decoding_length"]
-    method = Draftree("", model, job["max_new_tokens"])
-    if length is not None:
-        drafted = (lambda: Lookahead(length)), (lambda: Fixed(length))
-        method = Draftree("", model, job["max_new_tokens"], *drafted)
+    drafted: Any = () if length is None else ((lambda: Lookahead(length)), (lambda: Fixed(length)))
+    method = Draftree("", model, job["max_new_tokens"], *drafted)
     for ids in job["prompts"]:
         method.answer(ids)
     return peak_bytes()

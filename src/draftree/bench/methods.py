@@ -19,7 +19,7 @@ from draftree.drafting import Drafter
 from draftree.drafting.base import Context
 from draftree.engine import Engine, Request
 from draftree.engine.limits import eos_token_ids
-from draftree.engine.options import read_options, rules_for
+from draftree.engine.options import read_options
 from draftree.shaping import Shape
 
 AfterStep = Callable[[Request], None]
@@ -161,9 +161,7 @@ class Draftree(Method):
 
     Args:
         model: decoder-only, or an encoder-decoder, whose prompts go through its encoder.
-        max_new_tokens: most tokens of an answer.
-        make_drafter: makes the drafter of a round, or None for plain decoding.
-        make_shape: makes the shape of a round; None leaves the engine's default.
+        make_drafter, make_shape: make those of a round; None for plain decoding, and for the engine's default shape.
         sampling: how tokens are sampled; None decodes greedily.
         options: more of `Engine`, such as `runner` or `reject_drafts`.
     """
@@ -182,7 +180,6 @@ class Draftree(Method):
         super().__init__(name)
         self._model, self._new, self._sampling, self._options = model, max_new_tokens, sampling, options
         self._make_drafter, self._make_shape = make_drafter, make_shape
-        self._encodes = bool(model.config.is_encoder_decoder)
         self.start()
 
     def start(self) -> None:
@@ -228,24 +225,22 @@ class Draftree(Method):
 
     def _requests(self, prompts: Sequence[Sequence[int]]) -> tuple[Engine, list[Request]]:
         """An engine with a slot for each prompt, and the prompts in it."""
-        drawn = {} if self._sampling is None else self._sampling.options()
-        options = read_options(self._model, None, None, None, {"max_new_tokens": self._new, **drawn})
-        sources = [torch.tensor(ids, device=self._model.device) for ids in prompts] if self._encodes else []
-        starts = [[options.decoder_start]] * len(prompts) if self._encodes else prompts
+        sampling = self._sampling
+        options: dict[str, Any] = {"max_new_tokens": self._new} | ({} if sampling is None else sampling.options())
+        starts: Sequence[Sequence[int]] = prompts
+        sources: list[torch.Tensor | None] = [None] * len(prompts)
+        if self._model.config.is_encoder_decoder:
+            start = read_options(self._model, None, None, None, dict(options)).decoder_start
+            starts = [[start]] * len(prompts)
+            sources = [torch.tensor(ids, device=self._model.device) for ids in prompts]
         capacity = max(map(len, starts)) + self._new + 64
         made = {"drafter": self.drafter, "shape": self.shape, **self._options}
         engine = Engine(self._model, None, slots=len(prompts), capacity=capacity, **made)
-        requests = []
-        for b, ids in enumerate(starts):
-            rules = rules_for(
-                self._model,
-                options,
-                max_new_tokens=self._new,
-                padded_length=len(ids),
-                seed=None if self._sampling is None else self._sampling.seed + b,
-                encoder_ids=sources[b][None] if sources else None,
-            )
-            requests.append(engine.add(ids, rules, encoder_input=sources[b] if sources else None))
+        seed = 0 if sampling is None else sampling.seed
+        requests = [
+            engine.add(start, encoder_input=source, seed=seed + b, **options)
+            for b, (start, source) in enumerate(zip(starts, sources, strict=True))
+        ]
         return engine, requests
 
 

@@ -5,8 +5,9 @@ Loads nothing, so that the command line's help can list them.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
+
+from draftree.errors import did_you_mean
 
 REFERENCE, COMPILED, PROMPT_LOOKUP, ASSISTED = "hf-generate", "hf-compiled", "hf-prompt-lookup", "hf-assisted"
 HOOKED, PLAIN, TENSORS, CAPTURED = "draftree-hooked", "draftree-loop", "draftree-tensors", "draftree-captured"
@@ -64,11 +65,9 @@ def check_name(name: str) -> None:
         if not part:
             raise ValueError(f"{name!r} joins a name and nothing: give one on both sides of every +.")
         if part not in LABELS and not Path(part).is_dir():
-            near = difflib.get_close_matches(part, LABELS, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
                 f"There is no method {part!r}: choose {', '.join(LABELS)}, drafters joined by +, or the folder of a "
-                f"trained drafter.{hint}"
+                f"trained drafter.{did_you_mean(part, LABELS)}"
             )
         if "+" in name and part in NO_DRAFTERS:
             raise ValueError(f"{part!r} is no drafter that can be merged: leave it out of {name!r}.")

@@ -34,14 +34,7 @@ def run_quick(
     params: str | None = None,
     watcher: Watcher | None = None,
 ) -> Report:
-    """Measure everything.
-
-    Args:
-        subject: a decoder-only model.
-        prompts: to measure on and to warm with.
-        settings: how much.
-        params: inflate the model to about so many parameters; None for the model itself.
-        watcher: shows progress.
+    """Measure everything, on the model inflated to about `params` parameters where those are given.
 
     Raises:
         ValueError: a model or prompt that cannot be measured, before any work.

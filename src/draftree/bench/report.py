@@ -45,8 +45,8 @@ class Table(NamedTuple):
             *([_cell(row, name) for name in names] for row in self.rows),
         ]
 
-    def rich(self) -> RichTable:
-        """For a terminal, its first column on the left."""
+    def rich(self, bold: int | None = None) -> RichTable:
+        """For a terminal, its first column on the left, and row `bold` in bold."""
         options: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "caption_justify": "left"}
         options |= {"title": escape(self.title), "caption": escape(self.caption) or None}
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, **options)
@@ -54,8 +54,8 @@ class Table(NamedTuple):
         for place, heading in enumerate(headings):
             text = heading.replace(" ", "\n", 1) if place else heading
             table.add_column(text, justify="right" if place else "left")
-        for line in lines:
-            table.add_row(*map(escape, line))
+        for number, line in enumerate(lines):
+            table.add_row(*map(escape, line), style="bold" if number == bold else "")
         return table
 
     def markdown(self) -> list[str]:

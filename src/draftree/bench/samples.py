@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.engine import RequestStats
+from draftree.engine.limits import check_prompt
+from draftree.models import encode_prompt
 from draftree.prompts import Prompt
+from draftree.runner import inspect_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,22 @@ class Task:
 
     prompt: Prompt
     ids: list[int]
+
+
+def encode_tasks(tokenizer: Any, model: Any, prompts: Sequence[Prompt], new: int) -> list[Task]:
+    """Prompts with their token ids, through the chat template where there is one.
+
+    Raises:
+        ValueError: one that `model` cannot answer with `new` tokens; it is named.
+    """
+    target = inspect_model(model)
+    tasks = [Task(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
+    for task in tasks:
+        try:
+            check_prompt(task.ids, new, target.vocab_size, target.max_positions)
+        except ValueError as error:
+            raise ValueError(f"Prompt {task.prompt.id!r}: {error}") from None
+    return tasks
 
 
 @dataclass(frozen=True, slots=True)

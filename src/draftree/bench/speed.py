@@ -26,7 +26,7 @@ from draftree.bench.inputs import Settings, Subject, Texts, encode_all
 from draftree.bench.kit import Kit, make_kit
 from draftree.bench.names import ASSISTED, COMPILED, PLAIN, PROMPT_LOOKUP, REFERENCE
 from draftree.bench.report import Report, Table
-from draftree.bench.steps import Steps, check_context, time_rows
+from draftree.bench.steps import LOOP, Steps, check_context, time_rows
 from draftree.progress import Watcher
 from draftree.prompts import Prompt
 from draftree.runner import open_runner
@@ -72,16 +72,9 @@ def run_speed(
     context: int = 128,
     watcher: Watcher | None = None,
 ) -> Report:
-    """Measure.
+    """Measure, on the model inflated to about `params` parameters where those are given.
 
-    Args:
-        subject: a decoder-only model on the CPU.
-        prompts: to measure on and to warm the trie with.
-        settings: of the answers.
-        params: inflate the model to about so many parameters; None for the model itself.
-        rounds: how often a step of each kind is timed.
-        context: tokens before its rows.
-        watcher: shows progress.
+    A step of each kind is timed `rounds` times, behind `context` tokens; `settings` are those of the answers.
 
     Raises:
         ValueError: a size that cannot be made, a prompt or context that does not fit, before any work.
@@ -90,7 +83,7 @@ def run_speed(
     check_context(context, ROWS[-1], subject.model)
     texts = encode_all(subject, prompts, settings)
     kit = make_kit(subject.inflated(params), texts.lessons, settings, watcher)
-    steps = time_rows(kit.model, open_runner(kit.model), ROWS, context, rounds, watcher)
+    steps = time_rows(kit.model, {LOOP: (open_runner(kit.model), ROWS)}, context, rounds, watcher)
     targets = OF_INFLATED if params is not None else OF_EMBEDDED if subject.name is None else {}
     found = measure_answers(kit, steps, texts, METHODS, targets, watcher)
     tables, says = found.tables, "Speed against the machine's limits and Hugging Face's ways"

@@ -50,30 +50,27 @@ class Steps:
 
 def time_rows(
     model: Any,
-    runner: Runner,
-    counts: Sequence[int],
+    runners: Mapping[str, tuple[Runner, Sequence[int]]],
     context: int,
     rounds: int,
     watcher: Watcher,
-    forms: Mapping[str, tuple[Runner, Sequence[int]]] | None = None,
 ) -> Steps:
-    """Time steps of `counts` rows behind `context` tokens, in turns.
+    """Time steps of some rows behind `context` tokens, in turns; Hugging Face's with as many rows as those of `LOOP`.
 
     Args:
         model: a decoder-only model.
-        runner: opened for it.
-        counts: rows, 1 among them.
+        runners: of the model, by their names in `LABELS`, and the rows to time each with, 1 among them.
         context: tokens before the rows.
         rounds: how often each is timed.
         watcher: shows progress.
-        forms: further runners of the model by their names in `LABELS`, and rows to time them with, 1 among them.
     """
+    counts = runners[LOOP][1]
     size = (1, max(context, *counts))
     vocabulary = min(1000, int(model.config.vocab_size))
     tokens = torch.randint(0, vocabulary, size, generator=torch.Generator().manual_seed(0)).to(model.device)
     memory = Bandwidth(model.device)
     kinds = {HF: (_hf_steps(model, tokens, context), counts)}
-    for name, (own, some) in ({LOOP: (runner, counts)} | dict(forms or {})).items():
+    for name, (own, some) in runners.items():
         kinds[name] = _own_steps(own, tokens, context, max(some)), some
     methods = [_Rows(f"{name}, {n}", step, n, model.device) for name, (step, some) in kinds.items() for n in some]
     watcher.stage("steps", rounds * (1 + len(methods)))

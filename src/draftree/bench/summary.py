@@ -7,7 +7,7 @@ prompts do neither. Ratios resample both methods by the same prompts, since both
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,14 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
-    def as_dict(self) -> dict[str, float | None]:
-        """Plain numbers, for JSON."""
-        return asdict(self)
-
     def columns(self, name: str) -> dict[str, float | None]:
         """The value and its interval as rows of tables hold them: name, name_low, name_high."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+    def __format__(self, number: str) -> str:
+        """Such as "1.20 [1.10, 1.30]", each number in the format `number`."""
+        interval = "" if self.low is None else f" [{self.low:{number}}, {self.high:{number}}]"
+        return f"{self.value:{number}}{interval}"
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -56,16 +57,6 @@ class Estimate:
         return Estimate(1 / self.value, *(None if end is None else 1 / end for end in (self.high, self.low)))
 
 
-def shown(estimate: Estimate | None, number: str) -> str:
-    """An estimate as tables print it; nothing for None."""
-    if estimate is None:
-        return ""
-    text = number.format(estimate.value)
-    if estimate.low is None or estimate.high is None:
-        return text
-    return f"{text} [{number.format(estimate.low)}, {number.format(estimate.high)}]"
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """Figures of one method.
@@ -76,7 +67,7 @@ class Row:
         speed: tokens a second.
         over: by name of a reference method, this one's speed over that one's.
         stats: its counts over all answers; None for Hugging Face's methods.
-        parted: (task, difference) of each prompt whose answer in any round is not the reference's.
+        differing: (task, difference) of each prompt whose answer in any round is not the reference's.
         by_set: by set, the row of that set's prompts alone.
     """
 
@@ -86,7 +77,7 @@ class Row:
     speed: Estimate
     over: dict[str, Estimate]
     stats: RequestStats | None
-    parted: list[tuple[Task, Difference]] = field(default_factory=list)
+    differing: list[tuple[Task, Difference]] = field(default_factory=list)
     by_set: dict[str, Row] = field(default_factory=dict)
 
     def efficiency(self, plain: str) -> float | None:
@@ -112,14 +103,10 @@ class Row:
 def summarise(
     samples: Sequence[Sample], tasks: Sequence[Task], references: Sequence[str], batch: int = 1
 ) -> dict[str, Row]:
-    """A row for every method in `samples`, by name, with those of every set inside.
+    """A row for every method in `samples`, by name, with its ratios over the methods `references`.
 
-    Args:
-        samples: every method's answers to every task.
-        tasks: what they answered.
-        references: names of the methods to give ratios against.
-        batch: prompts that were answered together; they are drawn together, and as their sets are mixed there are no
-            rows by set.
+    Inside it is a row for every set. The prompts of a batch are drawn together, and as their sets are mixed there are
+    no rows by set then.
     """
     rows = _rows(samples, groups_of(tasks, batch), references)
     for name in dict.fromkeys(task.prompt.set for task in tasks) if batch == 1 else ():
@@ -168,7 +155,7 @@ def _estimate(value: float, resampled: NDArray[Any], prompts: int) -> Estimate:
 def find_differences(
     rows: dict[str, Row], samples: Sequence[Sample], tasks: Sequence[Task], reference: str, model: Any
 ) -> None:
-    """Fill `parted` of every row: each prompt once, however many rounds differ; turns behind it are not compared."""
+    """Fill `differing` of every row: each prompt once, however many rounds differ; turns behind it are not compared."""
     expected = {(s.task, s.turn): s.answer.ids for s in samples if s.method == reference and s.round == 0}
     done = set()
     for sample in sorted(samples, key=lambda s: s.turn):
@@ -179,7 +166,7 @@ def find_differences(
         prompt = task.ids if sample.ids is None else sample.ids
         where = difference(model, prompt, expected[sample.task, sample.turn], sample.answer.ids)
         if where is not None:
-            rows[sample.method].parted.append((task, where))
+            rows[sample.method].differing.append((task, where))
             done.add(key)
 
 

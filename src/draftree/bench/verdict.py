@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from draftree.bench.names import REFERENCE, RUNNERS, label_of
-from draftree.bench.summary import Estimate, shown
 
 if TYPE_CHECKING:
     from draftree.bench.case import Result
@@ -29,17 +28,18 @@ def _fastest(result: Result) -> str:
         return f"Only {PLAIN_DECODING} was measured."
     best = max(others, key=lambda name: rows[name].speed.value)
     over = rows[best].over
-    if plain in rows and not _surely_faster(over[plain]):
-        how = "beyond its interval" if over[plain].low is not None else "for sure, as one prompt gives no interval"
+    gain = over.get(plain)
+    if gain is not None and (gain.low is None or gain.low <= 1):
+        how = "beyond its interval" if gain.low is not None else "for sure, as one prompt gives no interval"
         own = rows[plain].over.get(REFERENCE)
-        more = "" if own is None or best == REFERENCE else f", and plain decoding {_times(own)} that of HF generate"
+        more = "" if own is None or best == REFERENCE else f", and plain decoding {own:.2f} times that of HF generate"
         return (
             f"No method here is faster than {PLAIN_DECODING} {how}: the best one, {label_of(best)}, has "
-            f"{_times(over[plain])} its speed{more}."
+            f"{gain:.2f} times its speed{more}."
         )
     found = f"The fastest method here is {label_of(best)}"
     parts = [
-        f"{_times(over[reference])} the speed of {name}"
+        f"{over[reference]:.2f} times the speed of {name}"
         for reference, name in ((plain, PLAIN_DECODING), (REFERENCE, "HF generate"))
         if reference in rows and reference != best
     ]
@@ -52,18 +52,10 @@ def _equality(result: Result) -> str:
     compared = [name for name in result.rows if name not in result.baselines.uncompared]
     if len(compared) < 2:
         return "There are no answers of two methods to compare."
-    parted = [f"{label_of(name)} ({len(row.parted)})" for name, row in result.rows.items() if row.parted]
-    if parted:
+    differing = [f"{label_of(name)} ({len(row.differing)})" for name, row in result.rows.items() if row.differing]
+    if differing:
         reference = label_of(result.baselines.reference)
-        return f"Not all answers are equal: prompts whose answer is not that of {reference} are {', '.join(parted)}."
+        return f"Not all answers are equal: prompts whose answer is not that of {reference} are {', '.join(differing)}."
     if len(compared) < len(result.rows):
         return "All answers that can be compared are equal."
     return "All answers are equal."
-
-
-def _surely_faster(over: Estimate) -> bool:
-    return over.low is not None and over.low > 1
-
-
-def _times(over: Estimate) -> str:
-    return f"{shown(over, '{:.2f}')} times"

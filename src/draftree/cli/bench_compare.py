@@ -65,7 +65,6 @@ def compare(
     from draftree.bench.inputs import Settings
     from draftree.bench.samples import samplings_of
     from draftree.cli.screen import StageBar, tell_written, wide_console
-    from draftree.models import load_tokenizer
 
     names = tuple(dict.fromkeys(method)) if method else METHODS
     for name in names:
@@ -86,8 +85,7 @@ def compare(
     reports = [case_report("compare", result) for result in comparison.cases]
     for part in (part for report in reports for part in report.printed()):
         console.print(part)
-    tokenizers = dict(zip(comparison.models, map(load_tokenizer, models), strict=True))
-    written = write_all(comparison, reports, tokenizers, out)
+    written = write_all(comparison, reports, out)
     for line in [] if judge is None else judge.agreement(other, judge.read_result(written[0])):
         console.print(line, markup=False)
     tell_written(console, written)

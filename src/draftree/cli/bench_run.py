@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from draftree.models import Placement
 
 
+OWN = "the experiment's own"  # the default of what an experiment has a default for
+
+
 def list_experiments(
     name: Annotated[str | None, typer.Argument(help="Show the options of this one.", show_default=False)] = None,
 ) -> None:
@@ -32,26 +35,18 @@ def run(
     where: Where,
     params: Inflate = None,
     drafter: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME, FOLDER or NAME=FOLDER, once for each.", show_default="the experiment's own"),
+        list[str] | None, typer.Option(help="NAME, FOLDER or NAME=FOLDER, once for each.", show_default=OWN)
     ] = None,
-    per_set: Annotated[
-        int | None, typer.Option(min=1, help="Prompts of every set.", show_default="the experiment's own")
-    ] = None,
+    per_set: Annotated[int | None, typer.Option(min=1, help="Prompts of every set.", show_default=OWN)] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of an answer.", show_default="the experiment's own")
+        int | None, typer.Option(min=1, help="Most tokens of an answer.", show_default=OWN)
     ] = None,
     nodes: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Draft tokens of a step, once for each.", show_default="the experiment's own"),
+        list[int] | None, typer.Option(min=1, help="Draft tokens of a step, once for each.", show_default=OWN)
     ] = None,
     warm_per_set: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help="Other prompts of every set, whose answers the trie has seen.",
-            show_default="the experiment's own",
-        ),
+        typer.Option(min=0, help="Other prompts of every set, whose answers the trie has seen.", show_default=OWN),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -82,7 +77,7 @@ def run_experiment(
         ValueError: there is no checkout; an option, model or drafter that does not fit, before any work.
     """
     from draftree.bench.checkout import from_checkout
-    from draftree.cli.screen import StageBar, tell_written, wide_console
+    from draftree.cli.screen import StageBar, show_report, wide_console
 
     command = from_checkout("harness.command")
     experiment = command.find(name)
@@ -100,6 +95,4 @@ def run_experiment(
             watcher=bar,
             out=measuring.out,
         )
-    for part in report.printed():
-        console.print(part)
-    tell_written(console, report.write(measuring.out))
+    show_report(console, report, measuring.out)

@@ -48,7 +48,6 @@ def chat(
     check_file(trie, "--trie")
     choosing.check()
     running.check()
-    where.check()
     target, tokenizer = where.load(model)
     running.prepare(target)
     drafter = drafting.for_engine(target, tokenizer, trie)["drafter"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from draftree.engine.options import Options
-    from draftree.grammar import CompiledGrammar, Grammar
+    from draftree.grammar import Grammar
 
 
 @dataclass(frozen=True)
@@ -56,19 +55,6 @@ class Constraint:
         if self.ebnf is not None:
             return Grammar.ebnf(_text(self.ebnf, "--ebnf"))
         return Grammar.choice(self.choice or [])
-
-
-def compiled(grammar: Grammar | None, target: Any, tokenizer: Any, options: Options) -> CompiledGrammar | None:
-    """`grammar` for the model that is to answer; None for None.
-
-    Raises:
-        ValueError: a grammar that cannot be followed, or a tokenizer that does not fit.
-    """
-    from draftree.runner import inspect_model
-
-    if grammar is None:
-        return None
-    return grammar.compile(tokenizer, inspect_model(target).vocab_size, options.eos_token_ids)
 
 
 def _text(file: Path, option: str) -> str:

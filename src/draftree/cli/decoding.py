@@ -14,8 +14,7 @@ from draftree.cli.options import DRAFTER, UNDER_GRAMMARS, TopK, TopP, complete_d
 
 if TYPE_CHECKING:
     from draftree.engine import Engine, Request
-    from draftree.engine.options import Options
-    from draftree.grammar import CompiledGrammar
+    from draftree.grammar import Grammar
 
 
 @dataclass(frozen=True)
@@ -128,12 +127,6 @@ class Choosing:
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"--seed is {self.seed}: give a number of at most 18 digits.")
 
-    def options(self, target: Any, tokenizer: Any) -> Options:
-        """The same as an engine's options for `target`."""
-        from draftree.engine.options import read_options
-
-        return read_options(target, None, None, tokenizer, self.given())
-
     def given(self) -> dict[str, Any]:
         """The same by Hugging Face's names."""
         temperature = self.temperature if self.sample else None
@@ -154,34 +147,29 @@ def read_prompt(prompt: str) -> str:
 
 def ask(
     engine: Engine,
-    options: Options,
-    ids: list[int],
+    tokenizer: Any,
+    prompt: str,
+    choosing: Choosing,
     max_new_tokens: int,
-    seed: int,
-    grammar: CompiledGrammar | None = None,
+    grammar: Grammar | None = None,
+    number: int = 0,
 ) -> Request:
-    """Add a prompt (token ids) to the engine; an encoder-decoder's encoder reads it.
+    """Add a prompt to the engine, which draws with seed + `number`; an encoder-decoder's encoder reads it.
 
     Raises:
-        ValueError: a prompt that does not fit the model.
+        ValueError: a prompt that does not fit the model, or a grammar that cannot be followed.
     """
     import torch
 
-    from draftree.engine.limits import check_prompt, check_source
-    from draftree.engine.options import rules_for
+    from draftree.engine.limits import check_source
+    from draftree.engine.options import read_options
+    from draftree.models import encode_prompt
 
-    target, source = engine.target, None
-    if target.encoder_decoder:
-        check_source(ids, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
-        source, ids = torch.tensor(ids, dtype=torch.long, device="cpu"), [options.decoder_start]
-    check_prompt(ids, max_new_tokens, target.vocab_size, target.max_positions)
-    rules = rules_for(
-        target.model,
-        options,
-        max_new_tokens=max_new_tokens,
-        padded_length=len(ids),
-        seed=seed,
-        encoder_ids=None if source is None else source[None],
-        grammar=grammar,
-    )
-    return engine.add(ids, rules, encoder_input=source)
+    target, ids = engine.target, encode_prompt(tokenizer, prompt, raw=choosing.raw)
+    options = choosing.given() | {"max_new_tokens": max_new_tokens, "seed": choosing.seed + number}
+    options |= {"grammar": grammar, "tokenizer": tokenizer}
+    if not target.encoder_decoder:
+        return engine.add(ids, **options)
+    check_source(ids, target.model.get_input_embeddings().weight.shape[0], target.max_positions)
+    start = read_options(target.model, None, None, tokenizer, choosing.given()).decoder_start
+    return engine.add([start], encoder_input=torch.tensor(ids, dtype=torch.long, device="cpu"), **options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from draftree.cli.constraint import Constraint, compiled
+from draftree.cli.constraint import Constraint
 from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 from draftree.cli.running import Running
@@ -56,7 +56,7 @@ def generate(
     The text is that of plain decoding, except with --bild.
     """
     from draftree.engine.engine import Engine
-    from draftree.models import encode_prompt
+    from draftree.grammar import GrammarError
     from draftree.prompts import read_prompts
 
     if (prompt is None) == (prompts is None):
@@ -78,15 +78,14 @@ def generate(
     target, tokenizer = where.load(model)
     running.prepare(target)
     parts = drafting.for_engine(target, tokenizer, trie)
-    options = choosing.options(target, tokenizer)
-    own = compiled(grammar, target, tokenizer, options)
     count = min(slots, len(texts)) if asked else 1
     engine = Engine(target, **parts, slots=count, runner=running.name, strict=running.strict)
     requests = []
     for b, text in enumerate(texts):
-        ids = encode_prompt(tokenizer, text, raw=choosing.raw)
         try:
-            requests.append(ask(engine, options, ids, max_new_tokens, choosing.seed + b, own))
+            requests.append(ask(engine, tokenizer, text, choosing, max_new_tokens, grammar, b))
+        except GrammarError:  # of all prompts
+            raise
         except ValueError as error:
             raise ValueError(f"Prompt {asked[b].id!r}: {error}" if asked else str(error)) from None
     with kept(trie, parts["drafter"], tokenizer):

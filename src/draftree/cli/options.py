@@ -143,6 +143,6 @@ def check_file(path: Path | None, option: str) -> None:
         raise ValueError(f"{option} is {str(path)!r}, which is a folder: name a file.")
     if not path.parent.is_dir():
         raise ValueError(f"There is no folder {path.parent} for {path.name}: make it, or name another.")
-    beside = [path.resolve().parent] if path.is_file() or not path.exists() else []  # what replaces it is written there
-    if not all(os.access(there, os.W_OK) for there in (*beside, path) if there.exists()):
+    folder = [path.resolve().parent] if path.is_file() or not path.exists() else []  # what replaces it is written there
+    if not all(os.access(there, os.W_OK) for there in (*folder, path) if there.exists()):
         raise ValueError(f"{option} is {str(path)!r}, which cannot be written: name another.")

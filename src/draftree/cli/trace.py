@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.constraint import Constraint, compiled
+from draftree.cli.constraint import Constraint
 from draftree.cli.decoding import Choosing, Drafting, ask, read_prompt
 from draftree.cli.options import MaxNewTokens, Model, check_file, grouped
 from draftree.cli.running import Running
@@ -49,31 +49,12 @@ def trace(
     running: Running,
 ) -> None:
     """Record how PROMPTS are answered: every step's tree, what was pruned, accepted and emitted, and its times."""
-    from draftree.cli.screen import tell_written, wide_console
-    from draftree.cli.trace_view import outline, show
-    from draftree.models import encode_prompt
-    from draftree.trace.file import read_trace, write_trace
-    from draftree.trace.page import write_trace_page
-
-    console = wide_console()
-    if replay is None:
-        check_file(out, "--out")
     check_file(html, "--html")
     if replay is not None:
-        for name in context.params:
-            given = context.get_parameter_source(name)
-            if name not in ("replay", "html", "step") and given is not None and given.name == "COMMANDLINE":
-                called = "the prompt" if name == "prompts" else f"--{name.replace('_', '-')}"
-                raise ValueError(f"--replay shows a run that is recorded already: leave {called} out, or --replay.")
-        if not replay.is_file():
-            raise ValueError(f"There is no recorded run {str(replay)!r}: make one with draftree trace PROMPT.")
-        recorded = read_trace(replay)
-        if html is None or step:
-            show(recorded, console, step or [])
-        if html is not None:
-            write_trace_page(recorded, html, f"draftree trace: {replay.name}")
-            tell_written(console, [html])
+        _refuse_recording(context)
+        show_recorded(replay, html, step or [])
         return
+    check_file(out, "--out")
     grammar = constraint.grammar()
     drafting = drafting if grammar is None else drafting.under_grammars()
     drafting.check(trie, nodes)
@@ -88,28 +69,28 @@ def trace(
     if trie is not None and not trie.is_file():
         raise ValueError(f"There is no trie {trie}: make one by draftree generate --trie, or leave it out.")
 
+    from draftree.cli.screen import tell_written, wide_console
+    from draftree.cli.trace_view import outline
     from draftree.engine.engine import Engine
     from draftree.engine.recorder import Recorder
     from draftree.shaping import Fixed
+    from draftree.trace.file import read_trace, write_trace
+    from draftree.trace.page import write_trace_page
 
     target, tokenizer = where.load(model)
     running.prepare(target)
-    parts = drafting.for_engine(target, tokenizer, trie)
-    recorder = Recorder()
+    recorder, console = Recorder(), wide_console()
     engine = Engine(
         target,
-        **parts,
+        **drafting.for_engine(target, tokenizer, trie),
         shape=None if nodes is None else Fixed(nodes),
         slots=slots or len(texts),
         runner=running.name,
         strict=running.strict,
         recorder=recorder,
     )
-    options = choosing.options(target, tokenizer)
-    own = compiled(grammar, target, tokenizer, options)
     for b, text in enumerate(texts):
-        ids = encode_prompt(tokenizer, text, raw=choosing.raw)
-        ask(engine, options, ids, max_new_tokens, choosing.seed + b, own)
+        ask(engine, tokenizer, text, choosing, max_new_tokens, grammar, b)
     engine.run()
     recorded = read_trace(write_trace(recorder, out, tokenizer))
     outline(recorded, console)
@@ -117,3 +98,37 @@ def trace(
     if html is not None:
         written.append(write_trace_page(recorded, html, f"draftree trace: {out.name}"))
     tell_written(console, written)
+
+
+def _refuse_recording(context: typer.Context) -> None:
+    """Refuse options of a recording next to --replay.
+
+    Raises:
+        ValueError: the first that was given.
+    """
+    for name in context.params:
+        given = context.get_parameter_source(name)
+        if name not in ("replay", "html", "step") and given is not None and given.name == "COMMANDLINE":
+            called = "the prompt" if name == "prompts" else f"--{name.replace('_', '-')}"
+            raise ValueError(f"--replay shows a run that is recorded already: leave {called} out, or --replay.")
+
+
+def show_recorded(replay: Path, html: Path | None, steps: list[int]) -> None:
+    """Show a recorded run: on the terminal, or as the page `html`; both where `steps` to draw are named.
+
+    Raises:
+        ValueError: no such run, or a step that no request has.
+    """
+    from draftree.cli.screen import tell_written, wide_console
+    from draftree.cli.trace_view import show
+    from draftree.trace.file import read_trace
+    from draftree.trace.page import write_trace_page
+
+    if not replay.is_file():
+        raise ValueError(f"There is no recorded run {str(replay)!r}: make one with draftree trace PROMPT.")
+    recorded, console = read_trace(replay), wide_console()
+    if html is None or steps:
+        show(recorded, console, steps)
+    if html is not None:
+        write_trace_page(recorded, html, f"draftree trace: {replay.name}")
+        tell_written(console, [html])

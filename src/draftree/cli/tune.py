@@ -65,7 +65,7 @@ def tune(
     if check:
         with StageBar(console) as bar:
             rows = check_replay(loaded, tokenizer, found, options, bar)
-        console.print(table_of(rows, "Replay against real runs"))
+        console.print(table_of(rows, "Replay against real runs").rich())
         return
     with StageBar(console) as bar:
         choice = find(loaded, tokenizer, found, options, bar)

@@ -22,11 +22,7 @@ def check_replay(
 ) -> list[Judged]:
     """Run cold and warm tries, prompt lookup, trained drafters and merges of both, as replayed and for real.
 
-    Args:
-        model, tokenizer: a decoder-only model and its tokenizer.
-        prompts: `options.per_set` of every set; a half each teach tries and are answered.
-        options: lengths and drafters; the time is not used.
-        watcher: hears of progress.
+    A half each of the prompts teach tries and are answered; the time of `options` is not used.
 
     Raises:
         ValueError: prompts or drafters that cannot be used, before any work.

@@ -59,16 +59,9 @@ class Spec:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; what is at its default is left out."""
-        entries: dict[str, Any] = {"kind": self.kind}
-        if self.options:
-            entries["options"] = self.options
-        if self.name is not None:
-            entries["name"] = self.name
-        if self.warm:
-            entries["warm"] = True
-        if self.parts:
-            entries["parts"] = [part.as_dict() for part in self.parts]
-        return entries
+        parts = [part.as_dict() for part in self.parts]
+        entries = {"kind": self.kind, "options": self.options, "name": self.name, "warm": self.warm, "parts": parts}
+        return {name: value for name, value in entries.items() if value}
 
     def renamed(self, change: Callable[[str], str]) -> Spec:
         """The same with other names, of its parts too."""
@@ -91,13 +84,9 @@ class Spec:
 
 
 def make(spec: Spec, model: Any, tokenizer: Any, trie: Callable[[Spec], Lookahead]) -> Drafter:
-    """The drafter of a spec.
+    """The drafter of a spec for `model`, whose tokenizer is only needed where a small model has to have the same.
 
-    Args:
-        spec: which.
-        model: the target.
-        tokenizer: its tokenizer; only needed where a small model has to have the same.
-        trie: makes a Lookahead, taught where the spec is warm.
+    `trie` makes a Lookahead, which has seen answers where the spec is warm.
     """
     if spec.kind == "lookahead":
         return trie(spec)
@@ -138,17 +127,15 @@ def write_tuned(
     trie: Lookahead | None,
     tokenizer: Any,
 ) -> list[Path]:
-    """Write the choice to `path` and its trie next to it; returns the paths written.
+    """Write the choice to `path` (.json) and its trie next to it; returns the paths written.
 
     Args:
         path: a .json file.
-        model: that it was made for.
+        model, tokenizer: that it was made for.
         spec: the drafter; None for plain decoding.
         node_budget: draft tokens of every step; None for trees sized by cost.
-        why: the explanation, line by line.
-        more: further entries of the file.
+        why, more: the explanation, line by line, and further entries of the file.
         trie: what a warm spec starts from.
-        tokenizer: the model's.
     """
     written = [path]
     trie_path = path.with_suffix(".trie")
@@ -190,20 +177,20 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
     """
     path = Path(path)
     tuned = _read(path)
-    if tuned.model_hash != model_hash(inspect_model(model).model):
+    if tuned["model"]["hash"] != model_hash(inspect_model(model).model):
         raise ValueError(
-            f"{path} was tuned for another model (a {brief(tuned.model_type)} with other weights or dtype): run "
+            f"{path} was tuned for another model (a {brief(tuned['model']['type'])} with other weights or dtype): run "
             "draftree tune with this one."
         )
-    here = machine_of(model)
-    for name, value in here.items():
-        if tuned.machine.get(name, value) != value:
+    for name, value in machine_of(model).items():
+        before = tuned["machine"].get(name, value)
+        if before != value:
             warnings.warn(
-                f"{path} was tuned with {name} {brief(tuned.machine[name])}, and this is {value}: something else may "
+                f"{path} was tuned with {name} {brief(before)}, and this is {value}: something else may "
                 "be faster here; draftree tune finds out.",
                 stacklevel=2,
             )
-    if tuned.spec is None:
+    if tuned["drafter"] is None:
         return None
 
     def trie(spec: Spec) -> Lookahead:
@@ -211,19 +198,19 @@ def load_tuned(path: str | Path, model: Any, tokenizer: Any = None) -> Drafter |
             return Lookahead(**spec.options)
         if tokenizer is None:
             raise ValueError(f"{path} comes with a trie, which is checked by its tokenizer: pass tokenizer=.")
-        trie_path = path.with_name(str(tuned.trie))
+        trie_path = path.with_name(str(tuned.get("trie")))
         if not trie_path.is_file():
             raise ValueError(
                 f"{path} starts from the trie {trie_path.name!r}, which is not next to it: copy both files."
             )
         return Lookahead.load(trie_path, tokenizer)
 
-    spec = tuned.spec.renamed(lambda name: _at(path, name))
+    spec = tuned["drafter"].renamed(lambda name: _at(path, name))
     try:
         drafter = make(spec, model, tokenizer, trie)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} cannot be used: {brief(error)}.") from None
-    drafter.node_budget = tuned.node_budget
+    drafter.node_budget = tuned["node_budget"]
     return drafter
 
 
@@ -243,19 +230,8 @@ def _at(path: Path, name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class _Tuned:
-    """What of a file decides how it is loaded; the rest is for people."""
-
-    model_hash: str
-    model_type: str
-    machine: dict[str, Any]
-    spec: Spec | None
-    node_budget: int | None
-    trie: str | None
-
-
-def _read(path: Path) -> _Tuned:
+def _read(path: Path) -> dict[str, Any]:
+    """The checked entries of a file; the `drafter` as a `Spec`."""
     if not path.is_file():
         raise ValueError(f"There is no tuned choice {str(path)!r}: give a file that draftree tune wrote.")
     try:
@@ -268,8 +244,8 @@ def _read(path: Path) -> _Tuned:
     raise ValueError(f"{path} is of format {brief(repr(found))}, and this draftree reads {FORMAT}: run draftree tune.")
 
 
-def _checked(entries: dict[str, Any]) -> _Tuned:
-    """What a file's entries say; any error where they are not what `write_tuned` writes."""
+def _checked(entries: dict[str, Any]) -> dict[str, Any]:
+    """The entries, with the drafter as a `Spec`; any error where they are not what `write_tuned` writes."""
     model, drafter, shape, trie = entries["model"], entries["drafter"], entries["shape"], entries.get("trie")
     budget = shape["node_budget"] if shape["kind"] == "fixed" else None
     if not (budget is None or is_whole(budget, 0, LARGEST)) or shape["kind"] not in ("fixed", "dynamic"):
@@ -278,5 +254,5 @@ def _checked(entries: dict[str, Any]) -> _Tuned:
         raise ValueError("model")
     if trie is not None and (Path(trie).name != trie or len(trie) > 255 or "\0" in trie):
         raise ValueError("trie")
-    spec = None if drafter is None else Spec.from_dict(drafter)
-    return _Tuned(model["hash"], model["type"], dict(entries["machine"]), spec, budget, trie)
+    read = {"drafter": None if drafter is None else Spec.from_dict(drafter), "machine": dict(entries["machine"])}
+    return entries | read | {"node_budget": budget}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from draftree.bench.measure import measure, ready
@@ -21,7 +21,6 @@ class Judged:
     """A candidate that ran for real.
 
     Attributes:
-        candidate: which.
         row: its figures in the last round it took part in.
         prompts: how many it answered there.
         predicted: what replay predicts for the same prompts, in the same order; None where it cannot be replayed.
@@ -47,8 +46,8 @@ class Judged:
             "drafter": None if candidate.spec is None else candidate.spec.as_dict(),
             "node_budget": candidate.node_budget,
             "prompts": self.prompts,
-            "tokens_per_second": self.row.speed.as_dict(),
-            "over_plain": self.row.over[PLAIN.name].as_dict(),
+            "tokens_per_second": asdict(self.row.speed),
+            "over_plain": asdict(self.row.over[PLAIN.name]),
             "acceptance_length": None if stats is None else stats.acceptance_length,
         }
         if self.predicted is not None:

@@ -1,4 +1,4 @@
-"""What to tune for: the options, and the prompts, parted into those that are searched on, that judge and that teach."""
+"""What to tune for: the options, and the prompts, divided into those to search on, to judge by and to teach tries."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.bench.samples import Task
-from draftree.engine.limits import check_prompt
-from draftree.models import encode_prompt
+from draftree.bench.samples import Task, encode_tasks
 from draftree.prompts import Prompt, take_per_set
 from draftree.runner import inspect_model
 from draftree.tuning.file import Spec
@@ -55,17 +53,11 @@ def prepare(model: Any, tokenizer: Any, prompts: Sequence[Prompt], options: Tuni
     Raises:
         ValueError: an encoder-decoder, or a prompt that cannot be answered.
     """
-    target = inspect_model(model)
-    if target.encoder_decoder:
+    if inspect_model(model).encoder_decoder:
         raise ValueError("draftree tune is for decoder-only models: this one has an encoder.")
     chosen = take_per_set([p for p in prompts if not p.warm], options.per_set)
     warm = take_per_set([p for p in prompts if p.warm], options.per_set)
-    tasks = [Task(prompt, encode_prompt(tokenizer, prompt.text)) for prompt in (*chosen, *warm)]
-    for task in tasks:
-        try:
-            check_prompt(task.ids, options.max_new_tokens, target.vocab_size, target.max_positions)
-        except ValueError as error:
-            raise ValueError(f"Prompt {task.prompt.id!r}: {error}") from None
+    tasks = encode_tasks(tokenizer, model, [*chosen, *warm], options.max_new_tokens)
     tests, lessons = tasks[: len(chosen)], tasks[len(chosen) :]
     if not lessons:
         lessons, tests = _halves(tests)

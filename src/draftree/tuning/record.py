@@ -80,13 +80,7 @@ class Repeats(Drafter):
 
 
 class Record:
-    """Runs the model plainly, and keeps its answers.
-
-    Args:
-        model: a decoder-only model.
-        max_new_tokens: most tokens of an answer.
-        trained: drafters inside the model to look at, by name.
-    """
+    """Runs a decoder-only model plainly, keeps its answers, and what the drafters `trained` would draft, by name."""
 
     def __init__(self, model: Any, max_new_tokens: int, trained: dict[str, InModelDrafter]) -> None:
         self.model, self.new, self.trained = model, max_new_tokens, trained
@@ -153,7 +147,10 @@ class Record:
         curve = cached_cost(self._runner)
         found: dict[int, list[float]] = {1 + nodes: [] for nodes in PROBES}
         for text in self.texts[:PROBED]:
-            for rows, taken in found.items():  # in turn, as a slow minute must not be taken for dear rows
+            for (
+                rows,
+                taken,
+            ) in found.items():  # in turn, as a slow minute must not make the rows timed in it look expensive
                 _, seconds = self._run(text.task.ids, drafter=Repeats(), shape=Fixed(rows - 1))
                 taken += seconds[rows]  # the last steps of a text have less room
         known = {rows: median(taken) for rows, taken in found.items() if taken}

@@ -34,15 +34,6 @@ NO_PASS = PassResult(torch.empty(0, dtype=torch.float32, device="cpu"), [])  # n
 _ids = itertools.count(-2, -1)  # no request of an engine has them
 
 
-def _one(number: int) -> torch.Tensor:
-    return torch.tensor([number], dtype=torch.long, device="cpu")
-
-
-def _root(request: Context) -> TokenTree:
-    """A tree without draft tokens."""
-    return TokenTree.roots(_one(request.tokens[-1]))
-
-
 def _no_rows(chosen: GroupNodes) -> Attachment:
     """Nothing, since a replay runs no pass."""
     return Attachment()
@@ -115,16 +106,9 @@ class RecordedHeads(InModelDrafter):
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay predicts.
-
-    Attributes:
-        stats: counts of all texts together.
-        by_set: of each set.
-        seconds: of answering all, prompts included.
-    """
+    """What a replay predicts: counts of all texts together, and the seconds of answering them, prompts included."""
 
     stats: RequestStats = field(default_factory=RequestStats)
-    by_set: dict[str, RequestStats] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -165,17 +149,12 @@ def replay(
         sizer = None if drafter is None or shape is None else shape.bind(timing.cost.for_batch(), drafter)
         stats, seconds = one.answer(text, sizer)
         found.stats.add(stats)
-        found.by_set.setdefault(text.task.prompt.set, RequestStats()).add(stats)
         found.seconds += seconds
     return found
 
 
 class _Replay:
-    """A drafter that answers from records.
-
-    Args:
-        drafter, timing, new, clock: as of `replay`.
-    """
+    """A drafter that answers from records; arguments as of `replay`."""
 
     def __init__(self, drafter: Drafter | None, timing: Timing, new: int, clock: Clock) -> None:
         self._drafter, self._timing, self._new, self._clock = drafter, timing, new, clock
@@ -227,7 +206,7 @@ class _Replay:
         return drafting + behind
 
     def _draft(self, request: Context, sizer: Sizer | None) -> StepPlan:
-        roots = _root(request)
+        roots = TokenTree.roots(torch.tensor([request.tokens[-1]], dtype=torch.long, device="cpu"))
         if sizer is None or self._drafter is None:
             return StepPlan([request], [0], [False], roots)
         plan = sizer.plan([request], self._drafter.max_nodes)

@@ -6,61 +6,51 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from draftree.bench.machine import describe, now
-from draftree.bench.summary import shown
+from draftree.bench.report import Table
 from draftree.tuning.file import Spec, write_tuned
 from draftree.tuning.live import Judged
 from draftree.tuning.search import Choice
 from draftree.tuning.space import PLAIN
 
+COLUMNS = (
+    "candidate", "prompts", "speed over plain", "tokens/s", "tokens/s as replayed", "acceptance length",
+    "acceptance length as replayed",
+)  # fmt: skip
+CAPTION = (
+    "Speed: total tokens / total time; over plain decoding [95 % bootstrap]. Acceptance length: 1 + accepted / steps."
+)
 
-def render(choice: Choice) -> Table:
-    """What ran for real, for a rich console."""
+
+def render(choice: Choice) -> RichTable:
+    """What ran for real, for a rich console; the choice in bold."""
     recorded, judge, lessons = choice.prompts
     title = (
         f"{choice.replays} settings replayed on {recorded} answers, {lessons} answers taught tries, up to {judge} "
         f"other prompts judged; {choice.seconds:.0f} s"
     )
-    return table_of(choice.judged, title, choice.best)
+    return table_of(choice.judged, title).rich(bold=choice.judged.index(choice.best))
 
 
-def table_of(judged: Sequence[Judged], title: str, best: Judged | None = None) -> Table:
-    """Candidates that ran for real next to what replay has predicted; the best one in bold."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=title,
-        title_justify="left",
-        caption="Speed: total tokens / total time; over plain decoding, \\[95 % bootstrap]. Acceptance length: "
-        "1 + accepted / steps. Both live and as replayed.",
-        caption_justify="left",
-    )
-    table.add_column("candidate")
-    for heading in (
-        "prompts",
-        "speed over plain",
-        "tokens/s",
-        "as\nreplayed",
-        "acceptance\nlength",
-        "as\nreplayed",
-    ):
-        table.add_column(heading, justify="right")
+def table_of(judged: Sequence[Judged], title: str) -> Table:
+    """Candidates that ran for real next to what replay has predicted."""
+    rows = []
     for one in judged:
-        stats, predicted = one.row.stats, one.predicted
-        table.add_row(
-            one.candidate.label,
-            str(one.prompts),
-            escape(shown(one.row.over[PLAIN.name], "{:.2f}")),
-            f"{one.row.speed.value:.0f}",
-            "-" if predicted is None else f"{predicted.speed:.0f}",
-            f"{stats.acceptance_length:.3f}" if stats is not None and stats.drafted else "-",
-            "-" if predicted is None else f"{predicted.stats.acceptance_length:.3f}",
-            style="bold" if one is best else "",
-        )
-    return table
+        row: dict[str, Any] = {
+            "candidate": one.candidate.label,
+            "prompts": one.prompts,
+            "tokens/s": one.row.speed.value,
+        }
+        row |= one.row.over[PLAIN.name].columns("speed over plain")
+        if one.row.stats is not None and one.row.stats.drafted:
+            row["acceptance length"] = f"{one.row.stats.acceptance_length:.3f}"
+        if one.predicted is not None:
+            row["tokens/s as replayed"] = one.predicted.speed
+            row["acceptance length as replayed"] = f"{one.predicted.stats.acceptance_length:.3f}"
+        rows.append(row)
+    return Table(title, rows, COLUMNS, CAPTION)
 
 
 def write_choice(choice: Choice, model: Any, tokenizer: Any, path: Path) -> list[Path]:
@@ -119,10 +109,8 @@ def _reason(choice: Choice) -> str:
 
 
 def _over(one: Judged) -> str:
-    estimate = one.row.over[PLAIN.name]
-    interval = "" if estimate.low is None else f" [{estimate.low:.2f}, {estimate.high:.2f}]"
     prompts = "1 prompt, too few for an interval" if one.prompts == 1 else f"{one.prompts} prompts"
-    return f"{estimate.value:.2f}{interval} of plain speed on {prompts}"
+    return f"{one.row.over[PLAIN.name]:.2f} of plain speed on {prompts}"
 
 
 def _options(spec: Spec) -> str:

@@ -39,8 +39,7 @@ class Choice:
         replays: how many settings were replayed.
         prompts: (recorded to search on, recorded to judge by, answered to teach tries).
         seconds: that it took.
-        space: makes the drafter.
-        texts: all recorded texts but the lessons.
+        space, texts: what makes the drafter, and all recorded texts but the lessons.
     """
 
     best: Judged
@@ -55,13 +54,7 @@ class Choice:
 def tune(
     model: Any, tokenizer: Any, prompts: Sequence[Prompt], options: TuningOptions, watcher: Watcher | None = None
 ) -> Choice:
-    """Find the fastest way of decoding within `options.minutes`.
-
-    Args:
-        model, tokenizer: a decoder-only model and its tokenizer.
-        prompts: of the text to tune for.
-        options: time, lengths, drafters.
-        watcher: hears of progress.
+    """Find the fastest way of decoding `prompts` within `options.minutes`.
 
     Raises:
         ValueError: prompts or drafters that cannot be used, before any work; or a time that is too short for them,
@@ -93,12 +86,7 @@ def fill(
 ) -> list[Text]:
     """Fill the record, a prompt to search on, one to judge by and one to teach with in turn; those to judge by.
 
-    Args:
-        record: is filled.
-        prepared: the prompts.
-        watcher: hears of progress.
-        begin: when tuning began.
-        whole: seconds that all of tuning may take; a part of it is for the record.
+    Tuning began at `begin` and may take `whole` seconds, a part of which is for the record.
 
     Raises:
         ValueError: that time is too short, as the first prompts have shown.

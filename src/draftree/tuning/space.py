@@ -1,7 +1,7 @@
-"""What tuning looks through: drafters with their options, trees of fixed sizes and trees sized by cost.
+"""What tuning searches: drafters with their options, trees of fixed sizes and trees sized by cost.
 
-A trie's options are searched one after the other, as they hardly hang together; for each drafter all tree sizes are
-tried then, and the best trie is merged with each drafter of another kind.
+A trie's options are searched one after the other, as they hardly depend on each other. Then all tree sizes are tried
+for each drafter, and the best trie is merged with each drafter of another kind.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from draftree.bench.methods import teach
 from draftree.drafting import Drafter, Lookahead, Merge
-from draftree.drafting.base import Context
 from draftree.drafting.in_model import InModelDrafter
 from draftree.engine.limits import eos_token_ids
 from draftree.runner import inspect_model
 from draftree.tuning.file import Spec, make, shape_of
-from draftree.tuning.record import Record, Text, Timing
+from draftree.tuning.record import Record, Text
 from draftree.tuning.replay import Clock, RecordedHeads, Replayed, replay
 
 # Draft tokens of a step; None: sized by cost.
@@ -82,29 +82,20 @@ class Predicted:
 
 
 class Space:
-    """Makes drafters and predicts what they bring.
-
-    Args:
-        record: what was recorded.
-        specs: the drafters besides tries and prompt lookup.
-        tokenizer: the model's.
-    """
+    """Makes drafters, those of `specs` besides tries and prompt lookup, and predicts what they bring."""
 
     def __init__(self, record: Record, specs: Sequence[Spec], tokenizer: Any) -> None:
         self.model, self.new = record.model, record.new
         self.specs = list(specs)
         self._record, self._tokenizer = record, tokenizer
         self._ends = eos_token_ids(record.model)
-        self.timing: Timing = record.timing()
+        self.timing = record.timing()
 
     def trie(self, spec: Spec, texts: Sequence[Text] = ()) -> Lookahead:
         """A Lookahead; where the spec is warm it has seen the lessons, and `texts` behind them."""
         drafter = Lookahead(**spec.options, eos_token_ids=self._ends)
-        for number, text in enumerate([*self._record.lessons, *texts] if spec.warm else ()):
-            request = Context(-1 - number, list(text.task.ids), len(text.task.ids), self._record.new)
-            drafter.begin(request)
-            request.tokens += text.answer
-            drafter.end(request)
+        for text in [*self._record.lessons, *texts] if spec.warm else ():
+            teach(drafter, text.task.ids, text.answer)
         return drafter
 
     def drafter(self, candidate: Candidate) -> Drafter | None:
@@ -146,7 +137,8 @@ class Space:
                 step()
             return found[candidate.name].speed
 
-        tries = [self._best_trie(Spec("lookahead", warm=warm), texts, over, step) for warm in self._warmths()]
+        warmths = (True, False) if self._record.lessons else (False,)
+        tries = [self._best_trie(Spec("lookahead", warm=warm), texts, over, step) for warm in warmths]
         alone = [*tries, *(Spec("prompt-lookup", dict(options)) for options in LOOKUPS), *self.specs]
         best = tries[0]
         merged = [Spec("merge", parts=(best, spec)) for spec in self.specs]
@@ -156,9 +148,6 @@ class Space:
                     break
                 look(Candidate(spec, node_budget))
         return sorted(found.values(), key=lambda p: -p.speed)
-
-    def _warmths(self) -> tuple[bool, ...]:
-        return (True, False) if self._record.lessons else (False,)
 
     def _best_trie(self, spec: Spec, texts: Sequence[Text], over: Callable[[], bool], step: Callable[[], None]) -> Spec:
         """Options of a trie by accepted draft tokens, one option after the other; a tie keeps the default."""
