@@ -39,6 +39,7 @@ class Objective(nn.Module, ABC):
     splits: ClassVar[int | None] = None
     places: tuple[int, ...]
     lock: Any = nullcontext()
+    accepts_loss_kwargs = False  # to Hugging Face's trainer: a batch is all that `forward` takes
 
     @abstractmethod
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
@@ -48,21 +49,12 @@ class Objective(nn.Module, ABC):
         """By depth, the tokens [B, S] to predict, and where there is one [B, S]."""
         return [batch.truth(place) for place in self.places]
 
-    def forward(
-        self,
-        tokens: Tensor,
-        length: Tensor,
-        start: Tensor,
-        splits: Tensor,
-        real: Tensor,
-        source: Tensor | None = None,
-        source_length: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """The loss of a batch (see `Batch`); in evaluation also how often the truth was among the best predictions.
+    def forward(self, **fields: Tensor) -> dict[str, Tensor]:
+        """The loss of a batch, given field by field; in evaluation also how often the truth was among the best.
 
         `hits` [D, R]: cases of depth d in which it was within the best `RANKS[r]`; `seen` [D]: cases.
         """
-        batch = Batch(tokens, length, start, splits, real, source, source_length)
+        batch = Batch(**fields)
         with self.lock:
             loss, logits = self.measure(batch)
         if self.training:
