@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from benchmarks.drafters.bild_ways import BILD, PLAIN, SMALL, THEIRS, BildWay, read_thresholds, ways_of
-from benchmarks.drafters.kept_texts import Texts
+from benchmarks.drafters.kept_texts import texts_of
 from benchmarks.drafters.operations import operations_of
 from benchmarks.harness import Experiment, Setup, Share, Task, Way, table_of
 from benchmarks.harness.measure import measure_parts, of
@@ -108,11 +108,14 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
         list(pair.smalls), read_thresholds(setup["thresholds"]), setup["windows"], ablations=setup["ablations"]
     )
     hashes = {name: model_hash(model) for name, model in {"large": pair.large, **pair.smalls}.items()}
-    kept = Texts(setup.out, [hashes, fingerprint(prompts), new])
     methods = {way: way.method(pair.large, pair.smalls, new) for way in ways}
     written = [way for way in ways if not way.exact or way.group == PLAIN]
-    setup.watcher.stage("texts of all rows", len(written) * len(rows))
-    ids = {way: kept.of(methods[way], prompts, setup["batch"], setup.watcher) for way in written}
+    setup.watcher.stage("texts of all rows", len(written))
+    ids: dict[BildWay, list[list[int]]] = {}
+    about = [hashes, fingerprint(prompts), new]
+    for way in written:
+        ids[way] = texts_of(methods[way], prompts, setup["batch"], about, setup.out)
+        setup.watcher.step()
     texts = {way: setup.tokenizer.batch_decode(own, skip_special_tokens=True) for way, own in ids.items()}
     own_references = any(row.reference is None for row in rows)
     references = texts[ways[0]] if own_references else [str(row.reference) for row in rows]

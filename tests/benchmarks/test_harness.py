@@ -260,7 +260,6 @@ def test_tables_show_intervals_and_whole_numbers():
 @pytest.mark.skipif(load_library() is None, reason="the compiled layers were not built")
 def test_parts_of_a_pass_add_up_to_the_whole(demo, monkeypatch):
     monkeypatch.setattr("draftree.bench.steps.BUFFER", 2**23)
-    monkeypatch.setattr(pass_parts, "SIDE", 256)
     monkeypatch.setattr(pass_parts, "TALL", 16)
     found = pass_parts.pass_parts(open_runner(demo.model, "cpu"), 8, 9, Watcher())
     products = sum(p.numel() for name, p in demo.model.named_parameters() if "proj" in name)
