@@ -19,6 +19,7 @@ from benchmarks.drafters.kept_texts import texts_of
 from benchmarks.drafters.operations import operations_of
 from benchmarks.harness import Experiment, Setup, Share, Task, Way, table_of
 from benchmarks.harness.measure import measure_parts, of
+from draftree.bench.measure import ready
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter, model_hash
 from draftree.drafting.second_model import check_pair
@@ -121,7 +122,8 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
     references = texts[ways[0]] if own_references else [str(row.reference) for row in rows]
     qualities = {way: quality(metric, own, references) for way, own in texts.items()}
     tasks = [Task(Prompt(r.id, r.set, r.turns[0]), p) for r, p in zip(rows, prompts, strict=True)][: setup["timed"]]
-    usable, refused = _ready(methods, tasks)
+    able, refused = ready(list(methods.values()), tasks)
+    usable = [way for way in ways if methods[way] in able]
     against = "the plain large model's texts" if own_references else "references"
     facts: dict[str, Any] = {
         "remarks": [
@@ -175,21 +177,6 @@ def _summed_up(
             row |= {"cut": mine["rollbacks"].sum() / mine["steps"].sum()}
         found.append(row | {"differing": differing})
     return pd.DataFrame(found)
-
-
-def _ready(methods: dict[BildWay, Any], tasks: list[Task]) -> tuple[list[BildWay], dict[str, str]]:
-    """Ways that can answer, after first calls that do not count; and why another cannot."""
-    usable, refused = [], {}
-    for way, method in methods.items():
-        try:
-            method.answers([max((task.ids for task in tasks), key=len)])
-        except Exception as error:
-            if not method.optional:
-                raise
-            refused[way.name] = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        else:
-            usable.append(way)
-    return usable, refused
 
 
 def best_points(table: pd.DataFrame, pairs: list[str]) -> list[dict[str, Any]]:

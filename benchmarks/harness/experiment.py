@@ -6,16 +6,16 @@ Every module below `papers`, `drafters`, `shapes`, `machine` and `peers` may hol
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from benchmarks.harness.claims import Claim, claims_of
+from draftree.errors import did_you_mean
 
 if TYPE_CHECKING:
     from benchmarks.harness.setup import Setup
@@ -63,8 +63,8 @@ class Experiment:
         """
         for name in given:
             if name not in self.options:
-                held = ", ".join(self.options) or "none"
-                raise ValueError(f"{self.name} has no option {name!r}: it has {held}.{nearest(name, self.options)}")
+                held, near = ", ".join(self.options) or "none", did_you_mean(name, self.options)
+                raise ValueError(f"{self.name} has no option {name!r}: it has {held}.{near}")
         return {**self.options, **{name: read(name, value, self.options[name]) for name, value in given.items()}}
 
     def of_paper(self, paper: str, item: str, **options: Any) -> Experiment:
@@ -76,12 +76,6 @@ class Experiment:
         short = {option: value for option, value in SHORT.items() if option in self.options}
         facts = {**self.options, **short, **options}
         return replace(self, name=name, source=f"{paper}, {item}", claim=claims_of(paper)[item], options=facts)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: which known one it resembles, if any."""
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def read(name: str, value: Any, default: Any) -> Any:
@@ -133,4 +127,5 @@ def find(name: str | None) -> Experiment:
         return known[name]
     if not name:
         raise ValueError("Name an experiment: draftree bench list shows all of them.")
-    raise ValueError(f"There is no experiment {name!r}: draftree bench list shows all of them.{nearest(name, known)}")
+    near = did_you_mean(name, known)
+    raise ValueError(f"There is no experiment {name!r}: draftree bench list shows all of them.{near}")

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness.experiment import nearest
 from draftree.drafting.in_model import BEST_FIRST, InModelDrafter
+from draftree.errors import did_you_mean
 from draftree.shaping.static import Choices, best_choices, chain, efficient, full
 
 SEARCHED, STRAIGHTFORWARD, CHAIN = "choices", "straightforward", "chain"
@@ -46,7 +46,8 @@ def checked_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
     """
     for kind in kinds:
         if kind not in KINDS:
-            raise ValueError(f"There is no kind of tree {kind!r}: choose {', '.join(KINDS)}.{nearest(kind, KINDS)}")
+            near = did_you_mean(kind, KINDS)
+            raise ValueError(f"There is no kind of tree {kind!r}: choose {', '.join(KINDS)}.{near}")
     return tuple(kind for kind in KINDS if kind in kinds) or KINDS
 
 

@@ -116,7 +116,7 @@ def test_the_manual_tells_every_experiment():
     page = (ROOT / "docs" / "developer" / "experiments.md").read_text(encoding="utf-8")
     facts = set(re.findall(r"^\| `([\w-]+)` \|.*`draftree bench run", page, re.M))
     assert facts == set(EXPERIMENTS)
-    assert set(listed()["name"]) == set(EXPERIMENTS)
+    assert {row["name"] for row in listed().rows} == set(EXPERIMENTS)
     for name, experiment in EXPERIMENTS.items():
         if experiment.source:
             assert f"| `{name}` | {experiment.source} |" in page

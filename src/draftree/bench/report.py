@@ -61,7 +61,8 @@ class Table(NamedTuple):
     def markdown(self) -> list[str]:
         """Lines of a Markdown table."""
         headings, *lines = self.texts()
-        return [f"| {' | '.join(line)} |" for line in (headings, ["---"] * len(headings), *lines)]
+        under = f"|{'---|' * len(headings)}"
+        return [f"| {' | '.join(headings)} |", under, *(f"| {' | '.join(line)} |" for line in lines)]
 
 
 def number(value: Any) -> str:
@@ -145,6 +146,12 @@ class Report:
 
 def heading(about: dict[str, Any]) -> str:
     """Where and how something was measured, in a line."""
-    where = f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}"
-    prompts = f"{about['prompts']} prompts of {len(about['sets'])} sets"
-    return f"{where}: {prompts}; commit {about['commit'] or 'unknown'}"
+    threads = f"{counted(about['threads'], 'thread')} of {about['device']}"
+    where = ", ".join(filter(None, [about["model"], about["dtype"], threads]))
+    prompts = f": {about['prompts']} prompts of {len(about['sets'])} sets" if about.get("prompts") else ""
+    return f"{where}{prompts}; commit {about['commit'] or 'unknown'}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as "1 thread" and "2 threads"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
