@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Peer:
     """
 
     version: str
-    ways: dict[str, Callable[[], Ask]]
+    ways: Mapping[str, Callable[[], Ask]]
     left_out: dict[str, str] = field(default_factory=dict)
     batches: bool = False
 
@@ -101,6 +101,11 @@ def cut(ids: Ids, job: Job) -> Ids:
     ids = list(ids)[: job.new]
     end = next((i for i, token in enumerate(ids) if token in job.ends), len(ids) - 1)
     return ids[: end + 1]
+
+
+def asking(method: Any) -> Ask:
+    """What asks one of `draftree.bench.methods`."""
+    return lambda prompts: [answer.ids for answer in method.answers(prompts)]
 
 
 def peak_bytes() -> int:
