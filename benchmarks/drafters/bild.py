@@ -184,9 +184,9 @@ def best_points(table: pd.DataFrame, pairs: list[str]) -> list[dict[str, Any]]:
     found = []
     plain = table.loc[table["way"] == PLAIN, "quality"].iloc[0]
     for pair in pairs:
-        for loss, facts in LOSSES.items():
+        for loss, words in LOSSES.items():
             grid = table[(table["group"] == BILD) & (table["pair"] == pair) & (table["quality"] >= plain - loss)]
-            row: dict[str, Any] = {"pair": pair, "may_lose": facts, "way": None}
+            row: dict[str, Any] = {"pair": pair, "may_lose": words, "way": None}
             if not grid.empty:
                 point = grid.loc[grid["times_plain"].idxmax()]
                 names = ("way", "quality", "times_plain", "times_plain_low", "times_plain_high", "times_hf")

@@ -99,8 +99,8 @@ def _about(experiment: Experiment, setup: Setup, table: pd.DataFrame) -> dict[st
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as a result file shows them: of drafters their names, and not where they lie."""
-    facts = dict(options)
-    if facts.get("drafters"):
-        facts["drafters"] = [Path(entry.partition("=")[0]).name for entry in facts["drafters"]]
+    shown = dict(options)
+    if shown.get("drafters"):
+        shown["drafters"] = [Path(entry.partition("=")[0]).name for entry in shown["drafters"]]
     return {name: Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
-            for name, value in facts.items()}  # fmt: skip
+            for name, value in shown.items()}  # fmt: skip

@@ -38,7 +38,7 @@ class Experiment:
             `more` (further facts for the result file) and `examples` (texts for the page).
         columns: what a terminal and a page show, in order; where a table has X_low and X_high, X shows its interval.
         plot: draws a table into a matplotlib figure.
-        options: all that it can be facts, with its defaults; see `Setup` for those that every experiment shares.
+        options: all that it takes, with their defaults; see `Setup` for those that every experiment shares.
         claim: the paper's figures.
     """
 
@@ -74,8 +74,8 @@ class Experiment:
         """
         name = f"{paper} {item.replace(' ', '')}".lower().replace(" ", "-")
         short = {option: value for option, value in SHORT.items() if option in self.options}
-        facts = {**self.options, **short, **options}
-        return replace(self, name=name, source=f"{paper}, {item}", claim=claims_of(paper)[item], options=facts)
+        chosen = {**self.options, **short, **options}
+        return replace(self, name=name, source=f"{paper}, {item}", claim=claims_of(paper)[item], options=chosen)
 
 
 def read(name: str, value: Any, default: Any) -> Any:

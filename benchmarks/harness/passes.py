@@ -20,8 +20,8 @@ def watching(runner: Any, see: Callable[[int, int, int, Any], None]) -> Abstract
     def seen(plan: Any, cache: Any, first: int = 0, encoder: Any = None) -> Any:
         context = int(cache.lengths[first])
         result = run(plan, cache, first, encoder)
-        facts = plan.visible.shape[-1] - plan.width  # committed columns of which the plan speaks
-        see(plan.width, plan.width * (context - facts) + int(plan.visible[0].sum()), context, result)
+        masked = plan.visible.shape[-1] - plan.width  # committed columns that the plan's mask has; others are all seen
+        see(plan.width, plan.width * (context - masked) + int(plan.visible[0].sum()), context, result)
         return result
 
     return mock.patch.object(runner, "run", seen)

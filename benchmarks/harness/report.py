@@ -70,10 +70,10 @@ class Report:
     @property
     def remarks(self) -> list[str]:
         """Lines below the tables."""
-        facts = list(self.table.attrs.get("remarks", ()))
+        lines = list(self.table.attrs.get("remarks", ()))
         if "differing" in self.table.attrs:
-            facts.append(f"Answers that differ from plain decoding's: {self.table.attrs['differing']}.")
-        return facts
+            lines.append(f"Answers that differ from plain decoding's: {self.table.attrs['differing']}.")
+        return lines
 
     def printed(self) -> Iterator[Any]:
         """For a rich console: the paper's figures first, under its model and device, then ours."""

@@ -111,10 +111,10 @@ def asking(method: Any) -> Ask:
 def peak_bytes() -> int:
     """The most memory that this process has had resident; 0 where the system does not say."""
     try:  # a process begins with the peak of the one that started it, by `getrusage`
-        facts = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
     except OSError:
         return 0
-    return int(facts["VmHWM"].split()[0]) * 1024
+    return int(status["VmHWM"].split()[0]) * 1024
 
 
 def leave(make: Callable[[Job], Peer]) -> None:
