@@ -87,13 +87,11 @@ class _Inside:
     def __init__(self, runner: CpuRunner, rows: int, context: int, tokens: Tensor) -> None:
         stack, library = runner.stack, runner._library
         cache = runner.new_cache(1, context + rows)
-        square = torch.ones(1, context, context, dtype=torch.bool).tril()
-        result = runner.run(Plan(tokens[:, :context], torch.arange(context)[None], square), cache)
+        result = runner.run(Plan.causal(tokens[:, :context]), cache)
         cache.commit([list(range(context))], result.segments)
-        positions = context + torch.arange(rows)[None]
-        plan = Plan(tokens[:, :rows].contiguous(), positions, torch.ones(1, rows, rows, dtype=torch.bool).tril())
+        plan = Plan.causal(tokens[:, :rows].contiguous(), context)
         cache.open(0, 1, rows)
-        segment = Segment(0, None, positions, plan.visible)
+        segment = Segment(0, None, plan.positions, plan.visible)
         looked_up = runner.tables.of(segment, (), torch.float32, cache, runner.target.kinds[0])
         angles = CompiledAngles(looked_up, segment, stack)
         self._first = runner._embedding(plan.tokens).detach().clone()

@@ -87,13 +87,8 @@ class DrafterObjective(Objective):
     # ---------------------------------------------------------------- for the methods
 
     def plan(self, batch: Batch, **more: Any) -> Plan:
-        """The real rows of a batch, causal; `more` are further fields of `Plan`."""
-        count, width = batch.tokens.shape
-        positions = torch.arange(width, device=batch.tokens.device).expand(count, -1)
-        causal = torch.ones(width, width, dtype=torch.bool, device=batch.tokens.device).tril()
-        fields: dict[str, Any] = {"positions": positions, "visible": causal.expand(count, -1, -1)}
-        fields["rope_floor"] = tuple(batch.start.tolist())
-        return Plan(**({"tokens": batch.tokens} | fields | more))
+        """The real rows of a batch; `more` are further fields of `Plan`."""
+        return Plan.causal(batch.tokens, rope_floor=tuple(batch.start.tolist()), **more)
 
     def parts(self, batch: Batch) -> list[Batch]:
         """The batch; row by row for the families that the runner drives so, where a surgery must know its rows."""
