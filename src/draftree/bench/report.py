@@ -37,23 +37,28 @@ class Table(NamedTuple):
     columns: Sequence[str]
     caption: str = ""
 
+    @property
+    def filled(self) -> list[str]:
+        """The columns in which any row has a value."""
+        return [name for name in self.columns if any(row.get(name) is not None for row in self.rows)]
+
     def texts(self) -> list[list[str]]:
         """Headings, then a line for each row, intervals in brackets; columns without any value are left out."""
-        names = [name for name in self.columns if any(row.get(name) is not None for row in self.rows)]
-        return [
-            [name.replace("_", " ") for name in names],
-            *([_cell(row, name) for name in names] for row in self.rows),
-        ]
+        names = self.filled
+        lines = ([_cell(row, name) for name in names] for row in self.rows)
+        return [[name.replace("_", " ") for name in names], *lines]
 
     def rich(self) -> RichTable:
-        """For a terminal, its first column on the left."""
+        """For a terminal, words on the left and numbers on the right."""
         options: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "caption_justify": "left"}
         options |= {"title": escape(self.title), "caption": escape(self.caption) or None}
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, **options)
         headings, *lines = self.texts()
-        for place, heading in enumerate(headings):
-            text = heading.replace(" ", "\n", 1) if place else heading
-            table.add_column(text, justify="right" if place else "left")
+        for name, heading in zip(self.filled, headings, strict=True):
+            if any(isinstance(row.get(name), str) for row in self.rows):
+                table.add_column(heading)
+            else:
+                table.add_column(heading.replace(" ", "\n", 1), justify="right")
         for line in lines:
             table.add_row(*map(escape, line))
         return table
