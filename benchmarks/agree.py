@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -59,43 +60,40 @@ def _cases(result: dict[str, Any]) -> dict[tuple[str, str], Rows]:
 
 def _compared(title: str, first: Rows, second: Rows) -> list[str]:
     over_hf = OVER_HF if REFERENCE in first and REFERENCE in second else OVER_PLAIN
-    a, b = (_speeds(rows, over_hf, over_hf) for rows in (first, second))
+
+    def own_kind(name: str) -> str:
+        """For methods that spend their time as Hugging Face's do, our engine on their `forward` among them."""
+        return over_hf if name in HUGGING_FACE or name == HOOKED else OVER_PLAIN
+
+    a, b = (_speeds(rows, lambda _: over_hf) for rows in (first, second))
     pairs = list(combinations([name for name in a if name in b], 2))
     swapped = [
         f"  {one} and {other} have changed places"
         for one, other in pairs
         if _order(a[one], a[other]) * _order(b[one], b[other]) < 0
     ]
-    before, after = (_speeds(rows, over_hf, OVER_PLAIN) for rows in (first, second))
+    before, after = (_speeds(rows, own_kind) for rows in (first, second))
     plain = PLAIN if PLAIN in first else HOOKED
     held = [name for name in before if name in after and name not in (REFERENCE, plain)]
     outside = [
-        f"  {name} {_kind(name, over_hf, OVER_PLAIN)}: {before[name]:.2f} and {after[name]:.2f}"
+        f"  {name} {own_kind(name)}: {before[name]:.2f} and {after[name]:.2f}"
         for name in held
         if not _agree(before[name], after[name])
     ]
-    facts = (
+    counts = (
         f"{title}: {len(swapped)} of {len(pairs)} pairs in another order, {len(outside)} of {len(held)} speeds further "
         "apart than their intervals explain"
     )
     if over_hf == OVER_HF and plain in a and plain in b:
-        facts += f"; {plain} {OVER_HF} {a[plain]:.2f} and {b[plain]:.2f}"
-    return [facts, *swapped, *outside]
+        counts += f"; {plain} {OVER_HF} {a[plain]:.2f} and {b[plain]:.2f}"
+    return [counts, *swapped, *outside]
 
 
-def _kind(name: str, over_hf: str, over_plain: str) -> str:
-    """`over_hf` for methods that spend their time as Hugging Face's do, our engine on their `forward` among them."""
-    return over_hf if name in HUGGING_FACE or name == HOOKED else over_plain
-
-
-def _speeds(rows: Rows, over_hf: str, over_plain: str) -> dict[str, Estimate]:
-    """Each method's speed over the reference of its kind, by name."""
-    found = {}
-    for name, row in rows.items():
-        column = _kind(name, over_hf, over_plain)
-        if column in row:
-            found[name] = Estimate(*(row[column + end] for end in ("", "_low", "_high")))
-    return found
+def _speeds(rows: Rows, column_of: Callable[[str], str]) -> dict[str, Estimate]:
+    """By name, each method's speed over a reference: what stands in the column that is its own."""
+    columns = {name: column_of(name) for name in rows}
+    ends = ("", "_low", "_high")
+    return {n: Estimate(*(rows[n][c + end] for end in ends)) for n, c in columns.items() if c in rows[n]}
 
 
 def _agree(a: Estimate, b: Estimate) -> bool:

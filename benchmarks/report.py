@@ -18,7 +18,8 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness.tables import counted, markdown
+from benchmarks.harness.tables import shown
+from draftree.bench.report import counted
 from draftree.files import replacing, write_text
 
 RESULTS = Path(__file__).parent / "results"
@@ -73,7 +74,8 @@ def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
     about = facts["about"]
     text = entry.get("text", " ".join(facts["remarks"]))
     made = f"`{about['command']}` at {about['commit']}; {about['model']}, {counted(about['threads'], 'thread')}."
-    return [f"{text} {made}", "", *markdown(table, entry.get("columns", facts["columns"]))]
+    columns = entry.get("columns", facts["columns"])
+    return [f"{text} {made}", "", *shown(table, columns=columns).markdown()]
 
 
 def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
@@ -88,7 +90,8 @@ def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
         made.append(f"`{facts['about']['command']}` at {facts['about']['commit']}")
     assert joined is not None
     about = f"{facts['about']['device']}, {counted(facts['about']['threads'], 'thread')}, {facts['about']['dtype']}"
-    return [f"{entry['text']} {about}; {', '.join(made)}.", "", *markdown(joined, [*by, *entry["files"]])]
+    table = shown(joined, columns=[*by, *entry["files"]])
+    return [f"{entry['text']} {about}; {', '.join(made)}.", "", *table.markdown()]
 
 
 def tables(text: str, folder: Path = RESULTS) -> str:

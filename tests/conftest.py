@@ -8,7 +8,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Set here, it also holds for the commands that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import draftree
+from draftree.cli import main
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
@@ -29,6 +31,26 @@ class Demo(NamedTuple):
 def demo() -> Demo:
     """The embedded model and tokenizer, shared by all tests: leave both as they are."""
     return Demo(*draftree.demo_model())
+
+
+@pytest.fixture
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Sequence[str], str], None]:
+    """Gives a command's arguments to `draftree`, and holds it to one sentence with these words and exit status 2."""
+
+    def check(arguments: Sequence[str], words: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["draftree", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        said = capsys.readouterr()
+        assert stopped.value.code == 2
+        assert said.out == ""
+        assert words in " ".join(said.err.replace("│", " ").split())
+        assert "Traceback" not in said.err
+        assert "\x1b" not in said.err
+
+    return check
 
 
 @pytest.fixture(scope="module")

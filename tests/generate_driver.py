@@ -13,6 +13,7 @@ from drafters_for_tests import InModel, RandomTree, References
 from torch import Tensor
 from zoo import build
 
+import draftree
 from draftree.drafting import BiLD, Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, SelfSpeculative
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed, Shape
@@ -113,6 +114,14 @@ def drafters(references: References, *, in_model: bool = True) -> dict[str, Call
     return made
 
 
+OF_DEMO: dict[str, Callable[[Any], Any]] = {  # drafters for the embedded model
+    "lookahead": lambda model: draftree.Lookahead(),
+    "prompt-lookup": lambda model: draftree.PromptLookup(),
+    "jacobi": lambda model: draftree.Jacobi(),
+    "medusa": lambda model: draftree.demo_drafter("medusa", model),
+    "bita": lambda model: draftree.demo_drafter("bita", model),
+    "hidden-transfer": lambda model: draftree.demo_drafter("hidden-transfer", model),
+}
 SHAPES: dict[str, Callable[[], Shape]] = {
     "fixed-16": lambda: Fixed(16),
     "dynamic": lambda: DynamicTree(cost=CHEAP_ROWS),

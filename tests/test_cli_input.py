@@ -104,7 +104,7 @@ def test_what_cannot_be_used_is_told_before_any_work(
     places: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Any,
 ) -> None:
     if "medusa" in arguments:
         pytest.importorskip("accelerate")
@@ -112,14 +112,7 @@ def test_what_cannot_be_used_is_told_before_any_work(
         arguments = arguments.replace(name, path)
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr(sys, "argv", ["draftree", *arguments.split()])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    said = capsys.readouterr()
-    assert stopped.value.code == 2
-    assert said.out == ""
-    assert told in " ".join(said.err.replace("│", " ").split())
-    assert "Traceback" not in said.err
+    refused(arguments.split(), told)
     assert sorted(tmp_path.rglob("*")) == before, "nothing is made for a command that does not run"
 
 

@@ -267,7 +267,7 @@ def test_json_is_refused_as_a_value_error_whatever_is_wrong():
 def test_nothing_writes_past_the_helper():
     """Every line of the package and the benchmarks that writes a file writes aside, or is known here."""
     known = {
-        'self._lock = (self.folder / LOCK).open("wb")',  # empty
+        'lock = opened.enter_context((self.folder / LOCK).open("wb"))',  # empty
         'with path.open("w", encoding="utf-8") as out:',  # of the journal's finished file, in a folder aside
         "figure.savefig(out, dpi=120)",  # into memory
         # Answers as they come, so that none is lost where a run is stopped.

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from generate_driver import left_pad, prompts
+from generate_driver import OF_DEMO, left_pad, prompts
 
 import draftree
 from draftree.engine import generate
@@ -31,12 +31,7 @@ DTYPES = {"float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch
 SETTINGS = [*DTYPES, "meta"]
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda model: None,
-    "lookahead": lambda model: draftree.Lookahead(),
-    "prompt-lookup": lambda model: draftree.PromptLookup(),
-    "jacobi": lambda model: draftree.Jacobi(),
-    "medusa": lambda model: draftree.demo_drafter("medusa", model),
-    "bita": lambda model: draftree.demo_drafter("bita", model),
-    "hidden-transfer": lambda model: draftree.demo_drafter("hidden-transfer", model),
+    **OF_DEMO,
     "self-speculative": lambda model: draftree.demo_drafter("self-speculative", model),
     "draft-model": lambda model: draftree.demo_drafter("draft-model", model),
     "bild": lambda model: draftree.BiLD(draftree.demo_drafter("draft-model", model).model, 0.4, lossless=True),

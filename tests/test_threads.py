@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from generate_driver import prompts
+from generate_driver import OF_DEMO, prompts
 from runner_driver import one_thread  # noqa: F401
 
 import draftree
@@ -53,12 +53,7 @@ def small(model: Any) -> Any:
 
 
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
-    "lookahead": lambda model: draftree.Lookahead(),
-    "prompt-lookup": lambda model: draftree.PromptLookup(),
-    "jacobi": lambda model: draftree.Jacobi(),
-    "medusa": lambda model: draftree.demo_drafter("medusa", model),
-    "bita": lambda model: draftree.demo_drafter("bita", model),
-    "hidden-transfer": lambda model: draftree.demo_drafter("hidden-transfer", model),
+    **OF_DEMO,
     "draft-model": small,
     "self-speculative": lambda model: draftree.SelfSpeculative(exit_layer=3),
     "merge": lambda model: draftree.Merge(

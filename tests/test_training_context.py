@@ -1,5 +1,7 @@
 """BiTA's real rows pass without gradients: what is trained gets the gradients of one pass that holds all rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_training_passes import randomise, rows_for
@@ -16,8 +18,8 @@ def whole_pass_loss(objective, batch):
     masks, real = objective.packed(batch), objective.plan(batch)
     count, width = batch.tokens.shape
     attached = masks.tokens.shape[1]
-    plan = objective.plan(
-        batch,
+    plan = replace(
+        real,
         tokens=torch.cat([batch.tokens, masks.tokens], 1),
         positions=torch.cat([real.positions, masks.positions], 1),
         visible=torch.cat([F.pad(real.visible, (0, attached)), masks.visible], 1),

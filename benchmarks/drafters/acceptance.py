@@ -61,7 +61,7 @@ def measured(setup: Setup, found: dict[str, Trained], kinds: Any) -> Iterator[tu
                     f"name the other kinds by --set trees=, {SEARCHED!r} not among them."
                 )
             setup.watcher.stage(f"search for trees of {name}", len(setup.lessons))
-            shares = hits_of(setup, drafter, [task.ids for task in setup.lessons]).by_rank
+            shares = hits_of(setup, drafter, setup.lessons).by_rank
         cases = cases_of(drafter, kinds, setup["nodes"], shares)
         if not cases:
             raise ValueError(

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from benchmarks.drafters.bild_ways import BILD, PLAIN, SMALL, THEIRS, BildWay, read_thresholds, ways_of
-from benchmarks.drafters.kept_texts import Texts
+from benchmarks.drafters.kept_texts import texts_of
 from benchmarks.drafters.operations import operations_of
 from benchmarks.harness import Experiment, Setup, Share, Task, Way, table_of
 from benchmarks.harness.measure import measure_parts, of
+from draftree.bench.measure import ready
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import demo_drafter, model_hash
 from draftree.drafting.second_model import check_pair
@@ -108,17 +109,21 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
         list(pair.smalls), read_thresholds(setup["thresholds"]), setup["windows"], ablations=setup["ablations"]
     )
     hashes = {name: model_hash(model) for name, model in {"large": pair.large, **pair.smalls}.items()}
-    kept = Texts(setup.out, [hashes, fingerprint(prompts), new])
     methods = {way: way.method(pair.large, pair.smalls, new) for way in ways}
     written = [way for way in ways if not way.exact or way.group == PLAIN]
-    setup.watcher.stage("texts of all rows", len(written) * len(rows))
-    ids = {way: kept.of(methods[way], prompts, setup["batch"], setup.watcher) for way in written}
+    setup.watcher.stage("texts of all rows", len(written))
+    ids: dict[BildWay, list[list[int]]] = {}
+    about = [hashes, fingerprint(prompts), new]
+    for way in written:
+        ids[way] = texts_of(methods[way], prompts, setup["batch"], about, setup.out)
+        setup.watcher.step()
     texts = {way: setup.tokenizer.batch_decode(own, skip_special_tokens=True) for way, own in ids.items()}
     own_references = any(row.reference is None for row in rows)
     references = texts[ways[0]] if own_references else [str(row.reference) for row in rows]
     qualities = {way: quality(metric, own, references) for way, own in texts.items()}
     tasks = [Task(Prompt(r.id, r.set, r.turns[0]), p) for r, p in zip(rows, prompts, strict=True)][: setup["timed"]]
-    usable, refused = _ready(methods, tasks)
+    able, refused = ready(list(methods.values()), tasks)
+    usable = [way for way in ways if methods[way] in able]
     against = "the plain large model's texts" if own_references else "references"
     facts: dict[str, Any] = {
         "remarks": [
@@ -174,29 +179,14 @@ def _summed_up(
     return pd.DataFrame(found)
 
 
-def _ready(methods: dict[BildWay, Any], tasks: list[Task]) -> tuple[list[BildWay], dict[str, str]]:
-    """Ways that can answer, after first calls that do not count; and why another cannot."""
-    usable, refused = [], {}
-    for way, method in methods.items():
-        try:
-            method.answers([max((task.ids for task in tasks), key=len)])
-        except Exception as error:
-            if not method.optional:
-                raise
-            refused[way.name] = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        else:
-            usable.append(way)
-    return usable, refused
-
-
 def best_points(table: pd.DataFrame, pairs: list[str]) -> list[dict[str, Any]]:
     """Of each pair's grid the fastest point that loses no more than nothing, and than a point, against plain."""
     found = []
     plain = table.loc[table["way"] == PLAIN, "quality"].iloc[0]
     for pair in pairs:
-        for loss, facts in LOSSES.items():
+        for loss, words in LOSSES.items():
             grid = table[(table["group"] == BILD) & (table["pair"] == pair) & (table["quality"] >= plain - loss)]
-            row: dict[str, Any] = {"pair": pair, "may_lose": facts, "way": None}
+            row: dict[str, Any] = {"pair": pair, "may_lose": words, "way": None}
             if not grid.empty:
                 point = grid.loc[grid["times_plain"].idxmax()]
                 names = ("way", "quality", "times_plain", "times_plain_low", "times_plain_high", "times_hf")

@@ -43,8 +43,8 @@ class BildWay:
     def name(self) -> str:
         """What tables call it."""
         numbers = [("FB", self.fallback), ("RB", self.rollback), ("window", self.window)]
-        facts = [f"{name} {value:g}" for name, value in numbers if value is not None]
-        return ", ".join([self.group, *filter(None, [self.pair, " ".join(facts)])])
+        parts = [f"{name} {value:g}" for name, value in numbers if value is not None]
+        return ", ".join([self.group, *filter(None, [self.pair, " ".join(parts)])])
 
     @property
     def exact(self) -> bool:

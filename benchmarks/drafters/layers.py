@@ -16,8 +16,7 @@ import pandas as pd
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Way, measure, points, table_of
 from benchmarks.harness.measure import length, measure_parts, of, size, whole
-from benchmarks.inflate import inflate_drafter
-from draftree.drafting import SelfSpeculative
+from draftree.drafting import Drafter, SelfSpeculative
 from draftree.drafting.folder import demo_drafter
 from draftree.pruning import LossyCALM
 from draftree.runner import inspect_model
@@ -60,6 +59,10 @@ def _summed_up(runs: pd.DataFrame, kinds: Mapping[str, str], rules: Mapping[str,
 
 
 def _ways(setup: Setup) -> tuple[list[tuple[Way, str]], dict[str, LossyCALM]]:
+    def made(options: dict[str, Any]) -> Drafter:
+        drafter: Drafter = setup.inflated.fitted(SelfSpeculative.fresh(setup.small, **options))
+        return drafter
+
     sources: dict[str, Any] = {}
     if setup["skip_set"]:
         sources["skip set"] = SelfSpeculative.from_pretrained(setup["skip_set"], setup.small).settings
@@ -71,17 +74,10 @@ def _ways(setup: Setup) -> tuple[list[tuple[Way, str]], dict[str, LossyCALM]]:
         options = {name: own[name] for name in ("exit_layer", "skip_attention", "skip_mlp")}
         for chain in setup["chains"]:
             bare = {"num_draft_tokens": chain, "branching": 1, "confidence": 0.0}
-            drafter = _drafter(setup, options | bare)
-            ways.append((Way(f"{source}, chain of {chain}", drafter, Fixed(chain)), "chain"))
-        ways.append((Way(source, _drafter(setup, options)), "default"))
+            ways.append((Way(f"{source}, chain of {chain}", made(options | bare), Fixed(chain)), "chain"))
+        ways.append((Way(source, made(options)), "default"))
     rules = {f"CALM {t:g} (lossy)": LossyCALM(t) for t in setup["thresholds"]} if setup.params is None else {}
     return ways + [(Way(name, options={"early_exit": rule}), "CALM") for name, rule in rules.items()], rules
-
-
-def _drafter(setup: Setup, options: dict[str, Any]) -> SelfSpeculative:
-    made = SelfSpeculative.fresh(setup.small, **options)
-    inflated: SelfSpeculative = made if setup.params is None else inflate_drafter(made, setup.model)
-    return SelfSpeculative(**inflated.settings)
 
 
 def kept_of(ids: Any, expected: Any) -> tuple[int, int]:

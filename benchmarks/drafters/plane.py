@@ -16,11 +16,8 @@ import pandas as pd
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, table_of
 from benchmarks.harness.measure import all_differing, length, measure_parts, of, per_token
 from benchmarks.harness.plots import colours
-from draftree.drafting import Drafter, DraftModel, Merge
-from draftree.drafting.folder import demo_drafter
+from draftree.drafting import Merge
 from draftree.shaping import Fixed
-
-SMALL = "draft-model"
 
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -29,7 +26,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     groups = [(name,) for name in names] + list(combinations(names, 2)) + ([tuple(names)] if len(names) > 2 else [])
     ways = [Way(PLAIN)]
     for group in groups:
-        drafters = [_drafter(setup, name) for name in group]
+        drafters = [setup.drafter(setup.named[name]) for name in group]
         drafter = drafters[0] if len(group) == 1 else Merge(drafters)
         ways.append(Way(" + ".join(group), drafter, Fixed(setup["nodes"])))
     for runs in measure_parts(setup, ways, ready=True):
@@ -41,10 +38,6 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             row |= {"time": verify.value, "by_pass_alone": length(own).value / verify.value}
             rows.append(row | (per_token(plain) / per_token(own)).columns("over_plain"))
         yield table_of(rows, differing=all_differing(runs))
-
-
-def _drafter(setup: Setup, name: str) -> Drafter:
-    return DraftModel(demo_drafter(SMALL, setup.small).model) if name == SMALL else setup.drafter(setup.named[name])
 
 
 def plot(figure: Any, table: pd.DataFrame) -> None:
@@ -67,5 +60,5 @@ EXPERIMENT = Experiment(
     ("drafters", "tokens_a_step", "time", "by_pass_alone", "over_plain"),
     plot,
     {"per_set": 1, "max_new_tokens": 96, "sets": (), "warm_per_set": 8, "nodes": 8}
-    | {"drafters": ("lookahead", SMALL, "medusa", "hidden-transfer", "bita")},
+    | {"drafters": ("lookahead", "draft-model", "medusa", "hidden-transfer", "bita")},
 )

@@ -93,26 +93,23 @@ def measure_trie(
         trie.warm(answer)
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {name: [] for name in CALLS}
+
+    def timed(call: str, *given: Any, per: int = 1) -> Any:
+        start = perf_counter()
+        found = getattr(trie, call)(*given)
+        times[call].append((perf_counter() - start) / per)
+        return found
+
     drafted = bytes_at_half = 0
     for request, (prompt, answer) in enumerate(made_text(prompts, prompt_tokens, answer_tokens, vocabulary)):
-        start = perf_counter()
-        trie.begin(request, prompt)
-        times["begin"].append(perf_counter() - start)
+        timed("begin", request, prompt)
         at = 0
         while at < len(answer):
             run = answer[at : at + int(rng.integers(1, 5))]
-            start = perf_counter()
-            draft = trie.retrieve(request, decoding_length)
-            middle = perf_counter()
-            trie.extend(request, run)
-            stop = perf_counter()
-            times["retrieve"].append(middle - start)
-            times["extend"].append((stop - middle) / len(run))
-            drafted += len(draft.tokens)
+            drafted += len(timed("retrieve", request, decoding_length).tokens)
+            timed("extend", request, run, per=len(run))
             at += len(run)
-        start = perf_counter()
-        trie.end(request)
-        times["end"].append(perf_counter() - start)
+        timed("end", request)
         if request == prompts // 2:
             bytes_at_half = trie.nbytes
     return {

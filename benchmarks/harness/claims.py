@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pandas as pd
+from draftree.bench.report import Table
 
 PAPERS = Path(__file__).parents[1] / "papers"
 
@@ -37,9 +37,9 @@ class Claim:
         place = self.columns.index(column)
         return next((cells[place] for cells in self.rows if cells[0] == row), "")
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> Table:
         """The rows under their headings."""
-        return pd.DataFrame(list(self.rows), columns=list(self.columns))
+        return Table("", [dict(zip(self.columns, row, strict=True)) for row in self.rows], self.columns)
 
 
 @cache

@@ -12,23 +12,22 @@ from benchmarks.harness.experiment import Experiment, experiments, find
 from benchmarks.harness.report import Report, partial_file
 from benchmarks.harness.setup import Setup
 from draftree.bench.machine import describe, now
+from draftree.bench.report import Table
 from draftree.models import Placement
 from draftree.progress import Watcher
 from draftree.prompts import Prompt, embedded_prompts
 
 
-def listed(name: str | None = None) -> pd.DataFrame:
+def listed(name: str | None = None) -> Table:
     """All experiments; or the options of one and their defaults, as `draftree bench list` shows them."""
     if name is None:
-        rows = [(one.name, one.source, one.says) for one in experiments().values()]
-        return pd.DataFrame(rows, columns=["name", "source", "what it shows"])
-    options = [(option, shown_value(value)) for option, value in find(name).options.items()]
-    return pd.DataFrame(options, columns=["option", "default"])
-
-
-def shown_value(value: Any) -> str:
-    """A default as it would be given."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        rows = [{"name": e.name, "source": e.source, "what it shows": e.says} for e in experiments().values()]
+        return Table("", rows, ("name", "source", "what it shows"))
+    options = []
+    for option, value in find(name).options.items():
+        given = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        options.append({"option": option, "default": given})
+    return Table("", options, ("option", "default"))
 
 
 def given_options(settings: Sequence[str], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,19 +88,19 @@ def run(
 
 def _about(experiment: Experiment, setup: Setup, table: pd.DataFrame) -> dict[str, Any]:
     """Where and how a table was made."""
-    model = setup.model if "loaded" in vars(setup) else None  # some experiments need none
-    about = describe(model, setup.name) | {"options": _plain(setup.options)}
+    used = vars(setup).get("inflated") or vars(setup).get("subject")  # some experiments need no model
+    about = describe(None if used is None else used.model, setup.name) | {"options": _plain(setup.options)}
     if setup.params is not None:
         about["model"] += f" inflated to {setup.params}"
-    if "_split" in vars(setup):
+    if "encoded" in vars(setup):
         about |= {"prompts": len(setup.tasks), "sets": setup.sets}
     return about | table.attrs.get("about", {})
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as a result file shows them: of drafters their names, and not where they lie."""
-    facts = dict(options)
-    if facts.get("drafters"):
-        facts["drafters"] = [Path(entry.partition("=")[0]).name for entry in facts["drafters"]]
+    shown = dict(options)
+    if shown.get("drafters"):
+        shown["drafters"] = [Path(entry.partition("=")[0]).name for entry in shown["drafters"]]
     return {name: Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
-            for name, value in facts.items()}  # fmt: skip
+            for name, value in shown.items()}  # fmt: skip

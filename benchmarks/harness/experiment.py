@@ -38,7 +38,7 @@ class Experiment:
             `more` (further facts for the result file) and `examples` (texts for the page).
         columns: what a terminal and a page show, in order; where a table has X_low and X_high, X shows its interval.
         plot: draws a table into a matplotlib figure.
-        options: all that it can be facts, with its defaults; see `Setup` for those that every experiment shares.
+        options: all that it takes, with their defaults; see `Setup` for those that every experiment shares.
         claim: the paper's figures.
     """
 
@@ -63,10 +63,8 @@ class Experiment:
         """
         for name in given:
             if name not in self.options:
-                held = ", ".join(self.options) or "none"
-                raise ValueError(
-                    f"{self.name} has no option {name!r}: it has {held}.{did_you_mean(name, self.options)}"
-                )
+                held, near = ", ".join(self.options) or "none", did_you_mean(name, self.options)
+                raise ValueError(f"{self.name} has no option {name!r}: it has {held}.{near}")
         return {**self.options, **{name: read(name, value, self.options[name]) for name, value in given.items()}}
 
     def of_paper(self, paper: str, item: str, **options: Any) -> Experiment:
@@ -76,8 +74,8 @@ class Experiment:
         """
         name = f"{paper} {item.replace(' ', '')}".lower().replace(" ", "-")
         short = {option: value for option, value in SHORT.items() if option in self.options}
-        facts = {**self.options, **short, **options}
-        return replace(self, name=name, source=f"{paper}, {item}", claim=claims_of(paper)[item], options=facts)
+        chosen = {**self.options, **short, **options}
+        return replace(self, name=name, source=f"{paper}, {item}", claim=claims_of(paper)[item], options=chosen)
 
 
 def read(name: str, value: Any, default: Any) -> Any:
@@ -129,6 +127,5 @@ def find(name: str | None) -> Experiment:
         return known[name]
     if not name:
         raise ValueError("Name an experiment: draftree bench list shows all of them.")
-    raise ValueError(
-        f"There is no experiment {name!r}: draftree bench list shows all of them.{did_you_mean(name, known)}"
-    )
+    near = did_you_mean(name, known)
+    raise ValueError(f"There is no experiment {name!r}: draftree bench list shows all of them.{near}")

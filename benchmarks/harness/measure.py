@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness.passes import Rows, rows_of_passes
+from benchmarks.harness.passes import rows_of_passes
 from benchmarks.harness.setup import Setup, Task
 from benchmarks.harness.stats import Share
 from draftree.drafting import Drafter
@@ -130,8 +130,8 @@ def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
     row: dict[str, Any] = {"prompt_seconds": time.perf_counter() - begin}
     before = last = _counts(requests)
     row["prompt_tokens"] = before.emitted
-    spent, sizes, passed = 0.0, [], Rows()
-    with rows_of_passes(engine.runner, passed):
+    spent, sizes = 0.0, []
+    with rows_of_passes(engine.runner) as rows:
         while len(engine.running) == len(group) or (engine.busy and rules.eos_token_ids):
             begin = time.perf_counter()
             engine.step()
@@ -139,7 +139,7 @@ def _answer(way: Way, group: Sequence[Task], rules: Rules) -> dict[str, Any]:
             now = _counts(requests)
             sizes.append((now.drafted - last.drafted) / max(now.steps - last.steps, 1))
             last = now
-    row |= {"seconds": spent, "tokens": last.emitted - before.emitted, "rows": passed.rows, "passes": len(sizes)}
+    row |= {"seconds": spent, "tokens": last.emitted - before.emitted, "rows": sum(rows), "passes": len(sizes)}
     row |= {name: getattr(last, name) - getattr(before, name) for name in COUNTS}
     row |= {stage: last.seconds[stage] - before.seconds[stage] for stage in STAGES}
     begin = time.perf_counter()

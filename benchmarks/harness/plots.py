@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftree.bench.pictures import MARKERS
+from draftree.bench.pictures import MARKERS, plain_axis
 from draftree.colours import COLOURS, PLAIN, colour_of, drafter_of
 
 NAMING = ("drafter", "drafters", "way", "method")  # columns that may name a drafter
@@ -27,9 +27,7 @@ def bars(*values: str, label: str | Sequence[str], mark: float | None = 1.0) -> 
         for axis, value in zip(_panels(figure, len(values), sharey=True), values, strict=True):
             at = np.arange(len(table))
             axis.barh(at, table[value], xerr=_reach(table, value), color=colours(table), height=0.66, ecolor="0.3")
-            axis.set_yticks(at, labels(table, label))
-            axis.set_ylim(len(table) - 0.4, -0.6)
-            _finish(axis, value, mark)
+            _name_rows(axis, table, value, label, mark)
 
     return draw
 
@@ -45,9 +43,7 @@ def points(value: str, label: str | Sequence[str], mark: float | None = 1.0) -> 
         for i, colour in enumerate(colours(table)):
             own = None if reach is None else reach[:, i : i + 1]
             axis.errorbar(table[value].iloc[i], at[i], xerr=own, fmt="o", color=colour)
-        axis.set_yticks(at, labels(table, label))
-        axis.set_ylim(len(table) - 0.4, -0.6)
-        _finish(axis, value, mark)
+        _name_rows(axis, table, value, label, mark)
 
     return draw
 
@@ -68,14 +64,9 @@ def lines(x: str, *values: str, by: str | Sequence[str] = (), panel: str | None 
                     look["color"] = own_colour
                 if at.notna().any():
                     axis.errorbar(at, line[value], yerr=_reach(line, value), label=str(name) or None, **look)
-            axis.set_title(title.replace("_", " "), loc="left", fontsize=10)
-            axis.set_xlabel(x.replace("_", " "), fontsize=9)
-            axis.set_ylabel(value.replace("_", " ") if panel else "", fontsize=9)
             if log:
                 axis.set_xscale("log", base=2)
-            if axis.get_legend_handles_labels()[0]:
-                axis.legend(frameon=False, fontsize=7)
-            _plain(axis)
+            plain_axis(axis, *(name.replace("_", " ") for name in (title, x, value if panel else "")))
 
     return draw
 
@@ -110,15 +101,10 @@ def _panels(figure: Any, count: int, **options: Any) -> Any:
     return figure.subplots(1, max(count, 1), squeeze=False, **options)[0]
 
 
-def _finish(axis: Any, value: str, mark: float | None) -> None:
+def _name_rows(axis: Any, table: pd.DataFrame, value: str, label: str | Sequence[str], mark: float | None) -> None:
+    """Name the rows of a panel, which lie one below the other."""
+    axis.set_yticks(range(len(table)), labels(table, label))
+    axis.set_ylim(len(table) - 0.4, -0.6)
     if mark is not None:
         axis.axvline(mark, color="0.5", linewidth=0.8)
-    axis.set_xlabel(value.replace("_", " "), fontsize=9)
-    _plain(axis)
-
-
-def _plain(axis: Any) -> None:
-    axis.tick_params(labelsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(color="0.92", linewidth=0.8)
-    axis.set_axisbelow(True)
+    plain_axis(axis, "", value.replace("_", " "), "")

@@ -9,7 +9,7 @@ alone, where there are any).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 import draftree
-from benchmarks.inflate import inflate, inflate_drafter
-from draftree.bench.samples import Task, encode_tasks
+from draftree.bench.inputs import Settings, Subject, Texts, encode_all
+from draftree.bench.samples import Task
 from draftree.demo_model import without_bars
 from draftree.drafting import Drafter
 from draftree.drafting.folder import Trained, demo_drafter
-from draftree.models import Placement, encode_prompt, load_model
+from draftree.models import Placement, encode_prompt
 from draftree.progress import Watcher
-from draftree.prompts import Prompt, embedded_prompts, split_prompts
+from draftree.prompts import Prompt, embedded_prompts
 from draftree.runner import inspect_model
 
 TRIE = "lookahead"
@@ -60,28 +60,33 @@ class Setup:
         return self.options[option]
 
     @cached_property
-    def loaded(self) -> tuple[Any, Any]:
-        """(the model as it is named, its tokenizer)."""
-        return load_model(self.name, self.placement)
-
-    @property
-    def small(self) -> Any:
-        """The model before it was inflated; the model itself where it was not."""
-        return self.loaded[0]
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's."""
-        return self.loaded[1]
+    def subject(self) -> Subject:
+        """The model as it is named."""
+        return Subject.load(self.name, self.placement)
 
     @cached_property
-    def model(self) -> Any:
-        """The model that is measured.
+    def inflated(self) -> Subject:
+        """The same inflated, where it is to be.
 
         Raises:
             ValueError: a model that cannot be inflated, or to so many parameters.
         """
-        return self.small if self.params is None else inflate(self.small, self.params)
+        return self.subject.inflated(self.params)
+
+    @property
+    def small(self) -> Any:
+        """The model before it was inflated; the model itself where it was not."""
+        return self.subject.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's."""
+        return self.subject.tokenizer
+
+    @property
+    def model(self) -> Any:
+        """The model that is measured."""
+        return self.inflated.model
 
     def save(self, model: Any, folder: Path) -> None:
         """Write a model and the tokenizer to a folder, as Hugging Face does."""
@@ -99,28 +104,31 @@ class Setup:
         return inspect_model(self.model)
 
     @cached_property
-    def _split(self) -> tuple[list[Task], list[Task]]:
-        if inspect_model(self.small).encoder_decoder:
-            raise ValueError("This experiment measures decoder-only models: this one has an encoder.")
+    def encoded(self) -> Texts:
+        """The prompts as token ids, of turns the first.
+
+        Raises:
+            ValueError: a model or prompt that cannot be measured.
+        """
         chosen = [p for p in self.prompts if p.set in self.options.get("sets", ())] or self.prompts
-        measured, others = split_prompts(chosen, self["per_set"], self.options.get("warm_per_set", 8))
-        tasks = encode_tasks(self.tokenizer, self.small, [*measured, *others], self["max_new_tokens"])
-        return tasks[: len(measured)], tasks[len(measured) :]
+        warm = self.options.get("warm_per_set", 8)
+        settings = Settings(self["per_set"], self["max_new_tokens"], warm_per_set=warm)
+        return encode_all(self.subject, [replace(prompt, later=()) for prompt in chosen], settings)
 
     @property
     def tasks(self) -> list[Task]:
         """What is measured."""
-        return self._split[0]
+        return self.encoded.tasks
 
     @property
-    def lessons(self) -> list[Task]:
-        """Other prompts, for what must not be learned or chosen on the measured ones."""
-        return self._split[1]
+    def lessons(self) -> list[list[int]]:
+        """Token ids of other prompts, for what must not be learned or chosen on the measured ones."""
+        return self.encoded.lessons
 
     @property
     def sets(self) -> list[str]:
         """Names of the measured sets."""
-        return list(dict.fromkeys(task.prompt.set for task in self.tasks))
+        return self.encoded.sets
 
     # ---------------------------------------------------------------- drafters
 
@@ -129,10 +137,10 @@ class Setup:
         """The model's answers to the lessons, for a trie to have seen."""
         self.watcher.stage("answers for the trie", len(self.lessons))
         teacher, texts = draftree.Lookahead(), []
-        for task in self.lessons:
-            ids = torch.tensor([task.ids])
+        for prompt in self.lessons:
+            ids = torch.tensor([prompt])
             out = draftree.generate(self.small, ids, drafter=teacher, max_new_tokens=self["max_new_tokens"])
-            texts.append(out.sequences[0, len(task.ids) :].tolist())
+            texts.append(out.sequences[0, len(prompt) :].tolist())
             self.watcher.step()
         return texts
 
@@ -152,7 +160,7 @@ class Setup:
             held = Trained.from_pretrained(name, self.small)
         else:
             held = draftree.demo_early_head(self.small) if name == "early-head" else demo_drafter(name, self.small)
-        return held if self.params is None or name == "draft-model" else inflate_drafter(held, self.model)
+        return held if name == "draft-model" else self.inflated.fitted(held)
 
     def drafter(self, name: str) -> Drafter:
         """A drafter of that name as it is before the first prompt; several, joined by +, are merged."""

@@ -1,4 +1,4 @@
-"""Tables as pandas holds them, as a terminal, a page and Markdown show them, and as JSON keeps them."""
+"""Tables of experiments, which pandas holds, as JSON keeps them and as `draftree.bench.report` shows them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from rich import box
-from rich.table import Table
 
-from draftree.bench.report import number as plain_number
+from draftree.bench.report import Table
 
 
 def table_of(rows: Iterable[Mapping[str, Any]], **attrs: Any) -> pd.DataFrame:
@@ -26,55 +23,9 @@ def table_of(rows: Iterable[Mapping[str, Any]], **attrs: Any) -> pd.DataFrame:
     return made
 
 
-def shown(table: pd.DataFrame, columns: Sequence[str] = ()) -> pd.DataFrame:
-    """The cells as texts, intervals in brackets; columns without any value are left out."""
-    names = [name for name in columns or table.columns if name in table.columns]
-    names = [name for name in names if columns or not name.endswith(("_low", "_high"))]
-    made = {}
-    for name in names:
-        cells = table[name]
-        if cells.isna().all():
-            continue
-        sides = [table[f"{name}_{side}"] for side in ("low", "high") if f"{name}_{side}" in table]
-        if len(sides) < 2:
-            made[name.replace("_", " ")] = [number(value) for value in cells]
-        else:
-            made[name.replace("_", " ")] = [
-                number(v) if pd.isna(low) else f"{number(v)} [{number(low)}, {number(high)}]"
-                for v, low, high in zip(cells, *sides, strict=True)
-            ]
-    return pd.DataFrame(made)
-
-
-def number(value: Any) -> str:
-    """A cell as people read it."""
-    if value is pd.NA:
-        return ""
-    return plain_number(value.item() if isinstance(value, np.integer | np.floating) else value)
-
-
-def counted(number: int, noun: str) -> str:
-    """Such as "1 thread" and "2 threads"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def rich_table(table: pd.DataFrame, title: str, columns: Sequence[str] = ()) -> Table:
-    """For a terminal."""
-    cells = shown(table, columns)
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
-    for place, name in enumerate(cells.columns):
-        left = not place or not pd.api.types.is_numeric_dtype(table.get(name.replace(" ", "_"), table.iloc[:, 0]))
-        made.add_column(name, justify="left" if left else "right")
-    for row in cells.itertuples(index=False):
-        made.add_row(*(str(cell).replace("[", "\\[") for cell in row))
-    return made
-
-
-def markdown(table: pd.DataFrame, columns: Sequence[str] = ()) -> list[str]:
-    """Lines of a Markdown table."""
-    cells = shown(table, columns)
-    head = [f"| {' | '.join(cells.columns)} |", f"|{'---|' * len(cells.columns)}"]
-    return head + [f"| {' | '.join(map(str, row))} |" for row in cells.itertuples(index=False)]
+def shown(table: pd.DataFrame, title: str = "", columns: Sequence[str] = ()) -> Table:
+    """The table for people: these columns, or all of them, those with an interval in one cell with it."""
+    return Table(title, records(table), columns or [n for n in table if not str(n).endswith(("_low", "_high"))])
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -46,9 +46,8 @@ def checked_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
     """
     for kind in kinds:
         if kind not in KINDS:
-            raise ValueError(
-                f"There is no kind of tree {kind!r}: choose {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}"
-            )
+            near = did_you_mean(kind, KINDS)
+            raise ValueError(f"There is no kind of tree {kind!r}: choose {', '.join(KINDS)}.{near}")
     return tuple(kind for kind in KINDS if kind in kinds) or KINDS
 
 

@@ -5,7 +5,6 @@ An inflated model takes its cost from here and its text from a small model; see 
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from draftree.errors import did_you_mean
 from draftree.models import free_bytes
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
@@ -82,9 +82,7 @@ def size_named(name: str) -> Size:
         ValueError: no such size.
     """
     if name not in SIZES:
-        near = difflib.get_close_matches(name, SIZES, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"There is no shape {name!r}: choose one of {', '.join(SIZES)}.{hint}")
+        raise ValueError(f"There is no shape {name!r}: choose one of {', '.join(SIZES)}.{did_you_mean(name, SIZES)}")
     return SIZES[name]
 
 

@@ -20,7 +20,6 @@ import torch
 from benchmarks.harness import Experiment, Setup, table_of
 from benchmarks.harness.tables import records
 from benchmarks.inflate.sizes import Size, check_memory, dtype_named, parameters_named, size_for, size_named
-from benchmarks.machine.inflate import device_named
 from draftree.bench.case import Result
 from draftree.bench.figures import (
     AT_LEAST,
@@ -31,7 +30,7 @@ from draftree.bench.figures import (
     STEP_FLOOR,
     draw,
 )  # fmt: skip
-from draftree.bench.inputs import Settings, Subject, Texts, encode_all
+from draftree.bench.inputs import Settings, Texts, encode_all
 from draftree.bench.kit import make_kit
 from draftree.bench.methods import HuggingFace
 from draftree.bench.names import (
@@ -48,6 +47,7 @@ from draftree.bench.names import (
 from draftree.bench.report import Table
 from draftree.bench.speed import measure_answers
 from draftree.bench.steps import LOOP, Steps, check_context, time_rows
+from draftree.models import Placement
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import StepCost
 from draftree.shaping.planner import choose
@@ -76,10 +76,9 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     check_context(setup["context"], ROWS[-1], setup.small)
     check_memory(size, dtype, torch.device(device), ROOM)
     settings = Settings(setup["per_set"], setup["max_new_tokens"], 1, setup["warm_per_set"], compiled)
-    subject = Subject(setup.small, setup.tokenizer, setup.name)
-    texts = encode_all(subject, setup.prompts, settings)
+    texts = encode_all(setup.subject, setup.prompts, settings)
     setup.watcher.stage("inflating", None)
-    large = subject.inflated(label, shape=size, dtype=dtype, device=device)
+    large = setup.subject.inflated(label, shape=size, dtype=dtype, device=device)
     runner = open_runner(large.model)
     forms = other_forms(large.model, runner)
     timed = {LOOP: (runner, ROWS)} | {form: (other, FORM_ROWS) for form, other in forms.items()}
@@ -119,7 +118,8 @@ def check_device(name: str) -> str:
             "This machine has no CUDA device that torch can use: run this where there is one, or measure this "
             "processor with draftree bench speed."
         )
-    return device_named(name)
+    Placement(name).check()
+    return name
 
 
 def size_of(setup: Setup) -> tuple[str, Size]:

@@ -19,6 +19,7 @@ from benchmarks.inflate.sizes import dtype_named, parameters_named, size_named
 from draftree.bench.equality import difference
 from draftree.bench.steps import HF, LABELS, LOOP, check_context, time_rows
 from draftree.engine import generate
+from draftree.models import Placement
 from draftree.prompts import take_per_set
 from draftree.runner import open_runner
 
@@ -31,7 +32,8 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     if shape is not None and params is not None:
         raise ValueError("Inflate to a number of parameters or to a shape: give --params or shape.")
     kind = dtype_named(setup["dtype"]) if setup["dtype"] else None
-    device = device_named(setup["device"]) if setup["device"] else None
+    device = setup["device"] or None
+    Placement(device or "auto").check()
     params = params or ("400M" if shape is None else None)
     size_named(shape) if shape else parameters_named(str(params))
     check_context(setup["context"], ROWS[-1], setup.small)
@@ -63,19 +65,6 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
         about=about,
         more={"floor": floor, "equality": equal, "parameters": size.parameters, "form": runner.form},
     )
-
-
-def device_named(name: str) -> str:
-    """`name`, if it is a device of this machine.
-
-    Raises:
-        ValueError: it is not.
-    """
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError):
-        raise ValueError(f"This machine has no device {name!r}: choose cpu, or cuda where there is a GPU.") from None
-    return name
 
 
 @torch.no_grad()

@@ -120,8 +120,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
                 process = Process(engine, job, stack)
                 if setup["batch"] > 1 and not process.facts["batches"]:
                     raise RuntimeError("it answers one prompt at a time")
-                lessons = [task.ids for task in setup.lessons[: setup["batch"]]]
-                process.plain_peak = process.reply(PLAIN, lessons)["peak_bytes"]
+                process.plain_peak = process.reply(PLAIN, setup.lessons[: setup["batch"]])["peak_bytes"]
                 processes.append(process)
             except RuntimeError as why:
                 left_out[engine] = str(why)

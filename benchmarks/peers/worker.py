@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Peer:
     """
 
     version: str
-    ways: dict[str, Callable[[], Ask]]
+    ways: Mapping[str, Callable[[], Ask]]
     left_out: dict[str, str] = field(default_factory=dict)
     batches: bool = False
 
@@ -103,13 +103,18 @@ def cut(ids: Ids, job: Job) -> Ids:
     return ids[: end + 1]
 
 
+def asking(method: Any) -> Ask:
+    """What asks one of `draftree.bench.methods`."""
+    return lambda prompts: [answer.ids for answer in method.answers(prompts)]
+
+
 def peak_bytes() -> int:
     """The most memory that this process has had resident; 0 where the system does not say."""
     try:  # a process begins with the peak of the one that started it, by `getrusage`
-        facts = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
     except OSError:
         return 0
-    return int(facts["VmHWM"].split()[0]) * 1024
+    return int(status["VmHWM"].split()[0]) * 1024
 
 
 def leave(make: Callable[[Job], Peer]) -> None:

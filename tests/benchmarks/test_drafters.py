@@ -13,6 +13,7 @@ from benchmarks.drafters.layers import kept_of
 from benchmarks.harness import Setup
 from benchmarks.harness.trees import KINDS, cases_of, with_depth, with_tree
 from benchmarks.harness.truth import RANKS, hits_of
+from draftree.bench.inputs import Subject
 from draftree.drafting import BiTA, HiddenTransfer
 from draftree.prompts import embedded_prompts
 from draftree.pruning.early_head import EarlyHead
@@ -26,7 +27,7 @@ def setup_of(demo, experiment, made=(), **options):
     prompts = [p for p in embedded_prompts() if p.set in ("e2e", "wikisql", "gsm8k")]
     facts = experiment.options | {"per_set": 1, "max_new_tokens": NEW, "warm_per_set": 1} | options
     setup = Setup(facts, prompts=prompts)
-    vars(setup)["loaded"] = tuple(demo)
+    vars(setup)["subject"] = Subject(*demo)
     if made:
         vars(setup)["named"] = {name: name for name in made}
         setup.trained = made.__getitem__

@@ -114,9 +114,9 @@ def test_a_claim_names_model_and_device_and_is_whole(name):
 
 def test_the_manual_tells_every_experiment():
     page = (ROOT / "docs" / "developer" / "experiments.md").read_text(encoding="utf-8")
-    facts = set(re.findall(r"^\| `([\w-]+)` \|.*`draftree bench run", page, re.M))
-    assert facts == set(EXPERIMENTS)
-    assert set(listed()["name"]) == set(EXPERIMENTS)
+    named = set(re.findall(r"^\| `([\w-]+)` \|.*`draftree bench run", page, re.M))
+    assert named == set(EXPERIMENTS)
+    assert {row["name"] for row in listed().rows} == set(EXPERIMENTS)
     for name, experiment in EXPERIMENTS.items():
         if experiment.source:
             assert f"| `{name}` | {experiment.source} |" in page
@@ -149,10 +149,10 @@ def test_the_command_finds_the_checkout_and_writes(prompts, tmp_path):
     assert "\x1b" not in done.output
     assert "Answers that differ from plain decoding's: 0" in done.output
     assert {r["top_k"] for r in json.loads((tmp_path / "bench-run-pruning.json").read_text())["rows"]} == {None, 2, 8}
-    facts = CliRunner().invoke(
+    done = CliRunner().invoke(
         app, ["bench", "run", "propd-table2", *few, "--prompts", str(file), "--out", str(tmp_path)]
     )
-    said = " ".join(facts.output.split())
+    said = " ".join(done.output.split())
     assert "THE PAPER'S FIGURES (ProPD, Table 2)" in said
     assert said.index("28.43") < said.index("OUR FIGURES")
 

@@ -18,12 +18,13 @@ from benchmarks.harness.acceptance_models import MODELS, judge, tree_of
 from benchmarks.harness.experiment import read
 from benchmarks.harness.measure import differing, length, of, per_token, size, whole
 from benchmarks.harness.report import Report
-from benchmarks.harness.tables import markdown, shown
+from benchmarks.harness.tables import shown
 from benchmarks.machine import pass_parts
 from benchmarks.machine.step_stages import timed
 from benchmarks.shapes import step_cost
 from benchmarks.shapes.calibration import summed
 from benchmarks.shapes.step_cost import ASSUMED, MEASURED, gpu_curve
+from draftree.bench.inputs import Subject, Texts
 from draftree.bench.samples import Answer
 from draftree.bench.summary import LEVEL, RESAMPLES, summarise
 from draftree.drafting import PromptLookup
@@ -93,7 +94,7 @@ def tasks(demo):
 def setup_of(demo, new, tasks):
     """A setup on the demo model that answers `tasks` with `new` tokens at most."""
     setup = Setup({"max_new_tokens": new})
-    vars(setup).update(loaded=tuple(demo), _split=(tasks, []))
+    vars(setup).update(subject=Subject(*demo), encoded=Texts(tasks, [], [], None))
     return setup
 
 
@@ -251,16 +252,16 @@ def test_options_become_what_their_defaults_are():
 
 def test_tables_show_intervals_and_whole_numbers():
     table = table_of([{"a": "x", "n": None, "v": 1.234, "v_low": 1.0, "v_high": 2.0}, {"a": "y", "n": 3, "v": 150.2}])
-    cells = shown(table, ("a", "n", "v", "absent"))
-    assert cells.to_dict("list") == {"a": ["x", "y"], "n": ["", "3"], "v": ["1.23 [1.00, 2.00]", "150"]}
-    assert markdown(table, ("a",)) == ["| a |", "|---|", "| x |", "| y |"]
+    cells = [["a", "n", "v"], ["x", "", "1.23 [1.00, 2.00]"], ["y", "3", "150"]]
+    assert shown(table, "", ("a", "n", "v", "absent")).texts() == cells
+    assert shown(table).texts() == cells
+    assert shown(table, "", ("a",)).markdown() == ["| a |", "|---|", "| x |", "| y |"]
     assert isinstance(table, pd.DataFrame)
 
 
 @pytest.mark.skipif(load_library() is None, reason="the compiled layers were not built")
 def test_parts_of_a_pass_add_up_to_the_whole(demo, monkeypatch):
     monkeypatch.setattr("draftree.bench.steps.BUFFER", 2**23)
-    monkeypatch.setattr(pass_parts, "SIDE", 256)
     monkeypatch.setattr(pass_parts, "TALL", 16)
     found = pass_parts.pass_parts(open_runner(demo.model, "cpu"), 8, 9, Watcher())
     products = sum(p.numel() for name, p in demo.model.named_parameters() if "proj" in name)

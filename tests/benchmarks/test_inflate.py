@@ -65,8 +65,7 @@ def test_states_after_a_share_of_the_layers_are_those_after_the_same_share_of_th
     places = places_of(large)
     ids = prompts_of(demo, 1)[0]
     small_states = demo.model(ids, output_hidden_states=True).hidden_states
-    count = ids.shape[1]
-    plan = Plan(ids, torch.arange(count)[None], torch.ones(1, count, count).tril().bool(), taps=tuple(range(14)))
+    plan = Plan.causal(ids, taps=tuple(range(14)))
     runner = open_runner(large)
     states = runner.run(plan, runner.new_cache(1)).hidden
     for after in range(8):  # behind the last layer Hugging Face gives normed states

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 import draftree
-from benchmarks.peers.worker import Ask, Ids, Job, Peer, leave
+from benchmarks.peers.worker import Ask, Job, Peer, asking, leave
 from draftree.bench.methods import Draftree
 from draftree.drafting import Drafter
 from draftree.drafting.folder import load_drafter
@@ -38,12 +38,7 @@ def make(job: Job) -> Peer:
         def ready() -> Ask:
             parts = [make() for make in makers]
             drafter = draftree.Merge(parts) if len(parts) > 1 else parts[0] if parts else None
-            method = Draftree("", model, job.new, lambda: drafter)
-
-            def ask(prompts: list[Ids]) -> list[Ids]:
-                return [answer.ids for answer in method.answers(prompts)]
-
-            return ask
+            return asking(Draftree("", model, job.new, lambda: drafter))
 
         return ready
 

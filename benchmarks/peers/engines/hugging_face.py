@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.peers.worker import Ask, Ids, Job, Peer, leave
+from benchmarks.peers.worker import Ask, Job, Peer, asking, leave
 from draftree.bench.methods import HuggingFace
 from draftree.models import Placement, load_model
 
@@ -19,12 +19,7 @@ def make(job: Job) -> Peer:
     model, _ = load_model(job.folder, placement)
 
     def way(**options: Any) -> Ask:
-        method = HuggingFace("", model, job.new, **options)
-
-        def ask(prompts: list[Ids]) -> list[Ids]:
-            return [answer.ids for answer in method.answers(prompts)]
-
-        return ask
+        return asking(HuggingFace("", model, job.new, **options))
 
     def assisted() -> Ask:
         return way(assistant_model=load_model(job.draft, Placement(dtype=job.dtype))[0])

@@ -22,17 +22,10 @@ def make(job: Job) -> Peer:
     if not file.is_file():
         write(Path(job.folder), file, kind)
 
-    def opened(**options: object) -> llama_cpp.Llama:
-        threads = {"n_threads": job.threads, "n_threads_batch": job.threads}
-        return llama_cpp.Llama(str(file), n_ctx=CONTEXT, verbose=False, **threads, **options)
-
     def way(**options: object) -> Ask:
-        model = opened(**options)
-
-        def ask(prompts: list[Ids]) -> list[Ids]:
-            return [answer(model, ids) for ids in prompts]
-
-        return ask
+        threads = {"n_threads": job.threads, "n_threads_batch": job.threads}
+        model = llama_cpp.Llama(str(file), n_ctx=CONTEXT, verbose=False, **threads, **options)
+        return lambda prompts: [answer(model, ids) for ids in prompts]
 
     def lookup() -> Ask:
         return way(draft_model=LlamaPromptLookupDecoding(num_pred_tokens=DRAFTED), logits_all=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino
@@ -23,25 +25,16 @@ def make(job: Job) -> Peer:
     hint = {"float32": "f32", "bfloat16": "bf16"}[job.dtype]
     given = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": job.threads}
 
-    def pipeline(way: str) -> openvino_genai.LLMPipeline:
-        options = dict(given)
-        if way == "prompt-lookup":
-            options["prompt_lookup"] = True
-        if way == "draft-model":
-            small = exported(job.draft, Path(job.work) / f"openvino-draft-{weights}", weights)
-            options["draft_model"] = openvino_genai.draft_model(str(small), "CPU", **given)
-        return openvino_genai.LLMPipeline(str(folder), "CPU", **options)
-
-    def way(name: str, **options: int) -> Callable[[], Ask]:
-        return lambda: opened(name, **options)
-
-    def opened(name: str, **options: int) -> Ask:
-        engine, config = pipeline(name), openvino_genai.GenerationConfig()
+    def way(**drafting: Any) -> Ask:
+        engine = openvino_genai.LLMPipeline(str(folder), "CPU", **given, **drafting)
+        config = openvino_genai.GenerationConfig()
         config.max_new_tokens = job.new
         config.do_sample = False
         config.stop_token_ids = set(job.ends)
-        for option, value in options.items():
-            setattr(config, option, value)
+        if drafting:
+            config.num_assistant_tokens = DRAFTED
+        if "prompt_lookup" in drafting:
+            config.max_ngram_size = MATCHED
 
         def ask(prompts: list[Ids]) -> list[Ids]:
             answers = []
@@ -54,10 +47,13 @@ def make(job: Job) -> Peer:
 
         return ask
 
-    lookup = {"num_assistant_tokens": DRAFTED, "max_ngram_size": MATCHED}
-    ways = {"plain": way("plain"), "prompt-lookup": way("prompt-lookup", **lookup)}
+    def assisted() -> Ask:
+        small = exported(job.draft, Path(job.work) / f"openvino-draft-{weights}", weights)
+        return way(draft_model=openvino_genai.draft_model(str(small), "CPU", **given))
+
+    ways: dict[str, Callable[[], Ask]] = {"plain": way, "prompt-lookup": partial(way, prompt_lookup=True)}
     if job.draft:
-        ways["draft-model"] = way("draft-model", num_assistant_tokens=DRAFTED)
+        ways["draft-model"] = assisted
     left_out = {"EAGLE trees": "needs an EAGLE-3 head of this model"}
     return Peer(openvino_genai.__version__, ways, left_out)
 

@@ -39,24 +39,22 @@ def make(job: Job) -> Peer:
     else:
         drafting["suffix"] = {"method": "suffix", "num_speculative_tokens": DRAFTED}
 
-    def engine(way: str) -> vllm.LLM:
-        options = {"max_model_len": CONTEXT, "skip_tokenizer_init": True, "speculative_config": drafting[way]}
-        return vllm.LLM(job.folder, dtype=job.dtype, disable_log_stats=True, seed=0, **options)
-
     ends = list(job.ends)
     rules = vllm.SamplingParams(temperature=0.0, max_tokens=job.new, stop_token_ids=ends, detokenize=False)
 
-    def way(name: str) -> Ask:
-        opened = engine(name)
+    def way(speculative: dict[str, Any] | None) -> Ask:
+        options = {"max_model_len": CONTEXT, "skip_tokenizer_init": True, "speculative_config": speculative}
+        engine = vllm.LLM(job.folder, dtype=job.dtype, disable_log_stats=True, seed=0, **options)
 
         def ask(prompts: list[Ids]) -> list[Ids]:
             given = [{"prompt_token_ids": ids} for ids in prompts]
-            results = opened.generate(given, rules, use_tqdm=False)
+            results = engine.generate(given, rules, use_tqdm=False)
             return [list(result.outputs[0].token_ids) for result in results]
 
         return ask
 
-    return Peer(vllm.__version__, {name: partial(way, name) for name in drafting}, left_out, batches=True)
+    ways = {name: partial(way, speculative) for name, speculative in drafting.items()}
+    return Peer(vllm.__version__, ways, left_out, batches=True)
 
 
 if __name__ == "__main__":

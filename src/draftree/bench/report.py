@@ -37,23 +37,28 @@ class Table(NamedTuple):
     columns: Sequence[str]
     caption: str = ""
 
+    @property
+    def filled(self) -> list[str]:
+        """The columns in which any row has a value."""
+        return [name for name in self.columns if any(row.get(name) is not None for row in self.rows)]
+
     def texts(self) -> list[list[str]]:
         """Headings, then a line for each row, intervals in brackets; columns without any value are left out."""
-        names = [name for name in self.columns if any(row.get(name) is not None for row in self.rows)]
-        return [
-            [name.replace("_", " ") for name in names],
-            *([_cell(row, name) for name in names] for row in self.rows),
-        ]
+        names = self.filled
+        lines = ([_cell(row, name) for name in names] for row in self.rows)
+        return [[name.replace("_", " ") for name in names], *lines]
 
     def rich(self, bold: int | None = None) -> RichTable:
-        """For a terminal, its first column on the left, and row `bold` in bold."""
+        """For a terminal, words on the left and numbers on the right, row `bold` in bold."""
         options: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "caption_justify": "left"}
         options |= {"title": escape(self.title), "caption": escape(self.caption) or None}
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, **options)
         headings, *lines = self.texts()
-        for place, heading in enumerate(headings):
-            text = heading.replace(" ", "\n", 1) if place else heading
-            table.add_column(text, justify="right" if place else "left")
+        for name, heading in zip(self.filled, headings, strict=True):
+            if any(isinstance(row.get(name), str) for row in self.rows):
+                table.add_column(heading)
+            else:
+                table.add_column(heading.replace(" ", "\n", 1), justify="right")
         for number, line in enumerate(lines):
             table.add_row(*map(escape, line), style="bold" if number == bold else "")
         return table
@@ -61,7 +66,8 @@ class Table(NamedTuple):
     def markdown(self) -> list[str]:
         """Lines of a Markdown table."""
         headings, *lines = self.texts()
-        return [f"| {' | '.join(line)} |" for line in (headings, ["---"] * len(headings), *lines)]
+        under = f"|{'---|' * len(headings)}"
+        return [f"| {' | '.join(headings)} |", under, *(f"| {' | '.join(line)} |" for line in lines)]
 
 
 def number(value: Any) -> str:
@@ -145,6 +151,12 @@ class Report:
 
 def heading(about: dict[str, Any]) -> str:
     """Where and how something was measured, in a line."""
-    where = f"{about['model']}, {about['dtype']}, {about['threads']} threads of {about['device']}"
-    prompts = f"{about['prompts']} prompts of {len(about['sets'])} sets"
-    return f"{where}: {prompts}; commit {about['commit'] or 'unknown'}"
+    threads = f"{counted(about['threads'], 'thread')} of {about['device']}"
+    where = ", ".join(filter(None, [about["model"], about["dtype"], threads]))
+    prompts = f": {about['prompts']} prompts of {len(about['sets'])} sets" if about.get("prompts") else ""
+    return f"{where}{prompts}; commit {about['commit'] or 'unknown'}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as "1 thread" and "2 threads"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

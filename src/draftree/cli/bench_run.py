@@ -22,9 +22,9 @@ def list_experiments(
 ) -> None:
     """List the experiments that this checkout has; or the options of one."""
     from draftree.bench.checkout import from_checkout
-    from draftree.cli.screen import plain_table, wide_console
+    from draftree.cli.screen import wide_console
 
-    wide_console().print(plain_table(from_checkout("harness.command").listed(name)))
+    wide_console().print(from_checkout("harness.command").listed(name).rich())
 
 
 @grouped

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -22,7 +21,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
 from draftree.errors import install
 from draftree.progress import Watcher
@@ -57,14 +55,6 @@ def show_report(console: Console, report: Report, out: Path) -> None:
     if len(written) == 1:
         console.print(NO_PICTURE)
     tell_written(console, written)
-
-
-def plain_table(table: Any) -> Table:
-    """A pandas table of texts as it is."""
-    made = Table(*table.columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in table.itertuples(index=False):
-        made.add_row(*map(escape, map(str, row)))
-    return made
 
 
 def tell_written(console: Console, paths: Sequence[Path]) -> None:

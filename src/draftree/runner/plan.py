@@ -115,6 +115,14 @@ class Plan:
     sizes: tuple[int, ...] | None = None
     leaves: Callable[[int, Tensor, Tensor], bool] | None = None
 
+    @classmethod
+    def causal(cls, tokens: Tensor, first: int = 0, **more: Any) -> Plan:
+        """Rows [B, N] of a text from position `first` on, each of which sees those before it; `more` as above."""
+        count, width = tokens.shape
+        positions = torch.arange(first, first + width, device=tokens.device)
+        square = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril()
+        return cls(tokens, positions.expand(count, -1), square.expand(count, -1, -1), **more)
+
     @property
     def batch(self) -> int:
         """Number of requests."""

@@ -5,9 +5,9 @@ sizes of a matrix kernel the time may jump. A few passes of the model before its
 then on each real step tells its own time: what all steps have in common (a longer context, a busy machine) moves the
 whole curve, and what is left moves the point of that row count.
 
-A row count is believed as far as it was met, less the longer ago that was; elsewhere the curve is the lower convex hull of
-all points. That is how the time of a pass grows, flat while it reads weights and straight on while it computes, and it
-errs on the fast side: a size that is thought too fast is tried and put right, one that is thought too slow never would be.
+A row count is believed as far as it was met, less the longer ago that was; elsewhere the curve is the lower convex hull
+of all points. That is how the time of a pass grows, flat while it reads weights and straight on while it computes. It
+errs on the fast side: a size that is thought too fast is tried and put right, one that is thought too slow never is.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from draftree.training.options import TrainOptions
 from draftree.training.quality import quality
 from draftree.training.questions import Question, Template
 from draftree.training.rows import read_data
-from draftree.training.session import Session, on_device
+from draftree.training.session import Session
 from draftree.training.trainer import Tell
 from draftree.training.whole_model import AlignObjective, save_model
 
@@ -106,10 +106,11 @@ def align(
     torch.manual_seed(options.seed)
     rows = read_data(data, inspect_model(large), options.max_length)
     _check_room(small, [*rows.train, *rows.dev])
-    optim, rate = OPTIMIZERS[optimizer]
-    start = {"small_model": asdict(base_of(small))}
+    name, rate = OPTIMIZERS[optimizer]
+    base, start = base_of(large), {"small_model": asdict(base_of(small))}
     made_of = {"method": "align", "settings": {"optimizer": optimizer} | start}
-    session = Session(out, made_of, rows, options, rate, optim=optim, lr_scheduler_type="constant", **on_device(large))
+    constant = {"optim": name, "lr_scheduler_type": "constant"}
+    session = Session(out, made_of, rows, options, large.device, rate, **constant)
     dtype = next(small.parameters()).dtype
     small.float()  # half types are for storage: small steps would be lost in them
     scores: dict[str, float] = {}
@@ -120,22 +121,21 @@ def align(
     small.eval().to("cpu", dtype)
     if exam is not None:
         scores["after"] = exam.bleu(small)
+    both = {"before": scored[0], "after": scored[-1]}
     recipe = {
         "method": "align",
-        "base_model": asdict(base_of(large)),
+        "base_model": asdict(base),
         **start,
         "optimizer": optimizer,
         "parameters": sum(p.numel() for p in small.parameters()),
-        "loss": {"before": scored[0]["eval_loss"], "after": scored[-1]["eval_loss"]},
-        "agreement": {"before": scored[0]["eval_accuracy"][0][0], "after": scored[-1]["eval_accuracy"][0][0]},
+        "loss": {when: entry["eval_loss"] for when, entry in both.items()},
+        "agreement": {when: entry["eval_accuracy"][0][0] for when, entry in both.items()},
         "cases": scored[-1]["eval_cases"][0],
         "bleu": scores or None,
         "bleu_questions": len(exam.questions) if exam is not None else 0,
     }
-    recipe = session.recipe(recipe)
-    save_model(small, tokenizer, out)
-    session.finish(recipe, f"a small model aligned with {base_of(large).name}")
-    return recipe
+    title = f"a small model aligned with {base.name}"
+    return session.finish(recipe, title, lambda _: save_model(small, tokenizer, out))
 
 
 def _check_room(small: Any, rows: Iterable[Any]) -> None:

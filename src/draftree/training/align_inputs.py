@@ -42,8 +42,8 @@ def align_on_inputs(
         inputs: what is answered.
         out: folder to write.
         answers: how the large model answers, and both for BLEU.
-        optimizer, options, tell: as of `align`.
         progress: called after every answer.
+        optimizer, options, tell: as of `align`.
 
     Raises:
         ValueError: anything of these that cannot be used.
@@ -51,24 +51,16 @@ def align_on_inputs(
     check_run(large, small, optimizer)
     answers = answers or AnswerOptions()
     template = template_of(tokenizer, inputs.template)
-    answered = (inputs.data / META).is_file()
-    questions = (
-        []
-        if answered
-        else read_questions(
-            [inputs.data],
-            inputs.limit,
-            field=inputs.field,
-            reference=None if inputs.dev is not None else inputs.reference,
-        )
-    )
+    data, questions = inputs.data, []
+    if not (data / META).is_file():
+        reference = inputs.reference if inputs.dev is None else None
+        questions = read_questions([data], inputs.limit, field=inputs.field, reference=reference)
     exam = _exam(inputs, questions, template, answers)
-    data = inputs.data if answered else out / ANSWERS
-    if not answered:
+    if questions:
+        data = out / ANSWERS
         make_data(large, tokenizer, questions, data, template=template, options=answers, progress=progress)
-    return align(
-        large, small, data, out, tokenizer=tokenizer, optimizer=optimizer, options=options, exam=exam, tell=tell
-    )
+    run: dict[str, Any] = {"optimizer": optimizer, "options": options, "tell": tell}
+    return align(large, small, data, out, tokenizer=tokenizer, exam=exam, **run)
 
 
 def _exam(inputs: Inputs, questions: list[Question], template: Template, answers: AnswerOptions) -> Exam | None:

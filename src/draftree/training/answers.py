@@ -125,26 +125,26 @@ def answer_all(
     """Answer questions greedily, `options.slots` at a time; yields each as soon as its last turn is over."""
     engine = Engine(model, drafter=Lookahead(), slots=options.slots)
     waiting = iter(questions)
-    talks: list[_Talk] = []
+    running: list[_Conversation] = []
     while True:
-        while len(talks) < QUEUE * options.slots and (question := next(waiting, None)) is not None:
+        while len(running) < QUEUE * options.slots and (question := next(waiting, None)) is not None:
             rows: list[dict[str, Any]] = []
             turns = _ask(engine, tokenizer, template, question, options.max_new_tokens, rows)
-            talks.append(_Talk(question.number, rows, turns, next(turns)))
-        if not talks:
+            running.append(_Conversation(question.number, rows, turns, next(turns)))
+        if not running:
             return
         engine.step()
-        for talk in [t for t in talks if t.request.state is State.FINISHED]:
-            following = next(talk.turns, None)
+        for one in [c for c in running if c.request.state is State.FINISHED]:
+            following = next(one.turns, None)
             if following is None:
-                talks.remove(talk)
-                yield talk.number, talk.rows
+                running.remove(one)
+                yield one.number, one.rows
             else:
-                talk.request = following
+                one.request = following
 
 
 @dataclass(slots=True, eq=False)
-class _Talk:
+class _Conversation:
     """A question on its way: rows of the turns that are over, what asks the next turns, the present turn's request."""
 
     number: int
@@ -161,7 +161,7 @@ def _ask(
     for turn, text in enumerate(question.turns):
         prompt = template.encode(question.turns[: turn + 1], [row["answer"] for row in rows])
         if turn and limit is not None and len(prompt) >= limit:
-            return  # the talk has outgrown the context; earlier turns stay
+            return  # the conversation has outgrown the context; earlier turns stay
         start, source = prompt, None
         if target.encoder_decoder:
             source, start = torch.tensor(prompt, device=target.device, dtype=torch.long), [decoder_start(target)]

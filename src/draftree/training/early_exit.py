@@ -18,7 +18,7 @@ from draftree.drafting.folder import base_of
 from draftree.runner.target import inspect_model
 from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
-from draftree.training.session import Session, on_device
+from draftree.training.session import Session
 from draftree.training.trainer import Tell
 from draftree.training.whole_model import EarlyExitObjective, save_model
 
@@ -75,7 +75,7 @@ def train_early_exit(
     base, dtype = base_of(target.model), target.dtype
     settings = {"exit_layer": exit_layer, "every_layer": every_layer}
     made_of = {"method": "early-exit", "settings": settings | {"base": base.hash}}
-    session = Session(out, made_of, rows, options, EarlyExitObjective.learning_rate, **on_device(target.model))
+    session = Session(out, made_of, rows, options, target.device, EarlyExitObjective.learning_rate)
     trained = copy.deepcopy(target.model).eval()
     objective = EarlyExitObjective(trained.float(), weights).train()  # half types lose small steps
     scored = session.fit(objective, None, tell)
@@ -85,8 +85,6 @@ def train_early_exit(
         for when, entry in (("before", scored[0]), ("after", scored[-1]))
     }
     recipe = {"method": "early-exit", "base_model": asdict(base), **settings, "agreement": agreement}
-    recipe = session.recipe(recipe | {"cases": scored[-1]["eval_cases"][0]})
-    if session.first:
-        save_model(trained, tokenizer, out)
-    session.finish(recipe, f"{base.name}, read behind layer {exit_layer}")
-    return recipe
+    recipe["cases"] = scored[-1]["eval_cases"][0]
+    title = f"{base.name}, read behind layer {exit_layer}"
+    return session.finish(recipe, title, lambda _: save_model(trained, tokenizer, out))

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from draftree.errors import brief, install
 from draftree.files import PREFIX, is_whole, parse_json, replacing_files, write_json
@@ -57,33 +57,38 @@ class Journal:
         self.about = {key: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for key, v in about.items()}
         self.about["format"] = file_format
         self.done: set[int] = set()
-        self._file: IO[bytes] | None = None
-        self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / LOCK).open("wb")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise ValueError(f"Another run is writing {str(self.folder)!r}: wait for it, or name another.") from None
-        try:
-            self._open()
-        except BaseException:
-            self.__exit__()
-            raise
+        with ExitStack() as opened:
+            lock = opened.enter_context((self.folder / LOCK).open("wb"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(
+                    f"Another run is writing {str(self.folder)!r}: wait for it, or name another."
+                ) from None
+            self._read_meta()
+            journal = self.folder / JOURNAL
+            if self.complete:
+                journal.unlink(missing_ok=True)
+            else:
+                if journal.exists():
+                    self._recover(journal)
+                self._file = opened.enter_context(journal.open("ab"))
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with ExitStack() as both:  # a full disk is told once more when the journal is closed
-            for held in (self._lock, self._file):
-                if held is not None:
-                    both.callback(held.close)
-            self._file = self._lock = None
+        self._opened.close()
 
-    def _open(self) -> None:
-        meta, journal = self.folder / META, self.folder / JOURNAL
+    def _read_meta(self) -> None:
+        """Take over what the folder says of itself, or begin it.
+
+        Raises:
+            ValueError: it holds something else.
+        """
+        meta = self.folder / META
         if meta.exists():
             found = read_meta(self.folder)
             for key, value in self.about.items():
@@ -99,12 +104,6 @@ class Journal:
                 raise ValueError(f"{str(self.folder)!r} holds {left[0]!r} and no data: name an empty folder.")
             self.meta = self.about | {"complete": False}
             write_json(meta, self.meta)
-        if self.complete:
-            journal.unlink(missing_ok=True)
-            return
-        if journal.exists():
-            self._recover(journal)
-        self._file = journal.open("ab")
 
     @property
     def complete(self) -> bool:
@@ -132,7 +131,6 @@ class Journal:
         """Keep the rows of question `number`; a question that is there already is not taken again."""
         if number in self.done:
             return
-        assert self._file is not None
         line = json.dumps({"number": number, "rows": rows}, ensure_ascii=False) + "\n"
         self._file.write(line.encode())
         self._file.flush()  # what is flushed outlives a kill of this process
@@ -151,7 +149,6 @@ class Journal:
         """
         if self.complete:
             return self.meta
-        assert self._file is not None
         os.fsync(self._file.fileno())
         rows = [row for _, answered in sorted(self.entries().items()) for row in answered]
         with replacing_files(self.folder) as aside:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import Any
 
 from draftree.drafting.folder import Trained, method_class
+from draftree.errors import did_you_mean
 from draftree.training.objective import DrafterObjective
 from draftree.training.objective_bita import BiTAObjective
 from draftree.training.objective_heads import EarlyHeadObjective, MedusaObjective
@@ -40,7 +40,5 @@ def prepare(
     known = [name for name in inspect.signature(objective.__init__).parameters if name not in ("self", "trained")]
     for name in training:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"The {method} objective has no option {name!r}.{hint}")
+            raise TypeError(f"The {method} objective has no option {name!r}.{did_you_mean(name, known)}")
     return trained, objective(trained, model, **training)

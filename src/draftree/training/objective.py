@@ -39,6 +39,7 @@ class Objective(nn.Module, ABC):
     splits: ClassVar[int | None] = None
     places: tuple[int, ...]
     lock: Any = nullcontext()
+    accepts_loss_kwargs = False  # to Hugging Face's trainer: a batch is all that `forward` takes
 
     @abstractmethod
     def measure(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
@@ -48,21 +49,12 @@ class Objective(nn.Module, ABC):
         """By depth, the tokens [B, S] to predict, and where there is one [B, S]."""
         return [batch.truth(place) for place in self.places]
 
-    def forward(
-        self,
-        tokens: Tensor,
-        length: Tensor,
-        start: Tensor,
-        splits: Tensor,
-        real: Tensor,
-        source: Tensor | None = None,
-        source_length: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """The loss of a batch (see `Batch`); in evaluation also how often the truth was among the best predictions.
+    def forward(self, **fields: Tensor) -> dict[str, Tensor]:
+        """The loss of a batch, given field by field; in evaluation also how often the truth was among the best.
 
         `hits` [D, R]: cases of depth d in which it was within the best `RANKS[r]`; `seen` [D]: cases.
         """
-        batch = Batch(tokens, length, start, splits, real, source, source_length)
+        batch = Batch(**fields)
         with self.lock:
             loss, logits = self.measure(batch)
         if self.training:
@@ -95,13 +87,8 @@ class DrafterObjective(Objective):
     # ---------------------------------------------------------------- for the methods
 
     def plan(self, batch: Batch, **more: Any) -> Plan:
-        """The real rows of a batch, causal; `more` are further fields of `Plan`."""
-        count, width = batch.tokens.shape
-        positions = torch.arange(width, device=batch.tokens.device).expand(count, -1)
-        causal = torch.ones(width, width, dtype=torch.bool, device=batch.tokens.device).tril()
-        fields: dict[str, Any] = {"positions": positions, "visible": causal.expand(count, -1, -1)}
-        fields["rope_floor"] = tuple(batch.start.tolist())
-        return Plan(**({"tokens": batch.tokens} | fields | more))
+        """The real rows of a batch; `more` are further fields of `Plan`."""
+        return Plan.causal(batch.tokens, rope_floor=tuple(batch.start.tolist()), **more)
 
     def parts(self, batch: Batch) -> list[Batch]:
         """The batch; row by row for the families that the runner drives so, where a surgery must know its rows."""

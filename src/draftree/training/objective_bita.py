@@ -24,8 +24,7 @@ class BiTAObjective(DrafterObjective):
     """Cross entropy of mask i against the token i + 1 places after its split point, mean over masks and splits.
 
     Args:
-        trained: holds `BiTAWeights`.
-        model: the frozen model.
+        trained, model: see `DrafterObjective`.
         prefix_dropout: share of the prompts' elements put to 0 in training (the authors' code: 0.1).
     """
 

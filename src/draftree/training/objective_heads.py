@@ -16,8 +16,7 @@ class MedusaObjective(DrafterObjective):
     """Cross entropy of head i against the token 2 + i places after the split point, summed with weights decay^i.
 
     Args:
-        trained: holds `MedusaWeights`.
-        model: the frozen model.
+        trained, model: see `DrafterObjective`.
         decay: weight of each head relative to the one before (the authors' code: 0.8); 1 weighs all alike.
     """
 
@@ -39,9 +38,7 @@ class MedusaObjective(DrafterObjective):
 class EarlyHeadObjective(DrafterObjective):
     """Cross entropy of prediction i with the token i places after the split point, summed; the first is the next one.
 
-    Args:
-        trained: an `EarlyHead`.
-        model: the frozen model.
+    See `DrafterObjective`; `trained` is an `EarlyHead`.
     """
 
     def __init__(self, trained: Trained, model: Any) -> None:

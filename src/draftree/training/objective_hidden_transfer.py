@@ -19,9 +19,8 @@ class HiddenTransferObjective(DrafterObjective):
     """KL(real state at j + i || pseudo state i of j), mean over split points j, summed over steps i.
 
     Args:
-        trained: holds `HiddenTransferWeights`; its settings say after which layers, and whether pseudo states see each
+        trained, model: see `DrafterObjective`. The settings say after which layers, and whether pseudo states see each
             other (`masked`, the paper's ablation; it shows in training with `on_pseudo` alone).
-        model: the frozen model.
         on_pseudo: False trains each W_i alone: pseudo state i of j sees the real rows up to j + i - 1. True lets it
             see j's earlier pseudo states in place of the real ones, as at inference and always in evaluation.
     """

@@ -51,11 +51,7 @@ class TrainOptions:
 
     def recorded(self) -> dict[str, Any]:
         """All of them but `resume` and `force`, which change nothing in the result."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in fields(TrainOptions)
-            if field.name not in ("resume", "force")
-        }
+        return _values(self, TrainOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,7 @@ class SearchOptions:
 
     def recorded(self) -> dict[str, Any]:
         """All of them but `force`, by name."""
-        return {field.name: getattr(self, field.name) for field in fields(SearchOptions) if field.name != "force"}
+        return _values(self, SearchOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +98,11 @@ class Inputs:
 
     def __post_init__(self) -> None:
         check_positive(self, "limit")
+
+
+def _values(options: Any, kind: type) -> dict[str, Any]:
+    """The options that `kind` declares, whatever the command line adds, but `resume` and `force`."""
+    return {one.name: getattr(options, one.name) for one in fields(kind) if one.name not in ("resume", "force")}
 
 
 def check_out(out: Path, *, force: bool) -> None:

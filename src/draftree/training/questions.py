@@ -6,6 +6,7 @@ hold one question (`prompt` or `question`) or several in turn (`turns`); whateve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -95,16 +96,9 @@ def _turns(row: dict[str, Any], fields: Sequence[str]) -> tuple[str, ...]:
 
 
 def _evenly(groups: list[list[Row]], limit: int) -> list[list[Row]]:
-    """The first rows of every group, as many of each as gives `limit` rows together."""
-    share, left = dict.fromkeys(range(len(groups)), 0), limit
-    while left > 0:
-        open_groups = [i for i, group in enumerate(groups) if share[i] < len(group)]
-        if not open_groups:
-            break
-        each = max(left // len(open_groups), 1)
-        for i in open_groups:
-            more = min(each, len(groups[i]) - share[i], left)
-            share[i], left = share[i] + more, left - more
+    """The first rows of every group, `limit` together, taken from the groups in turns."""
+    in_turns = sorted((place, i) for i, group in enumerate(groups) for place in range(len(group)))
+    share = Counter(i for _, i in in_turns[:limit])
     return [group[: share[i]] for i, group in enumerate(groups)]
 
 

@@ -35,13 +35,11 @@ class Row:
         tokens: prompt and answer ids; for encoder-decoders the decoder's.
         start: where the answer begins in them.
         source: what the encoder reads; empty for decoder-only models.
-        dev: whether it belongs to the dev part.
     """
 
     tokens: tuple[int, ...]
     start: int
     source: tuple[int, ...] = ()
-    dev: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -91,11 +89,11 @@ def read_data(folder: Path, target: Target, max_length: int | None = None) -> Da
     dev: list[Row] = []
     left_out = 0
     for number, entry in enumerate(_entries(folder, about), 1):
-        row = _row(entry, number, folder, target)
+        row = _row(entry, f"Row {number} of {str(folder)!r}", target)
         if len(row) - row.start < 2 or (max_length is not None and len(row) > max_length):
             left_out += 1
         else:
-            (dev if row.dev else train).append(row)
+            (dev if kept_out(str(entry.get("set")), str(entry.get("id"))) else train).append(row)
     if not train or not dev:
         raise ValueError(
             f"{str(folder)!r} leaves {len(train)} rows to train on and {len(dev)} to report on, after {left_out} were "
@@ -125,35 +123,31 @@ def _entries(folder: Path, about: dict[str, Any]) -> Iterable[dict[str, Any]]:
             yield entry
 
 
-def _row(entry: dict[str, Any], number: int, folder: Path, target: Target) -> Row:
+def _row(entry: dict[str, Any], where: str, target: Target) -> Row:
     prompt, answer = entry.get("prompt_ids"), entry.get("answer_ids")
     if not prompt or not answer:
         raise ValueError(
-            f"Row {number} of {str(folder)!r} has no {'answer' if prompt else 'prompt'}: let the model answer its "
-            "questions with draftree train data."
+            f"{where} has no {'answer' if prompt else 'prompt'}: let the model answer its questions with draftree "
+            "train data."
         )
     for ids in (prompt, answer):
-        outside = (
-            [token for token in ids if not is_whole(token, 0, target.vocab_size - 1)]
-            if isinstance(ids, Sequence)
-            else [ids]
-        )
+        outside = [ids]
+        if isinstance(ids, Sequence):
+            outside = [token for token in ids if not is_whole(token, 0, target.vocab_size - 1)]
         if outside:
             raise ValueError(
-                f"Row {number} of {str(folder)!r} holds token {brief(repr(outside[0]))}, outside the model's "
-                "vocabulary: make the data anew with this model."
+                f"{where} holds token {brief(repr(outside[0]))}, outside the model's vocabulary: make the data anew "
+                "with this model."
             )
-    dev = kept_out(str(entry.get("set")), str(entry.get("id")))
     source: tuple[int, ...] = ()
     if target.encoder_decoder:
         source, prompt = tuple(prompt), [decoder_start(target)]
-    limit = target.max_positions
-    if limit is not None and max(len(prompt) + len(answer), len(source)) > limit:
+    limit, length = target.max_positions, max(len(prompt) + len(answer), len(source))
+    if limit is not None and length > limit:
         raise ValueError(
-            f"Row {number} of {str(folder)!r} has {max(len(prompt) + len(answer), len(source))} tokens and the model's "
-            f"context is {limit}: make the data anew with this model."
+            f"{where} has {length} tokens and the model's context is {limit}: make the data anew with this model."
         )
-    return Row((*prompt, *answer), len(prompt), source, dev)
+    return Row((*prompt, *answer), len(prompt), source)
 
 
 def kept_out(question_set: str, name: str) -> bool:

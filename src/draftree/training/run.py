@@ -17,7 +17,7 @@ from draftree.training.methods import prepare
 from draftree.training.objective import RANKS
 from draftree.training.options import TrainOptions
 from draftree.training.rows import read_data
-from draftree.training.session import Session, on_device
+from draftree.training.session import Session
 from draftree.training.trainer import Tell
 
 
@@ -57,21 +57,19 @@ def train(
     """
     if splits is not None and splits < 0:
         raise ValueError(f"splits is {splits}: give 0 for all split points, or more.")
-    options = options or TrainOptions()
-    training = training or {}
+    options, training = options or TrainOptions(), training or {}
     torch.manual_seed(options.seed)
     target = inspect_model(model)
     trained, objective = prepare(method, target.model, settings or {}, training)
     rows = read_data(data, target, options.max_length)
     splits = objective.splits if splits is None else splits or None
     trained.base = base_of(target.model)
-    before = model_hash(target.model)
     made_of = {"method": method, "settings": trained.settings, "training": training, "splits": splits}
-    session = Session(out, made_of, rows, options, objective.learning_rate, **on_device(target.model))
+    session = Session(out, made_of, rows, options, target.device, objective.learning_rate)
     with _frozen(target.model):
         target.model.to(session.args.device)
         final = session.fit(objective, splits, tell)[-1]
-    if model_hash(target.model) != before:
+    if model_hash(target.model) != trained.base.hash:
         raise ValueError("The base model's weights have changed in training, so the drafter is of no use: report this.")
     recipe = {
         "method": method,
@@ -85,13 +83,13 @@ def train(
         "accuracy": {f"depth {d}": shares for d, shares in enumerate(final["eval_accuracy"], 1)},
         "cases": final["eval_cases"],
     }
-    recipe = session.recipe(recipe)
-    if session.first:
+
+    def save(recipe: dict[str, Any]) -> None:
         trained.recipe = {name: recipe[name] for name in ("training", "options", "steps", "dev_loss")}
         trained.weights.to("cpu")
         trained.save_pretrained(out, dtype=dtype)
-    session.finish(recipe, f"{method} for {trained.base.name}")
-    return recipe
+
+    return session.finish(recipe, f"{method} for {trained.base.name}", save)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One training run in its folder: the folder is taken, the trainer runs, a recipe and a curve are left.
+"""One training run in its folder: the folder is taken, the trainer runs, the result, a recipe and a curve are left.
 
 Drafters, aligned small models and early-exit models are all trained by such a run; they differ in what is trained and
 in how it is saved.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from draftree.files import write_json
+from draftree.runner.step_cost import chip_name
 from draftree.training.curve import write_curve
 from draftree.training.objective import Objective
 from draftree.training.options import RECIPE, TrainOptions, check_out
@@ -40,12 +41,12 @@ class Session:
         made_of: what is trained, in plain values; a resumed run must have the same, and the same options.
         data: rows to train on and to report on.
         options: of the run.
+        device: of the model that made the data; where that is the processor, the run stays there.
         learning_rate: where the options name none.
         more: of Hugging Face's arguments, which win over those of the options.
 
     Attributes:
         args: Hugging Face's arguments.
-        first: whether this process is the one that writes.
 
     Raises:
         ValueError: a folder with an unfinished run and no word of resuming, or the other way round; or one with a
@@ -58,14 +59,39 @@ class Session:
         made_of: dict[str, Any],
         data: Data,
         options: TrainOptions,
+        device: torch.device,
         learning_rate: float,
         **more: Any,
     ) -> None:
         self.out, self.data, self.options = out, data, options
-        self.args = arguments(out, len(data.train), options, learning_rate, **more)
-        self.first = self.args.process_index == 0
-        record = made_of | {"options": options.recorded()}
-        self._checkpoint = claim(out, record, resume=options.resume, force=options.force, first=self.first)
+        more["learning_rate"] = options.learning_rate or learning_rate
+        self.args = arguments(out, len(data.train), options, device, **more)
+        self._checkpoint = self._claim(made_of | {"options": options.recorded()})
+
+    def _claim(self, record: dict[str, Any]) -> str | None:
+        """Take the folder, as its first process; the checkpoint to go on from, or None for a new run."""
+        out, resume = self.out, self.options.resume
+        folder = out / CHECKPOINTS
+        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+        if self.args.process_index > 0:
+            return last if resume else None
+        if resume:
+            if last is None:
+                raise ValueError(f"There is no checkpoint in {str(folder)!r} to go on from: leave --resume out.")
+            if json.loads((folder / RUN).read_text(encoding="utf-8")) != json.loads(json.dumps(record)):
+                raise ValueError(
+                    f"{str(out)!r} was begun with other options: give the same ones, or leave --resume out."
+                )
+            return last
+        check_out(out, force=self.options.force)
+        if last is not None and not (out / RECIPE).is_file():
+            raise ValueError(f"{str(out)!r} holds an unfinished run: add --resume to go on, or name another folder.")
+        if (folder / RUN).is_file():  # a finished run of ours makes room
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (out / RECIPE).unlink(missing_ok=True)
+        write_json(folder / RUN, record)
+        return None
 
     def fit(self, objective: Objective, splits: int | None, tell: Tell) -> list[dict[str, Any]]:
         """Train; the log's entries with scores of the dev rows, in order.
@@ -82,67 +108,45 @@ class Session:
         dev = self.data.dev[: self.options.dev_rows]
         self.trainer = DrafterTrainer(objective, self.args, self.data.train, dev, splits, tell)
         scored = self.trainer.train_and_score(self._checkpoint)
-        self._seconds = time.perf_counter() - begin
-        self._worked = time.process_time() - worked
+        self._seconds = {
+            "seconds": round(time.perf_counter() - begin, 1),
+            "cpu_seconds": round(time.process_time() - worked, 1),  # of this process: a busy machine moves it less
+        }
         return scored
 
-    def recipe(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Everything that made the result, and its figures: `own`, and what all runs have."""
-        data = self.data
-        return own | {
-            "options": self.options.recorded() | {"learning_rate": self.args.learning_rate} | own.get("options", {}),
-            "data": data.about
-            | {"trained_on": len(data.train), "dev": len(self.trainer.dev), "left_out": data.left_out},
-            "steps": self.trainer.state.global_step,
-            "processes": self.args.world_size,
-            "seconds": round(self._seconds, 1),
-            "cpu_seconds": round(self._worked, 1),  # of this process, all its threads: a busy machine moves it less
-            "machine": machine(self.args),
+    def finish(self, own: dict[str, Any], title: str, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """Save the result and write recipe.json and the curve, in the first process; returns the recipe.
+
+        Args:
+            own: what the recipe has besides the facts of every run.
+            title: of the curve.
+            save: gets the recipe, and writes the result. The recipe is written after it: then the run is whole.
+        """
+        data, args, trainer = self.data, self.args, self.trainer
+        recipe = own | {
+            "options": self.options.recorded() | {"learning_rate": args.learning_rate} | own.get("options", {}),
+            "data": data.about | {"trained_on": len(data.train), "dev": len(trainer.dev), "left_out": data.left_out},
+            "steps": trainer.state.global_step,
+            "processes": args.world_size,
+            **self._seconds,
+            "machine": {
+                "device": chip_name(args.device),
+                "threads": torch.get_num_threads(),
+                "bf16": args.bf16,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
             "command": command(),
         }
-
-    def finish(self, recipe: dict[str, Any], title: str) -> None:
-        """Write recipe.json and the curve, which has this title; the last thing, as it says that the run is whole."""
-        if self.first:
+        if args.process_index == 0:
+            save(recipe)
             write_json(self.out / RECIPE, recipe)
-            write_curve(self.trainer.state.log_history, self.out, title)
-        self.trainer.accelerator.wait_for_everyone()
+            write_curve(trainer.state.log_history, self.out, title)
+        trainer.accelerator.wait_for_everyone()
+        return recipe
 
 
-def claim(out: Path, record: dict[str, Any], *, resume: bool, force: bool, first: bool) -> str | None:
-    """Take the folder for this run, as its first process; the checkpoint to go on from, or None for a new run.
-
-    Raises:
-        ValueError: a folder with an unfinished run and no word of resuming, or the other way round; or one with a
-            finished run that is not to be replaced.
-    """
-    folder = out / CHECKPOINTS
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    if not first:
-        return last if resume else None
-    if resume:
-        if last is None:
-            raise ValueError(f"There is no checkpoint in {str(folder)!r} to go on from: leave --resume out.")
-        if json.loads((folder / RUN).read_text(encoding="utf-8")) != json.loads(json.dumps(record)):
-            raise ValueError(f"{str(out)!r} was begun with other options: give the same ones, or leave --resume out.")
-        return last
-    check_out(out, force=force)
-    if last is not None and not (out / RECIPE).is_file():
-        raise ValueError(f"{str(out)!r} holds an unfinished run: add --resume to go on, or name another folder.")
-    if (folder / RUN).is_file():  # a finished run of ours makes room
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (out / RECIPE).unlink(missing_ok=True)
-    write_json(folder / RUN, record)
-    return None
-
-
-def on_device(model: Any) -> dict[str, Any]:
-    """Arguments of a run that stays on the processor where the model was put there."""
-    return {"use_cpu": True} if model.device.type == "cpu" else {}
-
-
-def arguments(out: Path, rows: int, options: TrainOptions, learning_rate: float, **more: Any) -> TrainingArguments:
+def arguments(out: Path, rows: int, options: TrainOptions, device: torch.device, **more: Any) -> TrainingArguments:
     """Hugging Face's arguments of a run on so many rows; `more` wins over all."""
     gpu = torch.cuda.is_available()
     bf16 = options.bf16 if options.bf16 is not None else gpu and torch.cuda.is_bf16_supported()
@@ -153,10 +157,9 @@ def arguments(out: Path, rows: int, options: TrainOptions, learning_rate: float,
         "gradient_accumulation_steps": options.accumulate,
         "num_train_epochs": options.passes,
         "max_steps": options.steps or -1,
-        "learning_rate": options.learning_rate or learning_rate,
         "lr_scheduler_type": "cosine",
         "bf16": bool(bf16),
-        "use_cpu": not gpu,
+        "use_cpu": not gpu or device.type == "cpu",
         "seed": options.seed,
         "logging_steps": 5,
         "logging_nan_inf_filter": False,
@@ -178,18 +181,6 @@ def arguments(out: Path, rows: int, options: TrainOptions, learning_rate: float,
     args.eval_steps = max(1, steps // options.evaluations)
     args.save_steps = max(1, steps // options.checkpoints)
     return args
-
-
-def machine(args: TrainingArguments) -> dict[str, Any]:
-    """On what a run was made, for its recipe."""
-    device = torch.cuda.get_device_name() if args.device.type == "cuda" else platform.machine()
-    return {
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "bf16": args.bf16,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
 
 
 def command() -> str | None:

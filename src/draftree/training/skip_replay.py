@@ -99,12 +99,9 @@ class Replay:
             self._encoder.admit(slot, torch.tensor(row.source, device=device, dtype=torch.long))
         for begin in range(0, len(row), CHUNK):
             ids = torch.tensor([row.tokens[begin : begin + CHUNK]], device=device, dtype=torch.long)
-            n = ids.shape[1]
-            causal = torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
-            places = begin + torch.arange(n, device=device)[None]
-            plan = Plan(ids, places, causal, first_logit_row=n - 1, rope_floor=(row.start,))
+            plan = Plan.causal(ids, begin, first_logit_row=ids.shape[1] - 1, rope_floor=(row.start,))
             result = self._runner.run(plan, self._cache, slot, self._encoder)
-            self._cache.commit([list(range(n))], result.segments)
+            self._cache.commit([list(range(plan.width))], result.segments)
 
     def chains(self, skip: Skip) -> list[tuple[np.ndarray, np.ndarray]]:
         """By text: whether draft tokens [places, depth] are the text, and their log-probabilities there."""
@@ -178,11 +175,9 @@ class Replay:
 
     def time_step(self) -> float:
         """Seconds of the whole model's pass of one row behind the first text."""
-        device = self._runner.target.device
-        place = torch.tensor([[len(self._texts[0]) - 1]], device=device, dtype=torch.long)
-        row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
-        last = torch.tensor([self._texts[0][-1:]], dtype=torch.long, device=device)
-        plan = Plan(last, place, row, rope_floor=(self._floors[0],))
+        text = self._texts[0]
+        last = torch.tensor([text[-1:]], dtype=torch.long, device=self._runner.target.device)
+        plan = Plan.causal(last, len(text) - 1, rope_floor=(self._floors[0],))
         with self._runner.lock, self._runner.guard():
             begin = time.perf_counter()
             self._runner.run(plan, self._cache, 0, self._encoder).logits[0, -1, 0].item()  # waits for the device

@@ -46,7 +46,7 @@ def try_sets(
         replay: of the texts to search on.
         prices: measured.
         options: see there.
-        watcher: hears of every set tried.
+        watcher: is stepped after every set tried.
     """
     layers = len(runner.target.layers)
     deadline = time.monotonic() + options.seconds
@@ -103,7 +103,7 @@ def search_skip_set(
             search.json with every set tried.
         options: see there.
         runner: that decoding will use, as times are its: auto, hooked, eager, cpu, cuda_graphs or in_place.
-        watcher: hears how far it is.
+        watcher: shows how far it is.
 
     Raises:
         ValueError: bad data or options, or a folder with a finished result that is not to be replaced.
