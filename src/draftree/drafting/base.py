@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     from draftree.runner import Runner
     from draftree.runner.kv.cache import SlotCache
     from draftree.runner.kv.encoder import EncoderState
+
+Kept = TypeVar("Kept")
+
+
+class ByRequest(dict[int, Kept]):
+    """What a drafter keeps of each running request, by its id; a copy or pickle holds none of it.
+
+    Whoever copies a drafter, for another process say, wants what it has learned: the requests are not run there.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ByRequest, ())
 
 
 @dataclass(slots=True)
