@@ -120,6 +120,15 @@ def test_a_version_that_is_named_is_ours() -> None:
             assert version == draftree.__version__, page
 
 
+def test_methods_stand_in_the_sidebar_as_on_their_page() -> None:
+    listed = re.findall(r"^methods/(\w+)$", "\n".join(blocks("docs/index.md", "{toctree}")), re.M)
+    order = [name.replace("_", "") for name in listed]
+    told = [name.lower() for name in re.findall(r"^\| `(\w+)`", read("docs/methods/README.md"), re.M)]
+    assert len(told) > 10
+    assert [name for name in order if name in told] == [name for name in told if name in order]
+    assert set(told) - set(order) == {"grammardrafter"}, "its page is structured_output"
+
+
 def test_every_page_is_in_the_sidebar() -> None:
     listed = set(re.findall(r"^([\w/*]+)$", "\n".join(blocks("docs/index.md", "{toctree}")), re.M))
     for page in PAGES:
