@@ -15,8 +15,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 from zoo import MEMBERS, build, construct
 
 from draftree.drafting import BiTA
-from draftree.engine import Engine, Request, Rules
+from draftree.engine import Engine, Request, Rules, generate
 from draftree.runner import Runner, open_runner
+from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 from draftree.shaping import Fixed
 
 NEW = 24
@@ -145,6 +146,19 @@ def test_a_deep_prefix_that_no_row_sees_changes_no_bit() -> None:
         assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     with pytest.raises(ValueError, match="in passes of fixed shapes with a drafter that has a deep prefix"):
         Engine(model, runner="cuda_graphs", drafter=drafter, strict=True)
+
+
+def test_auto_takes_a_runner_that_keeps_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On processors with products of bfloat16 "auto" are passes of fixed shapes, which cannot with a deep prefix."""
+    monkeypatch.setattr(CudaGraphRunner, "pays", lambda target: True)
+    model, ids = construct(MEMBERS["mistral-window"]).to(torch.bfloat16), torch.tensor([[5, 9, 20, 30, 5, 9, 20]])
+    drafter = BiTA.fresh(model, masks=2, prompts=5)
+    with Engine(model, drafter=drafter, strict=True) as engine:
+        assert engine.runner.name == "eager"
+    with Engine(model, strict=True) as engine:
+        assert engine.runner.name == "cuda_graphs"
+    answer = generate(model, ids, max_new_tokens=12, drafter=drafter, strict=True).sequences
+    assert torch.equal(answer, generate(model, ids, max_new_tokens=12, strict=True).sequences)
 
 
 def test_a_runner_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
