@@ -106,6 +106,14 @@ def test_relative_links_resolve(page: str) -> None:
         assert not anchor or anchor in anchors(path), f"{page}: {target}"
 
 
+@pytest.mark.parametrize("page", [*FRONT, "docs/concepts.md"])
+def test_what_holds_in_float32_and_in_16_bits_is_said_first(page: str) -> None:
+    first = " ".join(read(page).partition("\n## ")[0].split())
+    assert "In float32" in first
+    assert "token for token" in first
+    assert "In 16 bits two tokens that are nearly tied may change places" in first
+
+
 def test_tables_are_those_of_the_result_files() -> None:
     others = [page.read_text(encoding="utf-8") for page in report.OTHERS]
     assert {match[1] for match in RESULT.finditer("".join(others))} == set(report.SHOWN["table"])
