@@ -29,6 +29,9 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "self speculative": lambda model: draftree.demo_drafter("self-speculative", model),
     "merge": lambda model: Merge([Lookahead(), draftree.demo_drafter("medusa", model)]),
 }
+MORE: dict[str, Callable[[Any], Any]] = {
+    "merge of several": lambda model: Merge([Lookahead(), PromptLookup(), Jacobi(), MAKERS["draft model"](model)])
+}
 
 
 def pickled(drafter: Any) -> Any:
@@ -61,13 +64,12 @@ def test_copies_draft_as_the_original(demo: Any, name: str, copied: Any) -> None
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("name", [*MAKERS, "merge of three"])
+@pytest.mark.parametrize("name", [*MAKERS, *MORE])
 def test_a_copy_in_the_middle_of_requests_knows_none_of_them(
     demo: Any, name: str, copied: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draftree.engine.request._ids", itertools.count(7_000_001))  # found again wherever they stand
-    more = {"merge of three": lambda model: Merge([Lookahead(), PromptLookup(), Jacobi(), MAKERS["draft model"](model)])}
-    drafter = (MAKERS | more)[name](demo.model)
+    drafter = (MAKERS | MORE)[name](demo.model)
     prompt = PROMPT[0].tolist()
     shape = None if name == "bild" else draftree.Fixed(8)  # so that it drafts however long steps take
     with draftree.Engine(demo.model, drafter=drafter, slots=2, shape=shape) as engine:
@@ -122,6 +124,7 @@ def test_a_copied_shape_keeps_what_it_has_learned(demo: Any, copied: Any, accept
     other = copied(shape)
     assert other._learned.gain == shape._learned.gain != draftree.DynamicTree()._learned.gain
     one, two = (
-        generate(demo.model, PROMPT, drafter=drafter, max_new_tokens=20, shape=each).sequences for each in (shape, other)
+        generate(demo.model, PROMPT, drafter=drafter, max_new_tokens=20, shape=each).sequences
+        for each in (shape, other)
     )
     assert torch.equal(one, two)

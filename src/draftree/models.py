@@ -268,8 +268,8 @@ def _on_hub(name: str) -> str:
         if isinstance(cached, str):
             return str(Path(cached).parent)
     raise ValueError(
-        f"There is no folder {name!r}, no model of this name was loaded before, and the Hugging Face hub {reason}: give a "
-        "folder, or see to the spelling and the network."
+        f"There is no folder {name!r}, no model of this name was loaded before, and the Hugging Face hub {reason}: "
+        "give a folder, or see to the spelling and the network."
     )
 
 

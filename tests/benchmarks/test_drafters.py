@@ -170,7 +170,9 @@ def test_gains_are_told_by_the_kind_of_text(demo):
     *_, table = kinds.run(setup)
     assert table.attrs["differing"] == 0
     names = ["lookahead-cold", "lookahead", "draft-model"]
-    expected = [(kind, name) for kind in ("SQL and shell", "sentences from data", "maths in words", "all") for name in names]
+    expected = [
+        (kind, name) for kind in ("SQL and shell", "sentences from data", "maths in words", "all") for name in names
+    ]
     assert list(zip(table["kind"], table["drafter"], strict=True)) == expected
     assert list(table["prompts"]) == [2] * 9 + [6] * 3
     assert (table["over_plain_low"] <= table["over_plain"]).all()

@@ -64,7 +64,7 @@ def check_name(name: str) -> None:
         if not part:
             raise ValueError(f"{name!r} joins a name and nothing: give one on both sides of every +.")
         if part not in LABELS and not Path(part).is_dir():
-            near = difflib.get_close_matches(part, LABELS, 1)
+            near = difflib.get_close_matches(part, METHODS, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
                 f"There is no method {part!r}: choose {', '.join(LABELS)}, drafters joined by +, or the folder of a "

@@ -14,6 +14,7 @@ from draftree.engine.engine import Engine
 from draftree.engine.limits import as_seed
 from draftree.engine.request import Emitted, Request
 from draftree.engine.stats import RunStats
+from draftree.errors import given_as
 
 MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
 MOST_COLUMNS = 1 << 14  # of the cache to begin with; it grows with what is really needed
@@ -53,7 +54,7 @@ def feed(streamer: Any, prompt: Tensor | None) -> Callable[[Emitted], None] | No
     if streamer is None:
         return None
     if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
-        raise TypeError(f"streamer is a {type(streamer).__name__}: pass one of Hugging Face's, such as TextStreamer.")
+        raise TypeError(f"streamer is {given_as(streamer)}: pass one of Hugging Face's, such as TextStreamer.")
     if prompt is not None:
         streamer.put(prompt.cpu())
     return lambda emitted: streamer.put(torch.tensor([emitted.token], dtype=torch.long, device="cpu"))

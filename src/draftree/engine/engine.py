@@ -65,7 +65,10 @@ class Engine:
         self._sizer: Sizer | None = None
         if drafter is not None:
             drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
-            if config.strict and (other := strict_runner(model, config.runner, self.runner, drafter)) is not self.runner:
+            if (
+                config.strict
+                and (other := strict_runner(model, config.runner, self.runner, drafter)) is not self.runner
+            ):
                 self.runner, self.target = other, other.target
                 drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
             self.shape = config.shape or shape_for(drafter)

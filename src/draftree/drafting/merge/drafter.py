@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.merge.attachments import Joint, join
 from draftree.drafting.merge.votes import Votes
+from draftree.errors import given_as
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
@@ -183,7 +184,7 @@ def _flat(drafters: Iterable[Any]) -> Iterator[Drafter]:
         elif isinstance(drafter, Drafter):
             yield drafter
         else:
-            raise TypeError(f"{drafter!r} is no drafter: give Merge drafter objects such as draftree.Lookahead().")
+            raise TypeError(f"A part is {given_as(drafter)}: give Merge drafter objects such as draftree.Lookahead().")
 
 
 def _numbered(names: Sequence[str]) -> tuple[str, ...]:
