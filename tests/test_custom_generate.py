@@ -9,7 +9,7 @@ import torch
 from drafters_for_tests import RandomTree
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
 from torch import Tensor
-from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from zoo import build
 
@@ -125,6 +125,44 @@ def test_streamer_of_generate_itself() -> None:
     assert ours.ended == 1
     with pytest.raises(ValueError, match="both have a streamer"):
         build("llama").generate(ids, custom_generate=custom_generate(streamer=ours), streamer=ours, **options)
+
+
+class Failing(PromptLookup):
+    """Ends the run with an error after a few steps."""
+
+    left = 4
+
+    def draft(self, requests: Any, budgets: Any) -> Any:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return super().draft(requests, budgets)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"num_beams": 2}, ValueError),
+        ({"past_key_values": "cache"}, ValueError),
+        ({"max_new_tokens": 10**6}, ValueError),
+        ({"drafter": Failing}, KeyboardInterrupt),
+    ],
+    ids=["another method", "a cache", "too long", "stopped"],
+)
+def test_who_reads_from_a_streamer_is_released_by_an_error(options: dict[str, Any], error: type[BaseException]) -> None:
+    model, ids = build("llama"), torch.tensor(prompts(LENGTHS[:1]))
+    given = {"max_new_tokens": NEW, "do_sample": False} | options
+    drafter, ours = given.pop("drafter", Lookahead), Everything()
+    if "past_key_values" in given:
+        given["past_key_values"] = DynamicCache()
+    with pytest.raises(error):
+        model.generate(ids, custom_generate=custom_generate(drafter(), shape=Fixed(4)), streamer=ours, **given)
+    assert ours.ended == 1
+    if "past_key_values" not in options:
+        direct = Everything()
+        with pytest.raises(error):
+            generate(model, ids, drafter=drafter(), shape=Fixed(4), streamer=direct, **given)
+        assert direct.ended == 1
 
 
 @pytest.mark.parametrize("make", [Lookahead, PromptLookup, lambda: Merge([Lookahead(), PromptLookup()])])

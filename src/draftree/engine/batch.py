@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -60,9 +61,17 @@ def feed(streamer: Any, prompt: Tensor | None) -> Callable[[Emitted], None] | No
     return lambda emitted: streamer.put(torch.tensor([emitted.token], dtype=torch.long, device="cpu"))
 
 
-def finish(
-    engine: Engine, requests: list[Request], input_ids: Tensor, pad_token_id: int, streamer: Any
-) -> tuple[Tensor, RunStats]:
+@contextmanager
+def ended(streamer: Any) -> Iterator[None]:
+    """A context at whose end a streamer is ended, also by an error: whoever reads from it must not wait for ever."""
+    try:
+        yield
+    finally:
+        if hasattr(streamer, "end"):
+            streamer.end()
+
+
+def finish(engine: Engine, requests: list[Request], input_ids: Tensor, pad_token_id: int) -> tuple[Tensor, RunStats]:
     """Run `requests` to their ends; return LongTensor [batch, prompt + new] and their statistics.
 
     Raises:
@@ -70,8 +79,6 @@ def finish(
     """
     with engine:
         engine.run()
-    if streamer is not None:
-        streamer.end()
     for request in requests:
         if request.error is not None:
             raise request.error

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine.batch import engine_for, feed, finish, seeds_of
+from draftree.engine.batch import ended, engine_for, feed, finish, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.limits import check_prompt, check_source
@@ -106,38 +106,40 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "eos_token_id": eos_token_id,
     }
-    opened = open_current(model, runner)
-    target = opened.target
-    _check_ids(input_ids, attention_mask)
-    input_ids = input_ids.long()
-    config = EngineConfig(
-        drafter=drafter,
-        pruner=pruner,
-        shape=shape,
-        runner=opened,
-        strict=strict,
-        acceptance=acceptance,
-        recorder=recorder,
-        early_exit=early_exit,
-    )
-    # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the model's own.
-    given = {name: value for name, value in named.items() if value is not None} | options
-    read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)
-    copies = int(read.config.num_return_sequences or 1)
-    if copies > 1:
-        input_ids = input_ids.repeat_interleave(copies, 0)
-        attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
-    if streamer is not None and input_ids.shape[0] > 1:
-        raise ValueError("A streamer follows one text: call generate with a batch of 1.")
-    grammars = compile_grammars(
-        grammar,
-        len(input_ids),
-        tokenizer=tokenizer,
-        vocabulary=target.vocab_size,
-        end_tokens=read.eos_token_ids,
-        min_new_tokens=read.config.min_new_tokens,
-    )
-    return _decode(model, config, input_ids, attention_mask, read, seed, streamer, grammars)
+    with ended(streamer):
+        opened = open_current(model, runner)
+        target = opened.target
+        _check_ids(input_ids, attention_mask)
+        input_ids = input_ids.long()
+        config = EngineConfig(
+            drafter=drafter,
+            pruner=pruner,
+            shape=shape,
+            runner=opened,
+            strict=strict,
+            acceptance=acceptance,
+            recorder=recorder,
+            early_exit=early_exit,
+        )
+        # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the
+        # model's own.
+        given = {name: value for name, value in named.items() if value is not None} | options
+        read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)
+        copies = int(read.config.num_return_sequences or 1)
+        if copies > 1:
+            input_ids = input_ids.repeat_interleave(copies, 0)
+            attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
+        if streamer is not None and input_ids.shape[0] > 1:
+            raise ValueError("A streamer follows one text: call generate with a batch of 1.")
+        grammars = compile_grammars(
+            grammar,
+            len(input_ids),
+            tokenizer=tokenizer,
+            vocabulary=target.vocab_size,
+            end_tokens=read.eos_token_ids,
+            min_new_tokens=read.config.min_new_tokens,
+        )
+        return _decode(model, config, input_ids, attention_mask, read, seed, streamer, grammars)
 
 
 def _decode(
@@ -190,7 +192,7 @@ def _decode(
         seen = padded[b : b + 1]
         on_token = feed(streamer, seen)
         requests.append(engine.add(prompt, rules[b], padded_prompt=seen, encoder_input=sources[b], on_token=on_token))
-    return GenerateOutput(*finish(engine, requests, texts, options.pad_token_id, streamer))
+    return GenerateOutput(*finish(engine, requests, texts, options.pad_token_id))
 
 
 def _check_ids(input_ids: Any, attention_mask: Tensor | None) -> None:
