@@ -60,12 +60,21 @@ RUNNERS = [
     ("llama", "cuda_graphs"),
     ("mistral-window", "cuda_graphs"),
 ]
+# Products of experts depend on their rows where a processor has bfloat16 of its own.
+REFUSED_ON_SOME = ("mixtral",)
 
 
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("name", "runner"), RUNNERS)
 def test_strict_answers_are_those_of_plain_decoding_alone(name: str, runner: str, sample: bool) -> None:
     """The model's scores are so close together that other bits are other tokens; in batches, too."""
+    if name in REFUSED_ON_SOME:
+        try:
+            Engine(flat(name), runner=runner, strict=True)
+        except ValueError as refusal:
+            if "depend on the other rows of a pass" not in str(refusal):
+                raise
+            pytest.skip(f"refused on this processor: {refusal}")
     plain, _ = run(flat(name), runner, sample=sample)
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
     for slots in (1, 4):
@@ -79,10 +88,12 @@ def test_strict_answers_are_those_of_plain_decoding_alone(name: str, runner: str
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_these_models_need_it(name: str) -> None:
+    """Without strict some tree moves a choice; which one depends on the processor."""
     plain, _ = run(flat(name), "hooked")
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
-    loose, _ = run(flat(name), "hooked", drafter=RandomTree(references, 3))
-    assert [r.tokens for r in loose] != [r.tokens for r in plain]
+    tries = ((seed, slots) for slots in (1, 3, 4) for seed in range(2, 8))
+    loose = (run(flat(name), "hooked", drafter=RandomTree(references, seed), slots=slots)[0] for seed, slots in tries)
+    assert any([r.tokens for r in answers] != [r.tokens for r in plain] for answers in loose)
 
 
 def test_long_prompts_are_read_alone_and_in_chunks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
