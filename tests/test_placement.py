@@ -94,6 +94,7 @@ def test_a_spread_model(stored: str) -> None:
         (Placement(device="gpu"), "There is no device 'gpu': give cpu, cuda, cuda:1, mps or auto"),
         (Placement(device="cpu:3"), "This machine has no device 'cpu:3': give one of cpu"),
         (Placement(dtype="int8"), "dtype is 'int8': choose auto, float32, bfloat16, float16"),
+        (Placement(dtype="fp16"), r"choose auto, float32, bfloat16, float16\. Did you mean 'float16'\?"),
         (Placement(device="cpu", device_map="auto"), "give one of them"),
         (Placement(quantize="int4"), "quantize is 'int4': give int8, or leave it out"),
         pytest.param(

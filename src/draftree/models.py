@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from draftree.errors import install
+from draftree.errors import did_you_mean, install
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZED = ("int8",)
@@ -43,7 +43,8 @@ class Placement:
         import torch
 
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.")
+            hint = did_you_mean(self.dtype, DTYPES)
+            raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.{hint}")
         if self.quantize is not None:
             if self.quantize not in QUANTIZED:
                 raise ValueError(f"quantize is {self.quantize!r}: give int8, or leave it out.")
