@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -66,9 +66,12 @@ def ended(streamer: Any) -> Iterator[None]:
     """A context at whose end a streamer is ended, also by an error: whoever reads from it must not wait for ever."""
     try:
         yield
-    finally:
-        if hasattr(streamer, "end"):
+    except BaseException:
+        with suppress(Exception):  # of a streamer that is none, or that fails itself: the first error is told
             streamer.end()
+        raise
+    if streamer is not None:
+        streamer.end()
 
 
 def finish(engine: Engine, requests: list[Request], input_ids: Tensor, pad_token_id: int) -> tuple[Tensor, RunStats]:

@@ -184,7 +184,8 @@ def _flat(drafters: Iterable[Any]) -> Iterator[Drafter]:
         elif isinstance(drafter, Drafter):
             yield drafter
         else:
-            raise TypeError(f"A part is {given_as(drafter)}: give Merge drafter objects such as draftree.Lookahead().")
+            what = f"A part is {given_as(drafter)}" if isinstance(drafter, type) else f"{drafter!r} is no drafter"
+            raise TypeError(f"{what}: give Merge drafter objects such as draftree.Lookahead().")
 
 
 def _numbered(names: Sequence[str]) -> tuple[str, ...]:
