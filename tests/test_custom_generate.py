@@ -192,7 +192,7 @@ def test_forgotten_parentheses() -> None:
             custom_generate(kind)
         with pytest.raises(TypeError, match=f"drafter {told}"):
             generate(build("llama"), ids, drafter=kind, max_new_tokens=4)
-        with pytest.raises(TypeError, match=f"A part {told}"):
+        with pytest.raises(TypeError, match=f"A part is no drafter but the class {kind.__name__}"):
             draftree.Merge([kind])
     with pytest.raises(TypeError, match="shape is the class Fixed, and one of its objects is wanted"):
         generate(build("llama"), ids, drafter=draftree.Lookahead(), shape=Fixed, max_new_tokens=4)

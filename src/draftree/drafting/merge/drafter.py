@@ -184,8 +184,10 @@ def _flat(drafters: Iterable[Any]) -> Iterator[Drafter]:
         elif isinstance(drafter, Drafter):
             yield drafter
         else:
-            what = f"A part is {given_as(drafter)}" if isinstance(drafter, type) else f"{drafter!r} is no drafter"
-            raise TypeError(f"{what}: give Merge drafter objects such as draftree.Lookahead().")
+            what = "A part" if isinstance(drafter, type) else repr(drafter)
+            raise TypeError(
+                f"{what} is no drafter but {given_as(drafter)}: give Merge drafter objects such as draftree.Lookahead()."
+            )
 
 
 def _numbered(names: Sequence[str]) -> tuple[str, ...]:
