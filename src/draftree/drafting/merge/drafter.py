@@ -186,7 +186,8 @@ def _flat(drafters: Iterable[Any]) -> Iterator[Drafter]:
         else:
             what = "A part" if isinstance(drafter, type) else repr(drafter)
             raise TypeError(
-                f"{what} is no drafter but {given_as(drafter)}: give Merge drafter objects such as draftree.Lookahead()."
+                f"{what} is no drafter but {given_as(drafter)}: give Merge drafter objects such as "
+                "draftree.Lookahead()."
             )
 
 
