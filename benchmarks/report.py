@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tomllib
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -79,18 +80,27 @@ def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
 
 
 def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
-    """Lines of a table that shows one figure of several results, a column each, as an entry of shown.toml has it."""
+    """Lines of a table that shows one figure of several results, a column each, as an entry of shown.toml has it.
+
+    With `across`, there is a column for every value of that column too, and no intervals.
+    """
     by = [entry["by"]] if isinstance(entry["by"], str) else entry["by"]
-    value, joined, made = entry["value"], None, []
+    value, across = entry["value"], entry.get("across")
+    columns: dict[str, pd.DataFrame] = {}
+    made = []
     for name, file in entry["files"].items():
         facts = read(folder / file)
-        columns = {value: name} | {f"{value}_{end}": f"{name}_{end}" for end in ("low", "high")}
-        table = pd.DataFrame(facts["rows"])[[*by, *columns]].rename(columns=columns)
-        joined = table if joined is None else joined.merge(table, on=by)
+        table = pd.DataFrame(facts["rows"])
+        if across is None:
+            ends = {f"{value}_{end}": f"{name}_{end}" for end in ("low", "high")}
+            columns[name] = table[[*by, value, *ends]].rename(columns={value: name} | ends)
+        else:
+            for one, own in table.groupby(across, sort=False):
+                columns[f"{one}, {name}"] = own[[*by, value]].rename(columns={value: f"{one}, {name}"})
         made.append(f"`{facts['about']['command']}` at {facts['about']['commit']}")
-    assert joined is not None
+    joined = reduce(lambda left, right: left.merge(right, on=by), columns.values())
     about = f"{facts['about']['device']}, {counted(facts['about']['threads'], 'thread')}, {facts['about']['dtype']}"
-    table = shown(joined, columns=[*by, *entry["files"]])
+    table = shown(joined, columns=[*by, *columns])
     return [f"{entry['text']} {about}; {', '.join(made)}.", "", *table.markdown()]
 
 

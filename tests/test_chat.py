@@ -161,7 +161,7 @@ def test_wrong_options(arguments: list[str], told: str) -> None:
 
 
 def test_in_a_terminal(tmp_path: Path) -> None:
-    """Lines are typed at a prompt and kept; Ctrl-C ends an answer and not the chat, Ctrl-D the chat."""
+    """Lines are typed at a prompt and kept; Ctrl-C ends an answer and never the chat, Ctrl-D the chat."""
     history = tmp_path / "own" / "history"
     process, terminal = pty.fork()
     if process == 0:
@@ -186,6 +186,8 @@ def test_in_a_terminal(tmp_path: Path) -> None:
     os.kill(process, signal.SIGINT)
     read_until(lambda text: text.endswith("> "))
     assert " ..." in seen
+    os.kill(process, signal.SIGINT)
+    read_until(lambda text: "Ctrl-D or /exit leaves." in text and text.endswith("> "))
     os.write(terminal, b"\x04")
     assert os.waitpid(process, 0)[1] == 0
     assert asked in history.read_text()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Annotated, Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 import draftree
@@ -203,3 +206,13 @@ def test_what_is_stopped_tells_what_is_left(tmp_path: Path, capsys: pytest.Captu
         assert said.out == ""
         assert said.err.startswith("draftree: stopped; ")
         assert words in said.err
+
+
+def test_a_bar_shows_what_is_done_how_long_it_took_and_what_is_left() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, _environ={})
+    with screen.StageBar(console) as bar:
+        bar.stage("measuring", 4)
+        bar.step()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert re.search(r"measuring [━╸╺ ]+ 1/4 \d:\d\d:\d\d elapsed, (\d:\d\d|-):\S+ left", shown), shown

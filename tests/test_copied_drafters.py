@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +28,9 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "hidden transfer": lambda model: draftree.demo_drafter("hidden-transfer", model),
     "self speculative": lambda model: draftree.demo_drafter("self-speculative", model),
     "merge": lambda model: Merge([Lookahead(), draftree.demo_drafter("medusa", model)]),
+}
+MORE: dict[str, Callable[[Any], Any]] = {
+    "merge of several": lambda model: Merge([Lookahead(), PromptLookup(), Jacobi(), MAKERS["draft model"](model)])
 }
 
 
@@ -58,16 +63,68 @@ def test_copies_draft_as_the_original(demo: Any, name: str, copied: Any) -> None
         assert late.trie.backend == drafter.trie.backend
 
 
-def test_a_copy_in_the_middle_of_a_request_has_none(demo: Any) -> None:
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("name", [*MAKERS, *MORE])
+def test_a_copy_in_the_middle_of_requests_knows_none_of_them(
+    demo: Any, name: str, copied: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftree.engine.request._ids", itertools.count(7_000_001))  # found again wherever they stand
+    drafter = (MAKERS | MORE)[name](demo.model)
+    prompt = PROMPT[0].tolist()
+    shape = None if name == "bild" else draftree.Fixed(8)  # so that it drafts however long steps take
+    with draftree.Engine(demo.model, drafter=drafter, slots=2, shape=shape) as engine:
+        requests = [engine.add(prompt, max_new_tokens=30) for _ in range(2)]
+        for _ in range(6):
+            engine.step()
+        assert [request.id for request in requests] == [7_000_001, 7_000_002]
+        other = copied(drafter)
+        if not name.startswith("self"):  # which keeps nothing of a request
+            assert ids_in(drafter), "the original knows them"
+        assert not ids_in(other)
+        rest = [emitted.token for emitted in engine.stream(requests[0])]
+    again = generate(demo.model, PROMPT, drafter=other, max_new_tokens=30).sequences[0, PROMPT.shape[1] :]
+    assert again.tolist() == requests[0].tokens
+    assert rest == requests[0].tokens[-len(rest) :]
+
+
+def ids_in(thing: Any, seen: set[int] | None = None) -> list[int]:
+    """The ids of running requests that are kept anywhere in an object, as keys or values."""
+    seen = set() if seen is None else seen
+    if isinstance(thing, int):
+        return [thing] if 7_000_000 < thing < 7_000_100 else []
+    if id(thing) in seen or isinstance(thing, torch.nn.Module | type | str | bytes):
+        return []
+    seen.add(id(thing))
+    if isinstance(thing, draftree.drafting.lookahead.trie.Trie):
+        return [7_000_001] * thing.live_requests
+    if isinstance(thing, dict):
+        inside = [*thing.keys(), *thing.values()]
+    elif isinstance(thing, list | tuple | set | frozenset | collections.deque):
+        inside = list(thing)
+    else:
+        inside = [*getattr(thing, "__dict__", {}).values()]
+    return [found for one in inside for found in ids_in(one, seen)]
+
+
+def test_a_pickled_drafter_has_nothing_of_the_model(demo: Any) -> None:
+    for maker in (lambda: Jacobi(), lambda: draftree.demo_drafter("bita", demo.model)):
+        drafter = maker()
+        before = len(pickle.dumps(drafter))
+        generate(demo.model, PROMPT, drafter=drafter, max_new_tokens=20)
+        assert len(pickle.dumps(drafter)) < 2 * before + 10_000
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("acceptance", ["calibrated", "by-rank"])
+def test_a_copied_shape_keeps_what_it_has_learned(demo: Any, copied: Any, acceptance: str) -> None:
+    shape = draftree.DynamicTree(acceptance=acceptance)
     drafter = Lookahead()
-    with draftree.Engine(demo.model, drafter=drafter) as engine:
-        stream = engine.stream(engine.add(PROMPT[0].tolist(), max_new_tokens=30))
-        next(stream)
-        other = copy.deepcopy(drafter)
-        assert other.trie.live_requests == 0 < drafter.trie.live_requests
-        rest = [emitted.token for emitted in stream]
-    assert len(rest) == 29
-    assert (
-        generate(demo.model, PROMPT, drafter=other, max_new_tokens=30).sequences[0, PROMPT.shape[1] + 1 :].tolist()
-        == rest
+    for _ in range(2):
+        generate(demo.model, PROMPT, drafter=drafter, max_new_tokens=40, shape=shape)
+    other = copied(shape)
+    assert other._learned.gain == shape._learned.gain != draftree.DynamicTree()._learned.gain
+    one, two = (
+        generate(demo.model, PROMPT, drafter=drafter, max_new_tokens=20, shape=each).sequences
+        for each in (shape, other)
     )
+    assert torch.equal(one, two)

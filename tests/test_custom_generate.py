@@ -9,10 +9,11 @@ import torch
 from drafters_for_tests import RandomTree
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
 from torch import Tensor
-from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from zoo import build
 
+import draftree
 from draftree.drafting import Lookahead, Merge, PromptLookup
 from draftree.engine import RunStats, generate
 from draftree.integrations import custom_generate
@@ -126,6 +127,44 @@ def test_streamer_of_generate_itself() -> None:
         build("llama").generate(ids, custom_generate=custom_generate(streamer=ours), streamer=ours, **options)
 
 
+class Failing(PromptLookup):
+    """Ends the run with an error after a few steps."""
+
+    left = 4
+
+    def draft(self, requests: Any, budgets: Any) -> Any:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return super().draft(requests, budgets)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"num_beams": 2}, ValueError),
+        ({"past_key_values": "cache"}, ValueError),
+        ({"max_new_tokens": 10**6}, ValueError),
+        ({"drafter": Failing}, KeyboardInterrupt),
+    ],
+    ids=["another method", "a cache", "too long", "stopped"],
+)
+def test_who_reads_from_a_streamer_is_released_by_an_error(options: dict[str, Any], error: type[BaseException]) -> None:
+    model, ids = build("llama"), torch.tensor(prompts(LENGTHS[:1]))
+    given = {"max_new_tokens": NEW, "do_sample": False} | options
+    drafter, ours = given.pop("drafter", Lookahead), Everything()
+    if "past_key_values" in given:
+        given["past_key_values"] = DynamicCache()
+    with pytest.raises(error):
+        model.generate(ids, custom_generate=custom_generate(drafter(), shape=Fixed(4)), streamer=ours, **given)
+    assert ours.ended == 1
+    if "past_key_values" not in options:
+        direct = Everything()
+        with pytest.raises(error):
+            generate(model, ids, drafter=drafter(), shape=Fixed(4), streamer=direct, **given)
+        assert direct.ended == 1
+
+
 @pytest.mark.parametrize("make", [Lookahead, PromptLookup, lambda: Merge([Lookahead(), PromptLookup()])])
 def test_a_drafter_is_a_decoding_loop(make: Any) -> None:
     ids = torch.tensor(prompts(LENGTHS[:1])).repeat(2, 1)
@@ -145,6 +184,18 @@ def test_forgotten_parentheses() -> None:
     ids = torch.tensor(prompts(LENGTHS[:1]))
     with pytest.raises(TypeError, match="makes a decoding loop and is none itself: call it"):
         build("llama").generate(ids, custom_generate=custom_generate, max_new_tokens=4)
+    for kind in (draftree.Lookahead, draftree.DraftModel, draftree.Merge):
+        told = f"is the class {kind.__name__}, and one of its objects is wanted"
+        with pytest.raises(TypeError, match=f"custom_generate {told}"):
+            build("llama").generate(ids, custom_generate=kind, max_new_tokens=4)
+        with pytest.raises(TypeError, match=f"drafter {told}"):
+            custom_generate(kind)
+        with pytest.raises(TypeError, match=f"drafter {told}"):
+            generate(build("llama"), ids, drafter=kind, max_new_tokens=4)
+        with pytest.raises(TypeError, match=f"A part is no drafter but the class {kind.__name__}"):
+            draftree.Merge([kind])
+    with pytest.raises(TypeError, match="shape is the class Fixed, and one of its objects is wanted"):
+        generate(build("llama"), ids, drafter=draftree.Lookahead(), shape=Fixed, max_new_tokens=4)
 
 
 def test_return_dict() -> None:

@@ -15,8 +15,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 from zoo import MEMBERS, build, construct
 
 from draftree.drafting import BiTA
-from draftree.engine import Engine, Request, Rules
+from draftree.engine import Engine, Request, Rules, generate
 from draftree.runner import Runner, open_runner
+from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 from draftree.shaping import Fixed
 
 NEW = 24
@@ -59,12 +60,21 @@ RUNNERS = [
     ("llama", "cuda_graphs"),
     ("mistral-window", "cuda_graphs"),
 ]
+# Products of experts depend on their rows where a processor has bfloat16 of its own.
+REFUSED_ON_SOME = ("mixtral",)
 
 
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("name", "runner"), RUNNERS)
 def test_strict_answers_are_those_of_plain_decoding_alone(name: str, runner: str, sample: bool) -> None:
     """The model's scores are so close together that other bits are other tokens; in batches, too."""
+    if name in REFUSED_ON_SOME:
+        try:
+            Engine(flat(name), runner=runner, strict=True)
+        except ValueError as refusal:
+            if "depend on the other rows of a pass" not in str(refusal):
+                raise
+            pytest.skip(f"refused on this processor: {refusal}")
     plain, _ = run(flat(name), runner, sample=sample)
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
     for slots in (1, 4):
@@ -78,10 +88,12 @@ def test_strict_answers_are_those_of_plain_decoding_alone(name: str, runner: str
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_these_models_need_it(name: str) -> None:
+    """Without strict some tree moves a choice; which one depends on the processor."""
     plain, _ = run(flat(name), "hooked")
     references = {tuple(p): r.tokens for p, r in zip(PROMPTS, plain, strict=True)}
-    loose, _ = run(flat(name), "hooked", drafter=RandomTree(references, 3))
-    assert [r.tokens for r in loose] != [r.tokens for r in plain]
+    tries = ((seed, slots) for slots in (1, 3, 4) for seed in range(2, 8))
+    loose = (run(flat(name), "hooked", drafter=RandomTree(references, seed), slots=slots)[0] for seed, slots in tries)
+    assert any([r.tokens for r in answers] != [r.tokens for r in plain] for answers in loose)
 
 
 def test_long_prompts_are_read_alone_and_in_chunks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +157,19 @@ def test_a_deep_prefix_that_no_row_sees_changes_no_bit() -> None:
         assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     with pytest.raises(ValueError, match="in passes of fixed shapes with a drafter that has a deep prefix"):
         Engine(model, runner="cuda_graphs", drafter=drafter, strict=True)
+
+
+def test_auto_takes_a_runner_that_keeps_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On processors with products of bfloat16 "auto" are passes of fixed shapes, which cannot with a deep prefix."""
+    monkeypatch.setattr(CudaGraphRunner, "pays", lambda target: True)
+    model, ids = construct(MEMBERS["mistral-window"]).to(torch.bfloat16), torch.tensor([[5, 9, 20, 30, 5, 9, 20]])
+    drafter = BiTA.fresh(model, masks=2, prompts=5)
+    with Engine(model, drafter=drafter, strict=True) as engine:
+        assert engine.runner.name == "eager"
+    with Engine(model, strict=True) as engine:
+        assert engine.runner.name == "cuda_graphs"
+    answer = generate(model, ids, max_new_tokens=12, drafter=drafter, strict=True).sequences
+    assert torch.equal(answer, generate(model, ids, max_new_tokens=12, strict=True).sequences)
 
 
 def test_a_runner_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:

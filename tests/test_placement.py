@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import huggingface_hub
 import pytest
 import torch
 import typer
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -84,6 +94,7 @@ def test_a_spread_model(stored: str) -> None:
         (Placement(device="gpu"), "There is no device 'gpu': give cpu, cuda, cuda:1, mps or auto"),
         (Placement(device="cpu:3"), "This machine has no device 'cpu:3': give one of cpu"),
         (Placement(dtype="int8"), "dtype is 'int8': choose auto, float32, bfloat16, float16"),
+        (Placement(dtype="fp16"), r"choose auto, float32, bfloat16, float16\. Did you mean 'float16'\?"),
         (Placement(device="cpu", device_map="auto"), "give one of them"),
         (Placement(quantize="int4"), "quantize is 'int4': give int8, or leave it out"),
         pytest.param(
@@ -171,3 +182,85 @@ def test_every_verb_that_loads_a_model_takes_them() -> None:
             assert "--quantize" in options or name == "draftree bench gpu", name
             checked += 1
     assert checked > 12
+
+
+# ---------------------------------------------------------------- names that are no folder
+
+
+class Hub:
+    """Answers in place of the Hugging Face hub, and counts the questions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
+        self.answers, self.asked = list(answers), 0
+        monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", self.ask)
+        monkeypatch.setattr(models.time, "sleep", lambda seconds: None)
+
+    def ask(self, url: str) -> Any:
+        assert url.endswith("/config.json")
+        self.asked += 1
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def refused(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
+    response = MagicMock(status_code=status, headers={})  # of the library that huggingface_hub uses
+    return kind("no", response=response)
+
+
+def test_a_mistyped_name_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hub(monkeypatch, refused(RepositoryNotFoundError, 404))
+    with pytest.raises(ValueError, match=r"no folder 'no-such-modell', and no such model on the Hugging Face hub"):
+        load_model("no-such-modell")
+    with pytest.raises(ValueError, match="no model can have this name on the hub"):
+        load_model("no such model")
+
+
+def test_without_a_network_it_takes_two_questions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    hub = Hub(monkeypatch, OSError("Name or service not known"), OSError("Name or service not known"))
+    with pytest.raises(ValueError, match=r"hub is not reached \(Name or service not known\): give a folder, or see to"):
+        load_model("some/model")
+    assert hub.asked == 2
+    hub = Hub(monkeypatch, OfflineModeIsEnabled())
+    with pytest.raises(ValueError, match="hub is not asked, as HF_HUB_OFFLINE is set"):
+        load_model("some/model")
+    assert hub.asked == 1
+
+
+@pytest.mark.parametrize("stored_as", ["config.json", "adapter_config.json"])
+def test_without_a_network_the_cache_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: str, stored_as: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.file_download.constants.HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--some--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("1234")
+    if stored_as == "config.json":
+        shutil.copytree(stored, kept / "snapshots" / "1234")
+    else:
+        (kept / "snapshots" / "1234").mkdir(parents=True)
+        (kept / "snapshots" / "1234" / stored_as).write_text("{}")
+    Hub(monkeypatch, *[OSError("no network")] * 2)
+    assert models.known_folder("some/model") == str(kept / "snapshots" / "1234")
+    if stored_as == "config.json":
+        Hub(monkeypatch, *[OSError("no network")] * 2)
+        assert load_model("some/model")[0].num_parameters() > 4_000_000
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [None],
+        [OSError("a hiccup"), None],
+        [refused(RemoteEntryNotFoundError, 404)],
+        [refused(GatedRepoError, 403)],
+        [refused(HfHubHTTPError, 503)],
+    ],
+    ids=["there", "after a hiccup", "an adapter", "gated", "busy"],
+)
+def test_what_the_hub_may_have_is_loaded_by_hugging_face(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> None:
+    hub = Hub(monkeypatch, *answers)
+    assert models.known_folder("some/model") == "some/model"
+    assert hub.asked == len(answers)

@@ -106,6 +106,14 @@ def test_relative_links_resolve(page: str) -> None:
         assert not anchor or anchor in anchors(path), f"{page}: {target}"
 
 
+@pytest.mark.parametrize("page", [*FRONT, "docs/concepts.md"])
+def test_what_holds_in_float32_and_in_16_bits_is_said_first(page: str) -> None:
+    first = " ".join(read(page).partition("\n## ")[0].split())
+    assert "In float32" in first
+    assert "token for token" in first
+    assert "In 16 bits two tokens that are nearly tied may change places" in first
+
+
 def test_tables_are_those_of_the_result_files() -> None:
     others = [page.read_text(encoding="utf-8") for page in report.OTHERS]
     assert {match[1] for match in RESULT.finditer("".join(others))} == set(report.SHOWN["table"])
@@ -118,6 +126,15 @@ def test_a_version_that_is_named_is_ours() -> None:
     for page in FRONT:
         for version in re.findall(r"draftree[ =]=?v?(\d+\.\d+\.\d+)", read(page)):
             assert version == draftree.__version__, page
+
+
+def test_methods_stand_in_the_sidebar_as_on_their_page() -> None:
+    listed = re.findall(r"^methods/(\w+)$", "\n".join(blocks("docs/index.md", "{toctree}")), re.M)
+    order = [name.replace("_", "") for name in listed]
+    told = [name.lower() for name in re.findall(r"^\| `(\w+)`", read("docs/methods/README.md"), re.M)]
+    assert len(told) > 10
+    assert [name for name in order if name in told] == [name for name in told if name in order]
+    assert set(told) - set(order) == {"grammardrafter"}, "its page is structured_output"
 
 
 def test_every_page_is_in_the_sidebar() -> None:

@@ -17,7 +17,7 @@ from draftree.drafting.folder import demo_drafter
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md"))]
-PAGES += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/methods/*.md"))
+PAGES += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/[dm]*/*.md"))  # developer and methods
 BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]+) -->\n\n?)?```python\n(.*?)^```", re.M | re.S)
 DRAFTERS = {"medusa-folder": "medusa", "bita-folder": "bita", "hidden-transfer-folder": "hidden-transfer"}
 DRAFTERS |= {"skip-set-folder": "self-speculative", "early-head-folder": "early-head"}

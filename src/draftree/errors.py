@@ -20,6 +20,13 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def given_as(value: object) -> str:
+    """What was given in place of something else: "a list", or the class whose parentheses were forgotten."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}, and one of its objects is wanted ({value.__name__}(...))"
+    return f"a {type(value).__name__}"
+
+
 def check_least(least: int, most: int = LARGEST, **options: int | None) -> None:
     """Refuse options that are no whole numbers from `least` to `most`; None is no number.
 

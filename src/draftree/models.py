@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from draftree.errors import install
+from draftree.errors import did_you_mean, install
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZED = ("int8",)
@@ -42,7 +43,8 @@ class Placement:
         import torch
 
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.")
+            hint = did_you_mean(self.dtype, DTYPES)
+            raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.{hint}")
         if self.quantize is not None:
             if self.quantize not in QUANTIZED:
                 raise ValueError(f"quantize is {self.quantize!r}: give int8, or leave it out.")
@@ -150,7 +152,7 @@ def load_model(
             raise ValueError(
                 f"The folder {name!r} holds an adapter (LoRA): pip install peft, or give the merged model."
             )
-        tokenizer = load_tokenizer(name)  # before the model, which takes long
+        tokenizer = _tokenizer(path, name)  # before the model, which takes long
         model = _loaded(path, placement, placement.dtype)
     return placement.put(model.eval(), tell), tokenizer
 
@@ -181,14 +183,20 @@ def load_tokenizer(name: str | None) -> Any:
     Raises:
         ValueError: a folder that does not exist, or one without a tokenizer.
     """
-    from transformers import AutoTokenizer
-
     if name is None:
+        from transformers import AutoTokenizer
+
         from draftree.demo_model import embedded
 
         with embedded("chat_4m") as folder:
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    path = known_folder(name)
+    return _tokenizer(known_folder(name), name)
+
+
+def _tokenizer(path: str, name: str) -> Any:
+    """The tokenizer of what `known_folder` made of a name."""
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:  # in paragraphs
@@ -200,10 +208,10 @@ def load_tokenizer(name: str | None) -> Any:
 
 
 def known_folder(name: str) -> str:
-    """A folder with a model in it, or what must be a hub name.
+    """A folder with a model in it, or the name of a model on the hub.
 
     Raises:
-        ValueError: a folder that is not there, a file, or a folder without a model.
+        ValueError: a folder that is not there, a file, a folder without a model, or no such model on the hub.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -212,7 +220,58 @@ def known_folder(name: str) -> str:
         return str(folder)
     if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or folder.exists():
         raise ValueError(f"There is no model folder {name!r}: give a folder with a config.json, or a hub name.")
-    return name
+    return _on_hub(name)
+
+
+def _on_hub(name: str) -> str:
+    """`name`, if the Hugging Face hub has a model of this name; its folder in the cache where no hub is reached.
+
+    Hugging Face's own loaders ask for several files and try each six times, which takes most of a minute where there is
+    no network. This asks once more after a second, and then says so.
+
+    Raises:
+        ValueError: the hub does not have it, or is not reached and the cache does not have it.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    reason = ""
+    for pause in (0, 1):
+        time.sleep(pause)
+        try:
+            get_hf_file_metadata(hf_hub_url(name, "config.json"))
+            return name
+        except (EntryNotFoundError, GatedRepoError):  # an adapter, or one whose terms Hugging Face explains
+            return name
+        except HFValidationError:
+            raise ValueError(f"There is no folder {name!r}, and no model can have this name on the hub.") from None
+        except RepositoryNotFoundError:
+            raise ValueError(
+                f"There is no folder {name!r}, and no such model on the Hugging Face hub, or a private one: "
+                "see to the spelling, or log in with hf auth login."
+            ) from None
+        except OfflineModeIsEnabled:
+            reason = "is not asked, as HF_HUB_OFFLINE is set"
+            break
+        except HfHubHTTPError:  # it is there, and busy: loading tries again
+            return name
+        except Exception as error:  # of whatever library makes the connection
+            reason = f"is not reached ({str(error).strip() or type(error).__name__})"
+    for file in ("config.json", "adapter_config.json"):
+        cached = try_to_load_from_cache(name, file)
+        if isinstance(cached, str):
+            return str(Path(cached).parent)
+    raise ValueError(
+        f"There is no folder {name!r}, no model of this name was loaded before, and the Hugging Face hub {reason}: "
+        "give a folder, or see to the spelling and the network."
+    )
 
 
 def encode_prompt(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from in_model_driver import randomised, read_by_head
 
 import draftree
-from benchmarks.drafters import acceptance, draft_accuracy, pseudo_cosine, wall_clock
+from benchmarks.drafters import acceptance, draft_accuracy, kinds, pseudo_cosine, wall_clock
 from benchmarks.drafters.layers import kept_of
 from benchmarks.harness import Setup
 from benchmarks.harness.trees import KINDS, cases_of, with_depth, with_tree
@@ -163,6 +164,37 @@ def test_prompts_are_set_against_masks_alone(demo):
         ("deep prompts over masks only", "deep, chain", "none, chain"),
         ("shallow prompts over masks only", "shallow, chain", "none, chain"),
     ]
+
+
+def test_gains_are_told_by_the_kind_of_text(demo):
+    setup = setup_of(demo, kinds.EXPERIMENT, drafters=("lookahead-cold", "lookahead", "draft-model"), per_set=2)
+    *_, table = kinds.run(setup)
+    assert table.attrs["differing"] == 0
+    names = ["lookahead-cold", "lookahead", "draft-model"]
+    expected = [
+        (kind, name) for kind in ("SQL and shell", "sentences from data", "maths in words", "all") for name in names
+    ]
+    assert list(zip(table["kind"], table["drafter"], strict=True)) == expected
+    assert list(table["prompts"]) == [2] * 9 + [6] * 3
+    assert (table["over_plain_low"] <= table["over_plain"]).all()
+    assert (table["over_plain"] <= table["over_plain_high"]).all()
+    assert table["acceptance_length"].max() > 1, "something was accepted"
+
+
+def test_a_set_of_the_user_is_a_kind():
+    runs = pd.DataFrame(
+        [
+            {"way": way, "group": 0, "set": "mine", "ids": [[1]], "tokens": 4, "steps": 4, "accepted": 0}
+            | {"seconds": seconds, "prompt_seconds": 0.0, "prompt_tokens": 0, "left_seconds": 0.0, "left_tokens": 0}
+            for way, seconds in (("plain", 4.0), ("lookahead", 2.0))
+        ]
+    )
+    table = kinds._summed_up(runs)
+    assert [(row.kind, row.over_plain) for row in table.itertuples()] == [("mine", 2.0), ("all", 2.0)]
+
+
+def test_every_set_of_the_package_has_a_kind():
+    assert {one for sets in kinds.KINDS.values() for one in sets} == {prompt.set for prompt in embedded_prompts()}
 
 
 def test_wall_clock_has_every_small_tree_with_and_without_rows_below_the_root(demo):

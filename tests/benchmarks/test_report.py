@@ -52,6 +52,28 @@ def test_one_figure_of_several_results_side_by_side():
             assert line.split("|")[place].strip() == f"{row['over_plain']:.2f} [{low:.2f}, {high:.2f}]"
 
 
+def test_one_figure_by_two_things_of_several_results(tmp_path):
+    for size, gain in (("60M", 1.5), ("400M", 2.0)):
+        rows = [
+            {"kind": kind, "drafter": drafter, "gain": gain + extra, "gain_low": 0.0, "gain_high": 9.0}
+            for kind, extra in (("code", 0.2), ("maths", 0.0))
+            for drafter in ("cold", "warm")
+        ]
+        about = {"device": "A", "threads": 2, "dtype": "float32", "command": f"run {size}", "commit": "c", "model": "m"}
+        facts = {"about": about, "rows": rows, "complete": True}
+        (tmp_path / f"{size}.json").write_text(json.dumps(facts))
+    entry = {"files": {"60M": "60M.json", "400M": "400M.json"}, "by": "kind", "value": "gain", "text": "Gains."}
+    lines = report.side_by_side(entry | {"across": "drafter"}, tmp_path)
+    assert lines == [
+        "Gains. A, 2 threads, float32; `run 60M` at c, `run 400M` at c.",
+        "",
+        "| kind | cold, 60M | warm, 60M | cold, 400M | warm, 400M |",
+        "|---|---|---|---|---|",
+        "| code | 1.70 | 1.70 | 2.20 | 2.20 |",
+        "| maths | 1.50 | 1.50 | 2.00 | 2.00 |",
+    ]
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [

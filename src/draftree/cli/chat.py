@@ -110,7 +110,7 @@ def answer(dialogue: Chat, line: str, console: Any, *, drafting: bool) -> None:
 
 
 def typed(history: Path) -> Iterator[str]:
-    """What is typed, line by line, with arrow keys where there is a terminal; ends with the input, or Ctrl-C."""
+    """What is typed, line by line, with arrow keys where there is a terminal; ends with the input."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return
@@ -121,8 +121,13 @@ def typed(history: Path) -> Iterator[str]:
     readline.set_history_length(LINES)
     try:
         while True:
-            yield input("> ")
-    except (EOFError, KeyboardInterrupt):
+            try:
+                line = input("> ")
+            except KeyboardInterrupt:  # meant for an answer that had just ended, perhaps
+                print("\nCtrl-D or /exit leaves.")
+            else:
+                yield line
+    except EOFError:
         print()
     finally:
         with suppress(OSError):  # a chat without a history is a chat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -49,7 +50,11 @@ class Where:
         Raises:
             ValueError: a model that cannot be loaded, no such device or type here.
         """
+        from transformers.utils.logging import disable_progress_bar
+
         from draftree.models import load_model
 
         self.check()
+        if not sys.stderr.isatty():
+            disable_progress_bar()  # which would be thousands of lines of a log
         return load_model(model, self.placement, lambda line: typer.echo(line, err=True))

@@ -10,12 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from torch import Tensor
 
 from draftree.acceptance.lossy import LossyRule
 from draftree.acceptance.sampled import PrefixChooser
+from draftree.errors import given_as
 from draftree.grammar import GrammarState
 from draftree.runner.plan import PassResult, Surgery
 from draftree.runner.target import Target
@@ -25,6 +26,18 @@ if TYPE_CHECKING:
     from draftree.runner import Runner
     from draftree.runner.kv.cache import SlotCache
     from draftree.runner.kv.encoder import EncoderState
+
+Kept = TypeVar("Kept")
+
+
+class ByRequest(dict[int, Kept]):
+    """What a drafter keeps of each running request, by its id; a copy or pickle holds none of it.
+
+    Whoever copies a drafter, for another process say, wants what it has learned: the requests are not run there.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ByRequest, ())
 
 
 @dataclass(slots=True)
@@ -232,6 +245,16 @@ class Drafter(ABC):
     node_budget: int | None = None
     deep_prefix: list[tuple[Tensor, Tensor]] | None = None
     acceptance: LossyRule | None = None
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """See the class. Hugging Face's `generate` calls what it is given as `custom_generate`.
+
+        Raises:
+            TypeError: it was given the class.
+        """
+        if "stopping_criteria" in options and "generation_config" in options:
+            raise TypeError(f"custom_generate is {given_as(cls)}: pass custom_generate=draftree.Lookahead(), say.")
+        return super().__new__(cls)
 
     decoding_loop: ClassVar[Callable[[Drafter], Callable[..., Any]] | None] = None
     """Makes a drafter a decoding loop for Hugging Face's `generate`; `integrations` puts it here."""

@@ -97,6 +97,7 @@ class BiTA(GroupDrafter):
     name = "bita"
     method: ClassVar[str] = "bita"
     weights: BiTAWeights
+    placed = ("_masks", "deep_prefix")
 
     def __init__(
         self,
@@ -115,7 +116,6 @@ class BiTA(GroupDrafter):
         self.weights = BiTAWeights(
             s["hidden_size"], s["layers"], s["kv_heads"], s["head_dim"], masks, prompts, deep, s["value_dim"]
         )
-        self._masks = self.weights.mask_embeddings.detach()
 
     def place(self, target: Target) -> None:
         """See `InModelDrafter.place`."""

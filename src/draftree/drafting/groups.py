@@ -55,6 +55,10 @@ class Groups:
         self._made: dict[tuple[Any, ...], tuple[Tensor, Attachment]] = {}
         self._last: tuple[TokenTree, int, GroupNodes] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Options alone: layouts are found by the addresses of tensors, which a copy's are not at."""
+        return vars(self) | {"_made": {}, "_last": None}
+
     def clear(self) -> None:
         """Forget all layouts: what `lay_out` makes has changed."""
         self._made.clear()

@@ -93,6 +93,7 @@ class HiddenTransfer(GroupDrafter):
     name = "hidden-transfer"
     method: ClassVar[str] = "hidden-transfer"
     weights: HiddenTransferWeights
+    placed = ("_matrices",)
 
     def __init__(
         self,
@@ -119,12 +120,12 @@ class HiddenTransfer(GroupDrafter):
         self.transfer_layers = tuple(chosen)
         self.masked = masked
         self.weights = HiddenTransferWeights(self._shapes["hidden_size"], chosen)
-        # By layer: the matrices of all steps that join there, side by side, [d, s d].
-        self._matrices: dict[int, Tensor] = {}
 
     def place(self, target: Target) -> None:
         """See `InModelDrafter.place`."""
         held = self.weights.matrices()
+        # By layer: the matrices of all steps that join there, side by side, [d, s d].
+        self._matrices: dict[int, Tensor] = {}
         for layer, steps in self._joining():
             joined = torch.cat([held[i].detach().T for i in steps], 1)
             self._matrices[layer] = joined.to(target.device, target.dtype).contiguous()

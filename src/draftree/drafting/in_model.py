@@ -11,13 +11,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
+from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.folder import Trained
 from draftree.drafting.off_path import OffPath
 from draftree.errors import check_least, did_you_mean
@@ -73,6 +73,8 @@ class InModelDrafter(Trained, Drafter):
     """
 
     capabilities = Capabilities(attaches=True, prepares=True, observes=True)
+    placed: ClassVar[tuple[str, ...]] = ()  # names of the attributes that `place` sets
+    _state: Any = None  # of the weights as they were placed, and where
 
     def __init__(
         self,
@@ -101,8 +103,11 @@ class InModelDrafter(Trained, Drafter):
         saved = tree if isinstance(tree, str) else [list(choice) for choice in tree]
         self.settings: dict[str, Any] = {**settings, "tree": saved, "candidates": candidates, "depth": depth}
         self.off_path = OffPath()
-        self._held: dict[int, Candidates] = {}  # by request
-        self._state: Any = None  # of the weights as they were placed, and where
+        self._held: ByRequest[Candidates] = ByRequest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what was made for the model met last; a copy makes it when it meets one."""
+        return {name: value for name, value in vars(self).items() if name not in (*self.placed, "_state")}
 
     def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
         own = list(signature(type(self).__init__).parameters)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
+from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.errors import check_least
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
@@ -107,7 +107,7 @@ class Jacobi(Drafter):
         self.window, self.ngram, self.guesses, self.from_prompt = window, ngram, guesses, from_prompt
         self.max_nodes = guesses * (ngram - 1)
         self._shared = Pool(guesses, KEYS) if shared else None
-        self._live: dict[int, _Window] = {}
+        self._live: ByRequest[_Window] = ByRequest()
         self._eos: tuple[int, ...] = ()
         self._random = np.random.default_rng(0)  # of places that nothing is known of; no text depends on it
         self._offsets, self._pattern = _layout(window, ngram)
@@ -118,6 +118,10 @@ class Jacobi(Drafter):
         self._embedding = target.decoder.get_input_embeddings() or target.model.get_input_embeddings()
         self._eos = tuple(hints.get("eos_token_ids", ()))
         self._offsets, self._pattern = (t.to(target.device) for t in (self._offsets, self._pattern))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was learned, without the embedding of the model met last."""
+        return {name: value for name, value in vars(self).items() if name != "_embedding"}
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`."""

@@ -88,6 +88,8 @@ class Medusa(InModelDrafter):
     name = "medusa"
     method: ClassVar[str] = "medusa"
     weights: MedusaWeights
+    placed = ("_placed",)
+    _placed: _Placed | None = None
 
     def __init__(
         self, shapes: Mapping[str, int], *, heads: int = 4, layers: int = 1, own_head: bool = False, **options: Any
@@ -100,7 +102,6 @@ class Medusa(InModelDrafter):
         self.weights = MedusaWeights(
             self._shapes["hidden_size"], self._shapes["vocab_size"], heads, layers, own_head=own_head
         )
-        self._placed: _Placed | None = None
         self._tap = self._shapes["layers"]
 
     @classmethod

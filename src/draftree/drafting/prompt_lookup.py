@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.drafting.base import Context, Drafter
+from draftree.drafting.base import ByRequest, Context, Drafter
 from draftree.errors import check_least
 from draftree.runner.target import Target
 from draftree.tree import Draft, TokenTree
@@ -34,9 +34,8 @@ class PromptLookup(Drafter):
         self.max_nodes = num_draft_tokens
         self.max_ngram_size = max_ngram_size
         self._eos: tuple[int, ...] = ()
-        self._seen: dict[
-            int, tuple[np.ndarray, int]
-        ] = {}  # by request: its prediction and tokens, and how many are there so far
+        # Each one's prediction and tokens, and how many are there so far.
+        self._seen: ByRequest[tuple[np.ndarray, int]] = ByRequest()
 
     def bind(self, target: Target, **hints: Any) -> None:
         """See `Drafter.bind`."""

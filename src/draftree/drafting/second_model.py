@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Context, Drafter
+from draftree.drafting.base import ByRequest, Context, Drafter
 from draftree.drafting.small_model import SmallModel
 from draftree.runner import Target, open_runner
 from draftree.tree import TokenTree
@@ -39,19 +39,19 @@ class SecondModel(Drafter):
         self.model = model  # runners hold it weakly
         self._choice = runner
         self._small = SmallModel(open_runner(self.model, self._choice))
-        self._live: dict[int, Tensor | None] = {}  # requests that have begun, with what their encoder reads
+        self._live: ByRequest[Tensor | None] = ByRequest()  # what the encoder of each one reads
         self._eos: frozenset[int] = frozenset()
         self._met: Callable[[], Any] = lambda: None  # the large model seen last
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The model and options; a copy opens a runner of its own and has no requests."""
-        return {name: value for name, value in vars(self).items() if name not in ("_small", "_live", "_met", "_lock")}
+        """The model and options; a copy opens a runner of its own."""
+        return {name: value for name, value in vars(self).items() if name not in ("_small", "_met", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._small = SmallModel(open_runner(self.model, self._choice))
-        self._live, self._met, self._lock = {}, lambda: None, threading.RLock()
+        self._met, self._lock = lambda: None, threading.RLock()
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], tokenizer: Any = None, **options: Any) -> Self:

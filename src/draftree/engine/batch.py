@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from draftree.engine.engine import Engine
 from draftree.engine.limits import as_seed
 from draftree.engine.request import Emitted, Rules
 from draftree.engine.stats import RunStats
+from draftree.errors import given_as
 
 MOST_SLOTS = 64  # larger batches queue, so that the cache stays bounded
 MOST_COLUMNS = 1 << 14  # of the cache to begin with; it grows with what is really needed
@@ -61,9 +64,22 @@ def check_streamer(streamer: Any, count: int) -> None:
     if streamer is None:
         return
     if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
-        raise TypeError(f"streamer is a {type(streamer).__name__}: pass one of Hugging Face's, such as TextStreamer.")
+        raise TypeError(f"streamer is {given_as(streamer)}: pass one of Hugging Face's, such as TextStreamer.")
     if count > 1:
         raise ValueError("A streamer follows one text: call generate with a batch of 1.")
+
+
+@contextmanager
+def ended(streamer: Any) -> Iterator[None]:
+    """A context at whose end a streamer is ended, also by an error: whoever reads from it must not wait for ever."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # of a streamer that is none, or that fails itself: the first error is told
+            streamer.end()
+        raise
+    if streamer is not None:
+        streamer.end()
 
 
 def run_batch(
@@ -113,8 +129,6 @@ def run_batch(
                 )
             )
         engine.run()
-    if streamer is not None:
-        streamer.end()
     for request in requests:
         if request.error is not None:
             raise request.error

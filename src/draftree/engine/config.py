@@ -10,7 +10,7 @@ from typing import Any
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine.recorder import Recorder
-from draftree.errors import did_you_mean
+from draftree.errors import did_you_mean, given_as
 from draftree.pruning import EarlyPruning, LossyCALM
 from draftree.runner import Runner
 from draftree.shaping import Shape
@@ -86,7 +86,7 @@ class EngineConfig:
         for option, kind, advice in KINDS:
             given = getattr(self, option)
             if given is not None and not isinstance(given, kind):
-                raise TypeError(f"{option} is a {type(given).__name__}: pass {advice}.")
+                raise TypeError(f"{option} is {given_as(given)}: pass {advice}.")
         if self.drafter is not None and self.drafter.acceptance is not None:
             self._check_lossy_drafter(self.drafter)
         rule = self.rule

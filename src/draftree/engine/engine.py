@@ -21,7 +21,7 @@ from draftree.engine.options import rules_of
 from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.engine.slots import Slots
-from draftree.engine.strict import check_strict, check_strict_drafter
+from draftree.engine.strict import check_strict, strict_runner
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import cached_cost
 from draftree.runner.target import offloaded
@@ -65,8 +65,12 @@ class Engine:
         self._sizer: Sizer | None = None
         if drafter is not None:
             drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
-            if config.strict:
-                check_strict_drafter(self.runner, drafter)
+            if (
+                config.strict
+                and (other := strict_runner(model, config.runner, self.runner, drafter)) is not self.runner
+            ):
+                self.runner, self.target = other, other.target
+                drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
             self.shape = config.shape or shape_for(drafter)
             cost = cached_cost(self.runner) if self.shape.measures else None
             self._sizer = self.shape.bind(cost, drafter, pruner, packed=self.runner.packs)

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
-from draftree.engine.batch import Row, check_streamer, run_batch, seeds_of
+from draftree.engine.batch import Row, check_streamer, ended, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.limits import check_prompt, check_source
@@ -106,33 +106,34 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "eos_token_id": eos_token_id,
     }
-    opened = open_current(model, runner)
-    target = opened.target
-    _check_ids(input_ids, attention_mask)
-    input_ids = input_ids.long()
-    config = EngineConfig(
-        drafter=drafter,
-        pruner=pruner,
-        shape=shape,
-        runner=opened,
-        strict=strict,
-        acceptance=acceptance,
-        recorder=recorder,
-        early_exit=early_exit,
-    )
-    # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the model's own.
-    given = {name: value for name, value in named.items() if value is not None} | options
-    read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)
-    copies = int(read.config.num_return_sequences or 1)
-    if copies > 1:
-        input_ids = input_ids.repeat_interleave(copies, 0)
-        attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
-    check_streamer(streamer, len(input_ids))
-    fit = tokenizer, target.vocab_size, read.eos_token_ids, read.config.min_new_tokens
-    grammars = compile_grammars(grammar, len(input_ids), *fit)
-    seeds = seeds_of(read.config.do_sample, seed, len(input_ids))
-    rows, texts = _rows(target, input_ids, attention_mask, read, seeds, grammars)
-    return GenerateOutput(*run_batch(model, config, rows, texts, read.pad_token_id, streamer))
+    with ended(streamer):
+        opened = open_current(model, runner)
+        target = opened.target
+        _check_ids(input_ids, attention_mask)
+        input_ids = input_ids.long()
+        config = EngineConfig(
+            drafter=drafter,
+            pruner=pruner,
+            shape=shape,
+            runner=opened,
+            strict=strict,
+            acceptance=acceptance,
+            recorder=recorder,
+            early_exit=early_exit,
+        )
+        # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the model's own.
+        given = {name: value for name, value in named.items() if value is not None} | options
+        read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)
+        copies = int(read.config.num_return_sequences or 1)
+        if copies > 1:
+            input_ids = input_ids.repeat_interleave(copies, 0)
+            attention_mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
+        check_streamer(streamer, len(input_ids))
+        fit = tokenizer, target.vocab_size, read.eos_token_ids, read.config.min_new_tokens
+        grammars = compile_grammars(grammar, len(input_ids), *fit)
+        seeds = seeds_of(read.config.do_sample, seed, len(input_ids))
+        rows, texts = _rows(target, input_ids, attention_mask, read, seeds, grammars)
+        return GenerateOutput(*run_batch(model, config, rows, texts, read.pad_token_id, streamer))
 
 
 def _rows(

@@ -14,12 +14,13 @@ An answer is then the one that the engine gives to that prompt alone without a d
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftree.drafting import Drafter
-from draftree.runner import Runner
+from draftree.runner import Runner, open_runner
 from draftree.runner.plan import Plan
 
 WIDTHS = (1, 2, 5, 16)  # tokens of the passes that are compared with passes of one row, each with a sibling
@@ -50,17 +51,27 @@ def check_strict(runner: Runner) -> None:
         )
 
 
-def check_strict_drafter(runner: Runner, drafter: Drafter) -> None:
-    """Refuse a bound drafter whose rows a runner cannot keep apart.
+def strict_runner(model: Any, choice: str | Runner, runner: Runner, drafter: Drafter) -> Runner:
+    """The runner that keeps the promise with a bound drafter: `runner`, or another where "auto" leaves the choice.
+
+    Args:
+        model, choice: by which `runner` was opened; of a choice that is a runner itself, "auto" would have opened it.
+        runner: what was opened.
+        drafter: after `bind`.
 
     Raises:
-        ValueError: one with a deep prefix, in passes of fixed shapes.
+        ValueError: a drafter with a deep prefix, in passes of fixed shapes that were asked for by name.
     """
-    if drafter.deep_prefix is not None and runner.name == "cuda_graphs" and runner.target.dtype != torch.float32:
+    if drafter.deep_prefix is None or runner.name != "cuda_graphs" or runner.target.dtype == torch.float32:
+        return runner
+    if choice != "auto" and choice is not open_runner(model, "auto"):
         raise ValueError(
             "strict=True cannot be kept in passes of fixed shapes with a drafter that has a deep prefix: give "
             "runner='eager'."
         )
+    other = open_runner(model, "eager")
+    check_strict(other)
+    return other
 
 
 def _trouble(runner: Runner) -> str | None:

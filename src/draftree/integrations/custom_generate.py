@@ -19,7 +19,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from draftree.acceptance import LossyRule
 from draftree.drafting.base import Drafter
 from draftree.engine import Recorder, Rules, RunStats
-from draftree.engine.batch import Row, check_streamer, run_batch, seeds_of
+from draftree.engine.batch import Row, check_streamer, ended, run_batch, seeds_of
 from draftree.engine.config import EngineConfig
 from draftree.engine.constraints import Grammars, compile_grammars
 from draftree.engine.limits import check_prompt
@@ -104,68 +104,71 @@ def custom_generate(
         stop_strings: str | list[str] | None = None,  # named here, or Hugging Face would ask for the tokenizer it drops
         **model_kwargs: Any,
     ) -> Any:
-        refuse_other_methods(generation_config)
         called = given_to_generate()
-        if called.get("cache") is not None:
-            raise ValueError(
-                "The KV cache (cache, or past_key_values) would neither be read nor filled, as draftree decodes on a "
-                "cache of its own: leave it out and give the whole text."
-            )
-        if streamer is not None and called.get("streamer") is not None:
-            raise ValueError("generate and draftree.custom_generate both have a streamer: give it to one of them.")
-        opened = open_current(model, runner)
-        target = opened.target
-        length, eos, criteria = split_criteria(stopping_criteria)
-        if stop_strings is not None:
-            if tokenizer is None:
-                raise ValueError(
-                    "stop_strings need the model's tokenizer: give it to draftree.custom_generate(tokenizer=...), as "
-                    "Hugging Face does not hand generate(tokenizer=...) on."
-                )
-            criteria.append(StopStringCriteria(tokenizer, stop_strings))
-        new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
-        count = input_ids.shape[0]
-        check_inputs(input_ids, model_kwargs, encoder_decoder=target.encoder_decoder)
-        prompts = _prompts(target, input_ids, model_kwargs)
-        for prompt in prompts:
-            check_prompt(prompt, new, target.vocab_size, target.max_positions)
         follower = called.get("streamer") if streamer is None else streamer
-        check_streamer(follower, count)
-        processors = processors_by_request(logits_processor, count)
-        grammars = compile_grammars(grammar, count, tokenizer, target.vocab_size, eos, generation_config.min_new_tokens)
-        sample = bool(generation_config.do_sample)
-        seeds = seeds_of(sample, seed, count)
-        rows = []
-        for b, prompt in enumerate(prompts):
-            rules = Rules(
-                max_new_tokens=new,
-                eos_token_ids=eos,
-                sample=sample,
-                seed=seeds[b],
-                processors=processors[b],
-                criteria=criteria,
-                grammar=grammars[b],
+        with ended(follower):
+            refuse_other_methods(generation_config)
+            if called.get("cache") is not None:
+                raise ValueError(
+                    "The KV cache (cache, or past_key_values) would neither be read nor filled, as draftree decodes on "
+                    "a cache of its own: leave it out and give the whole text."
+                )
+            if streamer is not None and called.get("streamer") is not None:
+                raise ValueError("generate and draftree.custom_generate both have a streamer: give it to one of them.")
+            opened = open_current(model, runner)
+            target = opened.target
+            length, eos, criteria = split_criteria(stopping_criteria)
+            if stop_strings is not None:
+                if tokenizer is None:
+                    raise ValueError(
+                        "stop_strings need the model's tokenizer: give it to draftree.custom_generate(tokenizer=...), "
+                        "as Hugging Face does not hand generate(tokenizer=...) on."
+                    )
+                criteria.append(StopStringCriteria(tokenizer, stop_strings))
+            new = (length if length is not None else generation_config.max_length) - input_ids.shape[1]
+            count = input_ids.shape[0]
+            check_inputs(input_ids, model_kwargs, encoder_decoder=target.encoder_decoder)
+            prompts = _prompts(target, input_ids, model_kwargs)
+            for prompt in prompts:
+                check_prompt(prompt, new, target.vocab_size, target.max_positions)
+            check_streamer(follower, count)
+            processors = processors_by_request(logits_processor, count)
+            grammars = compile_grammars(
+                grammar, count, tokenizer, target.vocab_size, eos, generation_config.min_new_tokens
             )
-            source = states = None
-            if target.encoder_decoder:
-                source, states = _source(inputs_tensor, b, count, model_kwargs), _states(b, model_kwargs)
-            rows.append(Row(prompt, rules, input_ids[b : b + 1], source, states))
-        pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else (*eos, 0)[0]
-        sequences, stats = run_batch(
-            model,
-            replace(config, runner=opened),
-            rows,
-            input_ids,
-            pad,
-            follower,
-            prompt_streamed=streamer is None,  # `generate` has given its own streamer the prompt
-        )
-        if on_stats is not None:
-            on_stats(stats)
-        if not generation_config.return_dict_in_generate:
-            return sequences
-        kind = GenerateEncoderDecoderOutput if target.encoder_decoder else GenerateDecoderOnlyOutput
-        return kind(sequences=sequences)  # type: ignore[arg-type]  # Hugging Face annotates LongTensor
+            sample = bool(generation_config.do_sample)
+            seeds = seeds_of(sample, seed, count)
+            rows = []
+            for b, prompt in enumerate(prompts):
+                rules = Rules(
+                    max_new_tokens=new,
+                    eos_token_ids=eos,
+                    sample=sample,
+                    seed=seeds[b],
+                    processors=processors[b],
+                    criteria=criteria,
+                    grammar=grammars[b],
+                )
+                source = states = None
+                if target.encoder_decoder:
+                    source, states = _source(inputs_tensor, b, count, model_kwargs), _states(b, model_kwargs)
+                rows.append(Row(prompt, rules, input_ids[b : b + 1], source, states))
+            pad = generation_config.pad_token_id if generation_config.pad_token_id is not None else (*eos, 0)[0]
+            sequences, stats = run_batch(
+                model,
+                replace(config, runner=opened),
+                rows,
+                input_ids,
+                pad,
+                follower,
+                prompt_streamed=streamer is None,  # `generate` has given its own streamer the prompt
+            )
+            if on_stats is not None:
+                on_stats(stats)
+            if not generation_config.return_dict_in_generate:
+                return sequences
+            kind = GenerateEncoderDecoderOutput if target.encoder_decoder else GenerateDecoderOnlyOutput
+            return kind(sequences=sequences)  # type: ignore[arg-type]  # Hugging Face annotates LongTensor
 
     return loop
 

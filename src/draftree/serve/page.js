@@ -185,6 +185,7 @@
     if ($("history").dataset.key === key) return;
     $("history").dataset.key = key;
     $("history").replaceChildren(...before.map(({ role, content }) => make("p", { class: `turn ${role}` }, content)));
+    $("history").scrollTop = $("history").scrollHeight;  // its end goes before what is asked now
   }
   // Tokens that are new since the last call are added; a piece beyond the text belongs to a stop string and is left out.
   function showText(box, run, parts, own) {

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from draftree.drafting.base import Context
+from draftree.drafting.base import ByRequest, Context
 from draftree.tree import TokenTree
 
 DEPTHS, RANKS = 16, 16  # places told apart; what is beyond counts with the last
@@ -80,7 +80,7 @@ class ByRank:
             shares[1, d] = shares[0, d] * (OFF_FIRST if conditional else 1.0)
         self._shares: list[float] = shares.reshape(-1).tolist()
         self._trees = [0] * len(self._shares)  # that a place was learned from
-        self._drafted: dict[int, deque[_Drafted]] = {}
+        self._drafted: ByRequest[deque[_Drafted]] = ByRequest()
 
     @property
     def within(self) -> np.ndarray:

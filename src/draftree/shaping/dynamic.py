@@ -5,7 +5,6 @@ This is what a user chooses and what is learned; `draftree.shaping.sizer` is how
 
 from __future__ import annotations
 
-import copy
 import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -56,13 +55,12 @@ class DynamicTree(Shape):
         self._times: WeakKeyDictionary[StepCost, StepTimes] = WeakKeyDictionary()  # by what was measured
         self._lock = threading.Lock()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> DynamicTree:
-        """A shape that knows what this one has learned of draft tokens, and learns what steps take anew."""
-        made = memo[id(self)] = DynamicTree.__new__(DynamicTree)
-        vars(made).update(vars(self))
-        made._learned = copy.deepcopy(self._learned, memo)
-        made._times, made._lock = WeakKeyDictionary(), threading.Lock()
-        return made
+    def __getstate__(self) -> dict[str, Any]:
+        """What was learned of draft tokens; a copy learns what steps take anew."""
+        return {name: value for name, value in vars(self).items() if name not in ("_times", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _times=WeakKeyDictionary(), _lock=threading.Lock())
 
     def bind(
         self, cost: StepCost | None, drafter: Drafter, pruner: EarlyPruning | None = None, *, packed: bool = True

@@ -59,12 +59,12 @@ class Learned:
         self.modes: Modes | None = None
         self.gain = GAIN_FIRST
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Learned:
-        made = memo[id(self)] = Learned.__new__(Learned)
-        with self.lock:
-            for name, value in vars(self).items():
-                setattr(made, name, threading.RLock() if name == "lock" else copy.deepcopy(value, memo))
-        return made
+    def __getstate__(self) -> dict[str, Any]:
+        with self.lock:  # copied here, since engines of other threads may go on learning
+            return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.RLock())
 
 
 class _State:

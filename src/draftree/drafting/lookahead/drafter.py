@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from draftree.drafting.base import Context, Drafter
+from draftree.drafting.base import ByRequest, Context, Drafter
 from draftree.drafting.lookahead.trie import Trie
 from draftree.drafting.lookahead.twins import MODES, SOURCES, checked_ids, chosen
 from draftree.runner.target import Target
@@ -55,7 +55,7 @@ class Lookahead(Drafter):
         self._answers: list[list[int]] = []  # to be stored when the trie is made
         self._eos: Sequence[int] = ()
         self._scoped: dict[str, Trie] = {}  # the one used last stands last
-        self._seen: dict[int, int] = {}  # how many tokens of each request the trie has been given
+        self._seen: ByRequest[int] = ByRequest()  # how many tokens of each the trie has been given
         self._making = threading.Lock()  # engines in several threads may meet the drafter at once
         checked = Trie(**self._options)  # a bad option is refused here, not in the first call
         self._trie: Trie | None = checked if "eos_token_ids" in trie_options else None
@@ -63,7 +63,7 @@ class Lookahead(Drafter):
     def __getstate__(self) -> dict[str, Any]:
         """Options and what was learned; a copy has no requests."""
         with self._making:
-            own = {"_seen": {}, "_scoped": dict(self._scoped), "_answers": list(self._answers)}
+            own = {"_scoped": dict(self._scoped), "_answers": list(self._answers)}
             return {name: value for name, value in vars(self).items() if name != "_making"} | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.drafting.base import Context
+from draftree.drafting.base import ByRequest, Context
 from draftree.shaping.ledger import FADING_OWN, Ledger, cells_of
 from draftree.tree import TokenTree
 
@@ -35,8 +35,8 @@ class Calibration:
 
     def __init__(self) -> None:
         self._ledger = Ledger()
-        self._own: dict[int, Ledger] = {}  # by request
-        self._waiting: dict[int, deque[_Draft]] = {}
+        self._own: ByRequest[Ledger] = ByRequest()
+        self._waiting: ByRequest[deque[_Draft]] = ByRequest()
         self._offered = 0
 
     def worth(self, trees: TokenTree, requests: Sequence[Context]) -> np.ndarray:

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
+from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.merge.attachments import Joint, join
 from draftree.drafting.merge.votes import Votes
+from draftree.errors import given_as
 from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
@@ -70,8 +71,8 @@ class Merge(Drafter):
         )
         self._certain = [i for i, c in enumerate(can) if c.certain]
         self.votes = Votes(len(self.drafters))
-        self._begun: dict[int, list[int]] = {}  # by request, the drafters that have begun it
-        self._joints: dict[int, Joint] = {}  # of the pass under way, by its first request
+        self._begun: ByRequest[list[int]] = ByRequest()  # the drafters that have begun it
+        self._joints: ByRequest[Joint] = ByRequest()  # of the pass under way, by its first request
 
     def bind(self, target: Target, **hints: Any) -> None:
         """See `Drafter.bind`.
@@ -183,7 +184,11 @@ def _flat(drafters: Iterable[Any]) -> Iterator[Drafter]:
         elif isinstance(drafter, Drafter):
             yield drafter
         else:
-            raise TypeError(f"{drafter!r} is no drafter: give Merge drafter objects such as draftree.Lookahead().")
+            what = "A part" if isinstance(drafter, type) else repr(drafter)
+            raise TypeError(
+                f"{what} is no drafter but {given_as(drafter)}: give Merge drafter objects such as "
+                "draftree.Lookahead()."
+            )
 
 
 def _numbered(names: Sequence[str]) -> tuple[str, ...]:

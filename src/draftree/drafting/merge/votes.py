@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.drafting.base import Context
+from draftree.drafting.base import ByRequest, Context
 from draftree.drafting.merge.calibration import Calibration
 from draftree.tree import Draft, TokenTree
 
@@ -67,7 +67,7 @@ class Votes:
         self.calibrations = [Calibration() for _ in range(drafters)]
         self.weight = [[WEIGHT_FIRST] * drafters for _ in range(drafters)]
         self._slopes = [[1.0] * drafters for _ in range(drafters)]  # sums of squared gradients
-        self._open: dict[int, _Open] = {}  # by request
+        self._open: ByRequest[_Open] = ByRequest()
 
     def join(self, requests: Sequence[Context], trees: Sequence[TokenTree], budgets: Sequence[int]) -> TokenTree:
         """The best `budgets[b]` draft tokens of all drafters for each request, best first.
