@@ -121,7 +121,8 @@ def generate(
             recorder=recorder,
             early_exit=early_exit,
         )
-        # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the model's own.
+        # None of a named argument is 'not given'; of an option it is Hugging Face's None, which wins over the
+        # model's own.
         given = {name: value for name, value in named.items() if value is not None} | options
         read = read_options(target.model, generation_config, stopping_criteria, tokenizer, given)
         copies = int(read.config.num_return_sequences or 1)
