@@ -228,8 +228,8 @@ def test_rows_that_prepare_are_attached_where_they_pay() -> None:
     assert speed > 0.94 * best > 1.2 / kernel(1)
 
 
-@pytest.mark.parametrize(("last", "attach_to"), [(1.02, None), (1.5, 1)])
-def test_rows_are_attached_to_all_nodes_where_they_are_nearly_free(last: float, attach_to: int | None) -> None:
+@pytest.mark.parametrize(("last", "attach_to"), [(1.02, 4), (1.16, 3), (1.5, 1)])
+def test_rows_are_attached_to_as_many_nodes_as_hardly_cost_more(last: float, attach_to: int) -> None:
     drafter = Chain(lambda request: 0.7, most=3, attaches=4)
     sizer = DynamicTree().bind(StepCost((1, 8, 40), (1.0, 1.0, last)), drafter)
     request = Context(0, [1, 5], 2, 100)

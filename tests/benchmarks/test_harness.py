@@ -94,7 +94,7 @@ def tasks(demo):
 def setup_of(demo, new, tasks):
     """A setup on the demo model that answers `tasks` with `new` tokens at most."""
     setup = Setup({"max_new_tokens": new})
-    vars(setup).update(subject=Subject(*demo), encoded=Texts(tasks, [], [], None))
+    vars(setup).update(subject=Subject(*demo), encoded=Texts(tasks, [], []))
     return setup
 
 
