@@ -150,3 +150,14 @@ def late():
         "draftree.runner.kv.cache",
         "draftree.runner.base",
     }
+
+
+@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
+def test_constructors_take_at_most_eight_parameters(path: Path) -> None:
+    """More is asking to be two objects."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            for made in node.body:
+                if isinstance(made, ast.FunctionDef) and made.name == "__init__":
+                    count = len(made.args.args) - 1 + len(made.args.kwonlyargs)
+                    assert count <= 8, f"{node.name} takes {count}"
