@@ -246,7 +246,7 @@ def test_all_nodes_have_rows_where_rows_are_free_and_else_the_root(kind: str, sl
     stepped(sizer, request, tree)
     plan = stepped(sizer, request, tree)
     assert plan.trees is not None
-    assert plan.attach_to == (1 if nodes == 1 else None)
+    assert plan.attach_to == nodes
     attached = drafter.plan(plan)
     assert attached is not None
     if attached.embeddings is not None:

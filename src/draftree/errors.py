@@ -14,9 +14,9 @@ def install(extra: str) -> str:
     return f"pip install -e '.[{extra}]' in the clone of draftree"
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The nearest of the known names as a sentence with a space in front; nothing where none is near."""
-    near = get_close_matches(str(name), list(known), 1)
+def did_you_mean(name: object, known: Iterable[str], least: float = 0.6) -> str:
+    """The nearest of the known names as a sentence with a space in front; nothing where none is as like as `least`."""
+    near = get_close_matches(str(name), list(known), 1, least)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

@@ -43,7 +43,7 @@ class Placement:
         import torch
 
         if self.dtype not in DTYPES:
-            hint = did_you_mean(self.dtype, DTYPES)
+            hint = did_you_mean(self.dtype, DTYPES, 0.5)  # fp16 is half of float16
             raise ValueError(f"dtype is {self.dtype!r}: choose {', '.join(DTYPES)}.{hint}")
         if self.quantize is not None:
             if self.quantize not in QUANTIZED:
