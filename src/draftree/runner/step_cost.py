@@ -30,13 +30,13 @@ FIRST_ROWS = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as th
 DEAR = 2.0  # times a plain step, from which on no larger row counts are measured
 HALVINGS = 2  # further points, each in the middle of the stretch that rises most for the rows it begins with
 PATIENCE = 4.0  # seconds after which nothing more is measured
-UNKNOWN = 0.01  # weight of a row count that is not believed at all, where more rows would cost less
 LEVEL_RATE = 0.15  # weight of one step in the level of all row counts
-RATE, PATIENT = 0.05, 4  # the same in what one row count has for itself; the first steps weigh more, none over 1/4
+RATE, RATE_FIRST = 0.05, 0.25  # the same in what one row count has for itself, settled and for its first step
 STALL = math.log(2.0)  # logarithm of how far off a single step counts, once its row count is known
 TABLE = 1024  # row counts in the table
 TRUST = 4.0  # real steps of a row count with which it is believed half; the first passes are believed wholly
 FORGETTING = 0.02  # how fast that fades, by step
+UNKNOWN = 0.01  # weight of a row count that is not believed at all, where more rows would cost less
 RENEW, SETTLED = 16, 3  # steps between two renewals of the table; steps of a size up to which each renews it
 
 
@@ -126,7 +126,7 @@ class StepCost:
         # count has for itself stays as it is, and is learned slowly.
         shared = max(1 / self._steps, LEVEL_RATE) * off
         self._level += shared
-        self._points[rows] += max(1 / (seen + PATIENT), RATE) * (off - shared)
+        self._points[rows] += max(1 / (seen + 1 / RATE_FIRST), RATE) * (off - shared)
         self._seen[rows], self._last[rows] = seen + 1, self._steps
         self._news += 1
         if self._news >= RENEW or seen < SETTLED:

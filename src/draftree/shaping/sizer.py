@@ -256,7 +256,8 @@ class DynamicSizer(Sizer):
         """
         batch, width = trees.batch, trees.width
         rows = self._rows(Kind.ATTACHED, batch, np.full(width, batch * width), np.arange(1, width + 1))
-        seconds = self._times.curve(batch, Kind.ATTACHED).of(rows)
+        table = self._times.curve(batch, Kind.ATTACHED).table
+        seconds = table[np.minimum(rows, len(table) - 1)]
         return int(np.count_nonzero(seconds <= (1 + HARDLY) * seconds[0]))
 
     # ---------------------------------------------------------------- what is learned
