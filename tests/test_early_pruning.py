@@ -211,21 +211,20 @@ def test_it_learns_what_a_look_costs_and_how_much_leaves() -> None:
     cost = StepCost((1, 64), (1.0, 64.0))
     early = EarlyPruning(EarlyHead.fresh(model, layer=1))
     early.bind(open_runner(model), cost)
-    assert early.pays(32)
-    every, root = torch.ones(1, 32, dtype=torch.bool), torch.zeros(1, 32, dtype=torch.bool)
-    root[0, 0] = True
+    worth = early.worth
+    assert worth.pays(32)
     for _ in range(100):
-        early.note(every, every, 2.0, 32)
-    assert not early.pays(32)  # nothing ever leaves
-    assert early.rows(32) == 32
+        worth.note(1.0, 2.0, 32)
+    assert not worth.pays(32)  # nothing ever leaves
+    assert worth.rows(32) == 32
     for _ in range(100):
-        early.note(root, every, 1e-6, 32)
-    assert early.pays(32)
-    assert early.rows(32) == pytest.approx(32 / 4, rel=0.1)
+        worth.note(0.0, 1e-6, 32)
+    assert worth.pays(32)
+    assert worth.rows(32) == pytest.approx(32 / 4, rel=0.1)
     for _ in range(400):
-        early.note(root, every, 100.0, 32)
-    assert not early.pays(32)  # looking takes longer than the pass
-    assert sum(early.pays(32) for _ in range(200)) == 3  # but it is tried again
+        worth.note(0.0, 100.0, 32)
+    assert not worth.pays(32)  # looking takes longer than the pass
+    assert sum(worth.pays(32) for _ in range(200)) == 3  # but it is tried again
 
 
 def test_the_shipped_head_prunes_most_of_a_tree_at_little_loss() -> None:

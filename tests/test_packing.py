@@ -206,7 +206,7 @@ def test_what_cannot_be_packed_is_refused(monkeypatch):
 )
 def test_copies_of_weights_are_told_in_one_line(name, choice, monkeypatch, caplog):
     model = copy.deepcopy(build(name))
-    assert open_runner(copy.deepcopy(model), choice).copied_bytes > 50_000
+    assert open_runner(copy.deepcopy(model), choice).copied.nbytes > 50_000
     assert not caplog.messages  # so few that nobody asks
     monkeypatch.setattr(runners, "MUCH", 50_000)
     runner = open_runner(model, choice)
@@ -215,15 +215,15 @@ def test_copies_of_weights_are_told_in_one_line(name, choice, monkeypatch, caplo
     assert 'runner="in_place" (--no-pack) does without' in caplog.messages[0]
     assert ("draftree.pack_weights(model)" in caplog.messages[0]) == (name != "t5" and choice == "cpu")
     copied = sum(m.weight.nbytes for m in linears_of(runner.target.decoder, torch.nn.Linear))
-    assert runner.copied_bytes == copied + model.get_output_embeddings().weight.nbytes
+    assert runner.copied.nbytes == copied + model.get_output_embeddings().weight.nbytes
 
 
 def test_a_packed_model_has_nothing_to_tell_of_but_a_tied_head(monkeypatch, caplog):
     monkeypatch.setattr(runners, "MUCH", 1)
-    assert open_runner(packed_copy("llama"), "cpu").copied_bytes == 0
+    assert open_runner(packed_copy("llama"), "cpu").copied.nbytes == 0
     assert not caplog.messages
     tied = packed_copy("llama-tied")
-    assert open_runner(tied, "cpu").copied_bytes == tied.lm_head.weight.nbytes
+    assert open_runner(tied, "cpu").copied.nbytes == tied.lm_head.weight.nbytes
     assert "pack_weights" not in caplog.messages[0]
 
 
@@ -231,7 +231,7 @@ def test_a_packed_model_has_nothing_to_tell_of_but_a_tied_head(monkeypatch, capl
 def test_a_runner_in_place_copies_no_weight(name, kind):
     model = copy.deepcopy(build(name))
     runner = open_runner(model, "in_place")
-    assert (runner.name, runner.copied_bytes, runner.copied) == (kind, 0, None)
+    assert (runner.name, runner.copied.nbytes, runner.copied.checksums) == (kind, 0, None)
     ids = torch.tensor(prompts((9,)))
     wanted = hf(model, ids)
     out = generate(model, ids, runner="in_place", drafter=draftree.Lookahead(), max_new_tokens=wanted.shape[1] - 9)

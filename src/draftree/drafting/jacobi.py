@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -74,6 +74,18 @@ class _Window:
     pool: Pool
 
 
+class _Rows(NamedTuple):
+    """The M rows of a window, but for the root, which is its first.
+
+    Attributes:
+        offsets: LongTensor [M], positions from the root's.
+        pattern: BoolTensor [M, 1 + M], who is seen: the root, then the rows.
+    """
+
+    offsets: Tensor
+    pattern: Tensor
+
+
 class Jacobi(Drafter):
     """Drafts from a window of Jacobi iterations (lookahead decoding, section 3).
 
@@ -110,14 +122,14 @@ class Jacobi(Drafter):
         self._live: ByRequest[_Window] = ByRequest()
         self._eos: tuple[int, ...] = ()
         self._random = np.random.default_rng(0)  # of places that nothing is known of; no text depends on it
-        self._offsets, self._pattern = _layout(window, ngram)
+        self._rows = _rows(window, ngram)
 
     def bind(self, target: Target, **hints: Any) -> None:
         """See `Drafter.bind`."""
         self._layers = len(target.layers)
         self._embedding = target.decoder.get_input_embeddings() or target.model.get_input_embeddings()
         self._eos = tuple(hints.get("eos_token_ids", ()))
-        self._offsets, self._pattern = (t.to(target.device) for t in (self._offsets, self._pattern))
+        self._rows = _Rows(*(t.to(target.device) for t in self._rows))
 
     def __getstate__(self) -> dict[str, Any]:
         """What was learned, without the embedding of the model met last."""
@@ -125,7 +137,7 @@ class Jacobi(Drafter):
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`."""
-        return nodes + requests * len(self._offsets)
+        return nodes + requests * len(self._rows.offsets)
 
     def begin(self, request: Context) -> None:
         """See `Drafter.begin`: the window starts with random tokens of the prompt."""
@@ -174,14 +186,15 @@ class Jacobi(Drafter):
             self._catch_up(request)
         levels = np.stack([self._live[request.id].levels for request in requests])
         ids = torch.from_numpy(levels.reshape(len(requests), -1)[:, 1:]).to(device)
-        between = torch.zeros(len(self._pattern), trees.width - 1, dtype=torch.bool, device=device)
-        visible = torch.cat([self._pattern[:, :1], between, self._pattern[:, 1:]], 1)
+        pattern = self._rows.pattern
+        between = torch.zeros(len(pattern), trees.width - 1, dtype=torch.bool, device=device)
+        visible = torch.cat([pattern[:, :1], between, pattern[:, 1:]], 1)
         batch = len(requests)
         with torch.no_grad():
             embeddings = self._embedding(ids)
         return Attachment(
             embeddings=embeddings,
-            positions=self._offsets.expand(batch, -1),
+            positions=self._rows.offsets.expand(batch, -1),
             visible=visible.expand(batch, -1, -1),
             taps=(self._layers,),
         )
@@ -191,7 +204,7 @@ class Jacobi(Drafter):
         hidden, runner = step.result.hidden.get(self._layers), step.result.runner
         if hidden is None or runner is None or not step.own_rows:
             return
-        end = step.trees.width + len(self._offsets)
+        end = step.trees.width + len(self._rows.offsets)
         last = [range(end - self.window, end)] * len(step.requests)  # the rows of the last level
         made = runner.best(hidden, step.standing(last), 1)[0][:, :, 0]
         for b, (request, emitted) in enumerate(zip(step.requests, step.emitted, strict=True)):
@@ -220,12 +233,9 @@ class Jacobi(Drafter):
         return np.array([tokens[i] for i in drawn.tolist()], dtype=np.int64).reshape(self.ngram - 1, places)
 
 
-def _layout(window: int, ngram: int) -> tuple[Tensor, Tensor]:
-    """Positions [M] from the root's, and who is seen [M, 1 + M]: the root, then the rows, level by level.
-
-    Place w of level l sees level 0 up to place w, and place w of the levels between.
-    """
+def _rows(window: int, ngram: int) -> _Rows:
+    """Level by level. Place w of level l sees level 0 up to place w, and place w of the levels between."""
     level, place = (grid.flatten() for grid in np.mgrid[: ngram - 1, :window])
     base = (level == 0) & (place <= place[:, None])
     column = (place == place[:, None]) & (level <= level[:, None])
-    return torch.from_numpy((level + place)[1:]), torch.from_numpy((base | column)[1:])
+    return _Rows(torch.from_numpy((level + place)[1:]), torch.from_numpy((base | column)[1:]))

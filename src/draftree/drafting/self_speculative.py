@@ -19,9 +19,9 @@ from torch import nn
 
 from draftree.drafting.base import Capabilities, Context, Drafter, Place, Step
 from draftree.drafting.folder import Trained
+from draftree.drafting.left_out import LeftOut
 from draftree.drafting.times import OwnTimes, check_confidence
 from draftree.errors import check_least
-from draftree.runner.hooked.bypass import omitted_modules
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan
 from draftree.runner.target import Target, inspect_model
@@ -69,25 +69,13 @@ class SelfSpeculative(Trained, Drafter):
     ) -> None:
         check_least(1, num_draft_tokens=num_draft_tokens, branching=branching)
         check_confidence(confidence)
-        for option, numbers in (("skip_attention", skip_attention), ("skip_mlp", skip_mlp)):
-            if isinstance(numbers, int):
-                raise TypeError(f"{option} is {numbers}: give a list of layer numbers, such as [{numbers}].")
-        if exit_layer is not None and exit_layer < 1:
-            raise ValueError(f"exit_layer is {exit_layer}: run at least 1 layer.")
-        skips = bool(skip_attention or skip_mlp)
-        if skips == (exit_layer is not None):
-            raise ValueError(
-                "SelfSpeculative leaves parts of the model out: give exit_layer, or skip_attention and skip_mlp "
-                f"({'not both' if skips else 'draftree train skip-set searches them'})."
-            )
-        self.exit_layer = exit_layer
-        self.skip_attention, self.skip_mlp = tuple(sorted(skip_attention)), tuple(sorted(skip_mlp))
+        self.left_out = LeftOut.of(exit_layer, skip_attention, skip_mlp)
         self.num_draft_tokens, self.branching, self.confidence = num_draft_tokens, branching, confidence
         self.max_nodes = num_draft_tokens * branching
         self.settings = {
             "exit_layer": exit_layer,
-            "skip_attention": list(self.skip_attention),
-            "skip_mlp": list(self.skip_mlp),
+            "skip_attention": list(self.left_out.skip_attention),
+            "skip_mlp": list(self.left_out.skip_mlp),
             "num_draft_tokens": num_draft_tokens,
             "branching": branching,
             "confidence": confidence,
@@ -96,7 +84,6 @@ class SelfSpeculative(Trained, Drafter):
         self._shapes = {"hidden_size": 0, "layers": 0}  # of the model that it was made for, where that is known
         self._skips: dict[int, Skip] = {}  # by number of layers of the models met
         self._eos: frozenset[int] = frozenset()
-        self._begun = False
         self._times = OwnTimes(PRICE_FIRST)
 
     @classmethod
@@ -122,24 +109,7 @@ class SelfSpeculative(Trained, Drafter):
         Raises:
             ValueError: layers that it does not have, nothing left in or out, or a part that cannot be left out alone.
         """
-        layers = len(target.layers)
-        if self.exit_layer is not None:
-            if self.exit_layer >= layers:
-                raise ValueError(
-                    f"exit_layer is {self.exit_layer} and the model has {layers} layers: give 1 to {layers - 1}."
-                )
-            return Skip.behind(self.exit_layer, layers)
-        for option, numbers in (("skip_attention", self.skip_attention), ("skip_mlp", self.skip_mlp)):
-            for number in numbers:
-                if not 0 <= number < layers:
-                    raise ValueError(f"{option} names layer {number}: this model has layers 0 to {layers - 1}.")
-        skip = Skip.of(self.skip_attention, self.skip_mlp)
-        if not skip.kept(layers):
-            raise ValueError("skip_attention and skip_mlp leave out the whole model: keep a layer or more.")
-        for number in range(layers):
-            if skip.at(number):
-                omitted_modules(target.layers[number], skip.at(number))
-        return skip
+        return self.left_out.skip(target)
 
     # ---------------------------------------------------------------- the drafter's contract
 
@@ -160,9 +130,7 @@ class SelfSpeculative(Trained, Drafter):
             return TokenTree.roots(torch.tensor(last, dtype=torch.long, device="cpu"))
         begin = time.perf_counter()
         tokens, logp = self._run(requests, reaches)
-        if self._begun:  # a first call makes what later ones find ready
-            self._times.passed((time.perf_counter() - begin) / tokens.shape[1])
-        self._begun = True
+        self._times.passed((time.perf_counter() - begin) / tokens.shape[1])
         drafts = [self._with_leaves(tokens[b, :reach], logp[b, :reach]) for b, reach in enumerate(reaches)]
         trees = TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
         self._times.drafted()

@@ -18,6 +18,7 @@ class OwnTimes:
     def __init__(self, first_price: float) -> None:
         self._first_price = first_price
         self.pass_seconds = self.step_seconds = 0.0
+        self._passed = False
         self._handed_over = 0.0  # when the last draft was; 0 where its step has been seen
 
     @property
@@ -27,8 +28,10 @@ class OwnTimes:
         return self.pass_seconds / self.step_seconds if timed else self._first_price
 
     def passed(self, seconds: float) -> None:
-        """A pass took so long."""
-        self.pass_seconds = _smoothed(self.pass_seconds, seconds)
+        """A pass took so long; the first one of all makes what later ones find ready, and does not count."""
+        if self._passed:
+            self.pass_seconds = _smoothed(self.pass_seconds, seconds)
+        self._passed = True
 
     def drafted(self) -> None:
         """The draft is handed over: its step begins."""

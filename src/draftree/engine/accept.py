@@ -48,7 +48,7 @@ class Acceptance:
         rows = turn.node_rows(result)
         logits = result.logits if rows is not None else result.logits[:, : trees.width]
         greedy: list[Walk] = []
-        if rule is None and any(r.chooser is None for r in requests):
+        if rule is None and any(r.context.chooser is None for r in requests):
             greedy = greedy_walks(trees, logits, rows)
         walks = []
         for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
@@ -61,9 +61,9 @@ class Acceptance:
             if end is not None:
                 choices = _unreviewed(trees, b, end)
             elif rule is not None:
-                choices = rule.walk(scored, request.chooser, request.id)
-            elif request.chooser is not None:
-                choices = lazy_walk(scored, request.chooser)
+                choices = rule.walk(scored, request.context.chooser, request.id)
+            elif request.context.chooser is not None:
+                choices = lazy_walk(scored, request.context.chooser)
             else:
                 choices = greedy[b].choices()
             walks.append(self._emit(request, trees.source[b], choices, scored))

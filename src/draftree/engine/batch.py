@@ -113,7 +113,7 @@ def run_batch(
     length = max(len(row.prompt) + row.rules.max_new_tokens for row in rows) + 64
     slots = min(len(rows), MOST_SLOTS)
     with Engine(model, replace(config, slots=slots, capacity=min(length, MOST_COLUMNS), closed=True)) as engine:
-        engine.compared = True
+        engine.watch.compared = True
         requests = []
         for row in rows:
             if streamer is not None and not prompt_streamed:

@@ -22,9 +22,10 @@ from draftree.engine.recorder import about_engine
 from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.engine.slots import Slots
 from draftree.engine.strict import check_strict, strict_runner
+from draftree.engine.watch import ModelWatch
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import cached_cost
-from draftree.runner.target import offloaded
+from draftree.runner.target import Target, offloaded
 from draftree.shaping import Shape, shape_for
 from draftree.shaping.base import Sizer
 
@@ -55,45 +56,43 @@ class Engine:
         self.model = model  # runners hold it weakly
         self.config = config
         self.runner: Runner = open_runner(model, config.runner)
-        self.target = self.runner.target
         if config.strict:
             check_strict(self.runner)
         if config.early_exit is not None:
             config.early_exit.bind(self.runner)
         drafter, pruner = config.drafter, config.pruner
-        self.shape: Shape | None = None
-        self._sizer: Sizer | None = None
+        shape: Shape | None = None
+        sizer: Sizer | None = None
         if drafter is not None:
             drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
             if (
                 config.strict
                 and (other := strict_runner(model, config.runner, self.runner, drafter)) is not self.runner
             ):
-                self.runner, self.target = other, other.target
+                self.runner = other
                 drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
-            self.shape = config.shape or shape_for(drafter)
-            cost = cached_cost(self.runner) if self.shape.measures else None
-            self._sizer = self.shape.bind(cost, drafter, pruner, packed=self.runner.packs)
+            shape = config.shape or shape_for(drafter)
+            cost = cached_cost(self.runner) if shape.measures else None
+            sizer = shape.bind(cost, drafter, pruner, packed=self.runner.packs)
         if pruner is not None:
-            pruner.bind(self.runner, None if pruner.always else cached_cost(self.runner))
+            pruner.bind(self.runner, None if pruner.worth.always else cached_cost(self.runner))
         self.cache = self.runner.new_cache(
             config.slots, config.capacity, None if drafter is None else drafter.deep_prefix
         )
-        self.encoder = self.runner.new_encoder(config.slots) if self.target.encoder_decoder else None
+        encoder = self.runner.new_encoder(config.slots) if self.target.encoder_decoder else None
         track = None
         if config.recorder is not None:
             lossy = config.rule if config.rule is not None else config.early_exit
-            about = about_engine(model, self.runner, drafter, self.shape, pruner, lossy, strict=config.strict)
+            about = about_engine(model, self.runner, drafter, shape, pruner, lossy, strict=config.strict)
             track = config.recorder.track(about, drafter)
-        self.loop = Loop(config, self.runner, self.cache, self.encoder, self._sizer, track)
+        self.loop = Loop(config, self.runner, self.cache, encoder, sizer, track)
         self.waiting: deque[Request] = deque()
         keeps = config.keep_prefixes and not config.strict and config.early_exit is None and not offloaded(model)
-        self.slots = Slots(self.runner, self.cache, self.encoder, keeps=keeps)
-        self._read_by = self.runner.in_place_checksums() if self.slots.keeps else []  # by what prompts were read
+        self.slots = Slots(self.runner, self.cache, encoder, keeps=keeps)
+        self.watch = ModelWatch(self.runner, self.slots)
         self._stepping = threading.Lock()
         self._turn = threading.RLock()  # of the streams: one steps, the others find what it has brought
         self.closed = False
-        self.compared = False  # whether the model was compared with the runner's since the last step
 
     # ---------------------------------------------------------------- requests come and go
 
@@ -131,9 +130,10 @@ class Engine:
         if rules is not None and options:
             raise TypeError(f"add got rules and the option {next(iter(options))!r}: put it into the rules.")
         prompt = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
-        if not (self.busy or self.compared):
+        if not (self.busy or self.watch.compared):
             with self._turn:
-                self._compare_model()
+                if not (self.busy or self.watch.compared):  # no other thread has added one meanwhile
+                    self.watch.compare()
         rules = rules or rules_of(self.target, prompt, options, encoder_input)
         if self.config.rule is not None:
             self.config.rule.check(rules.processors)
@@ -150,21 +150,6 @@ class Engine:
         )
         self.waiting.append(request)
         return request
-
-    def _compare_model(self) -> None:
-        """Refuse to answer as the model no longer is; between requests only, as it takes as long as a step."""
-        if self.busy or self.compared:
-            return
-        if self.runner.outdated:
-            raise ValueError(
-                "The model has changed since this engine was made, which would answer as it was: make a new Engine."
-            )
-        if self.slots.keeps:
-            weights = self.runner.in_place_checksums()
-            if weights != self._read_by:
-                self.slots.forget()  # keys and values of the weights as they were
-                self._read_by = weights
-        self.compared = True
 
     def cancel(self, request: Request) -> None:
         """End a request now; what it has emitted stays. One that has finished stays as it is.
@@ -206,6 +191,11 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    @property
+    def target(self) -> Target:
+        """The model as the runner drives it."""
+        return self.runner.target
 
     @property
     def running(self) -> list[Request]:
@@ -281,7 +271,7 @@ class Engine:
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("The engine is in a step already: call step() from one thread and from no callback.")
         try:
-            self.compared = False
+            self.watch.compared = False
             with self.runner.guard():
                 self._step()
         finally:
@@ -327,11 +317,11 @@ class Engine:
         self.slots.enter(request)
         request.state = State.RUNNING
         try:
-            if self.encoder is not None:
+            encoder = self.slots.encoder
+            if encoder is not None:
+                slot = self.running.index(request)
                 with self.runner.lock:
-                    self.encoder.admit(
-                        self.running.index(request), request.encoder_input, states=request.encoder_states
-                    )
+                    encoder.admit(slot, request.context.source, states=request.encoder_states)
             if self.config.drafter is not None:
                 self.config.drafter.begin(request.context)
         except Exception as error:
@@ -354,8 +344,8 @@ class Engine:
         """Free a request's slot, and have the drafter forget it."""
         self.slots.leave(request)
         request.state = State.FINISHED
-        if self._sizer is not None:
-            self._sizer.end(request.context)
+        if self.loop.sizer is not None:
+            self.loop.sizer.end(request.context)
         if self.config.drafter is not None:
             try:
                 self.config.drafter.end(request.context)

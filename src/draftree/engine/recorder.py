@@ -107,7 +107,7 @@ class Track:
                 "run": number,
                 "request": request.id,
                 "prompt": context.tokens[: context.prompt_length],
-                "source": None if request.encoder_input is None else request.encoder_input.tolist(),
+                "source": None if request.context.source is None else request.context.source.tolist(),
                 "max_new_tokens": rules.max_new_tokens,
                 "sample": rules.sample,
                 "seed": rules.seed,

@@ -128,11 +128,31 @@ class StepTree:
     emitted: list[int]
 
 
+class _Criteria:
+    """Custom stopping criteria of one request, which want to see the whole text after every token.
+
+    Args:
+        rules: with the criteria.
+        prefix: LongTensor [1, L], what they see before the new tokens.
+    """
+
+    def __init__(self, rules: Rules, prefix: Tensor) -> None:
+        self._criteria = rules.criteria
+        self._ids = torch.nn.functional.pad(prefix, (0, rules.max_new_tokens))
+        self._end = prefix.shape[1]
+
+    def ask(self, token: int) -> bool:
+        """Whether the text ends with `token`, its next one."""
+        self._ids[0, self._end] = token
+        self._end += 1
+        verdict: Any = self._criteria(self._ids[:, : self._end], None)
+        return bool(verdict.all()) if isinstance(verdict, Tensor) else bool(verdict)
+
+
 class Request:
     """One text being generated; made by `Engine.add`.
 
     Attributes:
-        id: unique in the process.
         state: waiting, running or finished.
         finish_reason: "eos", "length", "stop", "cancelled" or "error"; None while it lives.
         error: the exception that ended it, if one did.
@@ -153,7 +173,6 @@ class Request:
         encoder_states: Tensor | None = None,
         on_token: Callable[[Emitted], None] | None = None,
     ) -> None:
-        self.id = next(_ids)
         self.rules = rules
         self.state = State.WAITING
         self.finish_reason: str | None = None
@@ -161,7 +180,7 @@ class Request:
         self.output: list[Emitted] = []
         self.stats = RequestStats()
         self.context = Context(
-            self.id,
+            next(_ids),
             list(prompt),
             len(prompt),
             rules.max_new_tokens,
@@ -174,7 +193,6 @@ class Request:
         )
         if self.context.grammar is not None:
             self.context.grammar.allowed(self.context.answer)  # raises where an answer begun elsewhere is none of it
-        self.encoder_input = encoder_input
         self.encoder_states = encoder_states
         self.reused = 0
         self.trees: list[StepTree] = []
@@ -182,8 +200,8 @@ class Request:
         prefix = padded_prompt
         if prefix is None:
             prefix = torch.tensor([list(prompt)], dtype=torch.long, device=device)
-        self.chooser = self.context.chooser = self._make_chooser(prefix, device)
-        self._criteria_ids = self._criteria_buffer(prefix)
+        self.context.chooser = self._make_chooser(prefix, device)
+        self._criteria = _Criteria(rules, prefix) if rules.criteria else None
 
     def _make_chooser(self, prefix: Tensor, device: torch.device) -> PrefixChooser | None:
         rules, grammar, processors = self.rules, self.context.grammar, self.rules.processors
@@ -198,10 +216,10 @@ class Request:
         drawn = rules.resumed if generator is not None else 0
         return PrefixChooser(prefix, processors, generator, rules.sample, rules.max_new_tokens, drawn)
 
-    def _criteria_buffer(self, prefix: Tensor) -> Tensor | None:
-        if not self.rules.criteria:
-            return None
-        return torch.nn.functional.pad(prefix, (0, self.rules.max_new_tokens))
+    @property
+    def id(self) -> int:
+        """Unique in the process."""
+        return self.context.id
 
     @property
     def tokens(self) -> list[int]:
@@ -218,7 +236,7 @@ class Request:
         if self._on_token is not None:
             self._on_token(emitted)
         # Criteria may count calls: they are called for every token, also where EOS or the length ends the text.
-        stop = self._criteria_ids is not None and self._asks_to_stop(self._criteria_ids, token)
+        stop = self._criteria is not None and self._criteria.ask(token)
         if token in rules.eos_token_ids:
             self.finish_reason = "eos"
         elif context.room <= 0:
@@ -226,9 +244,3 @@ class Request:
         elif stop:
             self.finish_reason = "stop"
         return self.finish_reason is not None
-
-    def _asks_to_stop(self, ids: Tensor, token: int) -> bool:
-        end = ids.shape[1] - self.rules.max_new_tokens + len(self.output)
-        ids[0, end - 1] = token
-        verdict: Any = self.rules.criteria(ids[:, :end], None)
-        return bool(verdict.all()) if isinstance(verdict, Tensor) else bool(verdict)

@@ -5,8 +5,8 @@ leave, with all nodes below them and all rows that a drafter attached to them. T
 tree. Any drafter's tree can be pruned so, and the text stays the model's own: a draft token that leaves is only one
 that is not tried.
 
-To look costs a product with the model's head, and is worth it only where rows cost enough and enough of them leave. So
-a pass is pruned when what that saves is expected to exceed what looking takes, both as found in the passes so far.
+To look costs a product with the model's head, and is worth it only where rows cost enough and enough of them leave:
+`worth` decides that from pass to pass.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.errors import check_least
 from draftree.pruning.early_head import EarlyHead
 from draftree.pruning.survivors import added, following, joined, numbers_of
+from draftree.pruning.worth import Worth
 from draftree.runner.base import Runner
 from draftree.runner.hooked.probe import probe
 from draftree.runner.plan import Plan, Surgery
@@ -29,10 +30,6 @@ from draftree.runner.step_cost import StepCost
 from draftree.tree import TokenTree
 
 CRITERIA = ("top-k", "best", "threshold")
-HABIT = 0.95  # weight of the past in what pruned passes were like
-STAY_FIRST = 0.4  # share of draft tokens that stay, before any pass was pruned; the paper's trees keep 0.2 to 0.4
-AGAIN = 64  # passes that could have been pruned after which one is, to see whether it pays by now
-DEAREST = 4.0  # times the expected, as a single look counts
 
 
 class EarlyPruning:
@@ -47,9 +44,6 @@ class EarlyPruning:
         keep: for "best".
         threshold: for "threshold".
         always: prune every pass that has two draft tokens or more, whether or not it pays.
-
-    Attributes:
-        passes: how many passes were pruned.
 
     Raises:
         TypeError, ValueError: something that is no early head, or an option out of range.
@@ -72,23 +66,23 @@ class EarlyPruning:
             )
         if criterion not in CRITERIA:
             raise ValueError(f"criterion is {criterion!r}: choose {', '.join(CRITERIA)}.")
-        if top_k < 1:
-            raise ValueError(f"top_k is {top_k}: give 1 or more.")
-        if keep < 1:
-            raise ValueError(f"keep is {keep}: give 1 or more.")
+        check_least(1, top_k=top_k, keep=keep)
         if not 0 < threshold < 1:
             raise ValueError(f"threshold is {threshold}: give a probability over 0 and under 1.")
         self.head = head
-        self.layer = head.layer
         self.criterion, self.top_k, self.keep, self.threshold = criterion, top_k, keep, threshold
-        self.always = always
-        self.passes = 0
-        self._cost: StepCost | None = None
-        self._share = 0.0  # of the layers, those before the pruning
+        self.worth = Worth(always=always)
         self._weights = head.weights
-        self._stay = STAY_FIRST
-        self._look = 0.0  # seconds of looking, against those of a pass of as many rows
-        self._missed = 0
+
+    @property
+    def layer(self) -> int:
+        """How many layers run before trees are pruned."""
+        return self.head.layer
+
+    @property
+    def passes(self) -> int:
+        """How many passes were pruned."""
+        return self.worth.passes
 
     def bind(self, runner: Runner, cost: StepCost | None = None) -> None:
         """Meet the model, and what a step costs by its number of rows; by default every pass is pruned.
@@ -109,33 +103,10 @@ class EarlyPruning:
                     "load the head that was trained for it."
                 )
         probe(target)  # runners need it for the model's head, and must not run it in the middle of a pass
-        self._cost = cost
-        self._share = self.layer / len(target.layers)
+        self.worth.bind(target, self.layer, cost)
         self._weights = self.head.weights
         if target.device != self.head.weights.norm.device:
             self._weights = copy.deepcopy(self.head.weights).to(target.device)
-        if not self._look:
-            # A row costs this much in the head against all layers, until it has been measured.
-            layers = sum(p.numel() for layer in target.layers for p in layer.parameters())
-            self._look = target.hidden_size * target.vocab_size / max(layers, 1)
-
-    # ---------------------------------------------------------------- what it costs
-
-    def rows(self, rows: Any) -> Any:
-        """Rows through all layers that a pass of `rows` rows (a number or an array) amounts to when it is pruned."""
-        pruned = rows * (self._share + (1 - self._share) * self._stay + self._look)
-        return pruned if self.always else np.minimum(rows, pruned)
-
-    def pays(self, rows: int) -> bool:
-        """Whether to prune a pass of `rows` rows; now and then to find out."""
-        if self.always or self._cost is None:
-            return True
-        full, rest = (float(seconds) for seconds in self._cost.of((rows, max(self._stay * rows, 1.0))))
-        if (1 - self._share) * (full - rest) > self._look * full:
-            self._missed = 0
-            return True
-        self._missed += 1
-        return self._missed % AGAIN == 0
 
     # ---------------------------------------------------------------- a pass
 
@@ -145,7 +116,7 @@ class EarlyPruning:
         Raises:
             ValueError: the drafter drops rows in the pass itself.
         """
-        if trees.width <= 2 or not self.pays(plan.batch * plan.width):
+        if trees.width <= 2 or not self.worth.pays(plan.batch * plan.width):
             return plan
         if any(s.keep is not None for s in plan.surgeries):
             raise ValueError("The drafter drops rows inside the pass already: leave pruner=None with it.")
@@ -199,16 +170,6 @@ class EarlyPruning:
         stays = ~(ancestors[:, 1:, 1:] & gone[:, None]).any(2)
         return torch.nn.functional.pad(stays, (1, 0), value=True)
 
-    def note(self, stays: Tensor, real: Tensor, seconds: float, rows: int) -> None:
-        """A pass of `rows` rows was pruned to the nodes `stays` of the `real` ones [B, N]; looking took `seconds`."""
-        self.passes += 1
-        drafted = max(int(real.sum()) - len(real), 1)
-        share = (int(stays.sum()) - len(stays)) / drafted
-        self._stay += (1 - HABIT) * (share - self._stay)
-        if self._cost is not None:
-            spent = min(seconds / float(self._cost.of(rows)), DEAREST * self._look)
-            self._look += (1 - HABIT) * (spent - self._look)
-
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
@@ -231,7 +192,9 @@ class _Cut:
         alive = self.pruner.alive(self.runner, hidden[:, :nodes], self.tokens, self.parents, self.ancestors)
         real = self.parents >= 0
         real[:, 0] = True
-        self.pruner.note(alive, real, time.perf_counter() - began, hidden.shape[0] * hidden.shape[1])
+        drafted = max(int(real.sum()) - len(real), 1)
+        share = (int(alive.sum()) - len(alive)) / drafted
+        self.pruner.worth.note(share, time.perf_counter() - began, hidden.shape[0] * hidden.shape[1])
         if self.visible.shape[1] > nodes:
             # An attached row goes when any node that it sees has gone: it looked ahead of that node.
             behind = ~(self.visible[:, nodes:, :nodes] & ~alive[:, None]).any(2)

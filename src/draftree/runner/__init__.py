@@ -92,7 +92,7 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
             if way.name not in held:
                 forget_anatomy(target.model)
                 held[way.name] = _open(target, way)
-                held[way.name].seen = state
+                held[way.name].copied.state = state
             held[choice] = held[way.name]
         return held[choice]
 
@@ -149,8 +149,8 @@ def _open(target: Target, way: type[Runner]) -> Runner:
         copied = weights_checksums(target.model)  # before they are copied, so that changes in between show
     runner = way(target)
     if copied is not None:
-        runner.copied = [checksum for place, checksum in copied.items() if place not in runner.in_place]
-    if runner.copied_bytes >= MUCH:
+        runner.copied.keep_checksums(copied)
+    if runner.copied.nbytes >= MUCH:
         log.warning(_of_copies(runner))
     if target.model_type not in TESTED_FAMILIES or (target.alteration is not None and not offloaded(target.model)):
         check_trees(runner)
@@ -162,4 +162,4 @@ def _of_copies(runner: Runner) -> str:
     ways = 'runner="in_place" (--no-pack) does without, and is slower'
     if isinstance(runner, CpuRunner) and not packed(runner.target.model):
         ways = f"draftree.pack_weights(model) makes it the only one, {ways}"
-    return f"The {runner.name} runner keeps a copy of {runner.copied_bytes / 1e9:.1f} GB of weights: {ways}."
+    return f"The {runner.name} runner keeps a copy of {runner.copied.nbytes / 1e9:.1f} GB of weights: {ways}."

@@ -11,12 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.runner.checksum import Place, weights_checksums
-from draftree.runner.hooked.own_thread import lock_of
+from draftree.runner.copies import Copies
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan
-from draftree.runner.stock import state_of
 from draftree.runner.target import Target
 from draftree.runner.top_tokens import top_tokens
 
@@ -47,33 +45,13 @@ class Runner(ABC):
         # Held around a pass where passes of several threads would meet on the model.
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
-        # The state of the model when `open_runner` looked at it, and the checksums of the weights but those that are
-        # read where the model has them; None where all are.
-        self.seen: list[Any] | None = None
-        self.copied: list[bytes] | None = None
-        self.in_place: set[Place] = set()
-        self.copied_bytes = 0  # that its copies of weights take
+        self.copied = Copies()
         self.attends_apart = True  # whether the last pass row by row was one in every layer
 
     @property
     def outdated(self) -> bool:
         """Whether the model has changed since this runner was opened; it reads all weights that were copied."""
-        model = self.target.model
-        with lock_of(model):  # no pass of another thread may have its hooks there
-            if self.seen is not None and self.seen != state_of(model):
-                return True
-        if self.copied is None:
-            return False
-        return self.copied != [*weights_checksums(model, lambda place: place not in self.in_place).values()]
-
-    def in_place_checksums(self) -> list[bytes]:
-        """Of the weights that are read where the model has them: a change shows in passes, but not in keys and values.
-
-        Raises:
-            ValueError: weights that are not in memory.
-        """
-        of = None if self.copied is None else self.in_place.__contains__
-        return [*weights_checksums(self.target.model, of).values()]
+        return self.copied.outdated(self.target.model)
 
     @property
     def plan_device(self) -> torch.device:

@@ -36,23 +36,8 @@ class Metrics:
         self._steps = Counter("draftree_steps", "Passes, counted for each request in them.", **own)
         self._stages = Counter("draftree_step_seconds", "Time of steps by stage.", ["stage"], **own)
         self._sources = Counter("draftree_accepted_tokens_by_drafter", "Accepted draft tokens.", ["drafter"], **own)
-        self._queue = Histogram("draftree_queue_seconds", "From arrival to a slot.", buckets=LATENCIES, **own)
-        self._first = Histogram(
-            "draftree_time_to_first_token_seconds", "From arrival to the first token.", buckets=LATENCIES, **own
-        )
-        self._between = Histogram(
-            "draftree_inter_token_seconds", "Mean time between an answer's tokens.", buckets=LATENCIES, **own
-        )
-        self._whole = Histogram("draftree_request_seconds", "From arrival to the end.", buckets=LATENCIES, **own)
-        self._drafts, self._drafted, self._accepted, self._by_position = (
-            [Counter(f"{prefix}{name}", text, labels, **own) for prefix in ("draftree_", "vllm:spec_decode_")]
-            for name, text, labels in (
-                ("num_drafts", "Steps of a request that verified draft tokens or its own alone.", []),
-                ("num_draft_tokens", "Draft tokens that were verified.", []),
-                ("num_accepted_tokens", "Draft tokens that were accepted.", []),
-                ("num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0.", ["position"]),
-            )
-        )
+        self._latencies = _Latencies(self.registry)
+        self._speculation = [_Speculation(prefix, self.registry) for prefix in ("draftree_", "vllm:spec_decode_")]
         self.registry.register(_Gauges(engine))
 
     def responded(self, status: int) -> None:
@@ -74,13 +59,52 @@ class Metrics:
             self._stages.labels(stage).inc(seconds)
         for name, count in stats.accepted_by_source.items():
             self._sources.labels(name).inc(count)
-        counts = ((self._drafts, stats.steps), (self._drafted, stats.drafted), (self._accepted, stats.accepted))
-        for counters, count in counts:
-            for counter in counters:
-                counter.inc(count)
+        for speculation in self._speculation:
+            speculation.add(stats)
+        self._latencies.add(part)
+
+    def text(self) -> bytes:
+        """In Prometheus' format."""
+        return generate_latest(self.registry)
+
+
+class _Speculation:
+    """What was drafted and accepted, under names that begin with `prefix`."""
+
+    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"{prefix}{name}", text, labels, registry=registry)
+
+        self._drafts = counter("num_drafts", "Steps of a request that verified draft tokens or its own alone.")
+        self._drafted = counter("num_draft_tokens", "Draft tokens that were verified.")
+        self._accepted = counter("num_accepted_tokens", "Draft tokens that were accepted.")
+        self._by_position = counter(
+            "num_accepted_tokens_per_pos", "Accepted draft tokens by depth, from 0.", "position"
+        )
+
+    def add(self, stats: RequestStats) -> None:
+        """Count a request that is over."""
+        self._drafts.inc(stats.steps)
+        self._drafted.inc(stats.drafted)
+        self._accepted.inc(stats.accepted)
         for position, count in enumerate(stats.accepted_by_depth):
-            for counter in self._by_position:
-                counter.labels(str(position)).inc(count)
+            self._by_position.labels(str(position)).inc(count)
+
+
+class _Latencies:
+    """How long answers and their parts took."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def seconds(name: str, text: str) -> Histogram:
+            return Histogram(f"draftree_{name}_seconds", text, buckets=LATENCIES, registry=registry)
+
+        self._queue = seconds("queue", "From arrival to a slot.")
+        self._first = seconds("time_to_first_token", "From arrival to the first token.")
+        self._between = seconds("inter_token", "Mean time between an answer's tokens.")
+        self._whole = seconds("request", "From arrival to the end.")
+
+    def add(self, part: Part) -> None:
+        """Count an answer that is over."""
         if part.joined is not None:
             self._queue.observe(part.joined - part.added)
         if part.first is not None:
@@ -88,10 +112,6 @@ class Metrics:
             self._whole.observe(part.last - part.added)
             if part.given > 1:
                 self._between.observe((part.last - part.first) / (part.given - 1))
-
-    def text(self) -> bytes:
-        """In Prometheus' format."""
-        return generate_latest(self.registry)
 
 
 class _Gauges(Collector):

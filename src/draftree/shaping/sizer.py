@@ -238,7 +238,7 @@ class DynamicSizer(Sizer):
         if kind is Kind.ATTACHED:
             rows = self._drafter.rows(rows, batch, None if attach_to is None else batch * attach_to)
         if self._pruner is not None:
-            rows = self._pruner.rows(rows)
+            rows = self._pruner.worth.rows(rows)
         whole: np.ndarray = np.rint(rows).astype(np.int64)
         return whole
 

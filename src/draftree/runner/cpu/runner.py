@@ -74,11 +74,11 @@ class CpuRunner(EagerRunner):
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
         library = load_library()
         assert library is not None
-        self._library, self.copied_bytes = library, linear_bytes(self.target)
+        self._library, self.copied.nbytes = library, linear_bytes(self.target)
         self._layers = [CompiledLayer(library, part, self.tables.rotation) for part in parts]
         self._head = CompiledHead(library, self._norm, head, cap)
         self.stack = CompiledStack(library, self._layers)
-        self.in_place = self._head.in_place.union(*(layer.in_place for layer in self._layers))
+        self.copied.in_place = self._head.in_place.union(*(layer.in_place for layer in self._layers))
 
     @in_own_type
     @torch.inference_mode()

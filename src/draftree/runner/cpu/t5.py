@@ -55,7 +55,7 @@ class T5Runner(HookedRunner):
             raise ValueError(reason)
         super().__init__(target)
         self.form = f"{self.name} {ABI}"
-        self.copied_bytes = linear_bytes(target)
+        self.copied.nbytes = linear_bytes(target)
         self._compiled = _Decoder(load_library(), target, anatomy_of(self).scale)
 
     def new_encoder(self, slots: int) -> EncoderState:

@@ -96,7 +96,6 @@ class CapturedPasses:
 
     def __init__(self, scorer: Scorer, recorded: Recorded, capture: Capture, kept: int = KEPT) -> None:
         self._scorer, self._model, self._capture, self._kept = scorer, recorded, capture, kept
-        self._layers, self._head = recorded.layers, recorded.head
         self._buffers = Buffers(capture, recorded.target.device)
         # What was used when, by cache and frame. Recordings lie with the caches and go when their memory does.
         self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Held]] = OrderedDict()
@@ -141,7 +140,7 @@ class CapturedPasses:
         segment = Segment(0, None, plan.positions, plan.visible, plan.prefix_rows)
         segments, hidden = [segment], {}
         x: Tensor | None = None
-        count = len(self._layers)
+        count = len(self._model.layers)
         stops = sorted({*surgeries, count} - {0})
         made, last = None, 0
         for start, stop in zip([0, *stops], stops, strict=False):
@@ -241,7 +240,7 @@ class CapturedPasses:
 
     def _allocate(self, cache: SlotCache) -> None:
         like = self._model.embedding.weight
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self._model.layers):
             dim = layer.parts.heads.dim
             cache.stores(number, layer.parts.heads.kv, (dim, dim), like)
 
@@ -257,14 +256,17 @@ class CapturedPasses:
         if frame.heads:
             logits = take("logits", (frame.batch, frame.heads, model.target.vocab_size), dtype)
         keys_and_values = []
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self._model.layers):
             dim = layer.parts.heads.dim
             keys_and_values.append(cache.stores(number, layer.parts.heads.kv, (dim, dim), leaving))
         columns = self._columns.get(frame.band)
         if columns is None:
             columns = self._columns[frame.band] = torch.arange(frame.band, device=leaving.device)
-        skip, count = frame.skip or Skip(), len(self._layers)
-        layers = {i: self._layers[i].without(skip.at(i)) if skip.at(i) else self._layers[i] for i in skip.kept(count)}
+        skip, count = frame.skip or Skip(), len(self._model.layers)
+        layers = {
+            i: self._model.layers[i].without(skip.at(i)) if skip.at(i) else self._model.layers[i]
+            for i in skip.kept(count)
+        }
         tables = model.tables.reach(frame.band + BEYOND, dtype, leaving.device)
         slots = FixedSlots(frame, inputs.starts, keys_and_values)
 
@@ -284,14 +286,14 @@ class CapturedPasses:
                     x = attend(layers[number], x, number, rows, model.target.kinds[number], model.cap)
             leaving.copy_(x)
             if logits is not None:
-                logits.copy_(self._head(x[:, : frame.heads]))
+                logits.copy_(self._model.head(x[:, : frame.heads]))
 
         return Recording(run, packed, inputs, entering, leaving, taps, logits)
 
     def _forget_old_weights(self) -> None:
         """Drop recordings that read weights which are no longer the model's."""
-        live = [*self._head.live(), self._model.embedding._parameters["weight"]]
-        for layer in self._layers:
+        live = [*self._model.head.live(), self._model.embedding._parameters["weight"]]
+        for layer in self._model.layers:
             live += layer.live()
         now = tuple(weight.data_ptr() for weight in live)
         if now != self._weights:

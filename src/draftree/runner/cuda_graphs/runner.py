@@ -54,7 +54,7 @@ class CudaGraphRunner(EagerRunner):
 
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:
         if may_pack(self.target.dtype, self.target.device) and may_copy_or_has(self.target, much_faster=True):
-            self.copied_bytes = linear_bytes(self.target)
+            self.copied.nbytes = linear_bytes(self.target)
             # Packed weights are for fixed shapes; other passes read the stock ones, so that there is one copy.
             self._layers = [TensorLayer(part, StockProduct) for part in parts]
             self._head = TensorHead(self._norm, head, StockProduct, cap)

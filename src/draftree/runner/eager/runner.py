@@ -91,7 +91,7 @@ class EagerRunner(Runner):
         """
         product = StockProduct
         if self.copies and may_copy_or_has(self.target, much_faster=False):
-            product, self.copied_bytes = FusedProduct, linear_bytes(self.target)
+            product, self.copied.nbytes = FusedProduct, linear_bytes(self.target)
         self._layers = [TensorLayer(part, product) for part in parts]
         self._head = TensorHead(self._norm, head, product, cap)
 

@@ -10,6 +10,7 @@ trees).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +29,28 @@ def finite(states: Tensor) -> Tensor:
     the model overflows would change its neighbours, and what is left of one request the next one in its slot.
     """
     return torch.nan_to_num(states, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+@dataclass(slots=True)
+class OpenPass:
+    """What the present pass reads and writes of a cache.
+
+    Attributes:
+        first: its first slot.
+        count: how many slots.
+        hidden: columns of the deep prefix that it leaves out.
+        columns: by number of rows, the slot and the column of each, where slots begin at different columns.
+    """
+
+    first: int
+    count: int
+    hidden: int = 0
+    columns: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def slots(self) -> slice:
+        """Its slots."""
+        return slice(self.first, self.first + self.count)
 
 
 class SlotCache(Cache):
@@ -58,11 +81,8 @@ class SlotCache(Cache):
         self.lengths = [0] * slots
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
-        self._first = 0
-        self._count = 1
-        self._hidden = 0  # columns of the deep prefix that the present pass leaves out
+        self._pass = OpenPass(0, 1)
         self.notes: dict[Any, Any] = {}  # what runners know of where the stores lie; forgotten when they are laid anew
-        self._column_cache: dict[int, tuple[Tensor, Tensor]] = {}
 
     @staticmethod
     def _round(columns: int) -> int:
@@ -75,9 +95,7 @@ class SlotCache(Cache):
 
         With `bare` the views of the pass begin behind the deep prefix, which none of its rows sees.
         """
-        self._first, self._count = first, count
-        self._hidden = self.prefix_length if bare else 0
-        self._column_cache.clear()
+        self._pass = OpenPass(first, count, self.prefix_length if bare else 0)
         need = self.prefix_length + max(self.lengths[first : first + count]) + rows
         if need > self.capacity:
             self._grow(self._round(max(need, self.capacity + self.capacity // 2)))
@@ -119,17 +137,17 @@ class SlotCache(Cache):
     @property
     def shown_prefix(self) -> int:
         """Columns of the deep prefix in the views of the current pass."""
-        return self.prefix_length - self._hidden
+        return self.prefix_length - self._pass.hidden
 
     @property
     def first(self) -> int:
         """First slot of the current pass."""
-        return self._first
+        return self._pass.first
 
     @property
     def starts(self) -> list[int]:
         """Column at which the rows of the current pass begin, per request."""
-        return [self.prefix_length + n for n in self.lengths[self._first : self._first + self._count]]
+        return [self.prefix_length + n for n in self.lengths[self._pass.slots]]
 
     def stores(self, layer: int, heads: int, widths: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all slots, each [slots, heads, capacity, its width], to be written in place."""
@@ -144,9 +162,9 @@ class SlotCache(Cache):
         keys, values = self._keys[layer], self._values[layer]
         assert keys is not None
         assert values is not None
-        first, last = self._first, self._first + self._count
-        begin, end = self._hidden, self.prefix_length + max(self.lengths[first:last]) + rows
-        return keys[first:last, :, begin:end], values[first:last, :, begin:end]
+        slots, begin = self._pass.slots, self._pass.hidden
+        end = self.prefix_length + max(self.lengths[slots]) + rows
+        return keys[slots, :, begin:end], values[slots, :, begin:end]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -155,11 +173,10 @@ class SlotCache(Cache):
         _, heads, rows, width = key_states.shape
         key_states, value_states = finite(key_states), finite(value_states)
         keys, values = self.stores(layer_idx, heads, (width, value_states.shape[3]), key_states)
-        first, count = self._first, self._count
-        starts = self.starts
+        slots, starts = self._pass.slots, self.starts
         if min(starts) == max(starts):
-            keys[first : first + count, :, starts[0] : starts[0] + rows] = key_states
-            values[first : first + count, :, starts[0] : starts[0] + rows] = value_states
+            keys[slots, :, starts[0] : starts[0] + rows] = key_states
+            values[slots, :, starts[0] : starts[0] + rows] = value_states
         else:
             slot, column = self._ragged_columns(rows, keys.device)
             # Under autocast keys and values may come in types of their own; the branch above casts by itself.
@@ -168,19 +185,20 @@ class SlotCache(Cache):
         return self.views(layer_idx, rows)
 
     def _ragged_columns(self, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        cached = self._column_cache.get(rows)
-        if cached is None:
+        known = self._pass.columns.get(rows)
+        if known is None:
+            slots = self._pass.slots
             starts = torch.tensor(self.starts, dtype=torch.long, device=device)[:, None]
             column = starts + torch.arange(rows, device=device)
-            slot = torch.arange(self._first, self._first + self._count, device=device)[:, None].expand_as(column)
-            cached = self._column_cache[rows] = (slot, column)
-        return cached
+            slot = torch.arange(slots.start, slots.stop, device=device)[:, None].expand_as(column)
+            known = self._pass.columns[rows] = (slot, column)
+        return known
 
     # Models ask these for shapes and for positions of their own; the positions are replaced, the shapes must
     # agree.
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before the rows of the current pass, the prefix that it sees included, in its longest slot."""
-        return self.shown_prefix + max(self.lengths[self._first : self._first + self._count])
+        return self.shown_prefix + max(self.lengths[self._pass.slots])
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """Column at which the rows of the current pass start."""
@@ -198,7 +216,7 @@ class SlotCache(Cache):
 
         Every layer takes them from where its segment holds them. Rows already in place are not moved.
         """
-        first, count = self._first, self._count
+        first, count = self._pass.first, self._pass.count
         starts = [s.start for s in segments] + [len(self._keys)]
         for segment, start, stop in zip(segments, starts, starts[1:], strict=False):
             for b in range(count):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.runner.kv.cache import SlotCache
+from draftree.runner.kv.cache import OpenPass, SlotCache
 
 
 class GradientCache(SlotCache):
@@ -43,7 +43,7 @@ class GradientCache(SlotCache):
 
     def open(self, first: int, count: int, rows: int, *, bare: bool = False) -> None:
         """See `SlotCache.open`; there is nothing to make room for, and the prefix is always there."""
-        self._first, self._count = first, count
+        self._pass = OpenPass(first, count)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -58,6 +58,6 @@ class GradientCache(SlotCache):
         return self._join(keys, key_states), self._join(values, value_states)
 
     def _join(self, fronts: Sequence[Tensor], rows: Tensor) -> Tensor:
-        own = slice(self._first, self._first + self._count)
+        own = self._pass.slots
         parts = [(f[own] if f.dim() == 4 else f).to(rows).expand(rows.shape[0], -1, -1, -1) for f in fronts]
         return torch.cat([*parts, rows], 2)

@@ -1,0 +1,45 @@
+"""Looks, between requests, whether a model is still the one that an engine was made for."""
+
+from __future__ import annotations
+
+from draftree.engine.slots import Slots
+from draftree.runner import Runner
+
+
+class ModelWatch:
+    """Compares a model with what its runner copied, and has slots forget what older weights computed.
+
+    To compare takes as long as a step of decoding: the engine does it when the first request comes after a pause.
+
+    Args:
+        runner: runs the passes.
+        slots: may keep keys and values of requests that have left.
+
+    Attributes:
+        compared: whether the model was compared since the last step.
+    """
+
+    def __init__(self, runner: Runner, slots: Slots) -> None:
+        self._runner, self._slots = runner, slots
+        self._read_by = self._in_place()  # by which weights prompts were read
+        self.compared = False
+
+    def compare(self) -> None:
+        """Refuse to answer as the model no longer is.
+
+        Raises:
+            ValueError: it has changed.
+        """
+        if self._runner.outdated:
+            raise ValueError(
+                "The model has changed since this engine was made, which would answer as it was: make a new Engine."
+            )
+        weights = self._in_place()
+        if weights != self._read_by:
+            self._slots.forget()
+            self._read_by = weights
+        self.compared = True
+
+    def _in_place(self) -> list[bytes]:
+        """Checksums of the weights that are read where they lie, as far as anything that they computed is kept."""
+        return self._runner.copied.in_place_checksums(self._runner.target.model) if self._slots.keeps else []
