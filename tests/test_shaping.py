@@ -208,6 +208,21 @@ def test_rows_that_bring_no_draft_tokens_are_charged() -> None:
     assert np.mean(speeds) > 0.93 / seconds(1)
 
 
+def test_a_slow_moment_in_the_beginning_does_not_stay_true() -> None:
+    """Steps without attached rows were measured in it: thought so slow, drafting would seem to pay for ever."""
+    slow = 2.0
+
+    def seconds(rows: int) -> float:
+        return slow * (1.0 + 0.15 * rows)
+
+    world = World(Chain(lambda _: 0.2, attaches=3), DynamicTree(), seconds)
+    world.run([0], 4)
+    slow = 1.0
+    world.run([0], 200)
+    late = world.run([0], 300)
+    assert late > 0.95 / seconds(1)
+
+
 def test_a_drafter_that_gets_better_is_noticed() -> None:
     quality = [0.0]
     drafter = Chain(lambda request: quality[0], claims=0.5)

@@ -19,6 +19,7 @@ import torch
 from draftree.demo_model import embedded
 from draftree.drafting.base import Capabilities, Context, Step
 from draftree.drafting.base_model import model_hash
+from draftree.drafting.cutoff import Cutoff
 from draftree.drafting.second_model import SecondModel
 from draftree.drafting.times import OwnTimes, check_confidence
 from draftree.errors import check_least
@@ -68,18 +69,26 @@ class DraftModel(SecondModel):
         super().__init__(model, runner)
         self.depth, self.branching, self.beam, self.confidence = depth, branching, beam, confidence
         self._times = OwnTimes(PRICE_FIRST)
+        self._cutoff = Cutoff()
 
     # ---------------------------------------------------------------- the drafter's contract
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
         trees = super().draft(requests, budgets)
+        self._cutoff.drafted(requests, trees)
         self._times.drafted()
         return trees
 
     def observe(self, step: Step) -> None:
-        """See `Drafter.observe`: learn how long a step takes."""
+        """See `Drafter.observe`: learn how long a step takes, and how much of a tree was verified."""
         self._times.stepped(with_prompt=step.offset > 0)
+        self._cutoff.verified(step, self.source)
+
+    def end(self, request: Context) -> None:
+        """See `Drafter.end`."""
+        super().end(request)
+        self._cutoff.end(request)
 
     # ---------------------------------------------------------------- trees
 
@@ -112,7 +121,9 @@ class DraftModel(SecondModel):
     def _frontiers(self, growths: Sequence[_Growth], going_on: Sequence[bool]) -> list[list[int]]:
         """Nodes of each tree to be read next; none at all where a pass over them does not pay."""
         frontiers = [growth.frontier(self._eos) if on else [] for growth, on in zip(growths, going_on, strict=True)]
-        promises = [growth.promise(frontier) for growth, frontier in zip(growths, frontiers, strict=True)]
+        # What a draft token brings is what its probability is above that of those which are just worth their rows.
+        least = self._cutoff.probability if self.confidence is None else 0.0
+        promises = [growth.promise(frontier, least) for growth, frontier in zip(growths, frontiers, strict=True)]
         if self.confidence is not None:
             likely = [promise >= self.confidence for promise in promises]
             return [frontier if fit else [] for frontier, fit in zip(frontiers, likely, strict=True)]
@@ -153,9 +164,9 @@ class _Growth:
         self.newest = len(self.logp)
         return sorted(fit, key=self.logp.__getitem__, reverse=True)[: self.beam]
 
-    def promise(self, nodes: Sequence[int]) -> float:
-        """Probability that the text passes through one of these nodes of a depth."""
-        return sum(math.exp(self.logp[node]) for node in nodes)
+    def promise(self, nodes: Sequence[int], least: float) -> float:
+        """Probability that the text passes through one of these nodes of a depth, of each what is above `least`."""
+        return sum(max(math.exp(self.logp[node]) - least, 0.0) for node in nodes)
 
     def read(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
         """Tokens of `nodes`, which are read now, and the nodes above them as the small model numbers them."""

@@ -35,6 +35,7 @@ FIRST_TREE = 4.0  # draft tokens of it, before any
 RECENT = 0.9  # how fast the largest of the recent trees fades, by step
 GAIN_FIRST, GAIN_RATE = 0.5, 0.1  # accepted draft tokens a step, before any was seen; weight of a step in their mean
 LEARN_EVERY = 4  # steps that are learned from together: out of cold caches, one takes as long as four in a row
+BARE_FIRST, BARE_LAST = 16, 128  # steps with attached rows after which one goes without
 HARDLY = 0.05  # part of a pass's time that rows at more nodes may take more than rows at the root
 
 
@@ -119,8 +120,10 @@ class DynamicSizer(Sizer):
             self._together = Modes(ways, learned.modes)  # of batches
         self._learned, self._times, self._drafter, self._pruner = learned, times, drafter, pruner
         self._max_nodes, self._ways = max_nodes, ways
+        self._first_way = UNPREPARED if UNPREPARED in ways else PLAIN  # where nothing was prepared
         self._packed = packed and pruner is None and not can.prepares  # what is done inside a pass is padded
         self._states: dict[int, _State] = {}
+        self._since: dict[int, tuple[int, int]] = {}  # by requests: steps that attached rows, and how many may in a row
         self._unread: list[_Seen] = []  # steps that are still to be learned from
         self._seconds_of: dict[tuple[Kind, int, int], tuple[np.ndarray, list[float]]] = {}  # see `_seconds`
 
@@ -137,6 +140,9 @@ class DynamicSizer(Sizer):
             together = self._together.next() if len(states) > 1 else None
             for state in states:
                 state.way, state.next = state.next, state.modes.next() if together is None else together
+            if self._bare_due(len(states), all(state.next == PREPARED for state in states)):
+                for state in states:
+                    state.next = self._first_way
             most = min(self._max_nodes, most)
             asked = [self._asked(state, len(states)) for state in states]
             budgets = [min(int(more), most) for more in asked]
@@ -195,14 +201,26 @@ class DynamicSizer(Sizer):
         cheap = self._times.drafting(batch, state.way) < CHEAP * self._times.plain(batch)
         return (1 + cheap) * state.recent + MORE
 
+    def _bare_due(self, batch: int, attaches: bool) -> bool:
+        """Whether a step that would attach rows goes without, so that what drafting is compared with stays true.
+
+        Where rows are attached to every pass, what the last one without them took in a slow moment would never be
+        found wrong.
+        """
+        since, most = self._since.get(batch, (0, BARE_FIRST))
+        if attaches and since >= most:
+            self._since[batch] = 0, min(2 * most, BARE_LAST)
+            return True
+        self._since[batch] = since + 1 if attaches else 0, most
+        return False
+
     # ---------------------------------------------------------------- what is expected
 
     def _state(self, request: Context) -> _State:
         state = self._states.get(request.id)
         if state is None:
             learned = self._learned
-            first = UNPREPARED if UNPREPARED in self._ways else PLAIN  # nothing is prepared for a first step
-            state = self._states[request.id] = _State(Modes(self._ways, learned.modes), first, learned.gain)
+            state = self._states[request.id] = _State(Modes(self._ways, learned.modes), self._first_way, learned.gain)
         return state
 
     def _chances(self, plan: StepPlan, logp: Sequence[Sequence[float]]) -> list[list[float]]:
