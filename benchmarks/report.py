@@ -136,8 +136,8 @@ def keep(argument: str, folder: Path = RESULTS) -> Path:
     path = Path(file if sign else argument)
     read(path)
     kept = folder / f"{name if sign else path.stem.removeprefix('bench-').removeprefix('run-')}.json"
-    with replacing(kept) as aside:
-        shutil.copyfile(path, aside)
+    with replacing(kept) as temporary:
+        shutil.copyfile(path, temporary)
     return kept
 
 

@@ -247,8 +247,8 @@ def test_devices_links_and_modes_stay_what_they_are(tmp_path):
     finally:
         os.umask(umask)
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
-    with suppress(KeyboardInterrupt), replacing(real) as aside:
-        aside.write_text("half")
+    with suppress(KeyboardInterrupt), replacing(real) as temporary:
+        temporary.write_text("half")
         raise KeyboardInterrupt
     assert real.read_text() == "two"
     with pytest.raises(FileNotFoundError, match=r"There is no folder .*nowhere for x: make it"):
@@ -265,10 +265,10 @@ def test_json_is_refused_as_a_value_error_whatever_is_wrong():
 
 
 def test_nothing_writes_past_the_helper():
-    """Every line of the package and the benchmarks that writes a file writes aside, or is known here."""
+    """Every line of the package and the benchmarks that writes a file writes a temporary one, or is known here."""
     known = {
         'lock = opened.enter_context((self.folder / LOCK).open("wb"))',  # empty
-        'with path.open("w", encoding="utf-8") as out:',  # of the journal's finished file, in a folder aside
+        'with path.open("w", encoding="utf-8") as out:',  # of the journal's finished file, in a temporary folder
         "figure.savefig(out, dpi=120)",  # into memory
         # Answers as they come, so that none is lost where a run is stopped.
         'target: Any = nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8")',
@@ -278,6 +278,6 @@ def test_nothing_writes_past_the_helper():
     for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
         if path.name != "files.py" or path.parent.name != "draftree":
             lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-            found = [line for line in lines if writes.search(line) and "aside" not in line and line not in known]
+            found = [line for line in lines if writes.search(line) and "temporary" not in line and line not in known]
             past += [f"{path.relative_to(ROOT)}: {line}" for line in found]
     assert not past

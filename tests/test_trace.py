@@ -123,15 +123,15 @@ def test_trees_are_as_they_were_and_walks_lie_in_them(case, tmp_path, monkeypatc
             assert member["tokens"] == tokens[b][:size]
             assert member["logp"] == pytest.approx(logp[b][:size], abs=1e-4)
             sources |= {names[source] for source in member["sources"][1:]}
-            assert len(member["emitted"]) == len(member["guesses"]) == len(member["walked"])
-            for node, token, child in zip(member["walked"], member["emitted"], member["guesses"], strict=True):
+            assert len(member["emitted"]) == len(member["accepted"]) == len(member["path"])
+            for node, token, child in zip(member["path"], member["emitted"], member["accepted"], strict=True):
                 assert child is None or (member["parents"][child], member["tokens"][child]) == (node, token)
                 assert node not in member["pruned"]
                 assert child not in member["pruned"]
             for node in range(1, size):
                 if member["parents"][node] in member["pruned"]:
                     assert node in member["pruned"], "pruning takes all below"
-            assert size - 1 <= member["drafted"] <= (member["asked"] or 0)
+            assert size - 1 <= member["drafted"] <= (member["budget"] or 0)
     assert (
         sources
         >= {"trie-pruned": {"lookahead/output"}, "merged-pruned": {"lookahead", "medusa"}, "typical": {"medusa"}}[case]
@@ -199,9 +199,9 @@ def test_trees_of_other_devices_and_trees_with_gaps_are_told_alike():
     assert told[0]["members"] == told[1]["members"]
     first, second = told[0]["members"]
     assert (first["tokens"], first["parents"]) == ([5, 2, 3], [-1, 0, 0])
-    assert (first["walked"], first["emitted"], first["guesses"]) == ([0, 2], [3, 8], [2, None])
-    assert (second["walked"], second["emitted"], second["guesses"]) == ([0], [4], [1])
-    assert (second["request"], second["asked"], second["drafted"]) == (requests[1].id, 3, 2)
+    assert (first["path"], first["emitted"], first["accepted"]) == ([0, 2], [3, 8], [2, None])
+    assert (second["path"], second["emitted"], second["accepted"]) == ([0], [4], [1])
+    assert (second["request"], second["budget"], second["drafted"]) == (requests[1].id, 3, 2)
     assert (told[0]["passed"], told[0]["shape_seconds"]) == (False, 0.5), "until the drafter was asked, at 1.5"
 
 

@@ -73,7 +73,7 @@ def test_a_click_on_a_token_shows_its_steps_tree(recorded, tmp_path, width):
     request = next(iter(trace.requests))
     parts = [member for _, member in trace.of(request)]
     number = next(
-        i for i, member in enumerate(parts) if member["pruned"] and any(g is not None for g in member["guesses"])
+        i for i, member in enumerate(parts) if member["pruned"] and any(g is not None for g in member["accepted"])
     )
     token = sum(len(member["emitted"]) for member in parts[:number])
     script = (
@@ -89,14 +89,14 @@ def test_a_click_on_a_token_shows_its_steps_tree(recorded, tmp_path, width):
     assert f"Step {number + 1} of {len(parts)}<" in look.dom
     tree = look.dom[look.dom.index('id="tree"') : look.dom.index('id="emitted"')]
     member = parts[number]
-    accepted = sum(node is not None for node in member["guesses"])
+    accepted = sum(node is not None for node in member["accepted"])
     states = {state: tree.count(f'class="node {state}"') for state in ("root", "accepted", "pruned", "refused", "own")}
     assert states == {
         "root": 1,
         "accepted": accepted,
         "pruned": len(member["pruned"]),
         "refused": len(member["tokens"]) - 1 - accepted - len(member["pruned"]),
-        "own": int(member["guesses"][-1] is None),
+        "own": int(member["accepted"][-1] is None),
     }
     assert tree.count("✓ ") == accepted, "told apart by more than colour"
     assert tree.count("✕ ") == len(member["pruned"])

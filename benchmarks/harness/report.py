@@ -109,8 +109,8 @@ class Report:
         partial_file(self.experiment, folder).unlink(missing_ok=True)
         drawn = png(lambda figure: self.experiment.plot(figure, self.table), self.heading)
         assert drawn is not None  # matplotlib comes with what experiments need
-        with replacing(picture) as aside:
-            aside.write_bytes(drawn)
+        with replacing(picture) as temporary:
+            temporary.write_bytes(drawn)
         write_text(page, self.page(base64.b64encode(drawn).decode()))
         return [data, picture, page]
 

@@ -1,8 +1,8 @@
 """How files are written and read: a user's file is replaced whole or not at all, and a damaged one is refused.
 
 Everything that draftree writes over a file of the user's goes through `replacing` or `replacing_files`: the new
-content is written aside, brought to the disk, and renamed. A full disk, an error or a kill leaves the old file as it
-was.
+content is written to a temporary folder, brought to the disk, and renamed. A full disk, an error or a kill leaves the
+old file as it was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PREFIX = ".draftree-"  # of the folders in which files are written aside; only a kill leaves one behind
+PREFIX = ".draftree-"  # of the folders in which new files are written; only a kill leaves one behind
 
 
 @contextlib.contextmanager
@@ -36,8 +36,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         return
     if not path.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {path.parent} for {path.name}: make it, or name another.")
-    with replacing_files(path.parent) as aside:
-        yield aside / path.name
+    with replacing_files(path.parent) as temporary:
+        yield temporary / path.name
 
 
 @contextlib.contextmanager
@@ -50,12 +50,12 @@ def replacing_files(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: of the disk.
     """
-    aside = Path(tempfile.mkdtemp(dir=folder, prefix=PREFIX))
+    temporary = Path(tempfile.mkdtemp(dir=folder, prefix=PREFIX))
     try:
-        yield aside
-        for found in [*aside.rglob("*"), aside]:
+        yield temporary
+        for found in [*temporary.rglob("*"), temporary]:
             _to_disk(found)
-        for new in sorted(aside.iterdir()):
+        for new in sorted(temporary.iterdir()):
             old = folder / new.name
             if old.is_file():
                 new.chmod(stat.S_IMODE(old.stat().st_mode))
@@ -64,13 +64,13 @@ def replacing_files(folder: Path) -> Iterator[Path]:
             os.replace(new, old)
         _to_disk(folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Replace the file `path` by `text`, in UTF-8; see `replacing`."""
-    with replacing(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -57,7 +57,7 @@ def write_csv(report: Report, path: Path) -> None:
         lines.append({"set": "all"} | plain | {f"{stage}_seconds": spent for stage, spent in seconds.items()})
         of_method = {name: row[name] for name in ("model", "case", "method", "name")}
         lines += [{"set": name} | of_method | figures for name, figures in row["by_set"].items()]
-    with replacing(path) as aside, aside.open("w", encoding="utf-8", newline="") as out:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as out:
         writer = csv.DictWriter(out, list(dict.fromkeys(name for line in lines for name in line)), restval="")
         writer.writeheader()
         writer.writerows(lines)

@@ -144,8 +144,8 @@ class Report:
         picture = None if self.draw is None else png(self.draw, heading(self.about))
         if picture is None:
             return [data]
-        with replacing(data.with_suffix(".png")) as aside:
-            aside.write_bytes(picture)
+        with replacing(data.with_suffix(".png")) as temporary:
+            temporary.write_bytes(picture)
         return [data, data.with_suffix(".png")]
 
 

@@ -63,12 +63,12 @@ def _text(trace: Trace, request: int) -> Text:
 def _sources(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> list[str | None]:
     """Who drafted each emitted token."""
     names = trace.runs[step["run"]]["sources"]
-    return [None if node is None else names[member["sources"][node]] for node in member["guesses"]]
+    return [None if node is None else names[member["sources"][node]] for node in member["accepted"]]
 
 
 def _heading(name: str, step: dict[str, Any], member: dict[str, Any]) -> Text:
-    accepted = sum(node is not None for node in member["guesses"])
-    facts = [] if member["asked"] is None else [f"budget {member['asked']}", f"{member['drafted']} drafted"]
+    accepted = sum(node is not None for node in member["accepted"])
+    facts = [] if member["budget"] is None else [f"budget {member['budget']}", f"{member['drafted']} drafted"]
     facts.append(f"{len(member['tokens']) - 1} verified")
     if member["pruned"]:
         facts.append(f"{len(member['pruned'])} pruned")
@@ -90,7 +90,7 @@ def _tree(trace: Trace, step: dict[str, Any], member: dict[str, Any]) -> Any:
         [-math.inf if p is None else p for p in logp[1:]],
         root=tokens[0],
     )
-    accepted, pruned = set(member["guesses"]), set(member["pruned"])
+    accepted, pruned = set(member["accepted"]), set(member["pruned"])
 
     def styled(node: int, label: str) -> Text:
         if node == 0:

@@ -118,9 +118,9 @@ class Trained(ABC):
             "recipe": self.recipe,
             "weights": _digest(tensors),
         }
-        with replacing_files(folder) as aside:
-            (aside / WEIGHTS).write_bytes(save(tensors, {"format": "pt"}))  # save_file would hide it from others
-            (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        with replacing_files(folder) as temporary:
+            (temporary / WEIGHTS).write_bytes(save(tensors, {"format": "pt"}))  # save_file would hide it from others
+            (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload the folder to a hub repository, made where it is missing; returns the address of the commit."""

@@ -143,16 +143,16 @@ class Track:
             members.append(
                 {
                     "request": request.id,
-                    "asked": None if drafted is None else drafted.budgets[b],
+                    "budget": None if drafted is None else drafted.budgets[b],
                     "drafted": 0 if drafted is None else drafted.sizes[b] - 1,
                     "tokens": tokens[b][:size],
                     "parents": parents[b][:size],
                     "logp": [round(p, DIGITS) if math.isfinite(p) else None for p in logp[b][:size]],
                     "sources": [None, *(self._name(bits, names) for bits in source[b][1:size])],
                     "pruned": [node for node in range(size) if node not in left],
-                    "walked": walk.nodes,
+                    "path": walk.nodes,
                     "emitted": walk.tokens,
-                    "guesses": walk.drafted_by,
+                    "accepted": walk.drafted_by,
                 }
             )
         return members

@@ -22,7 +22,7 @@ from draftree.serve.settings import ServerSettings
 COMPLETION_TOKENS = 16  # the API's own default
 
 
-class Desk:
+class CallReader:
     """Turns checked bodies into parts for the worker.
 
     Args:

@@ -19,7 +19,7 @@ from draftree.version import __version__
 
 def add_extras(app: FastAPI, server: Server) -> None:
     """Put the routes onto `app`."""
-    settings, tokenizer, desk = server.settings, server.tokenizer, server.desk
+    settings, tokenizer, calls = server.settings, server.tokenizer, server.calls
 
     @app.get("/health")
     async def health() -> Response:
@@ -73,7 +73,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
             ids = chat_prompt(tokenizer, body.messages, add_generation_prompt=generation)
         else:
             special = body.add_special_tokens is not False
-            ids = await asyncio.to_thread(desk.encode, body.prompt or "", special=special)
+            ids = await asyncio.to_thread(calls.encode, body.prompt or "", special=special)
         limit = server.engine.target.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids})
 
@@ -102,7 +102,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
         scope = settings.scope(key, body.user)
 
         def learn() -> int:
-            rows = [desk.encode(text, special=False) for text in body.texts]
+            rows = [calls.encode(text, special=False) for text in body.texts]
             for drafter in tries:
                 drafter.warm(rows, scope)
             return sum(map(len, rows))

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from draftree.engine import Engine
 from draftree.grammar import GrammarError
 from draftree.serve.answers import Call, best, collect, statistics, stream, usage, whole_choice
-from draftree.serve.calls import Desk
+from draftree.serve.calls import CallReader
 from draftree.serve.errors import ApiError
 from draftree.serve.metrics import Metrics
 from draftree.serve.parts import Delta, Part
@@ -27,7 +27,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class Server:
-    """What the routes share: the worker, the desk, metrics, and how a request is let in.
+    """What the routes share: the worker, the reader of calls, metrics, and how a request is let in.
 
     Args:
         engine: belongs to the server from now on.
@@ -40,7 +40,7 @@ class Server:
         self.metrics = Metrics(engine)
         self.worker = Worker(engine, tokenizer, settings.queue)
         self.worker.on_end.append(self.metrics.ended)
-        self.desk = Desk(engine, tokenizer, settings)
+        self.calls = CallReader(engine, tokenizer, settings)
         self.started = int(time.time())
 
     async def body(self, request: Request, kind: type[Body]) -> Body:

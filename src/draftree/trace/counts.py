@@ -18,8 +18,8 @@ def statistics(trace: Trace) -> dict[int, RequestStats]:
         share = 1 / len(step["members"])
         for member in step["members"]:
             stats = found[member["request"]]
-            stats.count(member["guesses"], len(member["tokens"]) - 1, passed=step["passed"])
-            accepted = (node for node in member["guesses"] if node is not None)
+            stats.count(member["accepted"], len(member["tokens"]) - 1, passed=step["passed"])
+            accepted = (node for node in member["accepted"] if node is not None)
             stats.accepted_by_source.update(sources[member["sources"][node]] for node in accepted)
             stats.pruned += len(member["pruned"])
             for stage, seconds in step["seconds"].items():

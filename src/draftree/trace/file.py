@@ -18,7 +18,7 @@ from draftree.trace.records import Trace as Trace
 from draftree.trace.records import wrong_record, wrong_whole
 from draftree.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 KINDS = ("run", "request", "step", "tokens")
 
 
@@ -44,7 +44,7 @@ def write_trace(recorder: Recorder, path: str | Path, tokenizer: Any = None) -> 
                 output.setdefault(member["request"], []).extend(member["emitted"])
                 seen.update(member["tokens"], member["emitted"])
     path = Path(path)
-    with replacing(path) as aside, aside.open("w", encoding="utf-8") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         _line(file, {"kind": "trace", "format": FORMAT, "draftree": __version__})
         for record in records:
             if record["kind"] == "request":

@@ -27,14 +27,14 @@
     const sum = { steps: 0, emitted: 0, drafted: 0, pruned: 0, accepted: 0, rollbacks: 0, by_depth: [], by_source: {},
       seconds: { draft: 0, verify: 0, accept: 0, commit: 0 } };
     for (const { step, member } of list) {
-      const hits = member.guesses.filter((node) => node !== null);
+      const hits = member.accepted.filter((node) => node !== null);
       const names = trace.runs[step.run].sources;
       sum.steps += step.passed ? 1 : 0;
       sum.emitted += member.emitted.length;
       sum.drafted += member.tokens.length - 1;
       sum.pruned += member.pruned.length;
       sum.accepted += hits.length;
-      if (hits.length < member.tokens.length - 1 && member.guesses[member.guesses.length - 1] === null) sum.rollbacks += 1;
+      if (hits.length < member.tokens.length - 1 && member.accepted[member.accepted.length - 1] === null) sum.rollbacks += 1;
       hits.forEach((node, depth) => {
         sum.by_depth[depth] = (sum.by_depth[depth] || 0) + 1;
         const name = names[member.sources[node]];
@@ -95,7 +95,7 @@
     output.replaceChildren();
     owner = [];
     parts.get(request).forEach(({ member }, number) => member.emitted.forEach((token, i) => {
-      const source = sourceOf(member, member.guesses[i]);
+      const source = sourceOf(member, member.accepted[i]);
       const span = make("span", { class: "token", "data-token": owner.length }, shown.pieces[owner.length]);
       mark(span, source);
       span.title = source === null ? "the model's own" : `drafted by ${source}`;
@@ -114,7 +114,7 @@
     const list = parts.get(request);
     wide = Math.max(9, Math.min(22, Math.floor(($("strip").clientWidth - 4) / list.length)));
     $("strip").replaceChildren(Draw.strip(list.map(({ member }) => (
-      { all: member.tokens.length - 1, hit: member.guesses.filter((node) => node !== null).length })), wide));
+      { all: member.tokens.length - 1, hit: member.accepted.filter((node) => node !== null).length })), wide));
     $("slider").max = list.length - 1;
   }
 
@@ -137,13 +137,13 @@
 
   function showStep() {
     const list = parts.get(request), { step, member, from } = list[at];
-    const hits = member.guesses.filter((node) => node !== null).length;
+    const hits = member.accepted.filter((node) => node !== null).length;
     $("which").textContent = `Step ${at + 1} of ${list.length}`;
     $("slider").value = at;
     $("first").disabled = $("back").disabled = at === 0;
     $("last").disabled = $("forth").disabled = at === list.length - 1;
-    const facts = member.asked === null ? ["nothing was drafted"]
-      : [`budget ${member.asked}`, `${member.drafted} drafted`];
+    const facts = member.budget === null ? ["nothing was drafted"]
+      : [`budget ${member.budget}`, `${member.drafted} drafted`];
     facts.push(`${member.tokens.length - 1} verified`);
     if (member.pruned.length) facts.push(`${member.pruned.length} pruned`);
     facts.push(`${hits} accepted`, count(member.emitted.length, "token emitted", "tokens emitted"));
@@ -156,7 +156,7 @@
         "aria-pressed": id === request }, trace.names[id]))]));
     showTimes(step);
     showTree(member);
-    const emitted = member.emitted.map((token, i) => mark(make("span", {}, label(token)), sourceOf(member, member.guesses[i])));
+    const emitted = member.emitted.map((token, i) => mark(make("span", {}, label(token)), sourceOf(member, member.accepted[i])));
     $("emitted").replaceChildren("emitted: ", ...emitted.flatMap((span) => [span, " "]));
     document.querySelectorAll(".token.now").forEach((span) => span.classList.remove("now"));
     for (let i = from; i < from + member.emitted.length; i++) {
@@ -179,14 +179,14 @@
   // ---- the tree
 
   function nodesOf(member) {
-    const accepted = new Set(member.guesses.filter((node) => node !== null)), pruned = new Set(member.pruned);
+    const accepted = new Set(member.accepted.filter((node) => node !== null)), pruned = new Set(member.pruned);
     const nodes = member.tokens.map((token, i) => ({
       text: label(token), parent: member.parents[i], source: sourceOf(member, i),
       chance: i && member.logp[i] !== null ? Math.exp(member.logp[i]) : null,
       state: i === 0 ? "root" : accepted.has(i) ? "accepted" : pruned.has(i) ? "pruned" : "refused" }));
-    const end = member.guesses.length - 1;
-    if (end >= 0 && member.guesses[end] === null) {
-      nodes.push({ text: label(member.emitted[end]), parent: member.walked[end], source: null, chance: null, state: "own" });
+    const end = member.accepted.length - 1;
+    if (end >= 0 && member.accepted[end] === null) {
+      nodes.push({ text: label(member.emitted[end]), parent: member.path[end], source: null, chance: null, state: "own" });
     }
     return nodes;
   }

@@ -111,19 +111,19 @@ def _wrong_member(trace: Trace, run: int, member: Any) -> str | None:
     names = len(trace.runs[run]["sources"])
     if sources[0] is not None or not all(is_whole(source, 0, names - 1) for source in sources[1:]):
         return "a node has a source that the run does not name"
-    pruned, walked, guesses = (member.get(name) for name in ("pruned", "walked", "guesses"))
-    if not isinstance(pruned, list) or not isinstance(walked, list) or not isinstance(guesses, list):
+    pruned, path, accepted = (member.get(name) for name in ("pruned", "path", "accepted"))
+    if not isinstance(pruned, list) or not isinstance(path, list) or not isinstance(accepted, list):
         return "a part of a step lacks nodes"
-    if not all(is_whole(node, 0, len(tokens) - 1) for node in (*pruned, *walked)):
+    if not all(is_whole(node, 0, len(tokens) - 1) for node in (*pruned, *path)):
         return "a node is not in its tree"
-    if not all(node is None or is_whole(node, 1, len(tokens) - 1) for node in guesses):
+    if not all(node is None or is_whole(node, 1, len(tokens) - 1) for node in accepted):
         return "a node is not in its tree"
-    if not _tokens(member.get("emitted")) or not len(member["emitted"]) == len(walked) == len(guesses):
+    if not _tokens(member.get("emitted")) or not len(member["emitted"]) == len(path) == len(accepted):
         return "emitted tokens are not as many as the nodes behind which they were"
-    asked = member.get("asked", False)
+    budget = member.get("budget", False)
     if not is_whole(member.get("drafted")):
         return "a part of a step needs the number of draft tokens"
-    return None if asked is None or is_whole(asked) else "the number of draft tokens that were asked for is none"
+    return None if budget is None or is_whole(budget) else "the number of draft tokens that were asked for is none"
 
 
 def _tokens(value: Any) -> bool:

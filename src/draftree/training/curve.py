@@ -52,6 +52,6 @@ def _draw(curve: dict[str, Any], path: Path, title: str) -> Path:
         axis.legend(frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=9, color="0.35")
-    with replacing(path) as aside:
-        figure.savefig(aside, dpi=110)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=110)
     return path

@@ -2,7 +2,7 @@
 
 The journal is only ever appended to, one line for each answered question. What a kill leaves is whole lines and at
 most one torn one at the end, which is cut off when the run goes on. A whole line that is no answer was not written
-here, and is refused. The finished file is written aside and renamed.
+here, and is refused. The finished file is written to a temporary folder and renamed.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class Journal:
             return self.meta
         os.fsync(self._file.fileno())
         rows = [row for _, answered in sorted(self.entries().items()) for row in answered]
-        with replacing_files(self.folder) as aside:
-            path = aside / ROWS[self.file_format]
+        with replacing_files(self.folder) as temporary:
+            path = temporary / ROWS[self.file_format]
             if self.file_format == "jsonl":
                 with path.open("w", encoding="utf-8") as out:
                     out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

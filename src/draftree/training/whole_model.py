@@ -105,11 +105,11 @@ class EarlyExitObjective(AlignObjective):
 def save_model(model: Any, tokenizer: Any, out: Path) -> None:
     """A model as Hugging Face saves it, with its tokenizer if there is one."""
     out.mkdir(parents=True, exist_ok=True)
-    with replacing_files(out) as aside:
-        model.save_pretrained(aside)
+    with replacing_files(out) as temporary:
+        model.save_pretrained(temporary)
         if tokenizer is not None:
-            tokenizer.save_pretrained(aside)
-        written = {path.name for path in aside.iterdir()}
+            tokenizer.save_pretrained(temporary)
+        written = {path.name for path in temporary.iterdir()}
     for path in out.glob("model*.safetensors*"):  # parts of a larger model before it would be read in place of this one
         if path.name not in written:
             path.unlink()

@@ -137,8 +137,8 @@ def to_picture(tree: TokenTree, path: str | Path, b: int = 0, decode: Decode | N
     legend.outline.set_visible(False)
     key = f"path probability  ≤{FAINTEST:g} … 1"
     axes.text(wide - 1.18, 0.075, key, ha="right", va="center", fontsize=5, color=GREY)
-    with replacing(path) as aside:
-        figure.savefig(aside)
+    with replacing(path) as temporary:
+        figure.savefig(temporary)
 
 
 def _labels(tree: TokenTree, b: int, decode: Decode | None) -> list[str]:

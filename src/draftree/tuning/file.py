@@ -150,8 +150,8 @@ def write_tuned(
     if trie is not None:
         entries["trie"] = trie_path.name
         written.append(trie_path)
-    with replacing(path) as aside:  # the choice takes its place after its trie
-        write_json(aside, entries | more)
+    with replacing(path) as temporary:  # the choice takes its place after its trie
+        write_json(temporary, entries | more)
         if trie is not None:
             trie.save(trie_path, tokenizer)
     return written

@@ -159,8 +159,8 @@ class Trie:
     def save(self, path: str | os.PathLike[str], tokenizer_fingerprint: str) -> None:
         """Writes options and output forest to a flat file, whole or not at all. Prompts are not saved."""
         data = self._packed(tokenizer_fingerprint)
-        with replacing(path) as aside:
-            aside.write_bytes(data)
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], tokenizer_fingerprint: str, *, backend: str = "auto") -> Trie:

@@ -146,10 +146,10 @@ def run(application: Any, host: str, port: int, cores: int) -> None:
         start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
         serve.run(application, name="draftree", route_prefix="/")
         print(f"draftree serves at http://{host}:{port}/v1; Ctrl-C stops it.", flush=True)
-        told = threading.Event()
+        stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: told.set())
-        told.wait()
+            signal.signal(number, lambda *_: stop.set())
+        stop.wait()
     finally:
         serve.shutdown()
         ray.shutdown()

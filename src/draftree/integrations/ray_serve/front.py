@@ -26,7 +26,7 @@ MOST_REPLICAS = 1000
 
 
 @dataclass(frozen=True)
-class Asked:
+class HttpRequest:
     """A request as it travels from the front to a replica; fields as in ASGI's scope."""
 
     method: str
@@ -56,14 +56,14 @@ class Front:
         if self._exchange is not None and self._exchanging is None:
             self._exchanging = asyncio.ensure_future(self._exchange_all(self._exchange))
         body = await _read(receive, self._body_bytes + 1)
-        asked = Asked(scope["method"], scope["path"], scope["query_string"], list(scope["headers"]), body)
-        if asked.path == "/metrics":
-            messages = self._metrics(asked)
-        elif asked.path in TO_ALL:
-            messages = self._to_all(asked)
+        request = HttpRequest(scope["method"], scope["path"], scope["query_string"], list(scope["headers"]), body)
+        if request.path == "/metrics":
+            messages = self._metrics(request)
+        elif request.path in TO_ALL:
+            messages = self._to_all(request)
         else:
-            key = dict(asked.headers).get(b"authorization", b"")
-            messages = self._from_one(asked, beginnings_of(body, key) if asked.path in BY_PREFIX else None)
+            key = dict(request.headers).get(b"authorization", b"")
+            messages = self._from_one(request, beginnings_of(body, key) if request.path in BY_PREFIX else None)
         passing = asyncio.ensure_future(_pass_on(messages, send))
         gone = asyncio.ensure_future(_gone(receive))
         try:
@@ -75,12 +75,12 @@ class Front:
             passing.cancel()
 
     async def _from_one(
-        self, asked: Asked, text: Beginnings | None, replica: int | None = None
+        self, request: HttpRequest, text: Beginnings | None, replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """The response of one replica. Where it fails before its first word, another one gets the request."""
         for last in (False, True):
             started = stream = False
-            response: Any = self._replicas.options(stream=True).answer.remote(asked, text=text, replica=replica)
+            response: Any = self._replicas.options(stream=True).answer.remote(request, text=text, replica=replica)
             try:
                 async for message in response:
                     if message["type"] == "http.response.start":
@@ -102,11 +102,11 @@ class Front:
                     for message in _refusal(FAILED, 503):
                         yield message
 
-    async def _to_all(self, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+    async def _to_all(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
         """Every replica gets the request; the response is the first that refuses it, or else any."""
         first: list[dict[str, Any]] = []
         async for number in self._numbers():
-            found = [message async for message in self._from_one(asked, None, number)]
+            found = [message async for message in self._from_one(request, None, number)]
             if not first or found[0]["status"] >= 400:
                 first = found
             if found[0]["status"] >= 400:
@@ -114,9 +114,9 @@ class Front:
         for message in first:
             yield message
 
-    async def _metrics(self, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+    async def _metrics(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
         """Metrics of all replicas, each with its name as the label `replica`."""
-        allowed = [message async for message in self._from_one(asked, None)]
+        allowed = [message async for message in self._from_one(request, None)]
         if allowed[0]["status"] != 200:
             for message in allowed:
                 yield message

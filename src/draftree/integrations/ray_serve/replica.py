@@ -11,7 +11,7 @@ from ray import serve
 
 from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.merge import parts_of
-from draftree.integrations.ray_serve.front import Asked
+from draftree.integrations.ray_serve.front import HttpRequest
 from draftree.integrations.ray_serve.prefixes import Beginnings
 from draftree.serve.launch import Launch
 from draftree.serve.parts import Part
@@ -36,12 +36,12 @@ class Replica:
             self.server.worker.on_end.append(self._keep)
 
     async def answer(
-        self, asked: Asked, text: Beginnings | None = None, replica: int | None = None
+        self, request: HttpRequest, text: Beginnings | None = None, replica: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """The messages of the response, as in ASGI. A caller that stops reading ends the answer.
 
         Args:
-            asked: the request.
+            request: as it came to the front.
             text, replica: for the router.
         """
         messages: asyncio.Queue[Any] = asyncio.Queue()
@@ -51,7 +51,7 @@ class Replica:
             nonlocal read
             if not read:
                 read = True
-                return {"type": "http.request", "body": asked.body, "more_body": False}
+                return {"type": "http.request", "body": request.body, "more_body": False}
             await gone.wait()
             return {"type": "http.disconnect"}
 
@@ -60,8 +60,8 @@ class Replica:
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.1",
         }
-        scope |= {"method": asked.method, "path": asked.path, "raw_path": asked.path.encode(), "root_path": ""}
-        scope |= {"query_string": asked.query, "headers": asked.headers, "scheme": "http", "client": None}
+        scope |= {"method": request.method, "path": request.path, "raw_path": request.path.encode(), "root_path": ""}
+        scope |= {"query_string": request.query, "headers": request.headers, "scheme": "http", "client": None}
         task = asyncio.ensure_future(self.app(scope, receive, messages.put))
         task.add_done_callback(lambda _: messages.put_nowait({"type": "over"}))
         try:
