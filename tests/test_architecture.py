@@ -161,3 +161,17 @@ def test_constructors_take_at_most_eight_parameters(path: Path) -> None:
                 if isinstance(made, ast.FunctionDef) and made.name == "__init__":
                     count = len(made.args.args) - 1 + len(made.args.kwonlyargs)
                     assert count <= 8, f"{node.name} takes {count}"
+
+
+@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
+def test_objects_hold_at_most_twelve_attributes(path: Path) -> None:
+    """More is asking to be two objects; records without a constructor of their own, such as options, may have more."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef) and any(getattr(made, "name", "") == "__init__" for made in node.body):
+            held = {
+                part.attr
+                for part in ast.walk(node)
+                if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
+                if isinstance(part.value, ast.Name) and part.value.id == "self"
+            }
+            assert len(held) <= 12, f"{node.name} holds {', '.join(sorted(held))}"

@@ -80,10 +80,6 @@ class StepCost:
         """The curve at `rows`."""
         return self.of(self.rows)
 
-    def seen(self, rows: int) -> int:
-        """How many real steps had so many rows."""
-        return self._seen.get(rows, 0)
-
     def of(self, rows: Any) -> np.ndarray:
         """Seconds of a step with `rows` rows (array-like, whole or not)."""
         rows = np.asarray(rows, dtype=np.float64)
