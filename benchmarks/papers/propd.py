@@ -1,16 +1,116 @@
-"""ProPD's tables and figures (Zhong et al., 2024)."""
+"""ProPD's tables and figures (Zhong et al., 2024).
+
+Tables 1 and 3 compare it as published (`ProPDTree`, pruning in every pass) with Medusa's heads and a static tree that
+was searched on other prompts, with the best chain of them (BPD), and with this package's own sizing. Batches are timed
+while they are full, against plain decoding of the same batch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.shapes import batch, pruning, step_cost
+import pandas as pd
+
+from benchmarks.harness import PLAIN, Experiment, Setup, Way, lines, measure, table_of
+from benchmarks.harness.measure import all_differing, length, of, per_token, size
+from benchmarks.harness.trees import CHAIN, SEARCHED, Case, with_tree
+from benchmarks.harness.truth import hits_of
+from benchmarks.papers.propd_shape import ProPDTree
+from benchmarks.shapes import pruning, step_cost
+from benchmarks.shapes.subjects import OPTIONS, batches, heads
+from draftree.drafting.in_model import InModelDrafter
+from draftree.pruning import EarlyPruning
+from draftree.shaping import DynamicTree, Fixed
+from draftree.shaping.static import best_choices, chain
 
 MEDUSA: dict[str, Any] = {"drafters": ("medusa",)}
-SIZES: dict[str, Any] = MEDUSA | {"batch": (1, 2, 4, 8), "sizes": (2, 4, 8)}
+BPD, STATIC, PUBLISHED, OWN = "BPD", "Medusa, static tree", "ProPD as published", "sized by cost"
+PRUNED, DYNAMIC = "pruning alone", "dynamic alone"
+
+
+def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
+    """ProPD, Medusa and BPD over autoregressive decoding, by batch."""
+    return _compared(setup, (BPD, STATIC, PUBLISHED, OWN), over=PLAIN)
+
+
+def parts(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Each part of ProPD alone, and both, over the static tree without either, by batch."""
+    return _compared(setup, (STATIC, PRUNED, DYNAMIC, PUBLISHED), over=STATIC)
+
+
+def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd.DataFrame]:
+    rows: list[dict[str, Any]] = []
+    wrong = 0
+    drafter, static = _static(setup)
+    searched = f"The static tree has {static.nodes} draft tokens, searched on {len(setup.lessons)} other prompts."
+    for batch in batches(setup):
+        ways = [Way(PLAIN), *(_way(setup, name, drafter, static) for name in names)]
+        runs = measure(setup, ways, batch=batch, stop=False)
+        wrong += all_differing(runs)
+        base = per_token(of(runs, over))
+        for way in ways[1:] if over == PLAIN else ways:
+            own = of(runs, way.name)
+            rows.append(
+                {"way": way.name, "batch": batch}
+                | (base / per_token(own)).columns("over")
+                | length(own).columns("acceptance_length")
+                | {"draft_tokens_a_step": size(own), "pruned": own["pruned"].sum() / max(own["drafted"].sum(), 1)}
+                | {"tokens_a_second": 1 / per_token(own).value}
+            )
+        yield table_of(rows, differing=wrong, remarks=[searched, f"Speeds are over {over} at the same batch."])
+
+
+def _static(setup: Setup) -> tuple[InModelDrafter, Case]:
+    """The heads, and the tree of the option `nodes` that is best for them on other prompts than the measured ones.
+
+    Raises:
+        ValueError: no heads, several, or no other prompts.
+    """
+    if len(setup.named) != 1:
+        raise ValueError("ProPD's tables are of one set of heads: name one by --drafter.")
+    drafter = setup.drafter(*setup.named.values())
+    if not isinstance(drafter, InModelDrafter):
+        raise ValueError(f"ProPD's tables are of heads inside the model, and {drafter.name} has none: name Medusa's.")
+    if not setup.lessons:
+        raise ValueError("There are no prompts but the measured ones to search a tree on: give more prompts.")
+    setup.watcher.stage("search for the static tree", len(setup.lessons))
+    choices = best_choices(hits_of(setup, drafter, setup.lessons).by_rank, setup["nodes"])
+    return drafter, Case(SEARCHED, STATIC, tuple(choices), len(choices))
+
+
+def _way(setup: Setup, name: str, drafter: InModelDrafter, static: Case) -> Way:
+    if name == BPD:
+        straight = Case(CHAIN, BPD, tuple(chain(drafter.depth)), drafter.depth)
+        return Way(name, with_tree(drafter, straight), Fixed(straight.nodes))
+    options: dict[str, Any] = {}
+    if name in (PRUNED, PUBLISHED):
+        head = heads(setup)[0]
+        options["pruner"] = EarlyPruning(head, top_k=setup["pruned_top_k"], always=True)
+    if name in (STATIC, PRUNED):
+        return Way(name, with_tree(drafter, static), Fixed(static.nodes), options)
+    own = setup.drafter(*setup.named.values())
+    if name == OWN:
+        return Way(name, own, DynamicTree())
+    shape = ProPDTree(setup["nodes"], alpha=setup["alpha"], fading=setup["fading"])
+    return Way(name, own, shape, options)
+
+
+TABLE = Experiment(
+    "",
+    "",
+    speeds,
+    ("way", "batch", "over", "acceptance_length", "draft_tokens_a_step", "pruned", "tokens_a_second"),
+    lines("batch", "over", by="way", log=True),
+    OPTIONS
+    | MEDUSA
+    | {"nodes": 32, "batch": (1, 2, 4, 8, 16), "early_heads": ("early-head",), "pruned_top_k": 50}
+    | {"alpha": 0.2, "fading": 0.02},
+)
+BATCHES: dict[str, Any] = {"batch": (1, 2, 4, 8), "per_set": 1}
 EXPERIMENTS = (
-    batch.EXPERIMENT.of_paper("ProPD", "Table 1", **SIZES),
+    TABLE.of_paper("ProPD", "Table 1", **BATCHES),
     pruning.EXPERIMENT.of_paper("ProPD", "Table 2", **MEDUSA),
-    batch.EXPERIMENT.of_paper("ProPD", "Table 3", **SIZES),
+    Experiment("", "", parts, TABLE.columns, TABLE.plot, TABLE.options).of_paper("ProPD", "Table 3", **BATCHES),
     step_cost.EXPERIMENT.of_paper("ProPD", "Figure 3", **MEDUSA),
 )

@@ -34,7 +34,7 @@ TWINS = {
         "hidden-transfer-table3",
         "hidden-transfer-table4",
     ),
-    *("hidden-transfer-table5", "hidden-transfer-figure6", "lookahead-figure5", "propd-table3", "bita-table9"),
+    *("hidden-transfer-table5", "hidden-transfer-figure6", "lookahead-figure5", "bita-table9"),
     *("bita-figure8", "lookahead-figure4", "lookahead-table5"),  # the last one starts ten processes
 }
 TINY: dict[str, Any] = {

@@ -54,6 +54,8 @@ def time_rows(
     context: int,
     rounds: int,
     watcher: Watcher,
+    *,
+    batch: int = 1,
 ) -> Steps:
     """Time steps of some rows behind `context` tokens, in turns; Hugging Face's with as many rows as those of `LOOP`.
 
@@ -63,9 +65,10 @@ def time_rows(
         context: tokens before the rows.
         rounds: how often each is timed.
         watcher: shows progress.
+        batch: texts of a step, each with that context and so many rows.
     """
     counts = runners[LOOP][1]
-    size = (1, max(context, *counts))
+    size = (batch, max(context, *counts))
     vocabulary = min(1000, int(model.config.vocab_size))
     tokens = torch.randint(0, vocabulary, size, generator=torch.Generator().manual_seed(0)).to(model.device)
     memory = Bandwidth(model.device)
@@ -186,14 +189,15 @@ def _hf_steps(model: Any, tokens: Tensor, context: int) -> Callable[[int], None]
 
 def _own_steps(runner: Runner, tokens: Tensor, context: int, most: int) -> Callable[[int], None]:
     tokens, device = tokens.to(runner.plan_device), runner.plan_device
-    cache = runner.new_cache(1, context + most)
+    batch = len(tokens)
+    cache = runner.new_cache(batch, context + most)
 
     def plan(first: int, rows: int) -> Plan:
-        square = torch.ones(1, rows, rows, dtype=torch.bool, device=device).tril()
-        return Plan(tokens[:, :rows], first + torch.arange(rows, device=device)[None], square)
+        square = torch.ones(batch, rows, rows, dtype=torch.bool, device=device).tril()
+        return Plan(tokens[:, :rows], first + torch.arange(rows, device=device).expand(batch, -1), square)
 
     result = runner.run(plan(0, context), cache)
-    cache.commit([list(range(context))], result.segments)
+    cache.commit([list(range(context))] * batch, result.segments)
 
     def step(rows: int) -> None:
         runner.run(plan(context, rows), cache)

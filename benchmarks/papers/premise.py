@@ -1,0 +1,86 @@
+"""What all five papers build on: a pass over some rows takes hardly longer than one over a single row.
+
+Lookahead (Figures 1 and 6), Hidden Transfer (Figure 1) and ProPD (Figure 3) show it for GPUs. Here passes are timed
+over rows, context and batch on the machine and model at hand, this package's runner and Hugging Face's `forward` in
+turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from benchmarks.harness import Experiment, Setup, lines, table_of
+from benchmarks.inflate.sizes import Size, check_memory, dtype_named, parameters_named, size_for
+from draftree.bench.steps import LOOP, check_context, time_rows
+from draftree.models import Placement
+from draftree.runner import open_runner
+
+FREE = (1.1, 1.5)  # times a pass of one row, below which rows count as free
+
+
+def run(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Milliseconds of a pass by its rows, context and batch, draftree's and Hugging Face's."""
+    rows, contexts, batches = (sorted(set(setup[name])) for name in ("rows", "context", "batch"))
+    if rows[0] != 1 or min(contexts) < 1 or batches[0] < 1:
+        raise ValueError(
+            "Passes are compared with those of one row: give rows from 1 on, and positive contexts and batches."
+        )
+    model = _model(setup, max(contexts), rows[-1])
+    runner = open_runner(model)
+    about = {"dtype": str(model.dtype).removeprefix("torch."), "model": setup.name or "embedded chat-4m"}
+    if setup.params:
+        about["model"] += f" inflated to {setup.params}"
+    found: list[dict[str, Any]] = []
+    for batch in batches:
+        for context in contexts:
+            timed = {LOOP: (runner, rows)}
+            steps = time_rows(model, timed, context, setup["rounds"], setup.watcher, batch=batch)
+            found += [{"batch": batch, "context": context} | row for row in steps.rows]
+            table = pd.DataFrame(found)
+            remarks = [f"Runner: {runner.form}. Each of a batch's texts has the context and so many rows."]
+            yield table_of(found, remarks=remarks, tables={"What is free": _free(table)}, about=about)
+
+
+def _model(setup: Setup, context: int, most: int) -> Any:
+    """The model, in the type of the option `dtype`.
+
+    Raises:
+        ValueError: no such type, or no room in its context or the memory.
+    """
+    check_context(context, most, setup.small)
+    if not setup["dtype"]:
+        return setup.model
+    dtype = dtype_named(setup["dtype"])
+    Placement("auto", setup["dtype"]).check()
+    if setup.params is None:
+        return setup.model.to(dtype)
+    size = size_for(parameters_named(setup.params), Size.of(setup.small.config))
+    check_memory(size, dtype, torch.device(setup.small.device))
+    return setup.subject.inflated(setup.params, params=setup.params, dtype=dtype).model
+
+
+def _free(table: pd.DataFrame) -> pd.DataFrame:
+    """How many rows a text take at most so much longer than one, and what each further row takes, as a share of it."""
+    found = []
+    for (batch, context, method), own in table.groupby(["batch", "context", "method"], sort=False):
+        facts: dict[str, Any] = {"batch": batch, "context": context, "method": method}
+        for times in FREE:
+            facts[f"rows_below_{times}"] = int(own["rows"][own["over_one_row"] <= times].max())
+        slope = np.polyfit(own["rows"], own["over_one_row"], 1)[0] if len(own) > 1 else 0.0
+        found.append(facts | {"a_row_over_one_row": float(slope)})
+    return pd.DataFrame(found)
+
+
+EXPERIMENT = Experiment(
+    "premise",
+    "",
+    run,
+    ("batch", "context", "method", "rows", "ms", "over_one_row"),
+    lines("rows", "over_one_row", by=("method", "context"), panel="batch", log=True),
+    {"rows": (1, 2, 4, 8, 16, 32, 64), "context": (128, 1024), "batch": (1, 4), "rounds": 5, "dtype": ""},
+)
