@@ -246,6 +246,21 @@ def plot(figure: Any, table: pd.DataFrame) -> None:
     axis.legend(frameon=False, fontsize=7)
 
 
+def plot_by_rollback(figure: Any, table: pd.DataFrame) -> None:
+    """Quality against latency, a curve over fallback thresholds for each rollback threshold (figure 9)."""
+    pairs = [pair for pair in table["pair"].unique() if pair]
+    figure.set_size_inches(5 * len(pairs) + 1, 4.4)
+    for axis, pair in zip(figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):
+        grid = table[(table["group"] == BILD) & (table["pair"] == pair)].sort_values("fallback")
+        for rollback, own in grid.groupby("rollback"):
+            axis.plot(1 / own["times_plain"], own["quality"], marker="o", label=f"rollback threshold {rollback:g}")
+        axis.axhline(table.loc[table["way"] == PLAIN, "quality"].iloc[0], color="0.5", linestyle=":")
+        axis.set_title(pair)
+        axis.set_xlabel("time of the large model alone = 1")
+        axis.set_ylabel("quality")
+        axis.legend(frameon=False, fontsize=7)
+
+
 COLUMNS = (
     *("way", "quality", "ms", "times_plain", "times_hf", "large_calls_a_token", "engaged", "cut", "differing"),
     *("operations", "moved", "intensity"),

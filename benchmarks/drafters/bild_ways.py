@@ -81,7 +81,7 @@ def ways_of(
     Args:
         pairs: names of the small models; the baselines and ablations take the last one.
         thresholds: (alpha_FB, alpha_RB) of every point of the grid.
-        windows: of speculative decoding with a fixed number of draft tokens.
+        windows: tokens of the small model in a turn, of speculative decoding and of BiLD without fallback.
         ablations: whether to leave out rollback, and fallback, as well.
     """
     last = pairs[-1]
@@ -91,7 +91,7 @@ def ways_of(
     if ablations:
         ways += [BildWay(NO_ROLLBACK, last, fallback) for fallback in fallbacks if fallback > 0]
         middle = rollbacks[len(rollbacks) // 2]
-        turns = [(rollback, ABLATION_WINDOW) for rollback in rollbacks] + [(middle, 3), (middle, MOST)]
+        turns = [(rollback, ABLATION_WINDOW) for rollback in rollbacks] + [(middle, window) for window in windows]
         ways += [BildWay(NO_FALLBACK, last, None, rollback, window) for rollback, window in turns]
     ways += [BildWay(LOSSLESS, last, fallback) for fallback in fallbacks]
     ways += [BildWay(FIXED, last, None, None, window) for window in windows]

@@ -58,8 +58,8 @@ def exit_pair(setup: Setup) -> bild.Pair:
 EXPERIMENTS = (
     bild.EXPERIMENT.of_paper("BiLD", "Table 1", **QUICK),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 4", **QUICK),
-    bild.EXPERIMENT.of_paper("BiLD", "Figure 5", **QUICK | {"ablations": True}),
+    bild.EXPERIMENT.of_paper("BiLD", "Figure 5", **QUICK | {"ablations": True, "windows": tuple(range(3, 11))}),
     replace(bild.EXPERIMENT, run=early_exit).of_paper("BiLD", "Figure 6", **QUICK, drafters=()),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 8", **QUICK),
-    bild.EXPERIMENT.of_paper("BiLD", "Figure 9", **QUICK),
+    replace(bild.EXPERIMENT, plot=bild.plot_by_rollback).of_paper("BiLD", "Figure 9", **QUICK),
 )

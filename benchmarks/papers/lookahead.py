@@ -22,10 +22,13 @@ from draftree.bench.memory import compare_memory
 from draftree.drafting import Drafter, Jacobi, PromptLookup
 
 CLAIMS = claims_of("Lookahead")
+UNBOUNDED = 2**26  # nodes
 BRANCH, DECODING_LENGTH = 12, 64  # tokens of a branch and nodes of a draft in the paper
 LENGTHS, BRANCHES = (4, 8, 16, 32, 64), (4, 12, 24)
 CAPACITIES = (1, 2, 4, 8, 16, 32, 64, 128)
-MEMORY_LENGTHS = (2, 8, 16, 64, 128)
+MEMORY_LENGTHS = (2, 4, 8, 16, 32, 64, 128)
+LLMA, SINGLE = "LLMA (one branch, of the prompt)", "single branch of the trie"
+BATCH_BRANCH = 8  # tokens of a branch in the paper's batches
 BARS = bars("over_plain", "acceptance_length", label=("way", "batch"))
 
 
@@ -33,6 +36,11 @@ def trie(setup: Setup, warm: int | None = None, **options: Any) -> Drafter:
     """A trie that has seen `warm` answers of every set; None for all there are."""
     texts = setup.texts if warm is None else setup.texts[: warm * len(setup.sets)]
     return setup.trie(texts, **({"decoding_length": setup.options.get("nodes", 64), "branch_length": BRANCH} | options))
+
+
+def llma(setup: Setup, **options: Any) -> Drafter:
+    """One branch at a time, drawn from the prompt alone (section 4.3.1)."""
+    return trie(setup, mode="single", sources="prompt", **options)
 
 
 def nodes_held(setup: Setup) -> int:
@@ -50,7 +58,8 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
 
     cells = [
         Cell("prompt lookup", PromptLookup, n),
-        Cell("single branch (LLMA)", partial(trie, setup, mode="single"), n, printed("LLMA")),
+        Cell(LLMA, partial(llma, setup), n, printed("LLMA")),
+        Cell(SINGLE, partial(trie, setup, mode="single"), n),
         Cell("lookahead decoding (Fu et al.)", Jacobi, n, printed("LookaheadDecoding")),
         Cell("parallel branches", partial(trie, setup, mode="parallel"), n),
         Cell("hierarchical trie", partial(trie, setup), n, printed("Lookahead")),
@@ -69,30 +78,28 @@ def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
     def cell(name: str, **options: Any) -> Cell:
         ratio = float(claim.cell(name, "tokens/s")) / float(claim.cell("Lookahead", "tokens/s"))
         said = f"{claim.cell(name, 'tokens/s')} tokens/s, {ratio:.2f}"
-        return Cell(name, partial(trie, setup, max_nodes=most, **options), setup["nodes"], said)
+        return Cell(name, partial(trie, setup, **({"max_nodes": most} | options)), setup["nodes"], said)
 
     cells = [
         cell("without prompt", sources="output"),
         cell("without output", sources="prompt"),
-        cell("without pruning", prune=False),
+        cell("without pruning", prune=False, max_nodes=UNBOUNDED),
         cell("without eliminating", eliminate=False),
         cell("Lookahead"),
     ]
-    remark = f"The forest is bounded to {most} nodes, half of what the warm-up alone would fill."
+    remark = f"Forests are bounded to {most} nodes, half of what the warm-up fills, but for the one without pruning."
     yield from compared(setup, cells, over="Lookahead", remarks=[remark], more={"max_nodes": most})
 
 
 def capacity(setup: Setup) -> Iterator[pd.DataFrame]:
-    """Acceptance, speed and the time of drafting by the trie's capacity, in decoding lengths."""
+    """Acceptance, speed and the time of drafting by the trie's capacity, in decoding lengths for each first token."""
     claim, cells = CLAIMS["Table 4"], []
     for times in CAPACITIES:
         name = f"{times}*DL"
         said = f"{claim.cell(name, 'tokens/s')}; {claim.cell(name, 'retrieve, ms')} + {claim.cell(name, 'update, ms')}"
-        cells.append(Cell(name, partial(trie, setup, max_nodes=times * DECODING_LENGTH), setup["nodes"], said))
-    remark = (
-        f"Here n*DL bounds the whole forest, to n times {DECODING_LENGTH} nodes; the warm-up alone would fill "
-        f"{nodes_held(setup)}. The paper bounds the tree of each first token."
-    )
+        cells.append(Cell(name, partial(trie, setup, capacity=times), setup["nodes"], said))
+    length, held = setup["nodes"], nodes_held(setup)
+    remark = f"DL is {length}, in the paper {DECODING_LENGTH}. The warm-up alone fills {held} nodes where none leaves."
     yield from compared(setup, cells, remarks=[remark])
 
 
@@ -122,9 +129,11 @@ def batch(setup: Setup) -> Iterator[pd.DataFrame]:
         column = f"batch {size}"
         said = {way: claim.cell(way, column) if column in claim.columns else "" for way in ("LLMA", "Lookahead")}
         cells = [
-            Cell("single branch (LLMA)", partial(trie, setup, mode="single"), setup["nodes"], said["LLMA"]),
-            Cell("hierarchical trie", partial(trie, setup), setup["nodes"], said["Lookahead"]),
-            Cell("hierarchical, sized by cost", partial(trie, setup), None),
+            Cell(LLMA, partial(llma, setup, branch_length=BATCH_BRANCH), setup["nodes"], said["LLMA"]),
+            Cell(
+                "hierarchical trie", partial(trie, setup, branch_length=BATCH_BRANCH), setup["nodes"], said["Lookahead"]
+            ),
+            Cell("hierarchical, sized by cost", partial(trie, setup, branch_length=BATCH_BRANCH), None),
         ]
         *_, table = compared(setup, cells, batch=size)
         rows += table.to_dict("records")
@@ -161,9 +170,9 @@ def lengths(setup: Setup) -> Iterator[pd.DataFrame]:
                 make = partial(trie, setup, mode=mode, decoding_length=n, branch_length=branch)
                 cells.append(Cell(name, make, n))
     for n in sorted({*LENGTHS, *BRANCHES}):
-        name = f"single branch (LLMA), branch {n}"
-        facts[name] = ("single branch (LLMA)", n)
-        cells.append(Cell(name, partial(trie, setup, mode="single", decoding_length=n, branch_length=n), n))
+        name = f"{LLMA}, branch {n}"
+        facts[name] = (LLMA, n)
+        cells.append(Cell(name, partial(llma, setup, decoding_length=n, branch_length=n), n))
     for table in compared(setup, cells):
         kinds = [facts.get(way, (None, None)) for way in table["way"]]
         made = table.assign(kind=[kind for kind, _ in kinds], draft_tokens=[n for _, n in kinds])
