@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from benchmarks.harness import Experiment, Setup, lines, table_of
-from benchmarks.inflate.sizes import Size, check_memory, dtype_named, parameters_named, size_for
 from draftree.bench.steps import LOOP, check_context, time_rows
-from draftree.models import Placement
 from draftree.runner import open_runner
 
 FREE = (1.1, 1.5)  # times a pass of one row, below which rows count as free
@@ -30,38 +27,17 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
         raise ValueError(
             "Passes are compared with those of one row: give rows from 1 on, and positive contexts and batches."
         )
-    model = _model(setup, max(contexts), rows[-1])
-    runner = open_runner(model)
-    about = {"dtype": str(model.dtype).removeprefix("torch."), "model": setup.name or "embedded chat-4m"}
-    if setup.params:
-        about["model"] += f" inflated to {setup.params}"
+    check_context(max(contexts), rows[-1], setup.small)
+    runner = open_runner(setup.model)
     found: list[dict[str, Any]] = []
     for batch in batches:
         for context in contexts:
             timed = {LOOP: (runner, rows)}
-            steps = time_rows(model, timed, context, setup["rounds"], setup.watcher, batch=batch)
+            steps = time_rows(setup.model, timed, context, setup["rounds"], setup.watcher, batch=batch)
             found += [{"batch": batch, "context": context} | row for row in steps.rows]
             table = pd.DataFrame(found)
             remarks = [f"Runner: {runner.form}. Each of a batch's texts has the context and so many rows."]
-            yield table_of(found, remarks=remarks, tables={"What is free": _free(table)}, about=about)
-
-
-def _model(setup: Setup, context: int, most: int) -> Any:
-    """The model, in the type of the option `dtype`.
-
-    Raises:
-        ValueError: no such type, or no room in its context or the memory.
-    """
-    check_context(context, most, setup.small)
-    if not setup["dtype"]:
-        return setup.model
-    dtype = dtype_named(setup["dtype"])
-    Placement("auto", setup["dtype"]).check()
-    if setup.params is None:
-        return setup.model.to(dtype)
-    size = size_for(parameters_named(setup.params), Size.of(setup.small.config))
-    check_memory(size, dtype, torch.device(setup.small.device))
-    return setup.subject.inflated(setup.params, params=setup.params, dtype=dtype).model
+            yield table_of(found, remarks=remarks, tables={"What is free": _free(table)})
 
 
 def _free(table: pd.DataFrame) -> pd.DataFrame:
@@ -82,5 +58,5 @@ EXPERIMENT = Experiment(
     run,
     ("batch", "context", "method", "rows", "ms", "over_one_row"),
     lines("rows", "over_one_row", by=("method", "context"), panel="batch", log=True),
-    {"rows": (1, 2, 4, 8, 16, 32, 64), "context": (128, 1024), "batch": (1, 4), "rounds": 5, "dtype": ""},
+    {"rows": (1, 2, 4, 8, 16, 32, 64), "context": (128, 1024), "batch": (1, 4), "rounds": 5},
 )

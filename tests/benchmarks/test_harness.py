@@ -11,8 +11,10 @@ import pandas as pd
 import pytest
 from browser import needs_chromium
 from devtools import browsing
+from matplotlib.figure import Figure
 from scipy.stats import bootstrap
 
+from benchmarks.drafters import bild, bild_ways
 from benchmarks.harness import PLAIN, Setup, Share, Task, Way, measure, table_of
 from benchmarks.harness.acceptance_models import MODELS, judge, tree_of
 from benchmarks.harness.experiment import read
@@ -272,3 +274,21 @@ def test_parts_of_a_pass_add_up_to_the_whole(demo, monkeypatch):
         least = max(4 * products / found["bandwidth"], 2 * products * row["rows"] / found["peak"])
         assert row["floors"]["linear"] == pytest.approx(least)
     assert pass_parts.pass_parts(open_runner(demo.model, "hooked"), 16, 1, Watcher()) is None
+
+
+def test_bild_without_fallback_has_every_window() -> None:
+    ways = bild_ways.ways_of(["small"], [(0.6, 1.0), (0.6, 2.0), (0.9, 2.0)], (3, 4, 9))
+    turns = {(way.rollback, way.window) for way in ways if way.group == bild_ways.NO_FALLBACK}
+    assert turns == {(1.0, 5), (2.0, 5), (2.0, 3), (2.0, 4), (2.0, 9)}
+
+
+def test_rollback_thresholds_have_a_curve_each() -> None:
+    rows = [{"way": bild_ways.PLAIN, "group": bild_ways.PLAIN, "pair": "", "quality": 40.0, "times_plain": 1.0}]
+    for fallback, rollback in ((0.3, 1.0), (0.6, 1.0), (0.3, 5.0), (0.6, 5.0)):
+        facts = {"way": f"{fallback}:{rollback}", "group": bild_ways.BILD, "pair": "small", "fallback": fallback}
+        rows.append(facts | {"rollback": rollback, "quality": 40 - rollback, "times_plain": 1 + fallback})
+    figure = Figure()
+    bild.plot_by_rollback(figure, pd.DataFrame(rows))
+    (axis,) = figure.axes
+    assert [line.get_label() for line in axis.get_lines()[:2]] == ["rollback threshold 1", "rollback threshold 5"]
+    assert list(axis.get_lines()[0].get_ydata()) == [39.0, 39.0]

@@ -44,6 +44,12 @@ def run(
     nodes: Annotated[
         list[int] | None, typer.Option(min=1, help="Draft tokens of a step, once for each.", show_default=OWN)
     ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Prompts together, once for each.", show_default=OWN)
+    ] = None,
+    early_head: Annotated[
+        list[str] | None, typer.Option(help="Folder of a trained early head, once for each.", show_default=OWN)
+    ] = None,
     warm_per_set: Annotated[
         int | None,
         typer.Option(min=0, help="Other prompts of every set, whose answers the trie has seen.", show_default=OWN),
@@ -58,7 +64,8 @@ def run(
     from draftree.bench.checkout import from_checkout
 
     named = {"drafters": drafter, "per_set": per_set, "max_new_tokens": max_new_tokens, "nodes": nodes}
-    given = from_checkout("harness.command").given_options(settings or [], named | {"warm_per_set": warm_per_set})
+    named |= {"batch": batch, "early_heads": early_head, "warm_per_set": warm_per_set}
+    given = from_checkout("harness.command").given_options(settings or [], named)
     where.check()
     run_experiment(name, given, measuring, model, params, where.placement)
 
