@@ -188,18 +188,12 @@ def _hf_steps(model: Any, tokens: Tensor, context: int) -> Callable[[int], None]
 
 
 def _own_steps(runner: Runner, tokens: Tensor, context: int, most: int) -> Callable[[int], None]:
-    tokens, device = tokens.to(runner.plan_device), runner.plan_device
-    batch = len(tokens)
-    cache = runner.new_cache(batch, context + most)
-
-    def plan(first: int, rows: int) -> Plan:
-        square = torch.ones(batch, rows, rows, dtype=torch.bool, device=device).tril()
-        return Plan(tokens[:, :rows], first + torch.arange(rows, device=device).expand(batch, -1), square)
-
-    result = runner.run(plan(0, context), cache)
-    cache.commit([list(range(context))] * batch, result.segments)
+    tokens = tokens.to(runner.plan_device)
+    cache = runner.new_cache(len(tokens), context + most)
+    result = runner.run(Plan.causal(tokens[:, :context]), cache)
+    cache.commit([list(range(context))] * len(tokens), result.segments)
 
     def step(rows: int) -> None:
-        runner.run(plan(context, rows), cache)
+        runner.run(Plan.causal(tokens[:, :rows], context), cache)
 
     return step

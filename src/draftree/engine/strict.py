@@ -105,11 +105,9 @@ def worst_difference(runner: Runner, *, row_by_row: bool = True) -> float:
 
 def _one_by_one(runner: Runner, tokens: Tensor) -> Tensor:
     """Logits [L, V] behind each of `tokens` [L], each in a pass of its own."""
-    cache, device, found = runner.new_cache(1, len(tokens)), tokens.device, []
-    row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
+    cache, found = runner.new_cache(1, len(tokens)), []
     for i, token in enumerate(tokens):
-        position = torch.tensor([[i]], dtype=torch.long, device=device)
-        result = runner.run(Plan(token.view(1, 1), position, row), cache)
+        result = runner.run(Plan.causal(token.view(1, 1), i), cache)
         found.append(result.logits[0, 0])
         cache.commit([[0]], result.segments)
     return torch.stack(found)
@@ -123,10 +121,8 @@ def _among_others(runner: Runner, tokens: Tensor, others: Tensor, batch: int, *,
     device, found, begin = tokens.device, [], 0
     cache = runner.new_cache(batch, len(tokens) + 2 * max(WIDTHS))
     if batch > 1:
-        row = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
         for slot in range(1, batch):
-            first = others[:1].view(1, 1)
-            ahead = runner.run(Plan(first, torch.zeros_like(first), row), cache, slot)
+            ahead = runner.run(Plan.causal(others[:1].view(1, 1)), cache, slot)
             cache.commit([[0]], ahead.segments)
     for width in WIDTHS:
         width = min(width, len(tokens) - begin)

@@ -185,11 +185,7 @@ def _measure(runner: Runner, rows: Sequence[int], clock: Callable[[], float]) ->
         encoder.admit(0, torch.zeros(rows[0], dtype=torch.long, device=device))
 
     def run(count: int) -> float:
-        plan = Plan(
-            tokens=torch.zeros(1, count, dtype=torch.long, device=device),
-            positions=torch.arange(count, device=device)[None],
-            visible=torch.ones(1, count, count, dtype=torch.bool, device=device).tril(),
-        )
+        plan = Plan.causal(torch.zeros(1, count, dtype=torch.long, device=device))
         begin = clock()
         result = runner.run(plan, cache, encoder=encoder)  # nothing is committed: the next pass writes over it
         result.logits[0, -1, 0].item()  # waits for the device

@@ -82,9 +82,7 @@ def _tree_logits(runner: Runner, texts: list[Tensor], tree: Tensor, source: Tens
     for b, text in enumerate(texts):
         if encoder is not None:
             encoder.admit(b, source)
-        causal = torch.ones(1, len(text), len(text), dtype=torch.bool, device=device).tril()
-        positions = torch.arange(len(text), device=device)[None]
-        plan = Plan(text[None].to(device), positions, causal, rope_floor=floor[b : b + 1])
+        plan = Plan.causal(text[None].to(device), rope_floor=floor[b : b + 1])
         cache.commit([list(range(len(text)))], runner.run(plan, cache, b, encoder).segments)
     seen = torch.zeros(len(PARENTS), len(PARENTS), dtype=torch.bool, device="cpu")
     for node, branch in enumerate(_branches()):
