@@ -328,7 +328,7 @@ def test_bfloat16_on_a_cpu_takes_packed_weights_by_itself() -> None:
     runner = open_runner(model)
     assert runner.form == "cuda_graphs"
     assert isinstance(runner, CudaGraphRunner)
-    fixed, usual = passes(runner)._layers[0], runner._layers[0]
+    fixed, usual = passes(runner)._model.layers[0], runner._layers[0]
     assert all(product.tensors()[0].is_mkldnn for product in fixed.products)
     assert usual.live()
     assert not any(t.is_mkldnn for product in usual.products for t in product.tensors())

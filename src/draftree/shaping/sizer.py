@@ -120,7 +120,6 @@ class DynamicSizer(Sizer):
             self._together = Modes(ways, learned.modes)  # of batches
         self._learned, self._times, self._drafter, self._pruner = learned, times, drafter, pruner
         self._max_nodes, self._ways = max_nodes, ways
-        self._first_way = UNPREPARED if UNPREPARED in ways else PLAIN  # where nothing was prepared
         self._packed = packed and pruner is None and not can.prepares  # what is done inside a pass is padded
         self._states: dict[int, _State] = {}
         self._since: dict[int, tuple[int, int]] = {}  # by requests: steps that attached rows, and how many may in a row
@@ -200,6 +199,11 @@ class DynamicSizer(Sizer):
         """Draft tokens that the drafter is asked for: more than were worth it lately, so that trees can grow."""
         cheap = self._times.drafting(batch, state.way) < CHEAP * self._times.plain(batch)
         return (1 + cheap) * state.recent + MORE
+
+    @property
+    def _first_way(self) -> int:
+        """The way of a step that nothing was prepared for."""
+        return UNPREPARED if UNPREPARED in self._ways else PLAIN
 
     def _bare_due(self, batch: int, attaches: bool) -> bool:
         """Whether a step that would attach rows goes without, so that what drafting is compared with stays true.
