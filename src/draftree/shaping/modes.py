@@ -40,8 +40,9 @@ class Account:
         self._fading = FADING_ALL if before is None else FADING_OWN
         # Sum and number of its advantages, the recent ones weighing more; a hope that nothing bears out fades.
         self._sum, self._weight = (SHRINK * HOPE, SHRINK) if before is None else (0.0, 0.0)
-        self.steps = 0 if before is None else min(before.steps, TRIAL)
-        self.left, self.length = 0, PAUSE_FIRST if before is None else before.length
+        self.steps: int = 0 if before is None else min(before.steps, TRIAL)
+        self.left = 0
+        self.length: int = PAUSE_FIRST if before is None else before.length
         self.credit = ALLOWANCE if self.length == PAUSE_FIRST else RETRIAL
 
     @property
