@@ -16,11 +16,16 @@ def table_of(rows: Iterable[Mapping[str, Any]], **attrs: Any) -> pd.DataFrame:
     held = list(rows)
     made = pd.DataFrame(held)
     for name in made:  # whole numbers stay whole where a row has none
-        values = [row[name] for row in held if row.get(name) is not None and not pd.isna(row[name])]
+        values = [row[name] for row in held if not _missing(row.get(name))]
         if made[name].isna().any() and values and all(isinstance(value, int) for value in values):
             made[name] = made[name].astype("Int64")
     made.attrs.update({name: value for name, value in attrs.items() if value is not None})
     return made
+
+
+def _missing(value: Any) -> bool:
+    """Whether a cell has nothing in it; a list of samples never has."""
+    return value is None or (pd.api.types.is_scalar(value) and bool(pd.isna(value)))
 
 
 def shown(table: pd.DataFrame, title: str = "", columns: Sequence[str] = ()) -> Table:

@@ -8,12 +8,14 @@ while they are full, against plain decoding of the same batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Way, lines, measure, table_of
 from benchmarks.harness.measure import all_differing, length, of, per_token, size
+from benchmarks.harness.setup import TRAINED
 from benchmarks.harness.trees import CHAIN, SEARCHED, Case, with_tree
 from benchmarks.harness.truth import hits_of
 from benchmarks.papers.propd_shape import ProPDTree
@@ -69,9 +71,11 @@ def _static(setup: Setup) -> tuple[InModelDrafter, Case]:
     """
     if len(setup.named) != 1:
         raise ValueError("ProPD's tables are of one set of heads: name one by --drafter.")
-    drafter = setup.drafter(*setup.named.values())
+    ((name, word),) = setup.named.items()
+    drafter = setup.trained(word) if word in TRAINED or Path(word).is_dir() else None
     if not isinstance(drafter, InModelDrafter):
-        raise ValueError(f"ProPD's tables are of heads inside the model, and {drafter.name} has none: name Medusa's.")
+        raise ValueError(f"ProPD's tables are of heads inside the model, and {name} has none: name Medusa's.")
+    heads(setup)  # refuses one that is not there, or of another model
     if not setup.lessons:
         raise ValueError("There are no prompts but the measured ones to search a tree on: give more prompts.")
     setup.watcher.stage("search for the static tree", len(setup.lessons))

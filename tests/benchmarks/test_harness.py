@@ -292,3 +292,9 @@ def test_rollback_thresholds_have_a_curve_each() -> None:
     (axis,) = figure.axes
     assert [line.get_label() for line in axis.get_lines()[:2]] == ["rollback threshold 1", "rollback threshold 5"]
     assert list(axis.get_lines()[0].get_ydata()) == [39.0, 39.0]
+
+
+def test_a_cell_may_hold_a_list_of_samples() -> None:
+    table = table_of([{"rows": 1, "samples": [0.1, 0.2]}, {"rows": None, "samples": [0.3, 0.4]}])
+    assert table["samples"].tolist() == [[0.1, 0.2], [0.3, 0.4]]
+    assert table["rows"].dtype == "Int64"
