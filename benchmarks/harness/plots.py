@@ -54,7 +54,10 @@ def lines(x: str, *values: str, by: str | Sequence[str] = (), panel: str | None 
     def draw(figure: Any, table: pd.DataFrame) -> None:
         parts = [(value, value, table) for value in values]
         if panel is not None:
-            parts = [(str(name), values[0], own) for name, own in table.groupby(panel, sort=False)]
+            parts = [
+                (name if isinstance(name, str) else f"{panel} {name}", values[0], own)
+                for name, own in table.groupby(panel, sort=False)
+            ]
         figure.set_size_inches(4.6 * len(parts) + 1, 4.2)
         for axis, (title, value, own) in zip(_panels(figure, len(parts)), parts, strict=True):
             drawn = own.assign(_by=labels(own, by)).groupby("_by", sort=False)
