@@ -1,4 +1,5 @@
-"""Makes docs/results.md and the tables of README.md and other pages from benchmarks/results/*.json: `make results`.
+"""Makes docs/results.md, the tables of README.md and other pages, and the table of the papers' claims from
+benchmarks/results/*.json, and the list of experiments in the manual: `make results`.
 
 A result file is what `draftree bench run NAME`, `quick`, `compare` or `speed` has written, as it is.
 `python -m benchmarks.report FILE` checks it and copies it to benchmarks/results/NAME.json; `NAME=FILE` gives it another
@@ -19,13 +20,16 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.harness.command import listed
 from benchmarks.harness.tables import shown
-from draftree.bench.report import counted
+from benchmarks.papers import claims
+from draftree.bench.report import Table, counted
 from draftree.files import replacing, write_text
 
 RESULTS = Path(__file__).parent / "results"
 SHOWN = tomllib.loads((RESULTS / "shown.toml").read_text(encoding="utf-8"))
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+MANUAL = PAGE.parent / "developer" / "experiments.md"
 OTHERS = [PAGE.parent / page for page in ("../README.md", "serving.md", "structured_output.md")]
 ABOUT = ("commit", "command", "device", "threads", "dtype", "model")
 HEAD = """# Results
@@ -126,6 +130,15 @@ def tables(text: str, folder: Path = RESULTS) -> str:
     return text
 
 
+def manual(text: str) -> str:
+    """The manual's page with its list of experiments made anew."""
+    begin, end = "<!-- experiments -->", "<!-- /experiments -->"
+    rows = [row | {"name": f"`{row['name']}`"} for row in listed().rows]
+    made = "\n".join(Table("", rows, listed().columns).markdown())
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n\n{made}\n\n{end}{rest.split(end)[1]}"
+
+
 def keep(argument: str, folder: Path = RESULTS) -> Path:
     """Copy the result FILE or NAME=FILE, as it is, into the folder of results; returns where it is.
 
@@ -147,8 +160,10 @@ def main(arguments: list[str]) -> None:
         for argument in arguments:
             print(f"Kept: {keep(argument)}")
         write_text(PAGE, page())
+        write_text(claims.PAGE, claims.page(RESULTS))
         for place in OTHERS:
             write_text(place, tables(place.read_text(encoding="utf-8")))
+        write_text(MANUAL, manual(MANUAL.read_text(encoding="utf-8")))
     except ValueError as error:
         sys.exit(str(error))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ from zoo import build
 
 import draftree
 from draftree.drafting import BiTA
+from draftree.drafting.folder import CONFIG, base_of, load_drafter
 from draftree.engine import generate
 from draftree.runner import EagerRunner, inspect_model
 from draftree.runner.step_cost import StepCost
 from draftree.shaping import DynamicTree, Fixed
+from draftree.training.methods import prepare
 
 
 @torch.no_grad()
@@ -82,10 +86,10 @@ def test_the_nearest_ancestor_speaks_for_a_node_without_masks(shape: str) -> Non
 
 
 @torch.no_grad()
-def test_shallow_prompts_are_seen_in_the_first_layer_alone() -> None:
+def test_prompts_of_the_first_layer_are_seen_there_alone() -> None:
     """What the other layers' prompts hold changes nothing, and the first layer's do."""
     model = build("llama")
-    drafter = randomised(BiTA.fresh(model, prompts=4, deep=False))
+    drafter = randomised(BiTA.fresh(model, prompts=4, prompting="first-layer"))
     ids = torch.tensor(prompts((9,)))
 
     def drafts() -> list[Tensor]:
@@ -98,6 +102,59 @@ def test_shallow_prompts_are_seen_in_the_first_layer_alone() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, drafts(), strict=True))
     drafter.weights.prompt_keys[0] += 5
     assert not torch.allclose(before[0], drafts()[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_shallow_prompts_are_what_the_model_makes_of_embeddings(family: str) -> None:
+    """Their keys and values are those of the model's own forward over the embeddings; drafting reads them."""
+    model = build(family)
+    drafter, objective = prepare("bita", model, {"prompts": 4, "prompting": "shallow"}, {})
+    drafter.weights.prompt_embeddings.normal_(generator=torch.Generator().manual_seed(1))
+    objective.eval().prefix(2)
+    cache = model(inputs_embeds=drafter.weights.prompt_embeddings[None], use_cache=True).past_key_values
+    for layer, held in enumerate(cache.layers):
+        torch.testing.assert_close(drafter.weights.prompt_keys[layer], held.keys[0], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(drafter.weights.prompt_values[layer], held.values[0], atol=1e-5, rtol=1e-4)
+    ids = torch.tensor(prompts((9,)))
+
+    def drafts() -> list[Tensor]:
+        seen = recorded(drafter)
+        generate(model, ids, drafter=drafter, shape=Fixed(6), max_new_tokens=4)
+        return [s.logp for s in seen]
+
+    before = drafts()
+    drafter.weights.prompt_embeddings.mul_(-1)
+    objective.prefix(2)
+    assert not torch.allclose(before[0], drafts()[0])
+
+
+@pytest.mark.parametrize("family", ["llama", "mpt"])  # rows of mpt's sequences pass one sequence after the other
+def test_shallow_prompts_are_trained_through_the_model(family: str) -> None:
+    """Every embedding gets a gradient, and what drops out differs by sequence."""
+    model = build(family).requires_grad_(False)
+    drafter, objective = prepare("bita", model, {"prompts": 4, "prompting": "shallow"}, {"prefix_dropout": 0.5})
+    held = drafter.weights.prompt_keys.clone()
+    keys, _ = objective.train().prefix(2)[1]
+    assert keys.shape[0] == 2
+    assert not torch.equal(keys[0], keys[1])
+    assert torch.equal(drafter.weights.prompt_keys, held)
+    keys.square().sum().backward()
+    assert bool(drafter.weights.prompt_embeddings.grad.any(1).all())
+
+
+def test_a_folder_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """`deep` was a yes or no; no stood for prompts of the first layer."""
+    model = build("llama")
+    for deep, prompting in ((True, "deep"), (False, "first-layer")):
+        drafter = BiTA.fresh(model, prompts=2, prompting=prompting)
+        drafter.base = base_of(model)
+        drafter.save_pretrained(tmp_path)
+        config = json.loads((tmp_path / CONFIG).read_text())
+        del config["settings"]["prompting"]
+        config["settings"]["deep"] = deep
+        (tmp_path / CONFIG).write_text(json.dumps(config))
+        assert load_drafter(tmp_path, model).settings["prompting"] == prompting
 
 
 def test_what_a_tree_costs() -> None:
@@ -117,7 +174,9 @@ def test_added_parameters_at_the_size_of_7b() -> None:
     assert sum(w.numel() for w in weights.parameters()) / 6.74e9 < 0.001
 
 
-@pytest.mark.parametrize("options", [{"masks": 0}, {"prompts": -1}, {"groups": 0}, {"depth": 4}, {"tree": "full-0"}])
+@pytest.mark.parametrize(
+    "options", [{"masks": 0}, {"prompts": -1}, {"prompting": "deeper"}, {"groups": 0}, {"depth": 4}, {"tree": "full-0"}]
+)
 def test_bad_options(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         BiTA.fresh(build("llama"), **options)

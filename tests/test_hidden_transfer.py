@@ -62,9 +62,10 @@ def test_a_fresh_transfer_is_the_identity() -> None:
 
 
 def test_default_layers() -> None:
-    assert default_transfer_layers(32) == (16, 21, 26)
+    assert default_transfer_layers(32) == (15, 20, 25)
+    assert default_transfer_layers(40) == (25, 30, 35)
     assert default_transfer_layers(8) == (4, 5, 6)
-    assert default_transfer_layers(4) == (2, 3, 3)
+    assert default_transfer_layers(4) == (2, 2, 3)
     assert default_transfer_layers(2) == (1, 1, 1)
 
 

@@ -269,7 +269,7 @@ def early_pruning(layer: int) -> EarlyPruning:
     "kinds",
     [
         TRIO,
-        ("hidden-transfer-one-layer", "bita-shallow-full", "hidden-transfer-masked-groups"),
+        ("hidden-transfer-one-layer", "bita-first-layer-full", "hidden-transfer-masked-groups"),
         ("medusa", "bita-masks-only-groups", "bita", "hidden-transfer"),
     ],
 )

@@ -20,7 +20,8 @@ from draftree.tree import TokenTree
 FAMILIES = ["llama", "gemma2", "gpt2", "bloom", "mpt", "mistral", "phi3-longrope", "t5", "bart"]
 CASES = {
     "bita": ("bita", {"prompts": 5}, {}),
-    "bita-shallow": ("bita", {"prompts": 5, "deep": False}, {}),
+    "bita-first-layer": ("bita", {"prompts": 5, "prompting": "first-layer"}, {}),
+    "bita-shallow": ("bita", {"prompts": 5, "prompting": "shallow"}, {}),
     "bita-bare": ("bita", {"prompts": 0, "masks": 2}, {}),
     "hidden-transfer": ("hidden-transfer", {"transfer_layers": [1, 2, 3]}, {"on_pseudo": True}),
     "hidden-transfer-together": ("hidden-transfer", {"transfer_layers": [2, 2, 3]}, {"on_pseudo": True}),
@@ -89,12 +90,16 @@ def decoded(drafter, runner, row: Row, split: int) -> torch.Tensor:
 def test_training_pass_equals_decoding_steps(family, case):
     model = build(family)
     method, settings, training = CASES[case]
+    if settings.get("prompting") == "shallow" and model.config.is_encoder_decoder:
+        with pytest.raises(ValueError, match="deep prompts"):
+            prepare(method, model, settings, training)
+        return
     drafter, objective = prepare(method, model, settings, training)
     randomise(drafter.weights)
     runner = open_runner(model, "hooked")
-    drafter.bind(runner.target)
     rows = rows_for(model)
     batch, depth_logits = packed(objective, rows)
+    drafter.bind(runner.target)
     runners = [runner] + ([open_runner(model, "cpu")] if EagerRunner.qualifies(runner.target) else [])
     for each in runners:
         for b, row in enumerate(rows):

@@ -115,7 +115,7 @@ def relate(table: pd.DataFrame, lengths: Any, budgets: Any, found: dict[str, Tra
                 if base.method == "medusa" != one.method:
                     compare("over Medusa", budget, best(name, budget), best(other, budget))
                 if _masks_only(base) and not _masks_only(one) and one.settings.get("masks") == base.settings["masks"]:
-                    prompts = "deep" if one.settings["deep"] else "shallow"
+                    prompts = one.settings["prompting"]
                     compare(f"{prompts} prompts over masks only", budget, best(name, budget), best(other, budget))
             own = best(name, budget, EFFICIENT, EFFICIENT_CODE)
             compare("efficient over best full", budget, own, best(name, budget, FULL))

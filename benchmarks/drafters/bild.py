@@ -10,14 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
-from benchmarks.drafters.bild_ways import BILD, PLAIN, SMALL, THEIRS, BildWay, read_thresholds, ways_of
+from benchmarks.drafters import bild_pair
+from benchmarks.drafters.bild_ways import (
+    BILD,
+    CALM,
+    PLAIN,
+    SAMPLED,
+    SMALL,
+    THEIRS,
+    BildWay,
+    Pair,
+    read_thresholds,
+    ways_of,
+)
 from benchmarks.drafters.kept_texts import texts_of
 from benchmarks.drafters.operations import operations_of
 from benchmarks.harness import Experiment, Setup, Share, Task, Way, table_of
+from benchmarks.harness.comparisons import CLAIMED, Comparison, measured
 from benchmarks.harness.measure import measure_parts, of
 from draftree.bench.measure import ready
 from draftree.drafting import DraftModel
@@ -37,15 +50,9 @@ LOSSES = {0.1: "nothing (0.1)", 1.0: "a point"}  # points of BLEU or ROUGE-L tha
 COUNTED = 8  # prompts whose operations are counted
 
 
-class Pair(NamedTuple):
-    """A large model, and small ones by the name that tables give them, the aligned one last."""
-
-    large: Any
-    smalls: dict[str, Any]
-
-
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """BLEU or ROUGE-L against latency: BiLD's grid of thresholds, its baselines and ablations (LOSSY by choice)."""
+    setup = bild_pair.built(setup) if setup["pair_data"] else setup
     rows = open_rows(setup)
     metric = setup["metric"] or ("bleu" if setup["reference"] else "rouge-l")
     check_references(rows, metric)
@@ -87,6 +94,11 @@ def open_rows(setup: Setup) -> list[Question]:
     return [Question(i, p.id, p.set, (p.text,)) for i, p in enumerate(spread)]
 
 
+def calm_points(setup: Setup) -> tuple[tuple[float, float], ...]:
+    """CALM's grid: every lambda of the option `leave` with every tau of `decay`, which `LossyCALM` checks."""
+    return tuple((leave, decay) for leave in setup["leave"] for decay in setup["decay"])
+
+
 def check_references(rows: list[Question], metric: str) -> None:
     """Refuse BLEU without references, and a metric whose package is missing.
 
@@ -106,16 +118,22 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
     template = template_of(setup.tokenizer, setup["template"] or None)
     prompts, new = [template.encode(row.turns[:1]) for row in rows], setup["max_new_tokens"]
     ways = ways_of(
-        list(pair.smalls), read_thresholds(setup["thresholds"]), setup["windows"], ablations=setup["ablations"]
+        list(pair.smalls),
+        read_thresholds(setup["thresholds"]),
+        setup["windows"],
+        ablations=setup["ablations"],
+        calm=calm_points(setup) if pair.calm is not None else (),
     )
     hashes = {name: model_hash(model) for name, model in {"large": pair.large, **pair.smalls}.items()}
-    methods = {way: way.method(pair.large, pair.smalls, new) for way in ways}
+    hashes |= {"calm": model_hash(pair.calm)} if pair.calm is not None else {}
+    methods = {way: way.method(pair, new) for way in ways}
     written = [way for way in ways if not way.exact or way.group == PLAIN]
     setup.watcher.stage("texts of all rows", len(written))
     ids: dict[BildWay, list[list[int]]] = {}
     about = [hashes, fingerprint(prompts), new]
     for way in written:
-        ids[way] = texts_of(methods[way], prompts, setup["batch"], about, setup.out)
+        together = 1 if way.group == CALM else setup["batch"]  # requests of a batch leave together there
+        ids[way] = texts_of(methods[way], prompts, together, about, setup.out)
         setup.watcher.step()
     texts = {way: setup.tokenizer.batch_decode(own, skip_special_tokens=True) for way, own in ids.items()}
     own_references = any(row.reference is None for row in rows)
@@ -139,6 +157,7 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
         table = _summed_up(runs, usable, ids, qualities)
         best = best_points(table, list(pair.smalls))
         facts["tables"] = {"Best points of the grid, after table 1": pd.DataFrame(best)}
+        facts["tables"][CLAIMED] = measured(_claims(best, list(pair.smalls)), runs, [way.name for way in usable])
         yield table_of(table.to_dict("records"), **facts)
     _count(table, best, {way.name: way for way in usable}, methods, pair, prompts, setup)
     shown = next((row["way"] for row in reversed(best) if row["way"]), None) or _fullest(table, list(pair.smalls)[-1])
@@ -161,9 +180,11 @@ def _summed_up(
     for way in ways:
         mine, expected = of(runs, way.name), ids.get(way, ids[ways[0]])
         timed = runs[runs["way"] == way.name]
-        differing = sum(row.ids[0] != expected[row.group] for row in timed.itertuples())
+        # What is drawn depends on a prompt's place in its batch.
+        drawn = way.group == SAMPLED
+        differing = 0 if drawn else sum(row.ids[0] != expected[row.group] for row in timed.itertuples())
         row = {"way": way.name, "group": way.group, "pair": way.pair, "fallback": way.fallback}
-        row |= {"rollback": way.rollback, "window": way.window}
+        row |= {"rollback": way.rollback, "window": way.window, "leave": way.leave, "decay": way.decay}
         if way in qualities:
             row["quality"] = qualities[way]
         elif not differing:
@@ -193,6 +214,19 @@ def best_points(table: pd.DataFrame, pairs: list[str]) -> list[dict[str, Any]]:
                 row |= {name: point[name] for name in (*names, "large_calls_a_token")}
             found.append(row)
     return found
+
+
+def _claims(best: list[dict[str, Any]], pairs: list[str]) -> list[Comparison]:
+    """What the paper claims of the best points; those that the grid does not have are left out."""
+    ways = {(row["pair"], row["may_lose"]): row["way"] for row in best}
+    nothing, point = LOSSES.values()
+    own = ways[pairs[-1], nothing]
+    claims = [Comparison("bild-no-loss", own, (PLAIN,))] if own else []
+    if own and ways[pairs[-1], point] != own:
+        claims.append(Comparison("bild-a-point", ways[pairs[-1], point], (own,)))
+    if own and (theirs := ways.get((UNALIGNED, nothing))) and pairs[-1] == ALIGNED:
+        claims.append(Comparison("bild-aligned-speed", own, (theirs,)))
+    return claims
 
 
 def _fullest(table: pd.DataFrame, pair: str) -> str:
@@ -282,5 +316,6 @@ OPTIONS: dict[str, Any] = {
     "max_new_tokens": 80,
     "batch": 32,
     "examples": 6,
+    **bild_pair.OPTIONS,
 }
 EXPERIMENT = Experiment("bild", "BiLD, section 4", run, COLUMNS, plot, OPTIONS)

@@ -2,24 +2,42 @@
 
 A pair is the large model with a small one; there is one that was trained on its own, and perhaps one that was aligned
 with the large model. Ways that give the plain large model's own text say so, and their text is compared with it.
+Speculative sampling draws at temperature 1, as in the paper (section 4.1): its text is the large model's own draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftree.bench.methods import Draftree, HuggingFace, Method
+from draftree.bench.samples import Sampling
 from draftree.drafting import BiLD, DraftModel
+from draftree.pruning import LossyCALM
 from draftree.shaping import Fixed
 
 PLAIN, SMALL, BILD, LOSSLESS, FIXED = "large alone", "small alone", "BiLD", "BiLD lossless", "speculative"
+SAMPLED, CALM = "speculative sampling", "CALM"
 NO_ROLLBACK, NO_FALLBACK, TREES = "no rollback", "no fallback", "DraftModel"
 THEIRS, ASSISTED = "HF generate", "HF assisted"
 EXACT = (PLAIN, LOSSLESS, FIXED, TREES, THEIRS, ASSISTED)  # their text is the large model's own
 MOST = 10  # tokens of the small model in a turn (section 7.1.2)
 ABLATION_WINDOW = 5  # turns of the small model where only rollback is left
+
+
+class Pair(NamedTuple):
+    """A large model, and small ones by the name that tables give them, the aligned one last.
+
+    Attributes:
+        large: the model.
+        smalls: by name.
+        calm: the model that was trained to be read behind every layer; None for no CALM.
+    """
+
+    large: Any
+    smalls: dict[str, Any]
+    calm: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,7 @@ class BildWay:
         pair: name of the small model.
         fallback, rollback: alpha_FB and alpha_RB.
         window: most tokens of the small model in a turn.
+        leave, decay: lambda and tau of CALM.
     """
 
     group: str
@@ -38,11 +57,14 @@ class BildWay:
     fallback: float | None = None
     rollback: float | None = None
     window: int | None = None
+    leave: float | None = None
+    decay: float | None = None
 
     @property
     def name(self) -> str:
         """What tables call it."""
         numbers = [("FB", self.fallback), ("RB", self.rollback), ("window", self.window)]
+        numbers += [("lambda", self.leave), ("tau", self.decay)]
         parts = [f"{name} {value:g}" for name, value in numbers if value is not None]
         return ", ".join([self.group, *filter(None, [self.pair, " ".join(parts)])])
 
@@ -51,10 +73,10 @@ class BildWay:
         """Whether its text is the large model's own."""
         return self.group in EXACT
 
-    def method(self, large: Any, smalls: Mapping[str, Any], new: int) -> Method:
-        """What runs it, with the small models by name; `new` tokens at most."""
+    def method(self, pair: Pair, new: int) -> Method:
+        """What runs it on these models; `new` tokens at most."""
+        large, small = pair.large, pair.smalls.get(self.pair)
         given = (self.name, large, new)
-        small = smalls.get(self.pair)
         if self.group == THEIRS:
             return HuggingFace(*given)
         if self.group == ASSISTED:
@@ -65,16 +87,26 @@ class BildWay:
             return Draftree(*given)
         if self.group == TREES:
             return Draftree(*given, lambda: DraftModel(small))
+        if self.group == CALM:
+            assert self.leave is not None
+            assert self.decay is not None
+            return Draftree(self.name, pair.calm, new, early_exit=LossyCALM(self.leave, decay=self.decay))
         window = self.window or MOST
-        if self.group == FIXED:
+        if self.group in (FIXED, SAMPLED):
             chain: dict[str, Any] = {"depth": window, "branching": 1, "confidence": 0.0}
-            return Draftree(*given, lambda: DraftModel(small, **chain), lambda: Fixed(window))
+            drawn = Sampling(temperature=1.0) if self.group == SAMPLED else None
+            return Draftree(*given, lambda: DraftModel(small, **chain), lambda: Fixed(window), sampling=drawn)
         own: dict[str, Any] = {"lossless": self.group == LOSSLESS, "num_draft_tokens": window}
         return Draftree(*given, lambda: BiLD(small, self.fallback or 0.0, self.rollback, **own))
 
 
 def ways_of(
-    pairs: Sequence[str], thresholds: Sequence[tuple[float, float]], windows: Sequence[int], *, ablations: bool = True
+    pairs: Sequence[str],
+    thresholds: Sequence[tuple[float, float]],
+    windows: Sequence[int],
+    *,
+    ablations: bool = True,
+    calm: Sequence[tuple[float, float]] = (),
 ) -> list[BildWay]:
     """All ways to compare, the plain large model first.
 
@@ -83,6 +115,7 @@ def ways_of(
         thresholds: (alpha_FB, alpha_RB) of every point of the grid.
         windows: tokens of the small model in a turn, of speculative decoding and of BiLD without fallback.
         ablations: whether to leave out rollback, and fallback, as well.
+        calm: (lambda, tau) of every point of CALM's grid.
     """
     last = pairs[-1]
     fallbacks, rollbacks = (sorted({pair[i] for pair in thresholds}) for i in (0, 1))
@@ -94,7 +127,8 @@ def ways_of(
         turns = [(rollback, ABLATION_WINDOW) for rollback in rollbacks] + [(middle, window) for window in windows]
         ways += [BildWay(NO_FALLBACK, last, None, rollback, window) for rollback, window in turns]
     ways += [BildWay(LOSSLESS, last, fallback) for fallback in fallbacks]
-    ways += [BildWay(FIXED, last, None, None, window) for window in windows]
+    ways += [BildWay(group, last, None, None, window) for group in (FIXED, SAMPLED) for window in windows]
+    ways += [BildWay(CALM, leave=leave, decay=decay) for leave, decay in calm]
     ways += [BildWay(TREES, last), BildWay(THEIRS), BildWay(ASSISTED, last)]
     return list(dict.fromkeys(ways))
 

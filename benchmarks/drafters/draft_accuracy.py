@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
 from benchmarks.drafters.subjects import IN_MODEL, OPTIONS, subjects
 from benchmarks.harness import Experiment, Setup, lines, table_of
-from benchmarks.harness.truth import RANKS, measured_hits
+from benchmarks.harness.truth import RANKS, Hits, measured_hits
 
 SHOWN_RANKS = (1, 2, 3, 5, 10)
 METHODS = (*IN_MODEL, "early-head")
@@ -17,11 +17,19 @@ METHODS = (*IN_MODEL, "early-head")
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Share of cases with the truth among the best k draft tokens; N places after the newest token."""
-    found = subjects(setup, *METHODS)
+    yield from compared(setup, subjects(setup, *METHODS))
+
+
+def compared(
+    setup: Setup, found: dict[str, Any], more: Sequence[str] = (), seen: dict[str, Hits] | None = None
+) -> Iterator[pd.DataFrame]:
+    """The same of these drafters, with `more` remarks; what was counted goes into `seen`."""
     rows: list[dict[str, Any]] = []
     wide: list[dict[str, Any]] = []
     sets = [task.prompt.set for task in setup.tasks]
     for name, hits in measured_hits(setup, found):
+        if seen is not None:
+            seen[name] = hits
         for d, place in enumerate(hits.places):
             cases = int(hits.cases[:, d].sum())
             if not cases:
@@ -34,7 +42,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
                 rows.append(facts | {"top": k} | share.columns("accuracy") | {"by_set": by_set})
             wide.append(facts | tops[1].columns("top_1") | {f"top_{k}": tops[k].value for k in SHOWN_RANKS[1:]})
         remark = "N = 1 is what the model itself says next, which an early head drafts too."
-        remarks = [remark] if any(row["place"] == 1 for row in rows) else []
+        remarks = [*more, *([remark] if any(row["place"] == 1 for row in rows) else [])]
         yield table_of(rows, remarks=remarks, tables={"By depth": pd.DataFrame(wide)})
 
 

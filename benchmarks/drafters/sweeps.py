@@ -37,7 +37,7 @@ def sweep(setting: str, method: str, says: str) -> Callable[[Setup], Iterator[pd
                 held = settings[setting]
                 facts = {"drafter": name, "swept": held[d] if isinstance(held, list | tuple) else held}
                 if settings.get("prompts"):
-                    facts["prompting"] = "deep" if settings["deep"] else "shallow"
+                    facts["prompting"] = settings["prompting"]
                 tops = {k: v for n in (1, 5) for k, v in hits.top(d, n).columns(f"top_{n}").items()}
                 rows.append(facts | {"place": place} | tops)
             rows.sort(key=lambda row: (row["place"], row["swept"]))

@@ -21,8 +21,12 @@ from draftree.prompts import Prompt, embedded_prompts
 def listed(name: str | None = None) -> Table:
     """All experiments; or the options of one and their defaults, as `draftree bench list` shows them."""
     if name is None:
-        rows = [{"name": e.name, "source": e.source, "what it shows": e.says} for e in experiments().values()]
-        return Table("", rows, ("name", "source", "what it shows"))
+        rows = [
+            {"name": e.name, "in the papers": ": ".join(filter(None, [e.source, e.claim.of if e.claim else ""]))}
+            | {"what runs": e.says, "what it needs": e.needs}
+            for e in experiments().values()
+        ]
+        return Table("", rows, ("name", "in the papers", "what runs", "what it needs"))
     options = []
     for option, value in find(name).options.items():
         given = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

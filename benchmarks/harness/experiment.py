@@ -55,6 +55,20 @@ class Experiment:
         """What it shows, in a line."""
         return (self.run.__doc__ or "").strip().splitlines()[0]
 
+    @property
+    def needs(self) -> str:
+        """What must be named or made before it says something, in a few words; "" for nothing."""
+        found = []
+        if self.options.get("drafters", None) == () and "train_steps" not in self.options:
+            found.append("drafters to compare, by --drafter")
+        if "train_steps" in self.options:
+            found.append(f"trains on demand ({self.options['train_steps']} steps; --set questions=)")
+        if "pair_data" in self.options:
+            found.append(
+                "a pair (--model, --set small=, aligned=), or rows to build one (--set pair_data=); else the package's"
+            )
+        return "; ".join(found)
+
     def configured(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options, those in `given` in place of the defaults; texts become what the default is.
 

@@ -151,6 +151,7 @@ RULES: dict[str, dict[str, Callable[[_Enlarged, Tensor], Tensor]]] = {
     "medusa": {"linear.weight": _Enlarged.change, "linear.bias": _Enlarged.change, "weight": _Enlarged.head},
     "bita": {
         "mask_embeddings": _Enlarged.states,
+        "prompt_embeddings": _Enlarged.states,
         "prompt_keys": _Enlarged.keys,
         "prompt_values": _Enlarged.values,
     },

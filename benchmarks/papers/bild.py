@@ -1,4 +1,9 @@
-"""BiLD's tables and figures (Kim et al., 2023). LOSSY by choice."""
+"""BiLD's tables and figures (Kim et al., 2023). LOSSY by choice.
+
+A pair that nobody names is the embedded model and its aligned small one; `build_pair` makes an unaligned and an aligned
+one by the recipe instead. Early exits are trained where no folder is named: a copy of the model with its first layer
+for BiLD, and one with every layer for CALM.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,14 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.drafters import bild
-from benchmarks.harness import Setup
+from benchmarks.drafters import bild, bild_pair
+from benchmarks.drafters.bild_ways import BILD, CALM, PLAIN, Pair
+from benchmarks.harness import Setup, on_demand
 from draftree.drafting.early_exit import early_exit_model
 from draftree.models import load_model
 from draftree.runner import inspect_model
+from draftree.training.early_exit import exit_weights, train_early_exit
+from draftree.training.options import TrainOptions
 
 GRID = tuple(f"{fallback}:{rollback}" for fallback in (0.3, 0.6, 0.9) for rollback in (1, 3, 8))
 QUICK: dict[str, Any] = {
@@ -24,42 +32,93 @@ QUICK: dict[str, Any] = {
 
 
 def early_exit(setup: Setup) -> Iterator[pd.DataFrame]:
-    """BiLD on a model and its own first layers, read by its own head: early exit (LOSSY)."""
-    pair = exit_pair(setup)
-    yield from bild.compared(setup, pair, bild.open_rows(setup), setup["metric"])
+    """BiLD on a model and its own first layers, trained to be read by its own head: early exit (LOSSY)."""
+    yield from _exits(setup, exit_pair(setup))
 
 
-def exit_pair(setup: Setup) -> bild.Pair:
+def against_calm(setup: Setup) -> Iterator[pd.DataFrame]:
+    """BiLD's early exit beside CALM, which leaves behind any layer, at every lambda and tau (LOSSY)."""
+    bild.calm_points(setup)
+    yield from _exits(setup, exit_pair(setup)._replace(calm=_trained_exit(setup, every_layer=True)))
+
+
+def _exits(setup: Setup, pair: Pair) -> Iterator[pd.DataFrame]:
+    rows, metric = bild.open_rows(setup), setup["metric"]
+    bild.check_references(rows, metric)
+    for table in bild.compared(setup, pair, rows, metric):
+        if not setup["drafters"]:
+            table.attrs["remarks"] = [*table.attrs["remarks"], on_demand.remark(setup)]
+        yield table
+
+
+def exit_pair(setup: Setup) -> Pair:
     """A model, and its first layers as the small one.
 
-    What `draftree train early-exit` wrote (`--drafter FOLDER`), up to the layer it was trained for; without a folder
-    the model up to its middle, which nobody trained to be read there.
+    What `draftree train early-exit` wrote (`--drafter FOLDER`), up to the layer it was trained for; without a folder a
+    copy of the model that is trained for it now.
 
     Raises:
-        ValueError: several folders, or one that holds no such model.
+        ValueError: several folders, one that holds no such model, or a layer that the model does not have.
     """
     folders = setup["drafters"]
-    if not folders:
-        layer = len(setup.target.layers) // 2
-        return bild.Pair(
-            setup.model, {f"first {layer} layers, not trained for it": early_exit_model(setup.model, layer)}
-        )
     if len(folders) > 1:
         raise ValueError("This experiment has one model: name by --drafter one folder of draftree train early-exit.")
+    if not folders:
+        large, layer = _trained_exit(setup), setup["exit_layer"]
+        return Pair(large, {f"first {layer} layers": early_exit_model(large, layer)})
     large, _ = load_model(folders[0])
     try:
         layer = int(json.loads((Path(folders[0]) / "recipe.json").read_text(encoding="utf-8"))["exit_layer"])
     except (OSError, ValueError, KeyError):
         raise ValueError(f"{folders[0]} holds no early exit: give a folder of draftree train early-exit.") from None
     inspect_model(large)
-    return bild.Pair(large, {f"first {layer} layers": early_exit_model(large, layer)})
+    return Pair(large, {f"first {layer} layers": early_exit_model(large, layer)})
 
 
+def _trained_exit(setup: Setup, *, every_layer: bool = False) -> Any:
+    """A copy of the model, trained so that its head reads the option `exit_layer`, or every layer."""
+    layer = setup["exit_layer"]
+    if setup.params is not None:
+        raise ValueError("Early exits are trained on the model itself: leave --params out.")
+    exit_weights(layer, len(inspect_model(setup.small).layers), every_layer=every_layer)
+
+    def make(data: Path, out: Path, options: TrainOptions) -> None:
+        given: dict[str, Any] = {"every_layer": every_layer, "tokenizer": setup.tokenizer, "options": options}
+        train_early_exit(setup.small, data, out, layer, **given, tell=on_demand.silent)
+
+    name = "calm" if every_layer else "early-exit"
+    large, _ = load_model(str(on_demand.made(setup, name, [layer, every_layer], make)))
+    inspect_model(large)
+    return large
+
+
+def plot_exits(figure: Any, table: pd.DataFrame) -> None:
+    """Quality against latency of BiLD's grid and of CALM's, a curve for each rollback threshold and tau (figure 7)."""
+    figure.set_size_inches(7, 4.6)
+    axis = figure.add_subplot()
+    for group, by, along in ((BILD, "rollback", "fallback"), (CALM, "decay", "leave")):
+        for value, own in table[table["group"] == group].sort_values(along).groupby(by):
+            line = "-" if group == BILD else "--"
+            axis.plot(1 / own["times_plain"], own["quality"], line, marker="o", label=f"{group}, {by} {value:g}")
+    axis.axhline(table.loc[table["way"] == PLAIN, "quality"].iloc[0], color="0.5", linestyle=":")
+    axis.set_xlabel("time of the large model alone = 1")
+    axis.set_ylabel("quality")
+    axis.legend(frameon=False, fontsize=7)
+
+
+EXIT: dict[str, Any] = on_demand.OPTIONS | {"drafters": (), "exit_layer": 1, "train_reference": ""}
+CALM_GRID: dict[str, Any] = {"leave": (0.7, 0.8, 0.9, 0.98), "decay": (0.0, 1.0, 2.0, 4.0, 8.0)}
+_exit = replace(
+    bild.EXPERIMENT,
+    options={name: v for name, v in bild.OPTIONS.items() if name not in (*bild_pair.OPTIONS, "small", "aligned")}
+    | EXIT,
+)
 EXPERIMENTS = (
     bild.EXPERIMENT.of_paper("BiLD", "Table 1", **QUICK),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 4", **QUICK),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 5", **QUICK | {"ablations": True, "windows": tuple(range(3, 11))}),
-    replace(bild.EXPERIMENT, run=early_exit).of_paper("BiLD", "Figure 6", **QUICK, drafters=()),
+    replace(_exit, run=early_exit).of_paper("BiLD", "Figure 6", **QUICK),
+    replace(_exit, run=against_calm, plot=plot_exits).of_paper("BiLD", "Figure 7", **QUICK, **CALM_GRID),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 8", **QUICK),
     replace(bild.EXPERIMENT, plot=bild.plot_by_rollback).of_paper("BiLD", "Figure 9", **QUICK),
 )

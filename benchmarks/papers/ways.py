@@ -1,7 +1,8 @@
-"""Ways of decoding with outside drafters side by side on the same prompts: what Lookahead's and BiTA's tables compare.
+"""Ways of decoding side by side on the same prompts: what the tables of Lookahead, BiTA and Hidden Transfer compare.
 
 The trie has seen the model's answers to other prompts of the same sets, as the paper warms it with a development set,
-and goes on learning. Speeds are over plain decoding by the same engine in the same run, prompts' passes left out.
+and goes on learning. Speeds are over plain decoding by the same engine in the same run, prompts' passes left out; what
+is Hugging Face's own, or measured against its `generate`, is timed over whole answers.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.harness import PLAIN, Setup, Way, table_of
-from benchmarks.harness.measure import all_differing, length, measure_parts, of, per_token, size
+from benchmarks.harness.comparisons import CLAIMED, Comparison, measured
+from benchmarks.harness.measure import all_differing, length, measure_parts, of, per_token, size, whole
+from draftree.bench.methods import HuggingFace
 from draftree.drafting import Drafter
 from draftree.shaping import DynamicTree, Fixed
 
 COLUMNS = (
-    *("way", "batch", "over_plain", "over_the_whole", "acceptance_length", "draft_tokens_a_step", "draft_ms"),
-    "paper",
+    *("way", "batch", "over_plain", "over_hf", "over_the_whole", "acceptance_length", "draft_tokens_a_step"),
+    *("draft_ms", "paper"),
 )
+HF = "HF generate"
 QUICK: dict[str, Any] = {"per_set": 1, "max_new_tokens": 64, "sets": (), "nodes": 16, "warm_per_set": 8}
 
 
@@ -34,33 +38,72 @@ class Cell:
         nodes: draft tokens of every step; None for trees sized by cost.
         paper: the paper's figure for it.
         reject: whether no draft token is accepted.
+        ask: Hugging Face's own way in place of an engine; `make` and `nodes` have no meaning then.
     """
 
     name: str
-    make: Callable[[], Drafter]
+    make: Callable[[], Drafter] | None
     nodes: int | None
     paper: str = ""
     reject: bool = False
+    ask: Any = None
 
     def way(self) -> Way:
         """As `measure` takes it."""
+        if self.make is None:
+            return Way(self.name, ask=self.ask)
         shape = DynamicTree() if self.nodes is None else Fixed(self.nodes)
         return Way(self.name, self.make(), shape, {"reject_drafts": self.reject})
 
 
+def hf_cell(setup: Setup, name: str = HF, paper: str = "", **options: Any) -> Cell:
+    """Hugging Face's own `generate`, with these options of it."""
+    return Cell(name, None, None, paper, ask=HuggingFace(name, setup.model, setup["max_new_tokens"], **options).answers)
+
+
 def compared(
-    setup: Setup, cells: Sequence[Cell], *, batch: int = 1, over: str = "", **attrs: Any
+    setup: Setup,
+    cells: Sequence[Cell],
+    *,
+    batch: int = 1,
+    over: str = "",
+    by_set: bool = False,
+    claims: Sequence[Comparison] = (),
+    **attrs: Any,
 ) -> Iterator[pd.DataFrame]:
-    """Compare the cells with plain decoding, `batch` prompts together; a row for each, also over the way `over`."""
+    """Compare the cells with plain decoding, `batch` prompts together; a row for each, also over the way `over`.
+
+    Where one of them is Hugging Face's `generate` each is compared with that as well, over whole answers. `by_set` adds
+    a table of the ratios set by set, and `claims` one of what the paper claims.
+    """
     ways = [Way(PLAIN), *(cell.way() for cell in cells)]
+    theirs = any(way.name == HF for way in ways)
     printed = {cell.name: cell.paper for cell in cells}
     for runs in measure_parts(setup, ways, batch=batch):
         plain, rows = of(runs, PLAIN), []
         for way in ways:
             own = of(runs, way.name)
-            row = {"way": way.name, "batch": batch} | (per_token(plain) / per_token(own)).columns("over_plain")
+            timed = per_token if way.ask is None else whole
+            row = {"way": way.name, "batch": batch} | (timed(plain) / timed(own)).columns("over_plain")
+            row |= (whole(of(runs, HF)) / whole(own)).columns("over_hf") if theirs else {}
             row |= (per_token(of(runs, over)) / per_token(own)).columns("over_the_whole") if over else {}
-            row |= length(own).columns("acceptance_length") | {"draft_tokens_a_step": size(own)}
+            if own["steps"].sum():
+                row |= length(own).columns("acceptance_length") | {"draft_tokens_a_step": size(own)}
             row |= {"draft_ms": 1000 * own["draft"].sum() * batch / max(own["steps"].sum(), 1)}
             rows.append(row | {"tokens_a_second": 1 / per_token(own).value, "paper": printed.get(way.name) or None})
-        yield table_of(rows, differing=all_differing(runs), **attrs)
+        tables = {"Set by set": _by_set(runs, ways)} if by_set else {}
+        if claims:
+            tables[CLAIMED] = measured(claims, runs, [way.name for way in ways if way.ask is not None])
+        yield table_of(rows, differing=all_differing(runs), **{"tables": tables, **attrs})
+
+
+def _by_set(runs: pd.DataFrame, ways: Sequence[Way]) -> pd.DataFrame:
+    """Speed over plain decoding and acceptance length of every way and set."""
+    rows = []
+    for name in runs["set"].unique():
+        plain = of(runs, PLAIN, name)
+        for way in ways:
+            own, timed = of(runs, way.name, name), per_token if way.ask is None else whole
+            row = {"set": name, "way": way.name, "over_plain": (timed(plain) / timed(own)).value}
+            rows.append(row | ({"acceptance_length": length(own).value} if own["steps"].sum() else {}))
+    return pd.DataFrame(rows)

@@ -153,7 +153,7 @@ def test_acceptance_is_that_of_decoding_runs(demo):
 def test_prompts_are_set_against_masks_alone(demo):
     made = {
         "deep": BiTA.fresh(demo.model, masks=2, prompts=2),
-        "shallow": BiTA.fresh(demo.model, masks=2, prompts=2, deep=False),
+        "shallow": BiTA.fresh(demo.model, masks=2, prompts=2, prompting="shallow"),
         "none": BiTA.fresh(demo.model, masks=2, prompts=0),
         "none of 3": BiTA.fresh(demo.model, masks=3, prompts=0),
     }

@@ -34,14 +34,22 @@ TWINS = {
         "hidden-transfer-table3",
         "hidden-transfer-table4",
     ),
-    *("hidden-transfer-table5", "hidden-transfer-figure6", "lookahead-figure5", "bita-table9"),
-    *("bita-figure8", "lookahead-figure4", "lookahead-table5"),  # the last one starts ten processes
+    *("hidden-transfer-table2", "hidden-transfer-table5", "hidden-transfer-figure6", "lookahead-figure5"),
+    *(
+        "bita-table7",
+        "bita-table8",
+        "bita-table9",
+        "bita-figure8",
+        "lookahead-figure4",
+        "lookahead-table5",
+    ),  # the last one starts ten processes
 }
 TINY: dict[str, Any] = {
     **{"per_set": 1, "max_new_tokens": 10, "warm_per_set": 1, "rounds": 1, "sizes": (1, 4), "top_k": (1, 50)},
     **{"burn_in": 2, "settled": 2, "seconds": 0.01, "windows": (4,), "limit": 2, "timed": 2, "examples": 1},
     **{"chains": (2,), "exits": ("4",), "prompts": 3, "prompt_tokens": 20, "answer_tokens": 8, "vocabulary": 100},
     **{"schemas": 2, "answers": 1, "context": 16, "seen": (0, 1), "rows": (1, 4), "batch": (1, 2)},
+    **{"train_steps": 2, "train_questions": 40, "leave": (0.9,), "decay": (1.0,)},
     **{"minutes": 0.0, "device": "cpu", "dtype": "float32", "compiled": False, "stock": False},
     **{"engines": ("hugging_face", "draftree")},  # which run in this environment
 }
@@ -59,7 +67,7 @@ def tiny(experiment: Experiment) -> dict[str, Any]:
         facts["batch"] = 2
     elif "thresholds" in experiment.options:
         facts["thresholds"] = (0.9, 1.0)
-    if experiment.options.get("drafters") == () and experiment.name != "bild-figure6":
+    if experiment.options.get("drafters") == () and "train_steps" not in experiment.options:
         folder = FOLDERS / ("bita" if experiment.name.startswith("bita") else "hidden-transfer")
         facts["drafters"] = (f"one={folder}", f"other={folder}")
     return facts
@@ -77,17 +85,29 @@ def prompts() -> list[Any]:
     return chosen
 
 
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory) -> Path:
+    """Enough rows to train on that some are kept for the dev rows; with references."""
+    rows = [
+        {"id": p.id, "prompt": p.text, "answer": "Yes, it is."} for p in embedded_prompts() if p.warm and p.set in SETS
+    ]
+    path = tmp_path_factory.mktemp("questions") / "questions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in TWINS])
-def test_an_experiment_runs_and_leaves_its_files(name, prompts, tmp_path):
+def test_an_experiment_runs_and_leaves_its_files(name, prompts, questions, tmp_path):
     experiment = EXPERIMENTS[name]
     params = "20M" if name in ("inflate", "gpu") else None
-    report = run(experiment, tiny(experiment), prompts=prompts, params=params)
+    given = tiny(experiment) | ({"questions": str(questions)} if "questions" in experiment.options else {})
+    report = run(experiment, given, prompts=prompts, params=params)
     table = report.table
     assert len(table)
     assert table.attrs.get("differing", 0) == 0
     known = [column for column in experiment.columns if column in table]
     missing = set(experiment.columns) - set(known)
-    assert missing <= {"over_the_whole", "prompting", "operations", "moved", "intensity", "paper"}, missing
+    assert missing <= {"over_the_whole", "over_hf", "prompting", "operations", "moved", "intensity", "paper"}, missing
     data, picture, page = report.write(tmp_path)
     written = json.loads(data.read_text(), parse_constant=pytest.fail)
     assert {"commit", "device", "dtype", "threads", "command"} <= written["rows"][0].keys()
@@ -113,13 +133,11 @@ def test_a_claim_names_model_and_device_and_is_whole(name):
 
 
 def test_the_manual_tells_every_experiment():
-    page = (ROOT / "docs" / "developer" / "experiments.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"^\| `([\w-]+)` \|.*`draftree bench run", page, re.M))
-    assert named == set(EXPERIMENTS)
+    page = results.MANUAL.read_text(encoding="utf-8")
+    assert page == results.manual(page), "make results"
+    named = set(re.findall(r"^\| `([\w-]+)` \|", page.split("<!-- experiments -->")[1], re.M))
+    assert set(EXPERIMENTS) <= named
     assert {row["name"] for row in listed().rows} == set(EXPERIMENTS)
-    for name, experiment in EXPERIMENTS.items():
-        if experiment.source:
-            assert f"| `{name}` | {experiment.source} |" in page
 
 
 def test_any_model_can_be_measured(prompts, demo, tmp_path):

@@ -56,7 +56,7 @@ class Table(NamedTuple):
         headings, *lines = self.texts()
         for name, heading in zip(self.filled, headings, strict=True):
             if any(isinstance(row.get(name), str) for row in self.rows):
-                table.add_column(heading)
+                table.add_column(heading, no_wrap=name == "name")  # what a name is called elsewhere is whole
             else:
                 table.add_column(heading.replace(" ", "\n", 1), justify="right")
         for number, line in enumerate(lines):

@@ -18,13 +18,16 @@ def bita(
     material: Material,
     where: Where,
     masks: Annotated[int, typer.Option(help="M, tokens drafted ahead.")] = 3,
-    prompts: Annotated[int, typer.Option(help="P, prompt keys and values of a layer; 0 for none.")] = 16,
-    deep: Annotated[bool, typer.Option("--deep/--shallow", help="Prompts in every layer, or in the first.")] = True,
+    prompts: Annotated[int, typer.Option(help="P, prompts that masks alone see; 0 for none.")] = 16,
+    prompting: Annotated[
+        str,
+        typer.Option(help="What prompts are: deep (keys and values of each layer), shallow (embeddings), first-layer."),
+    ] = "deep",
     prefix_dropout: Annotated[float, typer.Option(help="Dropout of the prompts.")] = 0.1,
     run: MethodRun,
 ) -> None:
     """Mask embeddings and prompts (BiTA)."""
-    settings = {"masks": masks, "prompts": prompts, "deep": deep}
+    settings = {"masks": masks, "prompts": prompts, "prompting": prompting}
     _train("bita", material, where, run, settings, {"prefix_dropout": prefix_dropout})
 
 

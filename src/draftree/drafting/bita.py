@@ -2,8 +2,9 @@
 
 Bi-directional Tuning for Lossless Acceleration (Lin et al., 2024). M mask embeddings follow each node of the tree as a
 group of rows; mask i sees the context, the node's branch and the masks of its group before it, and predicts the token
-i + 1 places after the node. P prompt keys and values per layer, seen by mask rows alone, tune a frozen model for
-that. Both together are 0.01 to 0.06 % of the model, and all else stays as it is.
+i + 1 places after the node. P prompts, seen by mask rows alone, tune a frozen model for that: as keys and values of
+their own in every layer ("deep"), or as input embeddings whose keys and values the model itself makes ("shallow").
+Masks and deep prompts together are 0.01 to 0.06 % of the model, and all else stays as it is.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from draftree.drafting.base import Attachment
 from draftree.drafting.folder import weights_device
 from draftree.drafting.groups import GroupDrafter, GroupNodes
 from draftree.drafting.in_model import DEEPEST
-from draftree.errors import check_least
+from draftree.errors import check_least, did_you_mean
 from draftree.runner.plan import Surgery
 from draftree.runner.target import Target
 
 STD = 0.02  # of the initial values
+DEEP, SHALLOW, FIRST_LAYER = "deep", "shallow", "first-layer"
+PROMPTING = (DEEP, SHALLOW, FIRST_LAYER)
 
 
 class BiTAWeights(nn.Module):
-    """Mask embeddings and prompt keys/values, N(0, 0.02).
+    """Mask embeddings and prompts, N(0, 0.02).
 
     Args:
         hidden_size: d.
@@ -35,13 +38,15 @@ class BiTAWeights(nn.Module):
         head_dim: width of a key.
         masks: M.
         prompts: P; 0 for none.
-        deep: prompts in every layer; False for the first layer only (the other layers' are there, but unused).
+        prompting: what the prompts are, see `BiTA`.
         value_dim: width of a value, where it is not a key's.
 
     Attributes:
         mask_embeddings: [M, d].
-        prompt_keys: [L, kv heads, P, head_dim]; no position is ever applied to them.
-        prompt_values: [L, kv heads, P, value_dim].
+        prompt_embeddings: [P, d], for shallow prompts alone.
+        prompt_keys: [L, kv heads, P, head_dim], as attention sees them. Trained; of shallow prompts what the model made
+            of their embeddings when they were last measured.
+        prompt_values: [L, kv heads, P, value_dim], likewise.
     """
 
     def __init__(
@@ -52,14 +57,20 @@ class BiTAWeights(nn.Module):
         head_dim: int,
         masks: int = 3,
         prompts: int = 16,
-        deep: bool = True,
+        prompting: str = DEEP,
         value_dim: int | None = None,
     ) -> None:
         super().__init__()
-        self.deep = deep
+        self.prompting = prompting
         self.mask_embeddings = _normal(masks, hidden_size)
-        self.prompt_keys = _normal(layers, kv_heads, prompts, head_dim)
-        self.prompt_values = _normal(layers, kv_heads, prompts, value_dim or head_dim)
+        keys = _normal(layers, kv_heads, prompts, head_dim)
+        values = _normal(layers, kv_heads, prompts, value_dim or head_dim)
+        if prompting == SHALLOW:
+            self.prompt_embeddings = _normal(prompts, hidden_size)
+            self.register_buffer("prompt_keys", keys.detach())
+            self.register_buffer("prompt_values", values.detach())
+        else:
+            self.prompt_keys, self.prompt_values = keys, values
 
     def prefix(self) -> list[tuple[Tensor, Tensor]] | None:
         """(keys, values) of the prompts in each layer, each [kv heads, P, width]; None where there are none."""
@@ -68,8 +79,9 @@ class BiTAWeights(nn.Module):
         return list(zip(self.prompt_keys, self.prompt_values, strict=True))
 
     def surgeries(self) -> tuple[Surgery, ...]:
-        """What a pass needs besides the rows: shallow prompts are out of sight behind the first layer."""
-        return () if self.deep or self.prompt_keys.shape[2] == 0 else (Surgery(1, hide_prefix=True),)
+        """What a pass needs besides the rows: prompts of the first layer are out of sight behind it."""
+        hidden = self.prompting == FIRST_LAYER and self.prompt_keys.shape[2] > 0
+        return (Surgery(1, hide_prefix=True),) if hidden else ()
 
 
 def _normal(*shape: int) -> nn.Parameter:
@@ -82,8 +94,11 @@ class BiTA(GroupDrafter):
     Args:
         shapes: of the model; `BiTA.fresh(model)` takes them from it.
         masks: M, how many tokens ahead; the paper takes 3, and 4 for its largest models.
-        prompts: P, prompt keys and values per layer; 0 for mask tokens only.
-        deep: prompts in every layer; False for the first layer only (ablation of Table 3).
+        prompts: P; 0 for mask tokens only.
+        prompting: what the prompts are. "deep": keys and values of their own in every layer, without positions. The
+            others are ablations: "shallow" (Table 3) are P input embeddings at positions 0 .. P - 1, which see one
+            another causally and nothing else, and whose keys and values in every layer are the frozen model's;
+            "first-layer" are keys and values of the first layer alone.
         groups: how many nodes of a tree have a group of masks at most, the likeliest to be accepted last. With None
             `DynamicTree` chooses how many are worth their rows, and under other shapes all have one, as in the paper.
             1 with tree="chain" is its straightforward decoding: what is left of the root's predictions after some
@@ -91,7 +106,7 @@ class BiTA(GroupDrafter):
         options: `tree`, `candidates` and `depth`, see `InModelDrafter`.
 
     Raises:
-        ValueError: no mask, or a negative number of prompts.
+        ValueError: no mask, a negative number of prompts, or another `prompting`.
     """
 
     name = "bita"
@@ -105,17 +120,28 @@ class BiTA(GroupDrafter):
         *,
         masks: int = 3,
         prompts: int = 16,
-        deep: bool = True,
+        prompting: str = DEEP,
         groups: int | None = None,
         **options: Any,
     ) -> None:
         check_least(1, DEEPEST, masks=masks)
         check_least(0, prompts=prompts)
-        super().__init__(shapes, masks, groups=groups, **options, masks=masks, prompts=prompts, deep=deep)
+        if prompting not in PROMPTING:
+            hint = did_you_mean(str(prompting), PROMPTING)
+            raise ValueError(f"prompting is {prompting!r}: give {', '.join(PROMPTING)}.{hint}")
+        super().__init__(shapes, masks, groups=groups, **options, masks=masks, prompts=prompts, prompting=prompting)
         s = self._shapes
         self.weights = BiTAWeights(
-            s["hidden_size"], s["layers"], s["kv_heads"], s["head_dim"], masks, prompts, deep, s["value_dim"]
+            s["hidden_size"], s["layers"], s["kv_heads"], s["head_dim"], masks, prompts, prompting, s["value_dim"]
         )
+
+    @classmethod
+    def renamed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Trained.renamed`: `deep` was a yes or no, and no stood for prompts of the first layer."""
+        now = dict(settings)
+        if "deep" in now:
+            now["prompting"] = DEEP if now.pop("deep") else FIRST_LAYER
+        return now
 
     def place(self, target: Target) -> None:
         """See `InModelDrafter.place`."""

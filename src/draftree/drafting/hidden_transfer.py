@@ -24,13 +24,15 @@ from draftree.runner.plan import Surgery
 from draftree.runner.target import Target
 
 STEPS = 3
-STRIDE = 5 / 32  # of the layers, from one transfer to the next (7B: layers 15, 20, 25 of 32)
+FIRST = {32: 15, 40: 25}  # t_1 of the paper's models by their layers (section 4.1: 15, 20, 25 and 25, 30, 35)
+STRIDE = 5  # layers of theirs from one transfer to the next
 
 
 def default_transfer_layers(layers: int, steps: int = STEPS) -> tuple[int, ...]:
-    """t_1 in the middle of `layers` decoder layers, each next some layers later, none behind the last but one."""
-    stride = max(1, round(STRIDE * layers))
-    return tuple(min(max(layers // 2, 1) + i * stride, layers - 1) for i in range(steps))
+    """The paper's layers, scaled from its model of the nearest depth to `layers`; none behind the last but one."""
+    theirs = min(FIRST, key=lambda depth: abs(depth - layers))
+    chosen = [round((FIRST[theirs] + STRIDE * i) * layers / theirs) for i in range(steps)]
+    return tuple(min(max(layer, 1), layers - 1) for layer in chosen)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -145,7 +145,8 @@ class InModelDrafter(Trained, Drafter):
                     f"{found[name]}: load the drafter that was trained for it."
                 )
         # Engines come and go, one for each call of `generate`; weights are copied again only if they have changed.
-        versions = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in self.weights.parameters()]
+        held = self.weights.state_dict().values()
+        versions = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in held]
         state = (target.device, target.dtype, versions)
         if state != self._state:
             self.place(target)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from draftree.drafting.bita import SHALLOW
 from draftree.drafting.folder import Trained
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
-from draftree.runner.plan import Plan, Surgery
+from draftree.runner.plan import Plan
 from draftree.training.objective import DrafterObjective, cross_entropy
 from draftree.training.rows import Batch
 
@@ -26,6 +27,9 @@ class BiTAObjective(DrafterObjective):
     Args:
         trained, model: see `DrafterObjective`.
         prefix_dropout: share of the prompts' elements put to 0 in training (the authors' code: 0.1).
+
+    Raises:
+        ValueError: a dropout that is no share, or shallow prompts for an encoder-decoder.
     """
 
     learning_rate: ClassVar[float] = 3e-2
@@ -35,6 +39,11 @@ class BiTAObjective(DrafterObjective):
         super().__init__(trained, model)
         if not 0 <= prefix_dropout < 1:
             raise ValueError(f"prefix_dropout is {prefix_dropout}: give a share from 0 to below 1.")
+        if self.weights.prompting == SHALLOW and self.target.encoder_decoder:
+            raise ValueError(
+                "Shallow prompts are made once, and what a decoder makes of them would depend on the source: take deep "
+                "prompts for an encoder-decoder."
+            )
         self.prefix_dropout = prefix_dropout
         self.masks = int(self.weights.mask_embeddings.shape[0])
         self.places = tuple(range(2, self.masks + 2))
@@ -72,22 +81,40 @@ class BiTAObjective(DrafterObjective):
             visible=torch.cat([context, groups], 2),
             embeddings=self.weights.mask_embeddings.repeat(splits, 1).expand(count, -1, -1),
             prefix_rows=torch.ones(count, splits * masks, dtype=torch.bool, device=device),
-            surgeries=() if self.weights.deep else (Surgery(1, hide_prefix=True),),
+            surgeries=self.weights.surgeries(),
             rope_floor=tuple(batch.start.tolist()),
         )
 
     def prefix(self, count: int) -> list[tuple[Tensor, Tensor]] | None:
-        """The deep prompts per layer, with dropout of their own for each of `count` sequences in training."""
-        keys, values = self.weights.prompt_keys, self.weights.prompt_values
-        if keys.shape[2] == 0:
+        """The prompts per layer, with dropout of their own for each of `count` sequences in training."""
+        held = self.weights.prefix()
+        if held is None:
             return None
-        held = list(zip(keys, values, strict=True))
+        if self.weights.prompting == SHALLOW:
+            return self._shallow(count)
         if not self.training or self.prefix_dropout == 0:
             return held
         return [
             (self._drop(keys.expand(count, -1, -1, -1)), self._drop(values.expand(count, -1, -1, -1)))
             for keys, values in held
         ]
+
+    def _shallow(self, count: int) -> list[tuple[Tensor, Tensor]]:
+        """What the model makes of the prompts' embeddings; kept in the weights, for drafting, where nothing drops."""
+        embeddings = self.weights.prompt_embeddings.expand(count if self.training else 1, -1, -1)
+        embeddings = self._drop(embeddings) if self.training and self.prefix_dropout else embeddings
+        nothing = torch.zeros(embeddings.shape[:2], dtype=torch.long, device=embeddings.device)
+        found = self.runner.states_with_gradients(
+            Plan.causal(nothing, embeddings=embeddings, first_logit_row=embeddings.shape[1] - 1)
+        )
+        if self.training:
+            return found
+        found = [(keys[0], values[0]) for keys, values in found]
+        with torch.no_grad():
+            for layer, (keys, values) in enumerate(found):
+                self.weights.prompt_keys[layer] = keys
+                self.weights.prompt_values[layer] = values
+        return found
 
     def _drop(self, prompts: Tensor) -> Tensor:
         return F.dropout(prompts, self.prefix_dropout)

@@ -87,6 +87,17 @@ class HookedRunner(Runner):
         """
         return self._run(plan, GradientCache(len(self.target.layers), plan.batch, prefix, context), 0, encoder)
 
+    def states_with_gradients(self, plan: Plan) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of a plan's rows in each layer, each [B, kv heads, N, dim], differentiable in its embeddings.
+
+        They are as attention sees them, turned to their positions. Positions and visibility are the same for the whole
+        batch, which may differ in its embeddings alone.
+        """
+        cache = GradientCache(len(self.target.layers), plan.batch)
+        with self.lock:
+            self._through(plan, cache, 0, None)
+        return cache.states
+
     def _run(self, plan: Plan, cache: SlotCache, first: int, encoder: Any) -> PassResult:
         if self.target.model.training:
             self.target.refuse_training()

@@ -1,0 +1,62 @@
+"""What a paper claims of two ways of decoding, measured here: the rows that the table of claims is made of.
+
+An experiment says which of its ways stand for a claim of `papers/claims.toml`; the ratio with its interval goes into
+the result file, in a table of its own, and `benchmarks.papers.claims` collects it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.harness.measure import length, of, per_token, whole
+from benchmarks.harness.stats import Share
+
+CLAIMED = "What the paper claims"
+SPEED, LENGTH = "tokens a second", "acceptance length"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two ways of decoding that a claim compares.
+
+    Attributes:
+        claim: its name in `claims.toml`.
+        above: the way that the paper has above.
+        below: the others; of several the best one is taken, with hindsight.
+        by: `SPEED` or `LENGTH`.
+    """
+
+    claim: str
+    above: str
+    below: Sequence[str]
+    by: str = SPEED
+
+
+def measured(comparisons: Sequence[Comparison], runs: pd.DataFrame, asked: Sequence[str] = ()) -> pd.DataFrame:
+    """The ratio of each comparison, with its interval; `asked` are ways whose times are those of whole answers."""
+    rows = []
+    for one in comparisons:
+        timed = whole if {one.above, *one.below} & set(asked) else per_token
+        shares = {way: _better(of(runs, way), one.by, timed) for way in (one.above, *one.below)}
+        below = max(one.below, key=lambda way: shares[way].value)
+        ratio = (shares[one.above] / shares[below]).columns("times")
+        rows.append({"claim": one.claim, "above": one.above, "below": below, "of": one.by} | ratio)
+    return pd.DataFrame(rows)
+
+
+def _better(run: pd.DataFrame, by: str, timed: Any) -> Share:
+    """What is the larger the better."""
+    if by == LENGTH:
+        return length(run)
+    found: Share = timed(run)
+    return Share(found.under, found.over)
+
+
+def rows_of(ratios: Sequence[tuple[str, str, str, str, Any]]) -> pd.DataFrame:
+    """The same table from ratios that are there already: claim, above, below, of, ratio."""
+    names = ("claim", "above", "below", "of")
+    return pd.DataFrame([dict(zip(names, one[:4], strict=True)) | one[4].columns("times") for one in ratios])

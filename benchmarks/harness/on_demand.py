@@ -1,0 +1,145 @@
+"""Drafters and models that an experiment trains itself where none is named.
+
+What was trained is kept in the experiment's result folder, by everything that it depends on, and the next run with the
+same folder takes it from there. The model answers the questions of the option `questions` (JSON lines, or a folder of
+them), at most `train_questions` of them, or without any the prompts of the package that are not measured; these are
+few, so figures of such a training say that it works and not how good it gets. Where an experiment has an option
+`train_reference`, the questions' references in that field are learned instead of the model's answers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.setup import Setup
+from draftree.drafting.folder import model_hash
+from draftree.engine.limits import eos_token_ids
+from draftree.training.answers import AnswerOptions, make_data
+from draftree.training.journal import fingerprint
+from draftree.training.options import RECIPE, TrainOptions
+from draftree.training.questions import Question, read_questions
+from draftree.training.run import train
+
+OPTIONS: dict[str, Any] = {"questions": "", "train_questions": 4000, "train_steps": 300, "train_max_length": 384}
+FOLDER = "trained-on-demand"
+ANSWER = 128  # most tokens of an answer to learn from
+
+Make = Callable[[Path, Path, TrainOptions], Any]  # data, folder to write, options
+
+
+def asked(setup: Setup) -> list[Question]:
+    """The questions to learn from.
+
+    Raises:
+        ValueError: a file without questions, or no prompts but the measured ones.
+    """
+    field = setup.options.get("train_reference") or None
+    if setup["questions"]:
+        return read_questions([Path(setup["questions"]).expanduser()], setup["train_questions"], reference=field)
+    if field:
+        raise ValueError("The prompts of the package have no references: name rows that have by --set questions=.")
+    others = [p for p in setup.prompts if p.warm][: setup["train_questions"]]
+    if not others:
+        raise ValueError("There are no prompts but the measured ones to train on: name some by --set questions=.")
+    return [Question(number, p.id, p.set, (p.text,)) for number, p in enumerate(others)]
+
+
+def answers(setup: Setup) -> Path:
+    """The data set of the model's own answers to them, made where it is not there yet."""
+    # Imported late: the template comes with what reads conversations.
+    from draftree.training.align_inputs import template_of
+
+    questions, field = asked(setup), setup.options.get("train_reference")
+    out = place_of(setup) / f"answers-{_digest(setup, questions)}"
+    template = template_of(setup.tokenizer, None)
+    setup.watcher.stage("answers to learn from", len(questions))
+    make_data(
+        setup.small,
+        setup.tokenizer,
+        questions,
+        out,
+        template=template,
+        options=AnswerOptions(ANSWER, skip_long=True),
+        progress=lambda *_: setup.watcher.step(),
+        answer=partial(_references, setup, template) if field else None,
+    )
+    return out
+
+
+def _references(setup: Setup, template: Any, questions: Sequence[Question]) -> Iterator[tuple[int, list[Any]]]:
+    """Rows of a data set whose answers are the questions' references, each with an EOS at its end."""
+    eos = eos_token_ids(setup.small)[:1]
+    for one in questions:
+        answer = [*setup.tokenizer.encode(str(one.reference), add_special_tokens=False), *eos]
+        row = {"id": one.id, "turn": 0, "set": one.set, "question": one.turns[0], "answer": one.reference}
+        row |= {"prompt_ids": template.encode(one.turns[:1]), "answer_ids": answer, "finish": "eos"}
+        yield one.number, [row]
+
+
+def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
+    """The folder that `make` writes, from the kept one where it is complete.
+
+    Args:
+        setup: with the options of this file.
+        name: begins the folder's name.
+        about: what the result depends on besides model, questions and length of training.
+        make: writes it, with a recipe at the end.
+    """
+    steps = setup["train_steps"]
+    out = place_of(setup) / f"{name}-{_digest(setup, [asked(setup), about, steps, setup['train_max_length']])}"
+    if not (out / RECIPE).is_file():
+        data = answers(setup)
+        setup.watcher.stage(f"training of {name}", 1)
+        make(data, out, TrainOptions(steps=steps, evaluations=1, max_length=setup["train_max_length"], force=True))
+        setup.watcher.step()
+    return out
+
+
+def drafter(setup: Setup, method: str, settings: dict[str, Any], training: dict[str, Any] | None = None) -> Any:
+    """A drafter (or early head) of `method`, trained for the model by these settings; see `draftree.training.run`."""
+    folder = made(
+        setup,
+        method,
+        [settings, training],
+        lambda data, out, options: train(
+            method, setup.small, data, out, settings=settings, training=training, options=options, tell=silent
+        ),
+    )
+    return setup.trained(str(folder))
+
+
+def remark(setup: Setup) -> str:
+    """How much was trained, in a sentence."""
+    source = "the named questions" if setup["questions"] else "prompts of the package that are not measured"
+    return f"Trained on demand: {setup['train_steps']} steps on answers to {len(asked(setup))} of {source}."
+
+
+def silent(line: str) -> None:
+    """Tells nobody: a run has one stage on the screen for all of a training."""
+
+
+def _digest(setup: Setup, about: Any) -> str:
+    return fingerprint([model_hash(setup.small), repr(about)])[:12]
+
+
+def place_of(setup: Setup) -> Path:
+    """The folder for what is trained, made where it is missing."""
+    out = _temporary() if setup.out is None else setup.out
+    place = out / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+@cache
+def _temporary() -> Path:
+    """For runs without a result folder; gone with the process."""
+    holder = tempfile.TemporaryDirectory(prefix="draftree-")
+    _held.append(holder)
+    return Path(holder.name)
+
+
+_held: list[Any] = []  # keeps the folder for as long as the process lives

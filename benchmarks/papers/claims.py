@@ -1,0 +1,107 @@
+"""The table of claims: what the papers say of one way over another, and what was measured here.
+
+`make results` writes claims.md from `claims.toml` and the kept result files that hold a table of comparisons. A claim
+is *confirmed* where the whole interval lies above what the claim needs, *refuted* where all of it lies below and no
+reason of size is known, and *not at this size* otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.comparisons import CLAIMED
+from draftree.bench.report import Table
+
+HERE = Path(__file__).parent
+PAGE = HERE / "claims.md"
+CONFIRMED, SMALL, REFUTED = "confirmed", "not at this size", "refuted"
+HEAD = """# What the papers claim, measured here
+
+Made by `make results` from `claims.toml` and the files in `benchmarks/results/`. Every claim of the five papers that
+does not depend on hardware, as a ratio of two ways of decoding, with its 95 % bootstrap interval over prompts.
+*Confirmed*: the whole interval is above 1 (or what the line names); *refuted*: all of it is below, and nothing about
+the size of the model explains it; *not at this size*: otherwise, with the reason. The papers' models have 7B parameters
+and more and ran on GPUs; ours are the embedded 4M model, or models inflated from it, which have the cost of their size
+and the small one's text, on two CPU cores. Ratios of acceptance lengths do not depend on the
+machine, those of speed do.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PaperClaim:
+    """A claim of `claims.toml`; see its head."""
+
+    source: str
+    text: str
+    theirs: str
+    least: float = 1.0
+    why: str = ""
+
+    def verdict(self, low: float | None, high: float | None) -> str:
+        """What an interval says of it."""
+        if low is None or high is None:
+            return SMALL
+        if low > self.least:
+            return CONFIRMED
+        return REFUTED if high < self.least and not self.why else SMALL
+
+    def reason(self, verdict: str, low: float | None, high: float | None) -> str:
+        """Why it is not confirmed."""
+        if verdict != SMALL:
+            return ""
+        if low is None or high is None:
+            return "One prompt leaves no interval."
+        level = f"The interval holds {self.least:g}." if high >= self.least else ""
+        return " ".join(filter(None, [level, self.why]))
+
+
+@cache
+def paper_claims() -> dict[str, PaperClaim]:
+    """All claims by their names."""
+    held = tomllib.loads((HERE / "claims.toml").read_text(encoding="utf-8"))
+    return {name: PaperClaim(**facts) for name, facts in held.items()}
+
+
+def page(folder: Path) -> str:
+    """The text of claims.md, from the result files in `folder`.
+
+    Raises:
+        ValueError: a result file that compares for a claim which is not in `claims.toml`.
+    """
+    found: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {name: [] for name in paper_claims()}
+    for path in sorted(folder.glob("*.json")):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        for row in facts["tables"].get(CLAIMED, ()):
+            if row["claim"] not in found:
+                raise ValueError(f"{path.name} measures {row['claim']!r}, which claims.toml does not have.")
+            found[row["claim"]].append((path.name, facts["about"], row))
+    lines, notes, files = [], [], dict[str, dict[str, Any]]()
+    for name, claim in paper_claims().items():
+        facts = {"source": claim.source, "claim": claim.text, "theirs": claim.theirs}
+        if not found[name]:
+            lines.append(facts | {"here": "not measured"})
+        for file, about, row in found[name]:
+            files[file] = about
+            low, high = row.get("times_low"), row.get("times_high")
+            verdict = claim.verdict(low, high)
+            here = f"{row['times']:.2f}" + (f" [{low:.2f}, {high:.2f}]" if low is not None else "")
+            here += f" (at least {claim.least:g})" if claim.least != 1 else ""
+            of = f"{row['above']} over {row['below']}, {row['of']}"
+            reason = claim.reason(verdict, low, high)
+            lines.append(facts | {"here": here, "what": of, "in": file, "verdict": verdict, "reason": reason})
+    columns = ("source", "claim", "theirs", "here", "what", "in", "verdict", "reason")
+    counts = {verdict: sum(line.get("verdict") == verdict for line in lines) for verdict in (CONFIRMED, SMALL, REFUTED)}
+    said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+    unmeasured = sum("verdict" not in line for line in lines)
+    notes.append(f"{said}, {unmeasured} not measured.")
+    made = [
+        f"- `{file}`: `{about['command']}` at {about['commit']}; {about['model']}, {about['device']}, "
+        f"{about['threads']} threads, {about['dtype']}."
+        for file, about in files.items()
+    ]
+    return "\n".join([HEAD, *notes, "", *Table("", lines, columns).markdown(), "", "Measured by:", "", *made, ""])

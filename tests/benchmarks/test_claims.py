@@ -1,0 +1,87 @@
+"""The table of claims: verdicts by intervals, ratios by prompts, and a page that is made of the kept results."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from benchmarks import report
+from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, measured
+from benchmarks.papers import claims
+from benchmarks.papers.claims import CONFIRMED, REFUTED, SMALL, PaperClaim
+
+ABOUT = {
+    "command": "draftree bench run x",
+    "commit": "c",
+    "model": "m",
+    "device": "d",
+    "threads": 2,
+    "dtype": "float32",
+}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "why", "least", "verdict"),
+    [
+        (1.01, 1.2, "", 1.0, CONFIRMED),
+        (0.9, 1.2, "", 1.0, SMALL),
+        (0.9, 0.99, "", 1.0, REFUTED),
+        (0.9, 0.99, "It is small.", 1.0, SMALL),
+        (0.96, 0.99, "", 0.95, CONFIRMED),
+        (0.9, 0.94, "", 0.95, REFUTED),
+        (None, None, "", 1.0, SMALL),
+    ],
+)
+def test_a_verdict_goes_by_the_interval(low, high, why, least, verdict):
+    claim = PaperClaim("P, Table 1", "A is above B.", "1.5", least, why)
+    assert claim.verdict(low, high) == verdict
+    assert bool(claim.reason(verdict, low, high)) == (verdict == SMALL)
+
+
+def runs() -> pd.DataFrame:
+    """Three ways on three prompts of ten tokens: b takes twice the time of a and c four times, with fewer steps."""
+    rows = []
+    for way, seconds, steps in (("a", 1.0, 5), ("b", 2.0, 4), ("c", 4.0, 2)):
+        for group in range(3):
+            row = {"way": way, "group": group, "seconds": seconds * (1 + group), "tokens": 10 * (1 + group)}
+            row |= {"prompt_seconds": 0.0, "prompt_tokens": 0, "left_seconds": 0.0, "left_tokens": 0}
+            rows.append(row | {"steps": steps * (1 + group), "accepted": (10 - steps) * (1 + group)})
+    return pd.DataFrame(rows)
+
+
+def test_the_best_of_several_others_is_compared_with():
+    """By time b is the best of the others; by tokens a step c is."""
+    both = [Comparison("x", "a", ("b", "c")), Comparison("y", "a", ("b", "c"), LENGTH)]
+    speed, length = measured(both, runs()).to_dict("records")
+    assert speed == {"claim": "x", "above": "a", "below": "b", "of": SPEED, "times": 2, "times_low": 2, "times_high": 2}
+    assert length["below"] == "c"
+    assert length["times"] == pytest.approx(2 / 5)
+
+
+def test_the_page_is_made_of_the_kept_results():
+    text = claims.PAGE.read_text(encoding="utf-8")
+    assert text == claims.page(report.RESULTS), "make results"
+    for claim in claims.paper_claims().values():
+        assert claim.text in text
+
+
+def test_a_claim_that_was_measured_twice_has_two_lines(tmp_path):
+    for name, low in (("one", 1.1), ("two", 0.9)):
+        row = {"claim": "bild-no-loss", "above": "BiLD", "below": "large alone", "of": SPEED}
+        row |= {"times": 1.2, "times_low": low, "times_high": 1.3}
+        facts = {"about": ABOUT, "tables": {CLAIMED: [row]}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(facts), encoding="utf-8")
+    lines = [
+        line for line in claims.page(tmp_path).splitlines() if line.startswith("| BiLD, Table 1 | BiLD is faster than")
+    ]
+    assert [CONFIRMED in line for line in lines] == [True, False]
+    assert "1 confirmed, 1 not at this size, 0 refuted" in claims.page(tmp_path)
+
+
+def test_a_claim_that_nobody_made_is_refused(tmp_path):
+    facts = {"about": ABOUT, "tables": {CLAIMED: [{"claim": "nobody", "above": "a", "below": "b"}]}}
+    (tmp_path / "one.json").write_text(json.dumps(facts), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"one.json measures 'nobody', which claims.toml does not have"):
+        claims.page(tmp_path)
