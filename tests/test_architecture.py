@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
+from every_file import of_every, tree_of
 
 SRC = Path(__file__).parent.parent / "src" / "draftree"
 
@@ -122,14 +122,14 @@ def test_files_do_not_import_in_circles() -> None:
     assert not circles(), f"these files import each other: {[sorted(circle) for circle in circles()]}"
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_lower_floors_never_import_higher_ones(name: str) -> None:
+def test_lower_floors_never_import_higher_ones() -> None:
     def room(module: str) -> str:
         return module.partition(".")[2].partition(".")[0]
 
-    assert room(name) in FLOORS, f"{room(name)} has no floor: give it one in {Path(__file__).name}"
-    for imported in GRAPH[name]:
-        assert FLOORS[room(imported)] <= FLOORS[room(name)], f"{name} imports {imported}"
+    for name in MODULES:
+        assert room(name) in FLOORS, f"{room(name)} has no floor: give it one in {Path(__file__).name}"
+    wrong = [(a, b) for a in MODULES for b in GRAPH[a] if FLOORS[room(b)] > FLOORS[room(a)]]
+    assert not wrong, "\n".join(f"{name} imports {imported}" for name, imported in wrong)
 
 
 def test_every_spelling_of_an_import_is_understood() -> None:
@@ -152,10 +152,10 @@ def late():
     }
 
 
-@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
+@of_every(sorted(SRC.rglob("*.py")))
 def test_constructors_take_at_most_eight_parameters(path: Path) -> None:
     """More is asking to be two objects."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ClassDef):
             for made in node.body:
                 if isinstance(made, ast.FunctionDef) and made.name == "__init__":
@@ -163,10 +163,10 @@ def test_constructors_take_at_most_eight_parameters(path: Path) -> None:
                     assert count <= 8, f"{node.name} takes {count}"
 
 
-@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
+@of_every(sorted(SRC.rglob("*.py")))
 def test_objects_hold_at_most_twelve_attributes(path: Path) -> None:
     """More is asking to be two objects; records without a constructor of their own, such as options, may have more."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ClassDef) and any(getattr(made, "name", "") == "__init__" for made in node.body):
             held = {
                 part.attr

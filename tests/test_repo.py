@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from every_file import of_every, tree_of
 
 import draftree
 
@@ -94,7 +95,7 @@ def late():
     assert imports_of("from .a import b", ("runner",), is_package=True) == {("runner", "a", "b")}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
+@of_every(MODULES)
 def test_drafters_do_not_know_each_other(path):
     module = name_of(path)
     if module[0] != "drafting" or len(module) == 1:
@@ -104,11 +105,11 @@ def test_drafters_do_not_know_each_other(path):
         assert imported[:1] != ("drafting",) or not others & set(imported[1:2]), ".".join(imported)
 
 
-@pytest.mark.parametrize("path", MODULES + TESTS + BENCHMARKS, ids=lambda p: str(p.relative_to(ROOT)))
+@of_every(MODULES + TESTS + BENCHMARKS)
 def test_files_say_what_they_are_and_stay_short(path):
     source = path.read_text(encoding="utf-8")
     if source.strip():
-        assert ast.get_docstring(ast.parse(source)), "open the file with a paragraph: what it does and why"
+        assert ast.get_docstring(tree_of(path)), "open the file with a paragraph: what it does and why"
     assert source.count("\n") <= 400, "past 400 lines a file is asking to be two"
 
 
@@ -151,13 +152,13 @@ torch.zeros_like(x)
     assert [line.split(":")[0] for line in unnamed(source)] == [f"line {n}" for n in range(2, 7)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
+@of_every(MODULES)
 def test_new_tensors_name_their_type_and_device(path):
     if name_of(path)[0] not in NO_LIBRARY:
         assert not unnamed(path.read_text(encoding="utf-8")), "torch's defaults belong to the user's other code"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
+@of_every(MODULES)
 def test_addresses_for_compiled_code_come_from_one_place(path):
     source = path.read_text(encoding="utf-8")
     exempt = name_of(path)[0] in NO_LIBRARY or path.relative_to(SRC).as_posix() in LOOK_AT_ADDRESSES
@@ -206,3 +207,16 @@ def test_pages_of_the_docs_stay_as_wide_as_a_telephone():
     assert '#command-line .table-wrapper td:nth-child(3)::before { content: "default: "; }' in rules
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").count("\n# Command line\n") == 1, "the rule's name"
     assert "| option | meaning | default | type |" in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def test_a_check_of_every_file_names_those_that_fail():
+    @of_every([Path("good.py"), Path("bad.py"), Path("worse.py")])
+    def check(path):
+        assert path.name == "good.py", "it is not good"
+
+    with pytest.raises(AssertionError) as failed:
+        check()
+    assert [line.partition(":")[0] for line in str(failed.value).splitlines() if "good" in line] == [
+        "bad.py",
+        "worse.py",
+    ]

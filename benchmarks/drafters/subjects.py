@@ -13,10 +13,11 @@ OPTIONS = {"per_set": 4, "max_new_tokens": 96, "sets": (), "drafters": IN_MODEL,
 
 
 def subjects(setup: Setup, *methods: str) -> dict[str, Any]:
-    """The drafters by the names that tables give them; `depth` of the options, where it is not 0, is the deepest.
+    """The drafters by the names that tables give them; `depth` of the options, where it is not 0, is how far they look.
 
     Raises:
-        ValueError: a folder that is missing or does not fit the model, or a method that the experiment does not take.
+        ValueError: a depth that one was not trained for, a folder that is missing or does not fit the model, or a
+            method that the experiment does not take.
     """
     found = {}
     for name, folder in setup.named.items():
@@ -30,6 +31,11 @@ def subjects(setup: Setup, *methods: str) -> dict[str, Any]:
                 "it out."
             )
         if setup["depth"] and isinstance(trained, InModelDrafter):
+            if setup["depth"] > trained.steps:
+                raise ValueError(
+                    f"{name!r} looks {trained.steps} tokens ahead and depth is {setup['depth']}: give at most "
+                    f"{trained.steps}, or a drafter that was trained for more."
+                )
             trained = with_depth(trained, setup["depth"])
         found[name] = trained
     return found

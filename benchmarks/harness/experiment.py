@@ -59,8 +59,6 @@ class Experiment:
     def needs(self) -> str:
         """What must be named or made before it says something, in a few words; "" for nothing."""
         found = []
-        if self.options.get("drafters", None) == () and "train_steps" not in self.options:
-            found.append("drafters to compare, by --drafter")
         if "train_steps" in self.options:
             found.append(f"trains on demand ({self.options['train_steps']} steps; --set questions=)")
         if "pair_data" in self.options:

@@ -104,8 +104,8 @@ def with_tree(drafter: InModelDrafter, case: Case) -> InModelDrafter:
 
 
 def with_depth(drafter: InModelDrafter, depth: int) -> InModelDrafter:
-    """A drafter with the same weights that drafts at most `depth` tokens ahead, with best-first trees."""
-    return _made_over(drafter, drafter.settings | {"tree": BEST_FIRST, "depth": min(depth, drafter.steps)})
+    """A drafter with the same weights that drafts `depth` tokens ahead, with best-first trees."""
+    return _made_over(drafter, drafter.settings | {"tree": BEST_FIRST, "depth": depth})
 
 
 def _made_over(drafter: InModelDrafter, options: dict[str, Any]) -> InModelDrafter:

@@ -56,7 +56,7 @@ class Hits:
     Attributes:
         places: how many tokens after the newest one each depth speaks of; 1 is the token that the model itself says
             next, 2 a drafter's first (N in the figures of Hidden Transfer).
-        right: int64 [T, D, RANKS], cases of each prompt and depth in which the token of a rank was the truth.
+        right: int64 [T, D, R], cases of each prompt and depth in which the token of a rank was the truth.
         cases: int64 [T, D].
     """
 
@@ -66,7 +66,7 @@ class Hits:
 
     @property
     def by_rank(self) -> list[list[float]]:
-        """[D][RANKS], share of all cases in which each rank was the truth, as `best_choices` takes it."""
+        """[D][R], share of all cases in which each rank was the truth, as `best_choices` takes it."""
         shares: list[list[float]] = (self.right.sum(0) / np.maximum(self.cases.sum(0), 1)[:, None]).tolist()
         return shares
 
@@ -75,8 +75,8 @@ class Hits:
         return Share(self.right[:, depth, :k].sum(-1), self.cases[:, depth])
 
 
-def hits_of(setup: Setup, trained: Trained, prompts: Sequence[Sequence[int]]) -> Hits:
-    """Compare what `trained` drafts at every token of the answers to `prompts` with what comes."""
+def hits_of(setup: Setup, trained: Trained, prompts: Sequence[Sequence[int]], ranks: int = RANKS) -> Hits:
+    """Compare the best `ranks` that `trained` drafts at every token of the answers to `prompts` with what comes."""
     read, places, taps = _reader(setup, trained)
     noted: list[tuple[int, int, np.ndarray]] = []  # request, place of the newest token, candidates [D, RANKS]
 
@@ -84,7 +84,7 @@ def hits_of(setup: Setup, trained: Trained, prompts: Sequence[Sequence[int]]) ->
         logits = read(step)
         if logits is None:
             return
-        tokens, _ = top_tokens(logits, min(RANKS, logits.shape[-1]))
+        tokens, _ = top_tokens(logits, min(ranks, logits.shape[-1]))
         for b, emitted in enumerate(step.emitted):
             if emitted:
                 request = step.requests[b]
@@ -92,7 +92,7 @@ def hits_of(setup: Setup, trained: Trained, prompts: Sequence[Sequence[int]]) ->
 
     drafter = trained if isinstance(trained, InModelDrafter) else None
     texts = look_on(setup, prompts, Onlooker(see, drafter, taps, setup.watcher.step))
-    right = np.zeros((len(prompts), len(places), RANKS), np.int64)
+    right = np.zeros((len(prompts), len(places), ranks), np.int64)
     cases = np.zeros((len(prompts), len(places)), np.int64)
     for request, newest, tokens in noted:
         prompt, text = texts[request]

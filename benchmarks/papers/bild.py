@@ -20,6 +20,7 @@ from benchmarks.drafters.bild_ways import BILD, CALM, PLAIN, Pair
 from benchmarks.harness import Setup, on_demand
 from draftree.drafting.early_exit import early_exit_model
 from draftree.models import load_model
+from draftree.pruning import LossyCALM
 from draftree.runner import inspect_model
 from draftree.training.early_exit import exit_weights, train_early_exit
 from draftree.training.options import TrainOptions
@@ -38,7 +39,8 @@ def early_exit(setup: Setup) -> Iterator[pd.DataFrame]:
 
 def against_calm(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiLD's early exit beside CALM, which leaves behind any layer, at every lambda and tau (LOSSY)."""
-    bild.calm_points(setup)
+    for leave, decay in bild.calm_points(setup):
+        LossyCALM(leave, decay=decay)  # refuses what is out of range before anything is trained
     yield from _exits(setup, exit_pair(setup)._replace(calm=_trained_exit(setup, every_layer=True)))
 
 

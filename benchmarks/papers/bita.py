@@ -12,9 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.drafters import sweeps
 from benchmarks.drafters.subjects import subjects
-from benchmarks.harness import Experiment, Setup, bars
+from benchmarks.harness import Experiment, Setup, bars, lines, on_demand, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
 from benchmarks.harness.trees import EFFICIENT, FULL, SEARCHED, STRAIGHTFORWARD, Case, with_tree
@@ -59,10 +58,12 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
     for name, drafter in subjects(setup, "bita").items():
         cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter, says("BiTA", "7B")))
         known.append((name, _given(drafter), ""))
-    ours, claims = cells[-1].name, []
+    ours, ours_by_cost, claims = cells[-1].name, f"{known[-1][0]}, by cost", list[Comparison]()
     for cell in cells[1:]:
         if cell.name != ours and cell.paper:
             claims.append(Comparison(f"bita-{IDS[cell.name.split(' ')[0].rstrip(',')]}", ours, (cell.name,)))
+            by_cost = f"{cell.name}, by cost" if cell.ask is None else cell.name
+            claims.append(Comparison(claims[-1].claim, ours_by_cost, (by_cost,)))
     cells += [Cell(f"{name}, by cost", make, None) for name, make, _ in known]
     remark = "Only BiTA and the small model were trained, for this model's answers. Paper: MT-Bench, A800."
     yield from compared(setup, cells, claims=claims, remarks=[remark])
@@ -89,7 +90,8 @@ def decodings(setup: Setup) -> Iterator[pd.DataFrame]:
 def prompting(setup: Setup) -> Iterator[pd.DataFrame]:
     """Masks only, shallow and deep prompts: speed and acceptance with the efficient tree of 5, drafter by drafter."""
     cells, by_kind = [hf_cell(setup)], dict[str, list[str]]()
-    for name, drafter in subjects(setup, "bita").items():
+    found, remarks = _swept(setup, [{"prompts": 0}, {"prompting": "shallow"}, {"prompting": "deep"}])
+    for name, drafter in found.items():
         kind = drafter.settings["prompting"] if drafter.settings["prompts"] else NONE
         says = kind if kind == NONE else f"{drafter.settings['prompts']} {kind} prompts"
         cells.append(_efficient(f"{name} ({drafter.settings['masks']} masks, {says})", drafter))
@@ -99,12 +101,43 @@ def prompting(setup: Setup) -> Iterator[pd.DataFrame]:
         if above in by_kind and below in by_kind:
             name = f"bita-{above}-{below.replace(' ', '-')}"
             claims.append(Comparison(name, by_kind[above][0], by_kind[below], LENGTH))
-    yield from compared(setup, cells, by_set=True, claims=claims)
+    yield from compared(setup, cells, by_set=True, claims=claims, remarks=remarks)
+
+
+def prompt_tokens(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Speed and acceptance by the number of deep prompts, with the efficient tree of 5."""
+    yield from _sweep(setup, "prompts", [{"prompts": count} for count in setup["swept"]])
+
+
+def mask_tokens(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Speed and acceptance by the number of masks, with the efficient tree of 5."""
+    yield from _sweep(setup, "masks", [{"masks": count} for count in setup["swept"]])
+
+
+def _sweep(setup: Setup, setting: str, points: list[dict[str, Any]]) -> Iterator[pd.DataFrame]:
+    found, remarks = _swept(setup, points)
+    ordered = sorted(found.items(), key=lambda one: one[1].settings[setting])
+    cells = [_efficient(name, drafter) for name, drafter in ordered]
+    for table in compared(setup, [hf_cell(setup), *cells], by_set=True, remarks=remarks):
+        values = {name: drafter.settings[setting] for name, drafter in ordered}
+        made = table.assign(swept=[values.get(way) for way in table["way"]])
+        yield table_of(made.to_dict("records"), **table.attrs)
+
+
+def _swept(setup: Setup, points: list[dict[str, Any]]) -> tuple[dict[str, InModelDrafter], list[str]]:
+    """The drafters that are named, or one trained now for each point; and what is to be said of them."""
+    if setup["drafters"]:
+        return subjects(setup, "bita"), []
+    made = {}
+    for settings in points:
+        name = ", ".join(f"{value} {option}" for option, value in settings.items())
+        made[name] = on_demand.drafter(setup, "bita", settings)
+    return made, [on_demand.remark(setup)]
 
 
 def medusa(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiTA against Medusa, each with its own paper's tree, and both sized by cost."""
-    cells, own = [hf_cell(setup)], dict[str, str]()
+    cells, own = [hf_cell(setup)], dict[str, tuple[str, str]]()
     for name, drafter in subjects(setup, "bita", "medusa").items():
         if drafter.method == "bita":
             cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter))
@@ -114,11 +147,12 @@ def medusa(setup: Setup) -> Iterator[pd.DataFrame]:
             case = Case(SEARCHED, f"searched, {len(nodes)} draft tokens", nodes, len(nodes))
             cells.append(Cell(f"{name}, {case.label}", partial(with_tree, drafter, case), case.nodes))
         cells.append(Cell(f"{name}, by cost", _given(drafter), None))
-        own.setdefault(drafter.method, cells[-2].name)
+        own.setdefault(drafter.method, (cells[-2].name, cells[-1].name))
     claims = []
     if len(own) == 2:
-        for by, kind in (("speed", SPEED), ("length", LENGTH)):
-            claims.append(Comparison(f"bita-medusa-{by}", own["bita"], (own["medusa"],), kind))
+        for ours, theirs in zip(own["bita"], own["medusa"], strict=True):
+            claims.append(Comparison("bita-medusa-speed", ours, (theirs,)))
+        claims.append(Comparison("bita-medusa-length", own["bita"][0], (own["medusa"][0],), LENGTH))
     yield from compared(setup, cells, by_set=True, claims=claims)
 
 
@@ -142,16 +176,23 @@ def _table(run: Any, item: str, **options: Any) -> Experiment:
     return table.of_paper(PAPER, item, **options)
 
 
-SWEEP: dict[str, Any] = {"drafters": (), "nodes": (8,)}
+TRAINED: dict[str, Any] = on_demand.OPTIONS | {"drafters": ()}
+
+
+def _curve(run: Any, item: str, swept: tuple[int, ...]) -> Experiment:
+    columns, plot = ("swept", *COLUMNS), lines("swept", "over_plain", "acceptance_length")
+    return Experiment("", "", run, columns, plot, OPTIONS | TRAINED | {"swept": swept}).of_paper(PAPER, item)
+
+
 EXPERIMENTS = (
     _table(speeds, "Table 1", sets=CHAT),
     _table(methods, "Table 2", nodes=16),
-    _table(prompting, "Table 3", drafters=()),
+    _table(prompting, "Table 3", **TRAINED),
     _table(decodings, "Table 4", sets=(*SUMMARIES, *CHAT)),
     _table(speeds, "Table 7", sets=CHAT),
-    _table(prompting, "Table 8", drafters=(), sets=(*SUMMARIES, *CHAT)),
+    _table(prompting, "Table 8", **TRAINED, sets=(*SUMMARIES, *CHAT)),
     _table(decodings, "Table 9", sets=(*TALKS, *CODE)),
     _table(medusa, "Figure 7", drafters=("bita", "medusa"), sets=CHAT, warm_per_set=4),
-    sweeps.PROMPT_TOKENS.of_paper(PAPER, "Figure 8", **SWEEP),
-    sweeps.MASK_TOKENS.of_paper(PAPER, "Figure 9", **SWEEP),
+    _curve(prompt_tokens, "Figure 8", (8, 16, 32, 64)),
+    _curve(mask_tokens, "Figure 9", (1, 2, 3, 4, 5)),
 )

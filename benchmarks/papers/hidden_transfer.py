@@ -8,15 +8,16 @@ differ by their model, so the four runs are the same.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from benchmarks.drafters import draft_accuracy, pseudo_cosine, sweeps
+from benchmarks.drafters import draft_accuracy, pseudo_cosine
 from benchmarks.drafters.subjects import subjects
-from benchmarks.harness import Experiment, Setup, Share, bars, on_demand
+from benchmarks.harness import Experiment, Setup, Share, bars, lines, on_demand, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, rows_of
 from benchmarks.harness.trees import SEARCHED, Case, with_depth, with_tree
@@ -46,15 +47,17 @@ def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
         cells.append(Cell(f"{name}, one tree", partial(with_tree, one, tree), tree.nodes, _printed(one)))
     cells += [Cell(f"{name}, by cost", _given(one), None) for name, one in heads.items()]
     claims = []
-    ours, theirs = f"{HEADS[0]}, one tree", f"{HEADS[1]}, one tree"
-    if set(HEADS) <= set(heads):
+    for tree_of in ("one tree", "by cost"):
+        ours, theirs, published = (f"{name}, {tree_of}" for name in (*HEADS, PUBLISHED))
         for by, kind in (("speed", SPEED), ("length", LENGTH)):
-            claims.append(Comparison(f"hidden-transfer-medusa-{by}", ours, (theirs,), kind))
-            if PUBLISHED in heads:
-                published = f"{PUBLISHED}, one tree"
+            if kind == LENGTH and tree_of != "one tree":
+                continue  # sized trees differ in their sizes
+            if set(HEADS) <= set(heads):
+                claims.append(Comparison(f"hidden-transfer-medusa-{by}", ours, (theirs,), kind))
+            if {PUBLISHED, HEADS[1]} <= set(heads):
                 claims.append(Comparison(f"hidden-transfer-published-medusa-{by}", published, (theirs,), kind))
-    if SELF in known and HEADS[0] in heads:
-        claims.append(Comparison("hidden-transfer-self-speculative", ours, (SELF,)))
+        if SELF in known and HEADS[0] in heads:
+            claims.append(Comparison("hidden-transfer-self-speculative", ours, (SELF,)))
     remarks.append(f"The tree that both share has {tree.nodes} draft tokens, searched on {len(setup.lessons)} prompts.")
     yield from compared(setup, cells, by_set=True, claims=claims, remarks=remarks)
 
@@ -116,7 +119,48 @@ def _printed(drafter: Any) -> str:
     return claims_of(PAPER)["Table 1"].cell(f"{MODEL}, {method}", "XSum")
 
 
-SWEEP: dict[str, Any] = {"drafters": (), "nodes": (8,)}
+def transfer_layer(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Accuracy of a transfer by its layer: the first one, or the second behind a first one that stays."""
+    first, count = setup["first_layer"], len(inspect_model(setup.small).layers)
+    layers = [int(layer) for layer in setup["layers"]] or range(max(first, 1), count)
+    if layers[0] < 1 or max(layers) >= count:
+        raise ValueError(
+            f"A transfer is made behind a layer: give layers from 1 to {count - 1}, the model has {count}."
+        )
+    found = _trained(setup, {f"layer {n}": {"transfer_layers": [first, n] if first else [n]} for n in layers})
+    steps = {name: one.settings["transfer_layers"] for name, one in found.items()}
+    hits: dict[str, Hits] = {}
+    for table in draft_accuracy.compared(setup, found, _remarks(setup), hits):
+        wanted = table[table["place"] == (3 if first else 2)]
+        made = wanted.assign(layer=[steps[name][1 if first else 0] for name in wanted["drafter"]])
+        made = made[made["top"].isin(TOPS)].sort_values(["top", "layer"])
+        yield table_of(made.to_dict("records"), **table.attrs)
+
+
+def masking(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Accuracy where pseudo states see one another, and where they do not."""
+    found = _trained(setup, {"seen": {"masked": False}, "masked": {"masked": True}})
+    hits: dict[str, Hits] = {}
+    for table in draft_accuracy.compared(setup, found, _remarks(setup), hits):
+        if set(hits) == {"seen", "masked"}:
+            ratio = hits["seen"].top(1, 1) / hits["masked"].top(1, 1)
+            rows = rows_of([("hidden-transfer-masked", "seen", "masked", "top-1 accuracy, second transfer", ratio)])
+            table.attrs["tables"] = {**table.attrs["tables"], CLAIMED: rows}
+        yield table
+
+
+def _trained(setup: Setup, points: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The drafters that are named, or one trained now for each point."""
+    if setup["drafters"]:
+        return subjects(setup, "hidden-transfer")
+    return {name: on_demand.drafter(setup, "hidden-transfer", settings) for name, settings in points.items()}
+
+
+def _remarks(setup: Setup) -> list[str]:
+    return [] if setup["drafters"] else [on_demand.remark(setup)]
+
+
+TOPS = (1, 2, 3, 5, 10)
 TABLE = Experiment(
     "",
     "",
@@ -135,11 +179,20 @@ ACCURACY = Experiment(
     draft_accuracy.EXPERIMENT.plot,
     dict(draft_accuracy.EXPERIMENT.options) | on_demand.OPTIONS | {"drafters": HEADS, "early_exits": True},
 )
+TRAINED: dict[str, Any] = dict(draft_accuracy.EXPERIMENT.options) | on_demand.OPTIONS | {"drafters": ()}
+LAYER = Experiment(
+    "",
+    "",
+    transfer_layer,
+    ("layer", "top", "accuracy", "cases"),
+    lines("layer", "accuracy", by="top"),
+    TRAINED | {"layers": (), "first_layer": 0},
+)
 EXPERIMENTS = (
     *(TABLE.of_paper(PAPER, f"Table {n}") for n in (1, 2, 3, 4, 5)),
     ACCURACY.of_paper(PAPER, "Figure 3"),
     pseudo_cosine.EXPERIMENT.of_paper(PAPER, "Figure 4"),
-    sweeps.TRANSFER_LAYER.of_paper(PAPER, "Figure 5", **SWEEP),
-    sweeps.TRANSFER_LAYER.of_paper(PAPER, "Figure 6", **SWEEP),
-    draft_accuracy.EXPERIMENT.of_paper(PAPER, "Figure 7", drafters=()),
+    LAYER.of_paper(PAPER, "Figure 5"),
+    LAYER.of_paper(PAPER, "Figure 6", first_layer=4),
+    replace(ACCURACY, run=masking, options=TRAINED).of_paper(PAPER, "Figure 7"),
 )

@@ -18,7 +18,7 @@ from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
 from benchmarks.harness.experiment import Run
 from benchmarks.harness.plots import Plot
-from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared
+from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared, hf_cell
 from draftree.bench.memory import compare_memory
 from draftree.drafting import Drafter, Jacobi, PromptLookup
 
@@ -60,6 +60,8 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
         return " / ".join(claim.cell(row, column).partition("(")[2].rstrip(")") for row in rows)
 
     cells = [
+        hf_cell(setup),
+        hf_cell(setup, "HF prompt lookup", prompt_lookup_num_tokens=n),
         Cell("prompt lookup", PromptLookup, n),
         Cell(LLMA, partial(llma, setup), n, printed("LLMA")),
         Cell(SINGLE, partial(trie, setup, mode="single"), n),
@@ -132,6 +134,12 @@ def memory(setup: Setup) -> Iterator[pd.DataFrame]:
         rows.append(row | {"paper": f"{with_it} GiB, {with_it / without - 1:+.1%}"})
         setup.watcher.step()
         yield table_of(rows, remarks=["Two processes a row, of the same prompts; libraries are counted."])
+
+
+def scenarios(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Seconds of a whole answer by scenario (set of prompts): Hugging Face's generate, plain, and with a warm trie."""
+    cells = [hf_cell(setup), Cell("hierarchical, sized by cost", partial(trie, setup), None)]
+    yield from compared(setup, cells, by_set=True)
 
 
 def batch(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -210,6 +218,7 @@ EXPERIMENTS = (
     _of("Table 3", procedures, **QUICK),
     _of("Table 4", capacity, **QUICK),
     _of("Table 5", memory, MEMORY, MEMORY_COLUMNS, **PROMPTS),
+    _of("Table 7", scenarios, **WARM),
     _of("Table 12", batch, **QUICK, batch=(2, 4)),
     _of("Figure 4", lengths, CURVES, **WARM),
     _of("Figure 5", lengths, CURVES, **WARM),

@@ -8,19 +8,21 @@ while they are full, against plain decoding of the same batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness import PLAIN, Experiment, Setup, Way, lines, measure, table_of
+from benchmarks.harness import PLAIN, Experiment, Setup, Way, lines, measure, on_demand, table_of
 from benchmarks.harness.comparisons import CLAIMED, LENGTH, Comparison, measured
 from benchmarks.harness.measure import all_differing, length, of, per_token, size
 from benchmarks.harness.setup import TRAINED
 from benchmarks.harness.trees import CHAIN, SEARCHED, Case, with_tree
 from benchmarks.harness.truth import hits_of
+from benchmarks.papers import premise
 from benchmarks.papers.propd_shape import ProPDTree
-from benchmarks.shapes import pruning, step_cost
+from benchmarks.shapes import pruning
 from benchmarks.shapes.subjects import OPTIONS, batches, heads
 from draftree.drafting.in_model import InModelDrafter
 from draftree.pruning import EarlyPruning
@@ -29,6 +31,7 @@ from draftree.shaping.static import best_choices, chain
 
 MEDUSA: dict[str, Any] = {"drafters": ("medusa",)}
 BPD, STATIC, PUBLISHED, OWN = "BPD", "Medusa, static tree", "ProPD as published", "sized by cost"
+TOPS, WIDEST = (1, 2, 5, 10, 20, 50), 50
 CLAIMED_AT = (1, 4)  # batches of the table of claims
 PRUNED, DYNAMIC = "pruning alone", "dynamic alone"
 
@@ -43,9 +46,29 @@ def parts(setup: Setup) -> Iterator[pd.DataFrame]:
     return _compared(setup, (STATIC, PRUNED, DYNAMIC, PUBLISHED), over=STATIC)
 
 
+def premises(setup: Setup) -> Iterator[pd.DataFrame]:
+    """What ProPD rests on: accuracy of early layers' heads by top-k, time of a step, acceptance length by task."""
+    rows: list[dict[str, Any]] = []
+    tasks = [task.ids for task in setup.tasks]
+    tables: dict[str, pd.DataFrame] = {}
+    for head in heads(setup):
+        setup.watcher.stage(f"layer {head.layer}", len(tasks))
+        hits = hits_of(setup, head, tasks, WIDEST)
+        rows += [{"layer": head.layer, "top": k} | hits.top(0, k).columns("accuracy") for k in TOPS]
+        yield table_of(rows, remarks=[on_demand.remark(setup)])
+    *_, timed = premise.run(setup)
+    tables["Time of a pass by batch, context and rows of a text"] = timed
+    drafter, static = _static(setup)
+    runs = measure(setup, [Way(PLAIN), Way(STATIC, with_tree(drafter, static), Fixed(static.nodes))])
+    lengths = [{"set": name} | length(of(runs, STATIC, name)).columns("acceptance_length") for name in setup.sets]
+    tables["Acceptance length by task"] = pd.DataFrame(lengths)
+    yield table_of(rows, differing=all_differing(runs), remarks=[on_demand.remark(setup)], tables=tables)
+
+
 def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd.DataFrame]:
     rows: list[dict[str, Any]] = []
     claims: list[pd.DataFrame] = []
+    by_set: list[dict[str, Any]] = []
     wrong = 0
     drafter, static = _static(setup)
     searched = f"The static tree has {static.nodes} draft tokens, searched on {len(setup.lessons)} other prompts."
@@ -63,8 +86,15 @@ def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd
                 | {"draft_tokens_a_step": size(own), "pruned": own["pruned"].sum() / max(own["drafted"].sum(), 1)}
                 | {"tokens_a_second": 1 / per_token(own).value}
             )
+        by_set += [
+            {"batch": batch, "way": way.name, "set": name}
+            | {"over": (per_token(of(runs, over, name)) / per_token(of(runs, way.name, name))).value}
+            for way in ways
+            for name in runs["set"].unique()
+        ]
         claims += _claims(runs, names, batch)
-        tables = {CLAIMED: pd.concat(claims, ignore_index=True)}
+        tables = {"By the set of a batch's first prompt": pd.DataFrame(by_set)}
+        tables[CLAIMED] = pd.concat(claims, ignore_index=True)
         remarks = [searched, f"Speeds are over {over} at the same batch."]
         yield table_of(rows, differing=wrong, remarks=remarks, tables=tables)
 
@@ -130,10 +160,24 @@ TABLE = Experiment(
     | {"nodes": 32, "batch": (1, 2, 4, 8, 16), "early_heads": ("early-head",), "pruned_top_k": 50}
     | {"alpha": 0.2, "fading": 0.02},
 )
+FIGURE = Experiment(
+    "",
+    "",
+    premises,
+    ("layer", "top", "accuracy"),
+    lines("top", "accuracy", by="layer", log=True),
+    {"per_set": 2, "max_new_tokens": 64, "sets": (), "drafters": ("medusa",), "nodes": 32, "warm_per_set": 4}
+    | {"early_layers": (1, 2, 4, 6), "early_heads": (), "batch": (1, 2, 4), "context": (128, 512)}
+    | {"rows": (1, 2, 4, 8, 16, 32, 64), "rounds": 3}
+    | on_demand.OPTIONS,
+)
 BATCHES: dict[str, Any] = {"batch": (1, 2, 4, 8), "per_set": 1}
 EXPERIMENTS = (
     TABLE.of_paper("ProPD", "Table 1", **BATCHES),
-    pruning.EXPERIMENT.of_paper("ProPD", "Table 2", **MEDUSA),
+    replace(
+        pruning.EXPERIMENT, options=dict(pruning.EXPERIMENT.options) | on_demand.OPTIONS | {"early_layers": ()}
+    ).of_paper("ProPD", "Table 2", **MEDUSA, batch=4, top_k=(4, 16, 50), early_heads=(), early_layers=(1, 2, 4, 6)),
     Experiment("", "", parts, TABLE.columns, TABLE.plot, TABLE.options).of_paper("ProPD", "Table 3", **BATCHES),
-    step_cost.EXPERIMENT.of_paper("ProPD", "Figure 3", **MEDUSA),
+    FIGURE.of_paper("ProPD", "Figure 3", **MEDUSA),
+    TABLE.of_paper("ProPD", "Figure 7", **BATCHES),
 )

@@ -98,12 +98,13 @@ def compared(
 
 
 def _by_set(runs: pd.DataFrame, ways: Sequence[Way]) -> pd.DataFrame:
-    """Speed over plain decoding and acceptance length of every way and set."""
+    """Speed over plain decoding, seconds of a whole answer and acceptance length of every way and set."""
     rows = []
     for name in runs["set"].unique():
         plain = of(runs, PLAIN, name)
         for way in ways:
             own, timed = of(runs, way.name, name), per_token if way.ask is None else whole
             row = {"set": name, "way": way.name, "over_plain": (timed(plain) / timed(own)).value}
+            row |= {"seconds_an_answer": (own["seconds"] + own["prompt_seconds"] + own["left_seconds"]).mean()}
             rows.append(row | ({"acceptance_length": length(own).value} if own["steps"].sum() else {}))
     return pd.DataFrame(rows)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.harness.command import partial_file
 from benchmarks.peers.environments import ROOT
-from benchmarks.peers.peers import EXPERIMENT
+from benchmarks.peers.peers import PEERS
 
 PLACE = ROOT / "bench-results" / "peers"
 QUICK = {
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
         if result.is_file():
             print(f"{name} is complete: {result.relative_to(ROOT)}", flush=True)
             continue
-        command = [sys.executable, "-m", "draftree", "bench", "run", EXPERIMENT.name, "--threads", "2", *options]
+        command = [sys.executable, "-m", "draftree", "bench", "run", PEERS.name, "--threads", "2", *options]
         print(f"{name}: {' '.join(command[1:])}", flush=True)
         done = subprocess.run([*command, "--out", str(folder)], cwd=ROOT, check=False)
         if done.returncode:
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
 
 def finished(folder: Path) -> Path:
     """The result file of a run that is complete."""
-    return folder / partial_file(EXPERIMENT, folder).name.replace(".partial", "")
+    return folder / partial_file(PEERS, folder).name.replace(".partial", "")
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def job_of(setup: Setup, work: Path) -> Job:
     )
 
 
-EXPERIMENT = Experiment(
+PEERS = Experiment(
     "peers",
     "",
     run,
@@ -210,3 +210,4 @@ EXPERIMENT = Experiment(
         **{"engines": tuple(ENVIRONMENTS), "drafters": ("draft-model", "medusa")},
     },
 )
+EXPERIMENTS = (PEERS, PEERS.of_paper("Lookahead", "Table 8", engines=("hugging_face", "vllm", "draftree")))

@@ -23,14 +23,16 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
     nodes, wrong = setup["nodes"], 0
     early = heads(setup)
     names = list(setup.named)
-    plain = measure(setup, [Way(PLAIN)])
+    batch = setup["batch"]
+    together: dict[str, Any] = {"batch": batch, "stop": batch == 1}
+    plain = measure(setup, [Way(PLAIN)], **together)
     for name in names:
         ways = [Way(WHOLE, fresh(setup, name), Fixed(nodes))]
         for head in early:
             for k in setup["top_k"]:
                 pruner = EarlyPruning(head, top_k=k, always=True)
                 ways.append(Way(f"{head.layer}/{k}", fresh(setup, name), Fixed(nodes), {"pruner": pruner}))
-        runs = measure(setup, ways)
+        runs = measure(setup, ways, **together)
         wrong += all_differing(runs, plain)
         whole = of(runs, WHOLE)
         for way in ways:
@@ -43,6 +45,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
                 | length(own).columns("acceptance_length")
                 | (length(own) / length(whole)).columns("over_whole")
                 | (per_token(own) / per_token(whole)).columns("seconds_a_token_over_whole")
+                | {"tokens_a_second": 1 / per_token(own).value}
             )
         yield table_of(rows, differing=wrong)
 
@@ -51,9 +54,18 @@ EXPERIMENT = Experiment(
     "pruning",
     "ProPD, Table 2",
     run,
-    ("drafter", "layer", "top_k", "pruned", "acceptance_length", "over_whole", "seconds_a_token_over_whole"),
+    (
+        "drafter",
+        "layer",
+        "top_k",
+        "pruned",
+        "acceptance_length",
+        "over_whole",
+        "seconds_a_token_over_whole",
+        "tokens_a_second",
+    ),
     lines("pruned", "over_whole", by="layer", panel="drafter"),
     OPTIONS
     | {"drafters": ("lookahead", "bita", *DRAFTERS[1:]), "nodes": 32}
-    | {"top_k": (1, 2, 4, 8, 16, 50), "early_heads": ("early-head",)},
+    | {"top_k": (1, 2, 4, 8, 16, 50), "early_heads": ("early-head",), "batch": 1},
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.harness import Setup, Way
+from benchmarks.harness import Setup, Way, on_demand
 from draftree.drafting import Drafter
 from draftree.pruning import EarlyHead
+from draftree.runner import inspect_model
 from draftree.shaping import Fixed
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -20,8 +21,12 @@ def fresh(setup: Setup, name: str) -> Drafter:
 
 
 def heads(setup: Setup) -> list[EarlyHead]:
-    """The early heads that the option `early_heads` names, by layer; for this model."""
-    return [setup.trained(name) for name in setup["early_heads"]]
+    """The early heads that the option `early_heads` names; and those that are trained behind each of `early_layers`."""
+    layers, count = setup.options.get("early_layers", ()), len(inspect_model(setup.small).layers)
+    if wrong := [layer for layer in layers if not 1 <= layer < count]:
+        raise ValueError(f"There is no early head behind layer {wrong[0]}: this model has {count} layers.")
+    named = [setup.trained(name) for name in setup["early_heads"]]
+    return named + [on_demand.drafter(setup, "early-head", {"layer": layer, "rank": 0}) for layer in layers]
 
 
 def batches(setup: Setup) -> list[int]:

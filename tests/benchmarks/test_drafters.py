@@ -234,7 +234,8 @@ def test_trees_are_the_largest_within_the_budget(demo):
         assert made.settings["groups"] == (1 if case.kind == "straightforward" else None)
         assert case.choices is None or len(case.choices) == case.nodes == made.max_nodes
     assert with_depth(bita, 2).depth == 2
-    assert with_depth(bita, 9).depth == 3
+    with pytest.raises(ValueError, match="depth is 9"):
+        with_depth(bita, 9)
     assert not cases_of(bita, ("chain",), (2,), None)
 
 

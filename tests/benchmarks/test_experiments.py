@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from benchmarks import report as results
 from benchmarks.harness.command import listed, partial_file, run
 from benchmarks.harness.experiment import Experiment, experiments
+from benchmarks.inflate import inflate
 from benchmarks.shapes import gate
 from draftree.bench import checkout
 from draftree.cli import app
@@ -26,29 +27,19 @@ EXPERIMENTS = experiments()
 SETS = ("e2e", "wikisql")
 # Of experiments that differ in their settings alone, one is run.
 TWINS = {
-    *(
-        "bild-figure4",
-        "bild-figure8",
-        "bild-figure9",
-        "bild-figure5",
-        "hidden-transfer-table3",
-        "hidden-transfer-table4",
-    ),
-    *("hidden-transfer-table2", "hidden-transfer-table5", "hidden-transfer-figure6", "lookahead-figure5"),
-    *(
-        "bita-table7",
-        "bita-table8",
-        "bita-table9",
-        "bita-figure8",
-        "lookahead-figure4",
-        "lookahead-table5",
-    ),  # the last one starts ten processes
+    *("bild-figure4", "bild-figure5", "bild-figure8", "bild-figure9"),
+    *("bita-table7", "bita-table8", "bita-table9", "bita-figure8"),
+    *("hidden-transfer-figure1", "hidden-transfer-figure6"),
+    *(f"hidden-transfer-table{n}" for n in (2, 3, 4, 5)),
+    *("lookahead-figure1", "lookahead-figure4", "lookahead-figure5", "lookahead-figure6", "propd-figure7"),
+    "lookahead-table5",  # starts ten processes
 }
 TINY: dict[str, Any] = {
     **{"per_set": 1, "max_new_tokens": 10, "warm_per_set": 1, "rounds": 1, "sizes": (1, 4), "top_k": (1, 50)},
     **{"burn_in": 2, "settled": 2, "seconds": 0.01, "windows": (4,), "limit": 2, "timed": 2, "examples": 1},
     **{"chains": (2,), "exits": ("4",), "prompts": 3, "prompt_tokens": 20, "answer_tokens": 8, "vocabulary": 100},
     **{"schemas": 2, "answers": 1, "context": 16, "seen": (0, 1), "rows": (1, 4), "batch": (1, 2)},
+    **{"early_layers": (1,), "layers": (2, 3), "swept": (1, 2)},
     **{"train_steps": 2, "train_questions": 40, "leave": (0.9,), "decay": (1.0,)},
     **{"minutes": 0.0, "device": "cpu", "dtype": "float32", "compiled": False, "stock": False},
     **{"engines": ("hugging_face", "draftree")},  # which run in this environment
@@ -63,7 +54,7 @@ def tiny(experiment: Experiment) -> dict[str, Any]:
         facts["nodes"] = (2, 4) if isinstance(experiment.options["nodes"], tuple) else 6
     if experiment.name.startswith("bild"):
         facts |= {"thresholds": ("0.6:3",), "batch": 4}
-    elif experiment.name == "peers":
+    elif not isinstance(experiment.options.get("batch", ()), tuple):
         facts["batch"] = 2
     elif "thresholds" in experiment.options:
         facts["thresholds"] = (0.9, 1.0)
@@ -156,6 +147,21 @@ def test_an_inflated_model_accepts_what_the_small_one_does(prompts):
         run(EXPERIMENTS["merge"], given, prompts=prompts, params=p).table["merged"].tolist() for p in (None, "20M")
     ]
     assert lengths[0] == lengths[1]
+
+
+def test_the_folder_of_an_inflated_model_takes_the_packages_drafters(prompts, demo, tmp_path):
+    inflate(demo.model, params="20M").save_pretrained(tmp_path)
+    demo.tokenizer.save_pretrained(tmp_path)
+    given = tiny(EXPERIMENTS["merge"]) | {"drafters": ("medusa", "hidden-transfer")}
+    merged = run(EXPERIMENTS["merge"], given, prompts=prompts, model=str(tmp_path)).table["merged"].tolist()
+    assert merged == run(EXPERIMENTS["merge"], given, prompts=prompts).table["merged"].tolist()
+    with pytest.raises(ValueError, match="inflated already"):
+        run(EXPERIMENTS["merge"], given, prompts=prompts, model=str(tmp_path), params="30M")
+
+
+def test_without_drafters_it_says_how_to_name_one(prompts):
+    with pytest.raises(ValueError, match="There is no drafter to look at"):
+        run(EXPERIMENTS["acceptance"], tiny(EXPERIMENTS["acceptance"]) | {"drafters": ()}, prompts=prompts)
 
 
 def test_the_command_finds_the_checkout_and_writes(prompts, tmp_path):
@@ -252,7 +258,17 @@ def test_elsewhere_it_says_where_the_experiments_are(monkeypatch, tmp_path):
         (["acceptance", "--set", "trees=efficent"], "Did you mean 'efficient'"),
         (["acceptance", "--nodes", "2", "--set", "trees=chain", "--drafter", "medusa"], "No tree of 'medusa' fits 2"),
         (["pseudo-cosine", "--drafter", "medusa"], "takes drafters of hidden-transfer, and 'medusa' holds medusa"),
-        (["bita-table3"], "There is no drafter to look at"),
+        (["bita-table3", "--set", "questions=./nowhere.jsonl"], "nowhere.jsonl"),
+        (["hidden-transfer-table1", "--depth", "4"], "'hidden-transfer' looks 3 tokens ahead and depth is 4"),
+        (["hidden-transfer-figure5", "--set", "layers=9"], "give layers from 1 to 7"),
+        (["lookahead-table6", "--set", "types=float8"], "There is no 16-bit type 'float8'"),
+        (["propd-table2", "--set", "early_layers=8"], "There is no early head behind layer 8"),
+        (["bild-figure6", "--set", "exit_layer=8"], "give 1 to 7"),
+        (["bild-figure6", "--params", "20M"], "leave --params out"),
+        (["bild-figure6", "--set", "train_reference=answer"], "have no references"),
+        (["bild-figure7", "--set", "leave=1.5"], "give a cosine from 0 to 1"),
+        (["bild-table1", "--set", "pair_data=a.jsonl"], "name them by --set pair_dev="),
+        (["gate", "--params", "900B"], "GiB are free"),
         (["merge", "--drafter", "medusa"], "two drafters or more"),
         (["draft-accuracy", "--max-new-tokens", "5000"], "context"),
         (["premise", "--set", "rows=2,4"], "give rows from 1 on"),

@@ -9,6 +9,7 @@ from typing import Any
 from draftree.bench.checkout import from_checkout
 from draftree.bench.machine import describe
 from draftree.bench.samples import Sampling, Task, encode_tasks
+from draftree.drafting.folder import model_hash
 from draftree.models import Placement, load_model
 from draftree.prompts import Prompt, split_prompts
 from draftree.runner import inspect_model
@@ -39,10 +40,18 @@ class Subject:
     def load(cls, name: str | None, placement: Placement | None = None) -> Subject:
         """The model of a folder or hub name; the embedded one for None.
 
+        A folder may hold a model that was inflated from the embedded one: the package's drafters fit it then.
+
         Raises:
             ValueError: a folder that does not exist or cannot be loaded, or no such device or type.
         """
-        return cls(*load_model(name, placement), name, placement=placement or Placement())
+        held = cls(*load_model(name, placement), name, placement=placement or Placement())
+        origin = getattr(held.model.config, "inflated_from", None)
+        if isinstance(origin, dict):
+            embedded, _ = load_model(None)
+            if origin.get("hash") == model_hash(embedded):
+                return replace(held, small=embedded)
+        return held
 
     def inflated(self, size: str | None, **options: Any) -> Subject:
         """The model inflated to about `size` parameters, or by other `options` of `inflate`; itself for None.
@@ -52,6 +61,8 @@ class Subject:
         """
         if size is None:
             return self
+        if self.small is not None:
+            raise ValueError("This model has been inflated already: inflate the one that it was made from.")
         large = from_checkout("inflate").inflate(self.model, **(options or {"params": size}))
         return replace(self, model=large, small=self.model, size=size)
 

@@ -50,6 +50,10 @@ def run(
     early_head: Annotated[
         list[str] | None, typer.Option(help="Folder of a trained early head, once for each.", show_default=OWN)
     ] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens that a drafter looks ahead.", show_default=OWN)
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Rows to answer (JSON lines), of BiLD's.", show_default=OWN)] = None,
     warm_per_set: Annotated[
         int | None,
         typer.Option(min=0, help="Other prompts of every set, whose answers the trie has seen.", show_default=OWN),
@@ -63,8 +67,8 @@ def run(
     """Run the experiment NAME: its table, and a JSON file, a picture and a page of it."""
     from draftree.bench.checkout import from_checkout
 
-    named = {"drafters": drafter, "per_set": per_set, "max_new_tokens": max_new_tokens, "nodes": nodes}
-    named |= {"batch": batch, "early_heads": early_head, "warm_per_set": warm_per_set}
+    named: dict[str, Any] = {"drafters": drafter, "per_set": per_set, "max_new_tokens": max_new_tokens, "nodes": nodes}
+    named |= {"batch": batch, "early_heads": early_head, "warm_per_set": warm_per_set, "depth": depth, "data": data}
     given = from_checkout("harness.command").given_options(settings or [], named)
     where.check()
     run_experiment(name, given, measuring, model, params, where.placement)
