@@ -76,7 +76,7 @@ class Setup:
     @property
     def small(self) -> Any:
         """The model before it was inflated; the model itself where it was not."""
-        return self.subject.model
+        return self.subject.trained_for
 
     @property
     def tokenizer(self) -> Any:

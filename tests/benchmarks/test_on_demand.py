@@ -6,14 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
-from test_experiments import EXPERIMENTS, SETS, TINY
 
 from benchmarks.drafters import bild, bild_pair
 from benchmarks.harness import Setup, on_demand
 from benchmarks.harness.command import run
+from benchmarks.harness.experiment import experiments
 from draftree.prompts import embedded_prompts
 
-OPTIONS = on_demand.OPTIONS | {"train_steps": 2, "train_questions": 40, "train_reference": "", "per_set": 1}
+SETS = ("e2e", "wikisql")
+OPTIONS = on_demand.OPTIONS | {
+    "train_steps": 2,
+    "train_questions": 40,
+    "train_reference": "",
+    "per_set": 1,
+    "max_new_tokens": 10,
+}
 
 
 @pytest.fixture
@@ -84,12 +91,12 @@ def test_a_pair_is_built_by_the_recipe_and_measured(tmp_path: Path) -> None:
     for name, chosen in (("train", pairs * 3), ("dev", pairs[:4])):
         lines = [json.dumps({"id": f"{name}-{n}", "de": de, "en": en}) for n, (de, en) in enumerate(chosen)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    given = {name: TINY[name] for name in ("max_new_tokens", "windows", "limit", "timed", "examples", "rounds")}
+    given = {"max_new_tokens": 10, "windows": (4,), "limit": 2, "timed": 2, "examples": 1, "rounds": 1}
     given |= {"thresholds": ("0.6:3",), "batch": 4, "pair_minutes": 0.05}
     given |= {"pair_data": str(tmp_path / "train.jsonl"), "pair_dev": str(tmp_path / "dev.jsonl")}
-    table = run(EXPERIMENTS["bild-table1"], given, out=tmp_path).table
+    table = run(experiments()["bild-table1"], given, out=tmp_path).table
     assert {"unaligned", "aligned"} <= set(table["pair"])
     recipes = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("recipe.json")}
     assert len(recipes) == 4
-    run(EXPERIMENTS["bild-table1"], given, out=tmp_path)
+    run(experiments()["bild-table1"], given, out=tmp_path)
     assert recipes == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("recipe.json")}

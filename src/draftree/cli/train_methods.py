@@ -37,7 +37,8 @@ def hidden_transfer(
     material: Material,
     where: Where,
     layers: Annotated[
-        list[int] | None, typer.Option("--layer", help="t_i; once for each step.", show_default="from the middle on")
+        list[int] | None,
+        typer.Option("--layer", help="t_i; once for each step.", show_default="those of the paper, scaled"),
     ] = None,
     masked: Annotated[bool, typer.Option("--masked", help="Pseudo states do not see each other (ablation).")] = False,
     on_pseudo: Annotated[
