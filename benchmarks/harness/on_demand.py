@@ -9,6 +9,7 @@ few, so figures of such a training say that it works and not how good it gets. W
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -18,6 +19,7 @@ from typing import Any
 from benchmarks.harness.setup import Setup
 from draftree.drafting.folder import model_hash
 from draftree.engine.limits import eos_token_ids
+from draftree.training.align_inputs import template_of
 from draftree.training.answers import AnswerOptions, make_data
 from draftree.training.journal import fingerprint
 from draftree.training.options import RECIPE, TrainOptions
@@ -50,9 +52,6 @@ def asked(setup: Setup) -> list[Question]:
 
 def answers(setup: Setup) -> Path:
     """The data set of the model's own answers to them, made where it is not there yet."""
-    # Imported late: the template comes with what reads conversations.
-    from draftree.training.align_inputs import template_of
-
     questions, field = asked(setup), setup.options.get("train_reference")
     out = place_of(setup) / f"answers-{_digest(setup, questions)}"
     template = template_of(setup.tokenizer, None)
@@ -92,6 +91,7 @@ def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
     steps = setup["train_steps"]
     out = place_of(setup) / f"{name}-{_digest(setup, [asked(setup), about, steps, setup['train_max_length']])}"
     if not (out / RECIPE).is_file():
+        shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew
         data = answers(setup)
         setup.watcher.stage(f"training of {name}", 1)
         make(data, out, TrainOptions(steps=steps, evaluations=1, max_length=setup["train_max_length"], force=True))

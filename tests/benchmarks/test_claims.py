@@ -11,6 +11,7 @@ from benchmarks import report
 from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, measured
 from benchmarks.papers import claims
 from benchmarks.papers.claims import CONFIRMED, REFUTED, SMALL, PaperClaim
+from draftree.bench.machine import describe
 
 ABOUT = {
     "command": "draftree bench run x",
@@ -78,6 +79,18 @@ def test_a_claim_that_was_measured_twice_has_two_lines(tmp_path):
     ]
     assert [CONFIRMED in line for line in lines] == [True, False]
     assert "1 confirmed, 1 not at this size, 0 refuted" in claims.page(tmp_path)
+
+
+def test_kept_results_name_no_folders_of_a_machine():
+    for path in report.RESULTS.glob("*.json"):
+        command = json.loads(path.read_text(encoding="utf-8"))["about"]["command"]
+        assert not [word for word in command.split() if word.rpartition("=")[2].startswith(("/", "~"))], path.name
+
+
+def test_a_command_is_shown_without_folders_of_this_machine(monkeypatch):
+    words = ["draftree", "--out=/a/b", "--set", "questions=/c/d.jsonl", "/e/f", "top_k=1,2", "m=~/g"]
+    monkeypatch.setattr("sys.argv", words)
+    assert describe(None, None)["command"] == "draftree --out=b --set questions=d.jsonl f top_k=1,2 m=g"
 
 
 def test_a_claim_that_nobody_made_is_refused(tmp_path):

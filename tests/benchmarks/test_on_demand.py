@@ -43,6 +43,8 @@ def test_a_drafter_is_trained_once_for_the_same_settings(questions: Path, tmp_pa
     assert len(files) == 1
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("drafter.safetensors")}
     assert all((a == b).all() for a, b in zip(first.weights.parameters(), again.weights.parameters(), strict=True))
+    (next(iter(files)).parent / "recipe.json").unlink()  # as a run that was killed leaves it
+    on_demand.drafter(setup_of(questions, tmp_path), "medusa", {"heads": 1})
     on_demand.drafter(setup_of(questions, tmp_path, train_steps=3), "medusa", {"heads": 1})
     on_demand.drafter(setup_of(questions, tmp_path), "medusa", {"heads": 2})
     assert len(list(tmp_path.rglob("drafter.safetensors"))) == 3

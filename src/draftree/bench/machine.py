@@ -67,5 +67,5 @@ def describe(model: Any, name: str | None) -> dict[str, Any]:
 
 def _shown(argument: str) -> str:
     """An argument as a result file shows it: the last part of an absolute path, which says nothing elsewhere."""
-    option, sign, value = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    option, sign, value = argument.rpartition("=")  # --option=PATH, and the NAME=PATH of --set and --drafter
     return f"{option}{sign}{Path(value).name}" if value.startswith(("/", "~")) else argument

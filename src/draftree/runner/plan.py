@@ -43,7 +43,7 @@ class Surgery:
         visible: BoolTensor [B, M, K + M], which surviving and appended rows each appended row sees. Every
             appended row sees the whole context.
         source: LongTensor [B, S], the rows that `append` is given, in this order; None for all K of them.
-        hide_prefix: from here on no row sees the deep prefix (BiTA's shallow prompts).
+        hide_prefix: from here on no row sees the deep prefix (BiTA's prompts of the first layer).
         joined: BoolTensor [B, K + M, K + M], who sees whom once the rows have joined, where that is known beforehand;
             else it is put together in the pass.
         resolve: function of this surgery and the row numbers [B, K] that are left (padded with -1), returning the
