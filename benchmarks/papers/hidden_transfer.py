@@ -177,7 +177,9 @@ ACCURACY = Experiment(
     accuracy,
     draft_accuracy.EXPERIMENT.columns,
     draft_accuracy.EXPERIMENT.plot,
-    dict(draft_accuracy.EXPERIMENT.options) | on_demand.OPTIONS | {"drafters": HEADS, "early_exits": True, "depth": DEPTH},
+    dict(draft_accuracy.EXPERIMENT.options)
+    | on_demand.OPTIONS
+    | {"drafters": HEADS, "early_exits": True, "depth": DEPTH},
 )
 TRAINED: dict[str, Any] = dict(draft_accuracy.EXPERIMENT.options) | on_demand.OPTIONS | {"drafters": ()}
 LAYER = Experiment(
