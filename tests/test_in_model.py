@@ -254,7 +254,8 @@ def test_all_nodes_have_rows_where_rows_are_free_and_else_the_root(kind: str, sl
     else:
         positions = attached.surgeries[0].positions
         assert positions is not None
-        assert positions.shape[1] == nodes
+        together = sum(layer == drafter.transfer_layers[0] for layer in drafter.transfer_layers)
+        assert positions.shape[1] == nodes * together
 
 
 @pytest.mark.parametrize("cls", [Medusa, BiTA, HiddenTransfer])
