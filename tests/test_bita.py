@@ -85,23 +85,23 @@ def test_the_nearest_ancestor_speaks_for_a_node_without_masks(shape: str) -> Non
     assert own > len(seen[::2]) // 2
 
 
+def drafts(model: Any, drafter: BiTA) -> list[Tensor]:
+    """Log-probabilities of what is drafted in an answer."""
+    seen = recorded(drafter)
+    generate(model, torch.tensor(prompts((9,))), drafter=drafter, shape=Fixed(6), max_new_tokens=4)
+    return [s.logp for s in seen]
+
+
 @torch.no_grad()
 def test_prompts_of_the_first_layer_are_seen_there_alone() -> None:
     """What the other layers' prompts hold changes nothing, and the first layer's do."""
     model = build("llama")
     drafter = randomised(BiTA.fresh(model, prompts=4, prompting="first-layer"))
-    ids = torch.tensor(prompts((9,)))
-
-    def drafts() -> list[Tensor]:
-        seen = recorded(drafter)
-        generate(model, ids, drafter=drafter, shape=Fixed(6), max_new_tokens=4)
-        return [s.logp for s in seen]
-
-    before = drafts()
+    before = drafts(model, drafter)
     drafter.weights.prompt_keys[1:] += 5
-    assert all(torch.equal(a, b) for a, b in zip(before, drafts(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, drafts(model, drafter), strict=True))
     drafter.weights.prompt_keys[0] += 5
-    assert not torch.allclose(before[0], drafts()[0])
+    assert not torch.allclose(before[0], drafts(model, drafter)[0])
 
 
 @torch.no_grad()
@@ -116,17 +116,10 @@ def test_shallow_prompts_are_what_the_model_makes_of_embeddings(family: str) -> 
     for layer, held in enumerate(cache.layers):
         torch.testing.assert_close(drafter.weights.prompt_keys[layer], held.keys[0], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(drafter.weights.prompt_values[layer], held.values[0], atol=1e-5, rtol=1e-4)
-    ids = torch.tensor(prompts((9,)))
-
-    def drafts() -> list[Tensor]:
-        seen = recorded(drafter)
-        generate(model, ids, drafter=drafter, shape=Fixed(6), max_new_tokens=4)
-        return [s.logp for s in seen]
-
-    before = drafts()
+    before = drafts(model, drafter)
     drafter.weights.prompt_embeddings.mul_(-1)
     objective.prefix(2)
-    assert not torch.allclose(before[0], drafts()[0])
+    assert not torch.allclose(before[0], drafts(model, drafter)[0])
 
 
 @pytest.mark.parametrize("family", ["llama", "mpt"])  # rows of mpt's sequences pass one sequence after the other

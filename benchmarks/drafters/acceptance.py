@@ -129,7 +129,7 @@ def _masks_only(drafter: Trained) -> bool:
 
 EXPERIMENT = Experiment(
     "acceptance",
-    "BiTA, Table 4; Hidden Transfer, Tables 2 to 5",
+    "",
     run,
     ("drafter", "tree", "nodes", "acceptance_length", "rows_a_step", "ms_a_step", "step_over_plain"),
     lines("nodes", "acceptance_length", by="kind", panel="drafter"),

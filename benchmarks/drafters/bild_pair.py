@@ -6,6 +6,7 @@ one says to the same inputs (BiLD, section 3.5). What is complete is kept in the
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -56,10 +57,11 @@ def built(setup: Setup) -> Setup:
     for number, (epochs, rate) in enumerate(ROUNDS):
         out = place / f"aligned-{number + 1}"
         if not (out / RECIPE).is_file():
+            shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew
             large, tokenizer = load_model(str(place / LARGE))
             small = DraftModel.from_pretrained(str(aligned), tokenizer, dtype=large.dtype).model
             inputs = Inputs(data if number == 0 else place / "aligned-1" / "answers", field=SIDES[0])
-            options = TrainOptions(epochs=epochs, learning_rate=rate, batch=64, force=True, evaluations=1)
+            options = TrainOptions(epochs=epochs, learning_rate=rate, batch=64, evaluations=1)
             answers = AnswerOptions(LONGEST, slots=32)
             align_on_inputs(
                 large, tokenizer, small, inputs, out, answers=answers, options=options, tell=on_demand.silent

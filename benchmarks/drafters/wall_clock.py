@@ -86,7 +86,7 @@ def _label(name: str, case: Case) -> str:
 
 EXPERIMENT = Experiment(
     "wall-clock",
-    "Hidden Transfer, Table 1; BiTA, Table 1",
+    "",
     run,
     (
         *("drafter", "tree", "ahead", "rows", "step_ms", "plain_steps", "tokens_a_step", "tokens_a_second"),

@@ -94,7 +94,7 @@ def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
         shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew
         data = answers(setup)
         setup.watcher.stage(f"training of {name}", 1)
-        make(data, out, TrainOptions(steps=steps, evaluations=1, max_length=setup["train_max_length"], force=True))
+        make(data, out, TrainOptions(steps=steps, evaluations=1, max_length=setup["train_max_length"]))
         setup.watcher.step()
     return out
 

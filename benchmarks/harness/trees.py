@@ -108,6 +108,11 @@ def with_depth(drafter: InModelDrafter, depth: int) -> InModelDrafter:
     return _made_over(drafter, drafter.settings | {"tree": BEST_FIRST, "depth": depth})
 
 
+def anew(drafter: InModelDrafter) -> InModelDrafter:
+    """A drafter with the same weights and options that has drafted nothing yet."""
+    return _made_over(drafter, drafter.settings)
+
+
 def _made_over(drafter: InModelDrafter, options: dict[str, Any]) -> InModelDrafter:
     made = type(drafter)(drafter.shapes(), **options)
     made.weights = drafter.weights  # nothing is trained here, so they can be shared

@@ -16,7 +16,7 @@ from benchmarks.drafters.subjects import subjects
 from benchmarks.harness import Experiment, Setup, bars, lines, on_demand, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
-from benchmarks.harness.trees import EFFICIENT, FULL, SEARCHED, STRAIGHTFORWARD, Case, with_tree
+from benchmarks.harness.trees import EFFICIENT, FULL, SEARCHED, STRAIGHTFORWARD, Case, anew, with_tree
 from benchmarks.harness.truth import hits_of
 from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared, hf_cell
 from draftree.drafting import Jacobi, SelfSpeculative
@@ -36,7 +36,10 @@ def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiTA with the efficient tree of 5, and sized by cost, over Hugging Face's generate, set by set."""
     cells = [hf_cell(setup)]
     for name, drafter in subjects(setup, "bita").items():
-        cells += [_efficient(f"{name}, {EFFICIENT}-{K}", drafter), Cell(f"{name}, by cost", _given(drafter), None)]
+        cells += [
+            _efficient(f"{name}, {EFFICIENT}-{K}", drafter),
+            Cell(f"{name}, by cost", partial(anew, drafter), None),
+        ]
     yield from compared(setup, cells, by_set=True)
 
 
@@ -57,7 +60,7 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
     ]
     for name, drafter in subjects(setup, "bita").items():
         cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter, says("BiTA", "7B")))
-        known.append((name, _given(drafter), ""))
+        known.append((name, partial(anew, drafter), ""))
     ours, ours_by_cost, claims = cells[-1].name, f"{known[-1][0]}, by cost", list[Comparison]()
     for cell in cells[1:]:
         if cell.name != ours and cell.paper:
@@ -146,7 +149,7 @@ def medusa(setup: Setup) -> Iterator[pd.DataFrame]:
             nodes = tuple(best_choices(hits_of(setup, drafter, setup.lessons).by_rank, K * drafter.depth))
             case = Case(SEARCHED, f"searched, {len(nodes)} draft tokens", nodes, len(nodes))
             cells.append(Cell(f"{name}, {case.label}", partial(with_tree, drafter, case), case.nodes))
-        cells.append(Cell(f"{name}, by cost", _given(drafter), None))
+        cells.append(Cell(f"{name}, by cost", partial(anew, drafter), None))
         own.setdefault(drafter.method, (cells[-2].name, cells[-1].name))
     claims = []
     if len(own) == 2:
@@ -160,11 +163,6 @@ def _efficient(name: str, drafter: InModelDrafter, printed: str = "") -> Cell:
     """A drafter with the paper's tree; masks behind every node."""
     nodes = tuple(efficient(K, drafter.depth))
     return Cell(name, partial(with_tree, drafter, Case(EFFICIENT, name, nodes, len(nodes))), len(nodes), printed)
-
-
-def _given(drafter: Any) -> Any:
-    """Makes of a cell, once, the drafter that is there."""
-    return lambda: drafter
 
 
 OPTIONS = {name: value for name, value in QUICK.items() if name not in ("warm_per_set", "nodes")}

@@ -2,7 +2,7 @@
 
 `make results` writes claims.md from `claims.toml` and the kept result files that hold a table of comparisons. A claim
 is *confirmed* where the whole interval lies above what the claim needs, *refuted* where all of it lies below and no
-reason of size is known, and *not at this size* otherwise.
+size of ours is the reason, and *not at this size* otherwise. Reasons are explanations by those who measured.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ does not depend on hardware, as a ratio of two ways of decoding, with its 95 % b
 *Confirmed*: the whole interval is above 1 (or what the line names); *refuted*: all of it is below, and nothing about
 the size of the model explains it; *not at this size*: otherwise, with the reason. The papers' models have 7B parameters
 and more and ran on GPUs; ours are the embedded 4M model, or models inflated from it, which have the cost of their size
-and the small one's text, on two CPU cores. Ratios of acceptance lengths do not depend on the
-machine, those of speed do.
+and the small one's text, on two CPU cores. Ratios of acceptance lengths do not depend on the machine, those of speed
+do.
 """
 
 
@@ -41,6 +41,7 @@ class PaperClaim:
     theirs: str
     least: float = 1.0
     why: str = ""
+    size: bool = False
 
     def verdict(self, low: float | None, high: float | None) -> str:
         """What an interval says of it."""
@@ -48,11 +49,11 @@ class PaperClaim:
             return SMALL
         if low > self.least:
             return CONFIRMED
-        return REFUTED if high < self.least and not self.why else SMALL
+        return REFUTED if high < self.least and not self.size else SMALL
 
     def reason(self, verdict: str, low: float | None, high: float | None) -> str:
         """Why it is not confirmed."""
-        if verdict != SMALL:
+        if verdict == CONFIRMED:
             return ""
         if low is None or high is None:
             return "One prompt leaves no interval."

@@ -20,7 +20,7 @@ from benchmarks.drafters.subjects import subjects
 from benchmarks.harness import Experiment, Setup, Share, bars, lines, on_demand, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, rows_of
-from benchmarks.harness.trees import SEARCHED, Case, with_depth, with_tree
+from benchmarks.harness.trees import SEARCHED, Case, anew, with_depth, with_tree
 from benchmarks.harness.truth import Hits, hits_of
 from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared
 from draftree.drafting.in_model import InModelDrafter
@@ -42,10 +42,14 @@ def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
         heads[PUBLISHED] = with_depth(on_demand.drafter(setup, "hidden-transfer", {}), setup["depth"] or DEPTH)
     remarks = [on_demand.remark(setup)] if setup["paper_training"] else []
     tree = shared_tree(setup, list(heads.values()))
-    cells = [Cell(name, _given(one), None, _printed(one)) for name, one in known.items() if name not in heads]
+    cells = [
+        Cell(name, partial(setup.trained, setup.named[name]), None, _printed(one))
+        for name, one in known.items()
+        if name not in heads
+    ]
     for name, one in heads.items():
         cells.append(Cell(f"{name}, one tree", partial(with_tree, one, tree), tree.nodes, _printed(one)))
-    cells += [Cell(f"{name}, by cost", _given(one), None) for name, one in heads.items()]
+    cells += [Cell(f"{name}, by cost", partial(anew, one), None) for name, one in heads.items()]
     claims = []
     for tree_of in ("one tree", "by cost"):
         ours, theirs, published = (f"{name}, {tree_of}" for name in (*HEADS, PUBLISHED))
@@ -107,10 +111,6 @@ def _accuracies(hits: dict[str, Hits], found: dict[str, Any]) -> list[tuple[str,
             claim = f"hidden-transfer-accuracy-{other}-{place}"
             ratios.append((claim, name, their_name, "top-1 accuracy", ratio))
     return ratios
-
-
-def _given(drafter: Any) -> Any:
-    return lambda: drafter
 
 
 def _printed(drafter: Any) -> str:

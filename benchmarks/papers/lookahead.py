@@ -100,7 +100,7 @@ def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
     remark = f"Forests are bounded to {most} nodes, half of what the warm-up fills, but for the one without pruning."
     whole = "Lookahead"
     claims = [
-        Comparison(f"lookahead-{name.replace(' ', '-')}", whole, (name,), LENGTH)
+        Comparison(f"lookahead-{name.replace(' ', '-')}", whole, (name,))
         for name in ("without prompt", "without output", "without pruning", "without eliminating")
     ]
     yield from compared(setup, cells, over=whole, claims=claims, remarks=[remark], more={"max_nodes": most})

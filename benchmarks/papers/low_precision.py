@@ -7,10 +7,8 @@ each answer is held against plain decoding's of the same type, and its words aga
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -19,12 +17,12 @@ import torch
 from benchmarks.harness import PLAIN, Experiment, Setup, Way, bars, measure, table_of
 from benchmarks.harness.measure import differing
 from benchmarks.papers.ways import QUICK
-from draftree.bench.inputs import Subject
+from draftree.models import Placement
 from draftree.shaping import DynamicTree
 from draftree.training.quality import quality
 
-TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-WHOLE, DRAFTED, STRICT = "float32", "Lookahead", "Lookahead, strict"
+TYPES = ("bfloat16", "float16")
+DRAFTED, STRICT = "Lookahead", "Lookahead, strict"
 
 
 def precision(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -32,15 +30,17 @@ def precision(setup: Setup) -> Iterator[pd.DataFrame]:
     kinds = setup["types"]
     if wrong := [kind for kind in kinds if kind not in TYPES]:
         raise ValueError(f"There is no 16-bit type {wrong[0]!r}: choose {' or '.join(TYPES)}.")
+    if setup.model.dtype != torch.float32:
+        raise ValueError(
+            f"Answers are held against float32's, and the model is {setup.model.dtype}: leave --dtype out."
+        )
     whole = measure(setup, [Way(PLAIN)])
     truth = _texts(setup, whole, PLAIN)
     rows: list[dict[str, Any]] = []
     for kind in kinds:
-        model = copy.deepcopy(setup.model).to(TYPES[kind])
-        half = _with(setup, model)
-        make = partial(setup.trie, None)
-        ways = [Way(PLAIN), Way(DRAFTED, make(), DynamicTree())]
-        ways.append(Way(STRICT, make(), DynamicTree(), {"strict": True}))
+        half = replace(setup, placement=replace(setup.placement or Placement(), dtype=kind))
+        ways = [Way(PLAIN), Way(DRAFTED, setup.trie(), DynamicTree())]
+        ways.append(Way(STRICT, setup.trie(), DynamicTree(), {"strict": True}))
         runs = measure(half, ways)
         for way in ways:
             answers = len(runs[runs["way"] == way.name])
@@ -52,15 +52,6 @@ def precision(setup: Setup) -> Iterator[pd.DataFrame]:
             )
         strict = sum(row["answers"] - row["equal_to_plain"] for row in rows if row["way"] == STRICT)
         yield table_of(rows, differing=strict, remarks=["Only strict answers are promised to be equal in 16 bits."])
-
-
-def _with(setup: Setup, model: Any) -> Setup:
-    """The same setup on another model of the same tokenizer; prompts and trie texts stay."""
-    held = replace(setup)
-    vars(held).update({name: value for name, value in vars(setup).items() if name in ("encoded", "texts")})
-    held.__dict__["inflated"] = Subject(model, setup.tokenizer, setup.name)
-    held.__dict__["subject"] = setup.subject
-    return held
 
 
 def _texts(setup: Setup, runs: pd.DataFrame, way: str) -> list[str]:

@@ -62,7 +62,7 @@ def _ways(setup: Setup, name: str) -> list[Way]:
 
 EXPERIMENT = Experiment(
     "batch",
-    "ProPD, Tables 1 and 3",
+    "",
     run,
     ("drafter", "batch", "way", "over_plain", "acceptance_length", "draft_tokens_a_step", "pruned", "tokens_a_second"),
     lines("batch", "over_plain", by="way", panel="drafter", log=True),

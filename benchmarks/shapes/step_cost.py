@@ -87,7 +87,7 @@ def chosen(cost: StepCost, batches: Sequence[np.ndarray], drafter: Drafter) -> t
 
 EXPERIMENT = Experiment(
     "step-cost",
-    "ProPD, Figure 3",
+    "",
     run,
     ("drafter", "curve", "batch", "draft_tokens", "expected_gain"),
     lines("batch", "draft_tokens", "expected_gain", by=("drafter", "curve"), log=True),

@@ -24,21 +24,21 @@ ABOUT = {
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "why", "least", "verdict"),
+    ("low", "high", "size", "least", "verdict"),
     [
-        (1.01, 1.2, "", 1.0, CONFIRMED),
-        (0.9, 1.2, "", 1.0, SMALL),
-        (0.9, 0.99, "", 1.0, REFUTED),
-        (0.9, 0.99, "It is small.", 1.0, SMALL),
-        (0.96, 0.99, "", 0.95, CONFIRMED),
-        (0.9, 0.94, "", 0.95, REFUTED),
-        (None, None, "", 1.0, SMALL),
+        (1.01, 1.2, False, 1.0, CONFIRMED),
+        (0.9, 1.2, False, 1.0, SMALL),
+        (0.9, 0.99, False, 1.0, REFUTED),
+        (0.9, 0.99, True, 1.0, SMALL),
+        (0.96, 0.99, False, 0.95, CONFIRMED),
+        (0.9, 0.94, False, 0.95, REFUTED),
+        (None, None, False, 1.0, SMALL),
     ],
 )
-def test_a_verdict_goes_by_the_interval(low, high, why, least, verdict):
-    claim = PaperClaim("P, Table 1", "A is above B.", "1.5", least, why)
+def test_a_verdict_goes_by_the_interval(low, high, size, least, verdict):
+    claim = PaperClaim("P, Table 1", "A is above B.", "1.5", least, "It is so.", size)
     assert claim.verdict(low, high) == verdict
-    assert bool(claim.reason(verdict, low, high)) == (verdict == SMALL)
+    assert bool(claim.reason(verdict, low, high)) == (verdict != CONFIRMED)
 
 
 def runs() -> pd.DataFrame:

@@ -15,7 +15,7 @@ from draftree.runner.hooked.families import Family
 from draftree.runner.hooked.one_pass import HookedPass, StockModel
 from draftree.runner.hooked.own_thread import lock_of
 from draftree.runner.kv.cache import SlotCache
-from draftree.runner.kv.gradient import GradientCache
+from draftree.runner.kv.gradient import GradientCache, RecordingCache
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
 
@@ -93,7 +93,7 @@ class HookedRunner(Runner):
         They are as attention sees them, turned to their positions. Positions and visibility are the same for the whole
         batch, which may differ in its embeddings alone.
         """
-        cache = GradientCache(len(self.target.layers), plan.batch)
+        cache = RecordingCache(len(self.target.layers), plan.batch)
         with self.lock:
             self._through(plan, cache, 0, None)
         return cache.states

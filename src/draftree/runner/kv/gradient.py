@@ -25,9 +25,6 @@ class GradientCache(SlotCache):
             by sequence; None for none.
         context: holds what the rows see before them, the same number of columns in every slot; no gradients go there.
             None for whole sequences.
-
-    Attributes:
-        states: the pass's own keys and values, each [B, heads, n, dim], of the layers that have run.
     """
 
     def __init__(
@@ -41,7 +38,6 @@ class GradientCache(SlotCache):
         self.prefix = list(prefix) if prefix else None
         self.prefix_length = self.prefix[0][0].shape[-2] if self.prefix else 0
         self.context = context
-        self.states: list[tuple[Tensor, Tensor]] = []
         if context is not None:
             self.lengths = list(context.lengths)
 
@@ -53,7 +49,6 @@ class GradientCache(SlotCache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Rows [B, heads, n, dim] behind the deep prefix and the context of C columns: [B, heads, P + C + n, dim]."""
-        self.states.append((key_states, value_states))
         fronts = [] if self.prefix is None else [self.prefix[layer_idx]]
         if self.context is not None:
             fronts.append(self.context.views(layer_idx, 0))
@@ -66,3 +61,22 @@ class GradientCache(SlotCache):
         own = self._pass.slots
         parts = [(f[own] if f.dim() == 4 else f).to(rows).expand(rows.shape[0], -1, -1, -1) for f in fronts]
         return torch.cat([*parts, rows], 2)
+
+
+class RecordingCache(GradientCache):
+    """A gradient cache that keeps what the layers made of the rows; others let go of it layer by layer.
+
+    Attributes:
+        states: keys and values [B, heads, n, dim] of the pass's rows, of the layers that have run.
+    """
+
+    def __init__(self, layers: int, batch: int) -> None:
+        super().__init__(layers, batch)
+        self.states: list[tuple[Tensor, Tensor]] = []
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """See `GradientCache.update`."""
+        self.states.append((key_states, value_states))
+        return super().update(key_states, value_states, layer_idx)
