@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from few import crossed, few
 from generate_driver import left_pad, prompts
 from torch import nn
 from torch.nn import functional as F
@@ -213,9 +214,7 @@ def _no_hooks_stay() -> Any:
     hooks._global_forward_pre_hooks.clear()
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", ALTERATIONS)
-@pytest.mark.parametrize("when", ["before", "between"])
+@pytest.mark.parametrize(("when", "name", "drafter"), crossed(["before", "between"], [*ALTERATIONS], [*DRAFTERS]))
 def test_altered_models_answer_as_they_are(when: str, name: str, drafter: str, monkeypatch: Patch) -> None:
     model = fresh()
     if when == "between":
@@ -345,7 +344,7 @@ def altered_anywhere(family: str, number: int) -> None:
 FAMILIES = [member.id for member in zoo.CAUSAL + zoo.ENCODER_DECODER if zoo.LEFT not in member.note]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few(FAMILIES, zoo.CORE))
 def test_any_family_altered_anywhere(family: str) -> None:
     altered_anywhere(family, 0)
 

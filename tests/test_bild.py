@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import crossed
 from generate_driver import left_pad, noisy, prompts, same
 from reference_bild import Reference, Told
 from torch import Tensor
@@ -90,10 +91,7 @@ def ours(name: str, models: tuple[Any, Any], rows: Sequence[Sequence[int]], slot
 
 
 @pytest.mark.filterwarnings("ignore:The small model is no smaller")
-@pytest.mark.parametrize(
-    ("name", "case"),
-    [*((name, case) for name in ("llama", "t5") for case in CASES), ("gpt2", "varied"), ("bart", "kl")],
-)
+@pytest.mark.parametrize(("name", "case"), [*crossed(("llama", "t5"), [*CASES]), ("gpt2", "varied"), ("bart", "kl")])
 def test_texts_and_counts_are_the_references(name: str, case: str) -> None:
     """In ragged batches whose requests join and leave, and alone."""
     rows, settings = prompts(LENGTHS), CASES[case]

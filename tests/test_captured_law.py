@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from drafters_for_tests import RandomTree
+from few import crossed
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
 from in_model_driver import MAKERS, make
 from runner_driver import BUSHY, Run, Tree, one_thread  # noqa: F401
@@ -28,12 +30,10 @@ def taped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_runner, "capture_for", lambda device: Tape())
 
 
-LAW = ("llama", "gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "glm4")))
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in product(["qwen3", "glm4"], [False, True], [1, 3])]
 
 
-@pytest.mark.parametrize("name", LAW)
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("name", "sampled", "batch"), [*crossed(["llama", "gemma3"], [False, True], [1, 3]), *SLOW])
 def test_token_ids_are_those_of_hugging_face(name: str, sampled: bool, batch: int) -> None:
     """Every kind of drafter over recorded passes."""
     model, rows = build(name), prompts(LENGTHS[:batch])

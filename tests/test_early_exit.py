@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from few import few
 from runner_driver import one_thread
 from zoo import CAUSAL, CORE, ENCODER_DECODER, MEMBERS, build, construct
 
@@ -17,9 +18,7 @@ from draftree.runner.layout.skip import Skip
 from draftree.runner.target import inspect_model
 
 __all__ = ["one_thread"]
-FAMILIES = [
-    pytest.param(m.id, marks=() if m.id in CORE else pytest.mark.slow, id=m.id) for m in CAUSAL + ENCODER_DECODER
-]
+FAMILIES = few([m.id for m in CAUSAL + ENCODER_DECODER], CORE)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from few import few
 from generate_driver import NEW, SAMPLED, drafters, hf, left_pad, prompts, references_of, same
 from in_model_driver import MAKERS, make, recorded
 from torch import Tensor
@@ -25,9 +26,7 @@ from draftree.shaping import DynamicTree, Fixed
 from draftree.tree import TokenTree
 
 DEFAULT = ("llama", "gpt2", "bart")
-FAMILIES = [
-    pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL + ENCODER_DECODER
-]
+FAMILIES = few([m.id for m in CAUSAL + ENCODER_DECODER], DEFAULT)
 SEED = 11
 # Between them every criterion, layer and kind of head; tiny models' early states say little, so much leaves.
 PRUNERS: dict[str, Callable[[Any], EarlyPruning]] = {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from drafters_for_tests import InModel, RandomTree
+from few import crossed
 from generate_driver import prompts
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
@@ -64,10 +65,10 @@ RUNNERS = [
 REFUSED_ON_SOME = ("mixtral",)
 
 
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("name", "runner"), RUNNERS)
-def test_strict_answers_are_those_of_plain_decoding_alone(name: str, runner: str, sample: bool) -> None:
+@pytest.mark.parametrize(("way", "sample"), crossed(RUNNERS, [False, True]))
+def test_strict_answers_are_those_of_plain_decoding_alone(way: tuple[str, str], sample: bool) -> None:
     """The model's scores are so close together that other bits are other tokens; in batches, too."""
+    name, runner = way
     if name in REFUSED_ON_SOME:
         try:
             Engine(flat(name), runner=runner, strict=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from drafters_for_tests import RandomTree
 from far_device import FAR, FarDevice, moved
+from few import crossed
 from generate_driver import LENGTHS, NEW, drafters, hf, left_pad, prompts, references_of
 from in_model_driver import MAKERS, make
 from runner_driver import one_thread  # noqa: F401
@@ -78,8 +79,7 @@ ELSEWHERE = (
 )  # models or tensors of their own on the CPU
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ELSEWHERE])
+@pytest.mark.parametrize(("form", "kind"), crossed([*FORMS], [kind for kind in KINDS if kind not in ELSEWHERE]))
 def test_a_drafter_keeps_to_its_device(form: str, kind: str) -> None:
     with FarDevice():
         engine = far_engine(form, KINDS[kind]())

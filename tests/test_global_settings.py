@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from few import crossed
 from generate_driver import OF_DEMO, left_pad, prompts
 
 import draftree
@@ -73,9 +74,7 @@ def model_of(family: str) -> Any:
     return copy.deepcopy(draftree.demo_model()[0] if family == "demo" else zoo.build(family))
 
 
-@pytest.mark.parametrize("choice", ["cpu", "hooked"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("name", "drafter", "choice"), crossed(SETTINGS, [*DRAFTERS], ["cpu", "hooked"]))
 def test_the_text_of_every_drafter_stays(name: str, drafter: str, choice: str) -> None:
     wanted, model = expected("demo"), model_of("demo")
     with setting(name):

@@ -19,7 +19,7 @@ from draftree import Grammar, GrammarDrafter, Lookahead, Merge, generate
 from draftree.models import encode_prompt
 from draftree.prompts import embedded_prompts
 
-BATCH, NEW = 25, 400
+BATCH, NEW = 10, 400
 QUICK = {"nested": 1, "unicode": 1}  # batches of every day; the others, and the rest of these, are slow
 CASES = [
     pytest.param(name, batch, marks=() if batch < QUICK.get(name, 0) else pytest.mark.slow)

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import torch
 from drafters_for_tests import RandomTree
+from few import few
 from generate_driver import SAMPLED, drafters, hf, left_pad, prompts, references_of, same
 from grammar_cases import OTHERS, ascii_tokenizer
 from torch import Tensor
@@ -32,8 +33,8 @@ EOS = 2
 NEW = 90
 SEED = 11
 DEFAULT = ("llama", "gpt2", "t5")
-FAMILIES = [pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL]
-SEQ2SEQ = [pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in ENCODER_DECODER]
+FAMILIES = few([m.id for m in CAUSAL], DEFAULT)
+SEQ2SEQ = few([m.id for m in ENCODER_DECODER], DEFAULT)
 # Tiny models know no words, so the shortest texts are the likeliest to hold every kind of step.
 SCHEMA = record(kind={"enum": ["ab", "abba", "cab"]}, tags=listed(text(4), most=2, least=1))
 GRAMMAR = Grammar.json_schema(SCHEMA)

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from few import few
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, hf, left_pad, prompts, same
 from in_model_driver import MAKERS, make
 from torch import Tensor
@@ -26,9 +27,7 @@ from draftree.shaping.step_times import Kind
 from draftree.tree import TokenTree
 
 DEFAULT = ("llama", "gpt2", "gemma3", "bart")
-FAMILIES = [
-    pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL + ENCODER_DECODER
-]
+FAMILIES = few([m.id for m in CAUSAL + ENCODER_DECODER], DEFAULT)
 SEED = 11
 STEEP = StepCost((1, 2, 64), (1.0, 2.0, 64.0))  # a row costs what a token brings: nothing can pay
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from few import few
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
 from torch import Tensor
 from zoo import CAUSAL, build
@@ -16,7 +17,7 @@ from draftree.engine import generate
 from draftree.runner import EagerRunner, inspect_model
 
 DEFAULT = ("llama", "qwen3", "gpt2", "gemma3", "bloom", "opt", "deepseek_v3")
-FAMILIES = [pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL]
+FAMILIES = few([m.id for m in CAUSAL], DEFAULT)
 SEED = 11
 
 

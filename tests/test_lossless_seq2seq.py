@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from drafters_for_tests import RandomTree
+from few import few
 from generate_driver import NEW, SHAPES, drafters, hf, left_pad, noisy, prompts, same
 from torch import Tensor
 from zoo import ENCODER_DECODER, MEMBERS, build
@@ -14,9 +15,7 @@ from draftree.engine import generate
 from draftree.integrations import custom_generate
 from draftree.shaping import Fixed
 
-FAMILIES = [
-    pytest.param(m.id, marks=() if m.id in ("t5", "bart") else pytest.mark.slow, id=m.id) for m in ENCODER_DECODER
-]
+FAMILIES = few([m.id for m in ENCODER_DECODER], ("t5", "bart"))
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 30, "repetition_penalty": 1.1}
 VARIED = {"no_repeat_ngram_size": 3}  # greedy answers of these tiny models are one token over and over
 GREEDY = VARIED | {"do_sample": False, "max_new_tokens": NEW}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from drafters_for_tests import InModel, Raising, RandomTree
+from few import crossed
 from generate_driver import NEW, hf, left_pad, prompts, references_of, same
 from in_model_driver import make, recorded
 from zoo import build
@@ -264,20 +265,23 @@ def early_pruning(layer: int) -> EarlyPruning:
     return EarlyPruning(head, criterion="best", keep=4, always=True)
 
 
-@pytest.mark.parametrize(("runner", "pruned_at"), [("cpu", None), ("hooked", None), ("cpu", 1), ("hooked", 2)])
 @pytest.mark.parametrize(
-    "kinds",
-    [
-        TRIO,
-        ("hidden-transfer-one-layer", "bita-first-layer-full", "hidden-transfer-masked-groups"),
-        ("medusa", "bita-masks-only-groups", "bita", "hidden-transfer"),
-    ],
+    ("kinds", "way"),
+    crossed(
+        [
+            TRIO,
+            ("hidden-transfer-one-layer", "bita-first-layer-full", "hidden-transfer-masked-groups"),
+            ("medusa", "bita-masks-only-groups", "bita", "hidden-transfer"),
+        ],
+        [("cpu", None), ("hooked", 2), ("cpu", 1), ("hooked", None)],
+    ),
 )
-def test_in_a_joint_pass_each_drafts_as_alone(kinds: tuple[str, ...], runner: str, pruned_at: int | None) -> None:
+def test_in_a_joint_pass_each_drafts_as_alone(kinds: tuple[str, ...], way: tuple[str, int | None]) -> None:
     """Rows stand elsewhere and see others' rows nowhere, so every drafter's candidates are those it has alone.
 
     Also where rows leave in mid-stack, and those of others between one's own have left.
     """
+    runner, pruned_at = way
     model = build("llama")
     drafters = [make(kind, model) for kind in kinds]
     together = [recorded(drafter) for drafter in drafters]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from drafters_for_tests import RandomTree, References
+from few import few
 from generate_driver import LENGTHS, NEW, SAMPLED, SHAPES, drafters, hf, left_pad, prompts, references_of, same
 from in_model_driver import make
 from torch import Tensor
@@ -18,7 +19,7 @@ from draftree.engine import generate
 from draftree.runner import EagerRunner, inspect_model
 
 DEFAULT = ("llama", "gpt2", "gemma3")
-FAMILIES = [pytest.param(m.id, marks=() if m.id in DEFAULT else pytest.mark.slow, id=m.id) for m in CAUSAL]
+FAMILIES = few([m.id for m in CAUSAL], DEFAULT)
 SEED = 11
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from few import crossed
 from generate_driver import left_pad, prompts
 from torch import Tensor, nn
 
@@ -101,9 +102,9 @@ def test_torchao(family: str, drafter: str) -> None:
     assert base_of(model).hash != base_of(fresh(family)).hash
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "t5", "bart"])
-@pytest.mark.parametrize("where", ["cpu", "disk"])
+@pytest.mark.parametrize(
+    ("where", "family", "drafter"), crossed(["cpu", "disk"], ["llama", "gpt2", "bloom", "t5", "bart"], [*DRAFTERS])
+)
 def test_offloaded_models(where: str, family: str, drafter: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     wanted, model = ask(fresh(family), runner="hooked"), fresh(family)
@@ -132,8 +133,7 @@ def test_an_offloaded_model_may_take_a_drafter_that_is_not_checked(tmp_path: Pat
     assert out.sequences.tolist() == wanted
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("family", ["demo", "gpt2", "t5-gated"])
+@pytest.mark.parametrize(("family", "drafter"), crossed(["demo", "gpt2", "t5-gated"], [*DRAFTERS]))
 def test_models_made_in_inference_mode(family: str, drafter: str) -> None:
     """Their weights count no changes, so nothing may be made of them once and kept."""
     wanted = ask(fresh(family))
@@ -164,9 +164,9 @@ def test_one_engine_in_and_out_of_inference_mode(drafter: str, choice: str) -> N
             assert generate(model, IDS, MASK, **options).sequences.tolist() == wanted
 
 
-@pytest.mark.parametrize("choice", ["auto", "hooked"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("family", ["demo", "gpt2", "t5-gated"])
+@pytest.mark.parametrize(
+    ("family", "drafter", "choice"), crossed(["demo", "gpt2", "t5-gated"], [*DRAFTERS], ["auto", "hooked"])
+)
 def test_autocast_around_it(family: str, drafter: str, choice: str) -> None:
     """The hooked one runs in 16 bits then, where near-ties may fall the other way; others in the model's type."""
     model = fresh(family)

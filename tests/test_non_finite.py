@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from few import crossed
 from generate_driver import left_pad, prompts
 
 import draftree
@@ -106,9 +107,10 @@ def test_a_request_that_is_not_finite_changes_no_other(runner: str) -> None:
     assert second.tokens == wanted
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("runner", ["auto", "eager", "hooked"])
-@pytest.mark.parametrize("method", ["bita", "hidden-transfer", "medusa"])
+@pytest.mark.parametrize(
+    ("method", "runner", "value"),
+    crossed(["bita", "hidden-transfer", "medusa"], ["auto", "eager", "hooked"], [NAN, INF, -INF]),
+)
 def test_a_drafter_whose_weights_are_not_finite_changes_no_text(method: str, runner: str, value: float) -> None:
     model, _ = draftree.demo_model()
     ids, mask = left_pad([prompt[:12] for prompt in prompts()])

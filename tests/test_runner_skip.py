@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from runner_driver import BUSHY, Run, Tree, difference, one_thread, runners_for
 from torch import Tensor
 from zoo import CAUSAL, CORE, ENCODER_DECODER, build
@@ -26,9 +27,7 @@ SKIPS = {
     "mlp": Skip.of([], [1, 3]),
     "mixed": Skip.of([1, 3], [2, 3]),
 }
-FAMILIES = [
-    pytest.param(m.id, marks=() if m.id in CORE else pytest.mark.slow, id=m.id) for m in CAUSAL + ENCODER_DECODER
-]
+FAMILIES = few([m.id for m in CAUSAL + ENCODER_DECODER], CORE)
 
 
 def silence(model: Any, skip: Skip) -> ExitStack:

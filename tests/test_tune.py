@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from few import crossed, few
 from timed_shape import Timed
 from typer.testing import CliRunner
 from zoo import build
@@ -38,7 +39,7 @@ NEW = 24
 
 @pytest.fixture(scope="module")
 def tasks(demo):
-    chosen = take_per_set([p for p in embedded_prompts() if not p.warm], 1)[:8]
+    chosen = take_per_set([p for p in embedded_prompts() if not p.warm], 1)[:4]
     return [Task(p, encode_prompt(demo.tokenizer, p.text)) for p in chosen]
 
 
@@ -89,8 +90,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("node_budget", [1, 6])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "node_budget"), crossed([*CASES], [6, 1]))
 def test_replay_accepts_what_decoding_accepts(demo, record, case, node_budget):
     real, recorded = CASES[case]
     there = live(demo, record, real(demo.model), Fixed(node_budget))
@@ -142,7 +142,7 @@ def test_the_check_compares_all_kinds_with_real_runs(demo):
     assert sum(row.candidate.node_budget is None for row in rows) == len(rows) // 3
 
 
-@pytest.mark.parametrize("case", ["trie", "prompt lookup", "medusa", "merge"])
+@pytest.mark.parametrize("case", few(["trie", "prompt lookup", "medusa", "merge"], ["trie", "merge"]))
 def test_trees_sized_by_cost_are_the_runs_own_by_the_times_that_its_steps_took(demo, record, case):
     real, recorded = CASES[case]
     shape = Timed(DynamicTree())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from few import few
 from typer.testing import CliRunner
 
 from benchmarks import report as results
@@ -37,7 +38,7 @@ TWINS = {
 # These run with every `make test`, the others with `make test-all`: one of every kind of measuring.
 ALWAYS = {
     *("bild-table1", "bita-table4", "hidden-transfer-table1", "lookahead-table2", "propd-table1", "premise"),
-    *("acceptance", "draft-accuracy", "gate", "inflate", "merge", "pruning", "step-stages", "worst-case"),
+    *("acceptance", "gate", "step-stages"),
 }
 TINY: dict[str, Any] = {
     **{"per_set": 1, "max_new_tokens": 10, "warm_per_set": 1, "rounds": 1, "sizes": (1, 4), "top_k": (1, 50)},
@@ -94,7 +95,7 @@ def questions(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in EXPERIMENTS if name not in TWINS],
+    few([name for name in EXPERIMENTS if name not in TWINS], ALWAYS),
 )
 def test_an_experiment_runs_and_leaves_its_files(name, prompts, questions, tmp_path):
     experiment = EXPERIMENTS[name]
