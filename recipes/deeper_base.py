@@ -81,7 +81,7 @@ def answer_losses(model: Any, tokenizer: Any, folder: Path, each: int) -> dict[s
         if tokens:
             losses[name] = round(of_set / tokens, 3)
             total, count = total + of_set, count + tokens
-    return {"all": round(total / count, 3), **losses}
+    return {"all": round(total / max(count, 1), 3), **losses}
 
 
 def start(small: Any) -> LlamaForCausalLM:

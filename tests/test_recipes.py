@@ -105,3 +105,46 @@ def test_a_translation_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     drafted = generate(models["large"], source, drafter=DraftModel(models["small"]), max_new_tokens=8)
     assert drafted.sequences.tolist() == expected.tolist()
     assert len(models["large"].decoder.block) == 10
+
+
+def test_a_deeper_base_begins_as_the_embedded_model(demo: Any) -> None:
+    """It says the same, but every layer, unit and head that is new can learn: those that write are zero, not idle."""
+    deeper = runpy.run_path(str(RECIPES / "deeper_base.py"))["start"](demo.model)
+    assert deeper.config.num_hidden_layers == 2 * demo.model.config.num_hidden_layers
+    assert not hasattr(deeper.config, "inflated_from")
+    ids = torch.tensor([encode_prompt(demo.tokenizer, "Where is the nearest coffee shop?")])
+    logits = deeper(ids).logits
+    torch.testing.assert_close(logits, demo.model(ids).logits, atol=1e-3, rtol=1e-3)
+    logits.log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None]).sum().backward()
+    learning = {name: bool(p.grad.abs().sum() > 0) for name, p in deeper.named_parameters() if p.grad is not None}
+    assert all(learning[f"model.layers.{i}.mlp.down_proj.weight"] for i in range(16))
+    assert all(learning[f"model.layers.{i}.self_attn.o_proj.weight"] for i in range(16))
+
+
+@pytest.mark.slow
+def test_a_deeper_base(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is called again goes on from its checkpoint; losses of both models on answers stand beside it."""
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = [{"prompt": f"Add {i} and 2.", "response": f"It is {i + 2}. " * 8} for i in range(40)]
+    (data / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = runpy.run_path(str(RECIPES / "deeper_base.py"))
+    recipe["main"].__globals__["BLOCK"] = 24
+
+    def run(minutes: str, **folders: Path) -> dict[str, Any]:
+        given = {"data": data, "dev": data, "out": tmp_path / "out"} | folders
+        options = [word for name, folder in given.items() for word in (f"--{name}", str(folder))]
+        more = ["--minutes", minutes, "--batch", "1", "--threads", "1", "--rate", "1e-3"]
+        monkeypatch.setattr(sys, "argv", ["deeper_base.py", *options, *more])
+        recipe["main"]()
+        report: dict[str, Any] = json.loads((tmp_path / "out" / "recipe.json").read_text())
+        return report
+
+    first = run("0.05")
+    again = run("0.2")
+    assert again["steps"] > first["steps"] > 0
+    assert again["dev_loss"]["all"] < again["dev_loss_of_embedded"]["all"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert sum(p.numel() for p in model.parameters()) == again["parameters"]
+    with pytest.raises(SystemExit):
+        run("0.1", data=tmp_path / "nothing")
