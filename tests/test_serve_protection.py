@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 import threading
 import time
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
@@ -11,6 +15,7 @@ import pytest
 from serve_driver import Running, serving
 
 from draftree import Fixed
+from draftree.serve.logs import JsonLines
 
 
 def test_keys_let_in_and_keep_apart(demo: Any) -> None:
@@ -121,3 +126,39 @@ def test_no_prompt_is_logged(server: Running, caplog: pytest.LogCaptureFixture) 
     server.post("/v1/completions", prompt="a very private text", nonsense=1)
     assert "POST /v1/completions 200" in caplog.text
     assert "private" not in caplog.text
+
+
+def test_lines_of_json_say_what_was_asked_for_and_no_text(server: Running) -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonLines())
+    log = logging.getLogger("draftree.serve")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        body = {"prompt": "The secret sea", "max_tokens": 3}
+        answer = server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine"}).json()
+        server.post("/v1/completions", prompt=["secret"], best_of=-1)
+        try:
+            raise RuntimeError("half-way")
+        except RuntimeError:
+            log.exception("a step failed")
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    good, bad, failed = map(json.loads, written.getvalue().splitlines())
+    assert answer["choices"]
+    assert set(good) == {"time", "level", "logger", "request_id", "method", "path", "status", "seconds"}
+    assert (good["request_id"], good["method"], good["path"]) == ("mine", "POST", "/v1/completions")
+    assert (good["status"], bad["status"]) == (200, 400)
+    assert datetime.fromisoformat(good["time"]).utcoffset() == timedelta(0)
+    assert (failed["level"], failed["message"]) == ("error", "a step failed")
+    assert "half-way" in failed["exception"]
+    assert "secret" not in written.getvalue()
+
+
+def test_log_formats_that_cannot_be_are_refused_before_a_model_is_loaded(refused: Any) -> None:
+    refused(["serve", "--model", "nowhere", "--log-format", "xml"], "There is no log format 'xml': give text or json.")
+    asked = ["serve", "--model", "nowhere", "--log-format", "json", "--replicas", "2"]
+    refused(asked, "Replicas log as Ray Serve does: set RAY_SERVE_LOG_ENCODING=JSON in place of --log-format.")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +51,7 @@ def serve(
     share: Annotated[
         bool, typer.Option("--share", help="Let all keys share what drafters learn and what the cache keeps.")
     ] = False,
+    log_format: Annotated[str, typer.Option(help="Log lines for people (text) or for programs (json).")] = "text",
     running: Running,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas on Ray Serve, with --threads each.", show_default="none, no Ray")
@@ -64,6 +63,7 @@ def serve(
 
         from draftree.serve.app import GRACE
         from draftree.serve.launch import Launch
+        from draftree.serve.logs import FORMATS, start_logging
         from draftree.serve.settings import ServerSettings
     except ImportError as error:
         raise ValueError(MISSING) from error
@@ -71,6 +71,10 @@ def serve(
     drafting.check(trie)
     running.check()
     where.check()
+    if log_format not in FORMATS:
+        raise ValueError(f"There is no log format {log_format!r}: give {' or '.join(FORMATS)}.")
+    if log_format == "json" and replicas is not None:
+        raise ValueError("Replicas log as Ray Serve does: set RAY_SERVE_LOG_ENCODING=JSON in place of --log-format.")
     keys = [*(api_key or ()), *(key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip())]
     settings = ServerSettings(
         model_name=name or (Path(model).name if model else "draftree-demo"),
@@ -88,7 +92,7 @@ def serve(
         scale_out(launch, replicas, host, port)
         return
     app = launch.app()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    start_logging(log_format)
     with listening(host, port) as door:
         tell(host, door.getsockname()[1], settings.model_name, app.state.server.engine)
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=round(GRACE))

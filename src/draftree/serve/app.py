@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from draftree.engine import Engine
 from draftree.serve.errors import ApiError
 from draftree.serve.extras import add_extras
+from draftree.serve.logs import REQUEST
 from draftree.serve.page import add_page
 from draftree.serve.schema import Chat, Completion
 from draftree.serve.server import Server
@@ -125,5 +126,6 @@ class Watch:
         try:
             await self._app(scope, receive, watched)
         finally:
-            seconds = time.perf_counter() - began
-            log.info("%s %s %s %d %.4f", name.decode(), scope["method"], scope["path"], status, seconds)
+            fields = {"request_id": name.decode(), "method": scope["method"], "path": scope["path"], "status": status}
+            fields["seconds"] = round(time.perf_counter() - began, 4)
+            log.info("%s %s %s %d %.4f", *fields.values(), extra={REQUEST: fields})
