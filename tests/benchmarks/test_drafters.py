@@ -9,13 +9,14 @@ import torch
 from in_model_driver import randomised, read_by_head
 
 import draftree
-from benchmarks.drafters import acceptance, draft_accuracy, kinds, pseudo_cosine, wall_clock
+from benchmarks.drafters import acceptance, best_path, draft_accuracy, kinds, pseudo_cosine, wall_clock
 from benchmarks.drafters.layers import kept_of
 from benchmarks.harness import Setup
 from benchmarks.harness.trees import KINDS, cases_of, with_depth, with_tree
 from benchmarks.harness.truth import RANKS, hits_of
 from draftree.bench.inputs import Subject
 from draftree.drafting import BiTA, HiddenTransfer
+from draftree.engine import generate
 from draftree.prompts import embedded_prompts
 from draftree.pruning.early_head import EarlyHead
 from draftree.shaping import Fixed
@@ -179,6 +180,33 @@ def test_gains_are_told_by_the_kind_of_text(demo):
     assert (table["over_plain_low"] <= table["over_plain"]).all()
     assert (table["over_plain"] <= table["over_plain_high"]).all()
     assert table["acceptance_length"].max() > 1, "something was accepted"
+
+
+@pytest.mark.parametrize("name", ["lookahead", "lookahead-cold", "draft-model", "hidden-transfer", "medusa"])
+def test_a_best_path_is_one_branch_and_a_tree_is_not(demo, name):
+    setup = setup_of(demo, best_path.EXPERIMENT, drafters=(name,))
+    prompt = torch.tensor([setup.tasks[0].ids])
+    texts = []
+    for make in (best_path._path, best_path._tree):
+        drafter, branching = make(setup, name), set()
+        draft = drafter.draft
+
+        def watched(requests, budgets, draft=draft, branching=branching):
+            trees = draft(requests, budgets)
+            above = trees.parents[0, : trees.sizes[0]].tolist()
+            branching.add(len(above) > len(set(above)))
+            return trees
+
+        drafter.draft = watched
+        texts.append(generate(demo.model, prompt, drafter=drafter, shape=Fixed(8), max_new_tokens=40).sequences)
+        assert (True in branching) == (make is best_path._tree)
+    assert torch.equal(*texts)
+
+
+def test_a_drafter_without_one_branch_is_refused(demo):
+    setup = setup_of(demo, best_path.EXPERIMENT, drafters=("jacobi",))
+    with pytest.raises(ValueError, match="'jacobi' has no form that drafts one branch"):
+        next(best_path.run(setup))
 
 
 def test_a_set_of_the_user_is_a_kind():
