@@ -10,7 +10,9 @@ from typing import Any
 import openai
 import pytest
 import torch
-from serve_driver import MESSAGES, Running, ids_of
+from serve_driver import MESSAGES, Running, ids_of, serving
+
+from draftree import Fixed
 
 
 def test_a_stream_says_what_the_whole_answer_says(server: Running, client: openai.OpenAI) -> None:
@@ -136,17 +138,19 @@ def test_dialogues_are_not_read_again(server: Running) -> None:
     assert second["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
 
 
-def test_a_corpus_is_drafted_from_by_its_own_user_alone(server: Running) -> None:
-    def steps(user: str) -> int:
-        fields = {"user": user, "draftree": {"stats": True}, "ignore_eos": True}
-        answer = server.complete("The ship went", max_tokens=40, **fields)
-        return int(answer["draftree"]["answers"][0]["steps"])
+def test_a_corpus_is_drafted_from_by_its_own_user_alone(demo: Any) -> None:
+    with serving(*demo, shape=Fixed(8)) as server:  # however long steps take
 
-    text = server.complete("The ship went", max_tokens=40, ignore_eos=True, user="reader")["choices"][0]["text"]
-    learned = server.post("/v1/corpus", texts=["The ship went" + text], user="owner")
-    assert learned.status_code == 200
-    assert learned.json()["texts"] == 1
-    assert steps("owner") < steps("stranger") - 10
+        def steps(user: str) -> int:
+            fields = {"user": user, "draftree": {"stats": True}, "ignore_eos": True}
+            answer = server.complete("The ship went", max_tokens=40, **fields)
+            return int(answer["draftree"]["answers"][0]["steps"])
+
+        text = server.complete("The ship went", max_tokens=40, ignore_eos=True, user="reader")["choices"][0]["text"]
+        learned = server.post("/v1/corpus", texts=["The ship went" + text], user="owner")
+        assert learned.status_code == 200
+        assert learned.json()["texts"] == 1
+        assert steps("owner") < steps("stranger") - 10
 
 
 def test_tokens(server: Running, demo: Any) -> None:
