@@ -36,7 +36,7 @@ def check(name: str, seed: int, cases: int) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_crafted_files_are_refused_or_work(name):
-    check(name, 0, 12)
+    check(name, 0, 24)
 
 
 @pytest.mark.slow

@@ -112,13 +112,15 @@ def test_chat_logprobs(server: Running, client: openai.OpenAI) -> None:
     assert streamed == logprobs.content
 
 
-def test_a_prediction_saves_steps_and_is_counted(server: Running, client: openai.OpenAI) -> None:
+def test_a_prediction_saves_steps_and_is_counted(demo: Any) -> None:
     fields: Any = {"model": "draftree", "messages": MESSAGES, "temperature": 0, "max_tokens": 48, "user": "predicts"}
-    off = client.chat.completions.create(**fields, extra_body={"draftree": {"drafter": "off", "stats": True}})
-    text = off.choices[0].message.content
-    told = client.chat.completions.create(
-        **fields, prediction={"type": "content", "content": text}, extra_body={"draftree": {"stats": True}}
-    )
+    with serving(*demo, shape=Fixed(8)) as server:  # however long steps take
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        off = client.chat.completions.create(**fields, extra_body={"draftree": {"drafter": "off", "stats": True}})
+        text = off.choices[0].message.content
+        told = client.chat.completions.create(
+            **fields, prediction={"type": "content", "content": text}, extra_body={"draftree": {"stats": True}}
+        )
     assert told.choices[0].message.content == text
     steps = [answer.model_extra["draftree"]["answers"][0]["steps"] for answer in (off, told)]
     assert steps[0] == 48
