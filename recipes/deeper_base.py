@@ -1,9 +1,10 @@
 """A llama of 16 layers and 20M parameters for the papers' tables: deeper than the embedded model, and trained on.
 
-What drafters inside the model can know depends on how deep and how good the model is. From scratch a model of this size
-takes more than a day of two CPU cores. So it begins as the embedded model inflated (`benchmarks.inflate`): it says the
-same, its new heads, MLP units and layers are random where they read and zero where they write. Then all of it is trained
-on the embedded model's own training sets, and the new parts are put to use. What is stored is an ordinary llama.
+What drafters inside the model can know depends on how deep and how good the model is. From scratch a model of this
+size takes more than a day of two CPU cores. So it begins as the embedded model inflated (`benchmarks.inflate`): it says
+the same, its new heads, MLP units and layers are random where they read and zero where they write. Then all of it is
+trained on the embedded model's own training sets, and the new parts are put to use. What is stored is an ordinary
+llama.
 
     python -m recipes.deeper_base --data ../shared/data/train --dev ../shared/data/dev --out deeper --minutes 45
 
