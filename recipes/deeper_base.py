@@ -156,7 +156,7 @@ def main() -> None:
     options = parser.parse_args()
     for folder in (options.data, options.dev):
         if not any(rows_of(folder, 1)):
-            parser.error(f"there are no training sets (*.jsonl) in {folder}: name a folder that has some")
+            parser.error(f"there are no sets of texts (*.jsonl) in {folder}: name a folder that has some")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     options.out.mkdir(parents=True, exist_ok=True)
