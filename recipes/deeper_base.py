@@ -47,21 +47,39 @@ def text_of(row: dict[str, str]) -> tuple[str, str]:
 
 
 def rows_of(folder: Path, most: int | None = None) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Set by set the texts of a folder of JSON lines."""
+    """Set by set the texts of a folder of JSON lines.
+
+    Raises:
+        ValueError: a line that is no text, and no prompt with its response.
+    """
     for path in sorted(folder.glob("*.jsonl")):
-        if path.stem not in LEFT_OUT:
-            lines = path.read_text(encoding="utf-8").splitlines()[:most]
-            yield path.stem, [text_of(json.loads(line)) for line in lines]
+        if path.stem in LEFT_OUT:
+            continue
+        rows = []
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[:most], 1):
+            try:
+                rows.append(text_of(json.loads(line)))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise ValueError(
+                    f'line {number} of {path} is no row: write {{"text": ...}} or {{"prompt": ..., "response": ...}}'
+                ) from None
+        yield path.stem, rows
 
 
 def packed(folder: Path, tokenizer: Any) -> Tensor:
-    """All texts in a random order, one behind the other, as one LongTensor of token ids."""
+    """All texts in a random order, one behind the other, as one LongTensor of token ids.
+
+    Raises:
+        ValueError: fewer tokens than a row to train on has.
+    """
     texts = []
     for _, rows in rows_of(folder):
         for ids in tokenizer([prompt + answer for prompt, answer in rows], add_special_tokens=False)["input_ids"]:
             if len(ids) + 2 <= 4 * BLOCK:
                 texts.append([tokenizer.bos_token_id, *ids, tokenizer.eos_token_id])
     order = np.random.default_rng(1).permutation(len(texts))
+    if sum(map(len, texts)) < BLOCK + 2:
+        raise ValueError(f"the texts in {folder} have fewer than {BLOCK + 2} tokens together: give more of them")
     return torch.from_numpy(np.fromiter((t for i in order for t in texts[i]), dtype=np.int16)).long()
 
 
@@ -154,16 +172,20 @@ def main() -> None:
     parser.add_argument("--dev-rows", type=int, default=12, help="rows of each dev set to measure on")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    for folder in (options.data, options.dev):
-        if not any(rows_of(folder, 1)):
-            parser.error(f"there are no sets of texts (*.jsonl) in {folder}: name a folder that has some")
+    small, tokenizer = draftree.demo_model()
+    try:
+        for folder in (options.data, options.dev):
+            if not [name for name, _ in rows_of(folder)]:
+                raise ValueError(f"there are no sets of texts (*.jsonl) in {folder}: name a folder that has some")
+        tokens = packed(options.data, tokenizer)
+    except ValueError as error:
+        parser.error(str(error))
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     options.out.mkdir(parents=True, exist_ok=True)
-    small, tokenizer = draftree.demo_model()
     before = answer_losses(small, tokenizer, options.dev, options.dev_rows)
     model = start(small)
-    trained = fit(model, packed(options.data, tokenizer), options)
+    trained = fit(model, tokens, options)
     after = answer_losses(model, tokenizer, options.dev, options.dev_rows)
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)

@@ -121,6 +121,29 @@ def test_a_deeper_base_begins_as_the_embedded_model(demo: Any) -> None:
     assert all(learning[f"model.layers.{i}.self_attn.o_proj.weight"] for i in range(16))
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"question": "Where?"}', "line 1 of"),
+        ('{"prompt": 1, "response": "It is."}', "line 1 of"),
+        ("Where?", "line 1 of"),
+        ('{"text": "A short one."}', "fewer than 258 tokens"),
+        (None, "there are no sets of texts"),
+    ],
+)
+def test_a_deeper_base_refuses_texts_it_cannot_train_on(
+    line: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if line is not None:
+        (tmp_path / "one.jsonl").write_text(f"{line}\n")
+    folders = ["--data", str(tmp_path), "--dev", str(tmp_path), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["deeper_base.py", *folders])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(RECIPES / "deeper_base.py"))["main"]()
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_a_deeper_base(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is called again goes on from its checkpoint; losses of both models on answers stand beside it."""
