@@ -1,7 +1,8 @@
 """What drafting gains by the kind of text: whole answers over plain decoding, for drafters that need no training.
 
 Drafters keep what they learn from one answer to the next, as in a server; "lookahead" begins with a trie that has seen
-answers to other prompts of every set, "lookahead-cold" with an empty one. Small models draft where there is one.
+answers to other prompts of every set, "lookahead-cold" with an empty one. Small models draft where there is one, alone
+and merged with a trie.
 """
 
 from __future__ import annotations
@@ -62,6 +63,6 @@ EXPERIMENT = Experiment(
     points("over_plain", label=("kind", "drafter")),
     {
         **{"per_set": 3, "max_new_tokens": 64, "sets": (), "warm_per_set": 8},
-        "drafters": ("lookahead-cold", "lookahead", "prompt-lookup", "draft-model"),
+        "drafters": ("lookahead-cold", "lookahead", "prompt-lookup", "draft-model", "lookahead-cold+draft-model"),
     },
 )

@@ -24,7 +24,7 @@ from draftree.shaping import DynamicTree
 SIZED = "sized by cost"
 DRAFTERS = (
     *("lookahead-cold", "lookahead", "hidden-transfer", "medusa", "draft-model"),
-    "lookahead+hidden-transfer",
+    *("lookahead+hidden-transfer", "lookahead+draft-model"),
 )
 
 

@@ -45,6 +45,7 @@ def make(job: Job) -> Peer:
     ways = {"plain": way(), "lookahead-cold": way(draftree.Lookahead), "lookahead": way(warm)}
     if job.draft:
         ways["draft-model"] = way(small)
+        ways["lookahead+draft-model"] = way(warm, small)
     for name in job.drafters:
         ways[name] = way(partial(trained, name))
         ways[f"lookahead+{name}"] = way(warm, partial(trained, name))

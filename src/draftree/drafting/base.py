@@ -184,7 +184,8 @@ class Step:
 
     Attributes:
         requests: the requests of the pass.
-        trees: the verified trees.
+        trees: the verified trees; in a `Merge` with the source bits of the drafter that is shown them, and none on
+            others' draft tokens.
         result: logits of the trees (from row `offset` on), row layouts and tapped hidden states.
         trunk: per request, how many prompt rows came before its tree (rows 0 .. trunk - 1).
         offset: row at which the trees begin.

@@ -142,8 +142,10 @@ class Merge(Drafter):
         joint = self._joints.pop(step.requests[0].id, None)
         for i, drafter in enumerate(self.drafters):
             if drafter.capabilities.observes:
+                own = step if joint is None else joint.view(step, i)
+                drafted = (step.trees.source >> i & 1) * drafter.source
                 with self._named(i):
-                    drafter.observe(step if joint is None else joint.view(step, i))
+                    drafter.observe(replace(own, trees=replace(step.trees, source=drafted)))
 
     def end(self, request: Context) -> None:
         """See `Drafter.end`; one drafter's error keeps no other from forgetting the request."""
