@@ -89,6 +89,27 @@ class RandomTree(Drafter):
         return TokenTree.from_arrays(tokens, parents, logp, source, root=request.tokens[-1])
 
 
+class Watching(RandomTree):
+    """Keeps what it drafted in every step, and what of the verified tree it was shown as its own."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.offered: list[set[tuple[int, ...]]] = []
+        self.shown: list[tuple[set[tuple[int, ...]], set[tuple[int, ...]]]] = []
+
+    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
+        trees = super().draft(requests, budgets)
+        self.offered.append({tuple(trees.path(0, node)) for node in range(1, trees.sizes[0])})
+        return trees
+
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        verified = {n: tuple(step.trees.path(0, n)) for n in range(1, step.trees.sizes[0])}
+        own = {path for n, path in verified.items() if int(step.trees.source[0, n]) & self.source}
+        if verified:
+            self.shown.append((own, self.offered[-1] & set(verified.values())))
+
+
 class InModel(RandomTree):
     """Rows inside the model, in the manner of BiTA and Hidden Transfer; its trees are those of `RandomTree`.
 

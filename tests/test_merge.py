@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from drafters_for_tests import InModel, Raising, RandomTree
+from drafters_for_tests import InModel, Raising, RandomTree, Watching
 from few import crossed
 from generate_driver import NEW, hf, left_pad, prompts, references_of, same
 from in_model_driver import make, recorded
@@ -26,7 +26,7 @@ from draftree.drafting import (
     Merge,
     PromptLookup,
 )
-from draftree.drafting.base import Step, StepPlan
+from draftree.drafting.base import StepPlan
 from draftree.drafting.merge.votes import WEIGHT_FIRST, Votes
 from draftree.engine import Engine, Rules, generate
 from draftree.engine.generate import GenerateOutput
@@ -315,27 +315,6 @@ def test_statistics_name_all_that_drafted_a_token() -> None:
         run(RandomTree(references, seed=seed), "llama", size=16, max_new_tokens=long).stats.acceptance_length
         for seed in (1, 2)
     )
-
-
-class Watching(RandomTree):
-    """Keeps what it drafted in every step, and what of the verified tree it was shown as its own."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.offered: list[set[tuple[int, ...]]] = []
-        self.shown: list[tuple[set[tuple[int, ...]], set[tuple[int, ...]]]] = []
-
-    def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
-        trees = super().draft(requests, budgets)
-        self.offered.append({tuple(trees.path(0, node)) for node in range(1, trees.sizes[0])})
-        return trees
-
-    def observe(self, step: Step) -> None:
-        super().observe(step)
-        verified = {n: tuple(step.trees.path(0, n)) for n in range(1, step.trees.sizes[0])}
-        own = {path for n, path in verified.items() if int(step.trees.source[0, n]) & self.source}
-        if verified:
-            self.shown.append((own, self.offered[-1] & set(verified.values())))
 
 
 def test_each_drafter_is_shown_which_draft_tokens_are_its_own() -> None:

@@ -157,9 +157,9 @@ static void forest_drop(Forest *f) {
     forest_init(f, f->max_nodes, f->per_key, f->prune);
 }
 
-/* Bytes that nodes and tables take. */
+/* Bytes that nodes and tables take; room for nodes that were never there takes none. */
 static int64_t forest_bytes(const Forest *f) {
-    return (int64_t)f->size * (int64_t)sizeof(Node) + (f->table.n + f->old.n) * (int64_t)sizeof(int32_t);
+    return (int64_t)f->top * (int64_t)sizeof(Node) + (f->table.n + f->old.n) * (int64_t)sizeof(int32_t);
 }
 
 /* Takes a node out of the list of its siblings. */
