@@ -42,6 +42,8 @@ LONGEST = 512  # tokens of a dev text
 def text_of(row: dict[str, str]) -> tuple[str, str]:
     """Prompt in the embedded model's format, and answer; a row that is a text alone has no prompt."""
     if "text" in row:
+        if not isinstance(row["text"], str):
+            raise TypeError("a text is a string")
         return "", row["text"]
     return f"<|user|>\n{row['prompt'].strip()}\n<|assistant|>\n", row["response"].strip()
 

@@ -126,6 +126,7 @@ def test_a_deeper_base_begins_as_the_embedded_model(demo: Any) -> None:
     [
         ('{"question": "Where?"}', "line 1 of"),
         ('{"prompt": 1, "response": "It is."}', "line 1 of"),
+        ('{"text": 1}', "line 1 of"),
         ("Where?", "line 1 of"),
         ('{"text": "A short one."}', "fewer than 258 tokens"),
         (None, "there are no sets of texts"),
