@@ -39,7 +39,7 @@ CHECKPOINT_EVERY = 240.0  # seconds
 LONGEST = 512  # tokens of a dev text
 
 
-def text_of(row: dict[str, str]) -> tuple[str, str]:
+def text_of(row: dict[str, Any]) -> tuple[str, str]:
     """Prompt in the embedded model's format, and answer; a row that is a text alone has no prompt."""
     if "text" in row:
         if not isinstance(row["text"], str):
