@@ -139,6 +139,19 @@ def test_without_eliminating_prompts_stay(make):
     assert paths(trie.retrieve(2, 8)) == [(2,), (2, 3)]
 
 
+def test_bytes_are_those_of_the_nodes_that_are_there(make):
+    """A growing trie has room for half as many again, which nobody has used."""
+    trie = make()
+    rng = np.random.default_rng(0)
+    each = []
+    for _ in range(300):
+        trie.warm(rng.integers(10, 5000, 12))
+        if trie.nodes > 500:
+            each.append(trie.nbytes / trie.nodes)
+    assert trie.nodes > 5000
+    assert max(each) < 1.4 * min(each)
+
+
 def test_memory_is_bounded_and_what_repeats_survives(make):
     trie = make(max_nodes=300)
     rng = np.random.default_rng(0)
