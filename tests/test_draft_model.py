@@ -15,7 +15,6 @@ from zoo import build
 from draftree.drafting import Context, DraftModel
 from draftree.drafting.draft_model import WORTH
 from draftree.engine import Engine, Rules, generate
-from draftree.runner import inspect_model
 from draftree.runner.plan import Plan
 from draftree.shaping import DynamicTree, Fixed
 from draftree.tree import TokenTree
@@ -119,8 +118,15 @@ def test_what_was_accepted_is_not_read_again() -> None:
     assert drafter.rows <= 25 + total.emitted + read_ahead - kept
 
 
-def drafted(drafter: DraftModel, text: list[int], budget: int = 64, room: int = 50, request: int = 0) -> TokenTree:
-    context = Context(request, text, len(text), room)
+def drafted(
+    drafter: DraftModel,
+    text: list[int],
+    budget: int = 64,
+    room: int = 50,
+    request: int = 0,
+    eos: tuple[int, ...] = (),
+) -> TokenTree:
+    context = Context(request, text, len(text), room, eos_token_ids=eos)
     drafter.begin(context)
     tree = drafter.draft([context], [budget])
     drafter.end(context)
@@ -183,9 +189,7 @@ def test_confidence_stops_the_growth() -> None:
 def test_nothing_is_drafted_behind_an_eos() -> None:
     model, text = noisy("llama"), prompts((12,))[0]
     likely = int(drafted(DraftModel(model, confidence=0), text).tokens[0, 1])
-    drafter = DraftModel(model, confidence=0)
-    drafter.bind(inspect_model(build("gpt2")), eos_token_ids=(likely,))
-    tree = drafted(drafter, text)
+    tree = drafted(DraftModel(model, confidence=0), text, eos=(likely,))
     ends = [node for node in range(1, tree.sizes[0]) if tree.tokens[0, node] == likely]
     assert ends
     assert not any(tree.children(0, node) for node in ends)

@@ -71,8 +71,7 @@ def lookup(
     tokens: list[int], budget: int = 10, room: int = 100, eos: tuple[int, ...] = (), **options: int
 ) -> list[int]:
     drafter = PromptLookup(**{"num_draft_tokens": 10, "max_ngram_size": 3} | options)
-    drafter.bind(inspect_model(build("llama")), eos_token_ids=eos)
-    request = Context(0, list(tokens), len(tokens), room)
+    request = Context(0, list(tokens), len(tokens), room, eos_token_ids=eos)
     drafter.begin(request)
     tree = drafter.draft([request], [budget])
     assert tree.tokens[0, 0] == tokens[-1]
@@ -103,7 +102,6 @@ def test_prompt_lookup_limits() -> None:
 
 def test_prompt_lookup_follows_the_output() -> None:
     drafter = PromptLookup()
-    drafter.bind(inspect_model(build("llama")), eos_token_ids=())
     request = Context(3, [1, 2], 2, 10)
     drafter.begin(request)
     for new in ([8], [9, 1]):  # two steps that ask for no draft tokens

@@ -246,8 +246,7 @@ def test_all_nodes_have_rows_where_rows_are_free_and_else_the_root(kind: str, sl
     plan = stepped(sizer, request, tree)
     assert plan.trees is not None
     assert plan.attach_to == nodes
-    attached = drafter.plan(plan)
-    assert attached is not None
+    attached = drafter.attach(plan.trees, plan.attach_to, torch.float32)
     if attached.embeddings is not None:
         assert attached.embeddings.shape[1] == nodes * drafter.depth
     else:

@@ -10,11 +10,11 @@ from generate_driver import NEW, SHAPES, hf, prompts, same
 from zoo import build
 
 from draftree.drafting import Context, Jacobi, Step
-from draftree.drafting.base import StepPlan
+from draftree.drafting.base import Place, StepPlan
 from draftree.drafting.jacobi import Pool
 from draftree.engine import Engine, Rules, generate
 from draftree.pruning import EarlyPruning, demo_early_head
-from draftree.runner import inspect_model
+from draftree.runner import EagerRunner, inspect_model
 from draftree.shaping import Fixed
 from draftree.tree import TokenTree
 
@@ -101,8 +101,8 @@ def test_more_places_and_levels_are_more_right(demo: Any) -> None:
 
 def test_rows_are_attached_only_where_a_step_will_draft_from_them() -> None:
     drafter = Jacobi(4, 3, 2)
-    drafter.bind(inspect_model(build("llama")), eos_token_ids=())
-    request = Context(0, [5, 6, 7], 3, 10)
+    runner = EagerRunner(inspect_model(build("llama")))
+    request = Context(0, [5, 6, 7], 3, 10, place=Place(runner, runner.new_cache(1, 16), None, 0))
     drafter.begin(request)
     tree = TokenTree.from_paths(7, [[8, 9]])
     attachment = drafter.plan(StepPlan([request], [0], [True], tree))
@@ -120,8 +120,8 @@ def test_rows_are_attached_only_where_a_step_will_draft_from_them() -> None:
     drafter.end(request)
 
 
-def drafted(drafter: Jacobi, text: list[int], budget: int = 20, room: int = 20) -> TokenTree:
-    request = Context(0, text, len(text), room)
+def drafted(drafter: Jacobi, text: list[int], budget: int = 20, room: int = 20, eos: tuple[int, ...] = ()) -> TokenTree:
+    request = Context(0, text, len(text), room, eos_token_ids=eos)
     drafter.begin(request)
     tree = drafter.draft([request], [budget])
     drafter.end(request)
@@ -144,9 +144,10 @@ def test_draft_tokens_are_the_pools() -> None:
     assert drafted(Jacobi(3, 4, 5, from_prompt=True), text, room=3).height == 2
     assert drafted(Jacobi(3, 4, 5, from_prompt=True), text, room=1).sizes == (1,)
     ending = Jacobi(3, 4, 5, from_prompt=True)
-    ending.bind(inspect_model(build("llama")), eos_token_ids=(3,))
-    assert [2, 3] in [tree.path(0, n)[1:] for tree in [drafted(ending, text)] for n in range(1, tree.sizes[0])]
-    assert all(3 not in tree.path(0, n)[1:-1] for tree in [drafted(ending, text)] for n in range(1, tree.sizes[0]))
+    tree = drafted(ending, text, eos=(3,))
+    paths = [tree.path(0, n) for n in range(1, tree.sizes[0])]
+    assert [2, 3] in [path[1:] for path in paths]
+    assert all(3 not in path[1:-1] for path in paths)
 
 
 def test_a_shared_pool_outlives_its_requests() -> None:

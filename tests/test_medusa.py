@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,7 +107,12 @@ def test_weights_are_brought_to_a_model_once_until_they_change() -> None:
     drafter = draftree.Medusa.fresh(model, own_head=True)
     placed = []
     place = drafter.place
-    drafter.place = lambda target: (placed.append(target.dtype), place(target))  # type: ignore[method-assign]
+
+    def noted(device: torch.device, dtype: torch.dtype) -> Any:
+        placed.append(dtype)
+        return place(device, dtype)
+
+    drafter.place = noted  # type: ignore[method-assign]
     ids = torch.tensor(prompts((9,)))
 
     def drafts() -> list[torch.Tensor]:
@@ -124,3 +130,5 @@ def test_weights_are_brought_to_a_model_once_until_they_change() -> None:
     half.load_state_dict(model.state_dict())
     generate(half, ids, drafter=drafter, shape=Fixed(4), max_new_tokens=2)
     assert placed[2:] == [torch.bfloat16]
+    drafts()
+    assert len(placed) == 3  # both are kept

@@ -128,10 +128,10 @@ def test_where_a_chain_ends() -> None:
 
     def drafted(texts: list[list[int]], eos: tuple[int, ...] = (), room: int = 50, **options: Any) -> list[int]:
         drafter = SelfSpeculative(exit_layer=2, branching=1, **{"confidence": 0.0, "num_draft_tokens": 6} | options)
-        drafter.bind(runner.target, eos_token_ids=eos)
+        drafter.bind(runner.target)
         contexts = in_cache(runner, texts)
         for context in contexts:
-            context.room = room
+            context.room, context.eos_token_ids = room, eos
         with torch.inference_mode():
             return drafter.draft(contexts, [9] * len(texts)).tokens[0].tolist()[1:]
 

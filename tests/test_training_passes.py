@@ -6,7 +6,7 @@ import pytest
 import torch
 from zoo import MEMBERS, build
 
-from draftree.drafting.base import Context, Step, StepPlan
+from draftree.drafting.base import Context, Place, Step, StepPlan
 from draftree.drafting.folder import method_class
 from draftree.engine.passes import tree_pass
 from draftree.runner import open_runner
@@ -65,7 +65,8 @@ def decoded(drafter, runner, row: Row, split: int) -> torch.Tensor:
     if target.encoder_decoder:
         encoder = EncoderState(target, 1)
         encoder.admit(0, torch.tensor(row.source))
-    context = Context(0, list(row.tokens[: split + 1]), row.start, 16)
+    place = Place(runner, cache, encoder, 0)
+    context = Context(0, list(row.tokens[: split + 1]), row.start, 16, place=place)
     trunk = list(row.tokens[:split])
     if split > 2:  # a part of the prompt is in the cache already
         early = tree_pass([trunk[:1]], TokenTree.roots(torch.tensor([trunk[1]])), [0], None, [row.start])

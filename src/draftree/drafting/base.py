@@ -58,6 +58,7 @@ class Context:
         scope: what is learned from this request is for requests of the same scope alone.
         resumed: how many of the prompt's last tokens belong to the answer.
         grammar: what the answer may say; None for anything.
+        eos_token_ids: tokens that end it; what is drafted behind one is wasted.
     """
 
     id: int
@@ -72,6 +73,7 @@ class Context:
     scope: str | None = None
     resumed: int = 0
     grammar: GrammarState | None = None
+    eos_token_ids: tuple[int, ...] = ()
 
     @property
     def answer(self) -> list[int]:
@@ -152,6 +154,13 @@ class Place:
     def committed(self) -> int:
         """Tokens of the request in the cache: all but the newest, once its prompt has been read."""
         return self.cache.lengths[self.slot]
+
+
+def target_of(requests: Sequence[Context]) -> Target:
+    """The model through which the requests of a step pass."""
+    place = requests[0].place
+    assert place is not None  # those that take a step are running
+    return place.runner.target
 
 
 @dataclass(slots=True)
@@ -272,7 +281,10 @@ class Drafter(ABC):
     def bind(self, target: Target, **hints: Any) -> None:
         """Meet the target: check shapes and vocabulary, load weights. Called once per engine, before any work.
 
-        Hints the engine gives: `eos_token_ids` (tuple of ints).
+        Engines of several models may use one drafter in turns: what a step needs of the model is found by its requests
+        (`Context.place`) or its result, not in what was bound last.
+
+        Hints the engine gives: `eos_token_ids` (tuple of ints), those of the model.
         """
 
     def source_name(self, source: int) -> str:

@@ -112,7 +112,7 @@ class BiLD(SecondModel):
                 goes = writing[b] and math.exp(logp[b]) >= self.fallback_threshold
                 if goes:
                     chain.append(self._written(request, chain, logits[b, 0].float(), best[b], logp[b]))
-                writing[b] = goes and depth + 1 < reaches[b] and chain[-1][0] not in self._eos
+                writing[b] = goes and depth + 1 < reaches[b] and chain[-1][0] not in request.eos_token_ids
             if not any(writing):
                 break
         drafts: list[Draft] = []

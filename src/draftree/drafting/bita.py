@@ -10,7 +10,7 @@ Masks and deep prompts together are 0.01 to 0.06 % of the model, and all else st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,18 @@ def _normal(*shape: int) -> nn.Parameter:
     return nn.Parameter(STD * torch.randn(shape, dtype=torch.float32, device=weights_device()))
 
 
+class _Placed(NamedTuple):
+    """What a pass reads, on the target's device and in its type.
+
+    Attributes:
+        masks: embeddings of the mask rows, [M, d].
+        prefix: see `Drafter.deep_prefix`.
+    """
+
+    masks: Tensor
+    prefix: list[tuple[Tensor, Tensor]] | None
+
+
 class BiTA(GroupDrafter):
     """Drafts from mask rows (BiTA, sections 3.1 and 3.2).
 
@@ -112,7 +124,6 @@ class BiTA(GroupDrafter):
     name = "bita"
     method: ClassVar[str] = "bita"
     weights: BiTAWeights
-    placed = ("_masks", "deep_prefix")
 
     def __init__(
         self,
@@ -143,27 +154,35 @@ class BiTA(GroupDrafter):
             now["prompting"] = DEEP if now.pop("deep") else FIRST_LAYER
         return now
 
-    def place(self, target: Target) -> None:
+    def bind(self, target: Target, **hints: Any) -> None:
+        """See `Drafter.bind`."""
+        super().bind(target, **hints)
+        self.deep_prefix = self.placement(target.device, target.dtype).prefix
+
+    def place(self, device: torch.device, dtype: torch.dtype) -> _Placed:
         """See `InModelDrafter.place`."""
 
         def placed(tensor: Tensor) -> Tensor:
-            return tensor.detach().to(target.device, target.dtype)
+            return tensor.detach().to(device, dtype)
 
-        self._masks = placed(self.weights.mask_embeddings[: self.depth])
-        prefix = self.weights.prefix()
-        self.deep_prefix = None if prefix is None else [(placed(keys), placed(values)) for keys, values in prefix]
         self._groups.clear()
+        prefix = self.weights.prefix()
+        return _Placed(
+            placed(self.weights.mask_embeddings[: self.depth]),
+            None if prefix is None else [(placed(keys), placed(values)) for keys, values in prefix],
+        )
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`: n (1 + M) where all nodes have a group."""
         return nodes + self.depth * self._groups.count(nodes, requests, attach_to)
 
-    def lay_out(self, chosen: GroupNodes) -> Attachment:
+    def lay_out(self, chosen: GroupNodes, dtype: torch.dtype) -> Attachment:
         """See `GroupDrafter.lay_out`: the masks of G nodes, group by group in the order of their nodes.
 
         G M rows with their positions, visibility [B, G M, N + G M] and view of the prompts.
         """
         m, device = self.depth, chosen.depth.device
+        placed: _Placed = self.placement(device, dtype)
         batch, groups, n = chosen.ancestors.shape
         positions = chosen.depth[:, :, None] + torch.arange(1, m + 1, device=device)
         alone = torch.eye(groups, dtype=torch.bool, device=device)
@@ -171,10 +190,10 @@ class BiTA(GroupDrafter):
         own = (alone[:, None, :, None] & earlier[None, :, None, :]).reshape(groups * m, groups * m)
         prefix_rows = (torch.arange(n + groups * m, device=device) >= n).expand(batch, -1)
         return Attachment(
-            embeddings=self._masks.repeat(groups, 1).expand(batch, -1, -1),
+            embeddings=placed.masks.repeat(groups, 1).expand(batch, -1, -1),
             positions=positions.flatten(1),
             visible=torch.cat([chosen.ancestors.repeat_interleave(m, 1), own.expand(batch, -1, -1)], 2),
-            prefix_rows=None if self.deep_prefix is None else prefix_rows,
+            prefix_rows=None if placed.prefix is None else prefix_rows,
             surgeries=self.weights.surgeries(),
             taps=(self._shapes["layers"],),
         )

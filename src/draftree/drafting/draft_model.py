@@ -97,7 +97,8 @@ class DraftModel(SecondModel):
             self._reach(request, self.depth) if budget > 0 else 0
             for request, budget in zip(requests, budgets, strict=True)
         ]
-        growths = [_Growth(budget, self.beam or BEAM) for budget in budgets]
+        beam = self.beam or BEAM
+        growths = [_Growth(n, beam, request.eos_token_ids) for request, n in zip(requests, budgets, strict=True)]
         frontiers: list[list[int]] = [[-1] if reach > 0 else [] for reach in reaches]
         ids = [request.id for request in requests]
         for depth in range(max(reaches)):
@@ -120,7 +121,7 @@ class DraftModel(SecondModel):
 
     def _frontiers(self, growths: Sequence[_Growth], going_on: Sequence[bool]) -> list[list[int]]:
         """Nodes of each tree to be read next; none at all where a pass over them does not pay."""
-        frontiers = [growth.frontier(self._eos) if on else [] for growth, on in zip(growths, going_on, strict=True)]
+        frontiers = [growth.frontier() if on else [] for growth, on in zip(growths, going_on, strict=True)]
         # What a draft token brings is what its probability is above that of those which are just worth their rows.
         least = self._cutoff.probability if self.confidence is None else 0.0
         promises = [growth.promise(frontier, least) for growth, frontier in zip(growths, frontiers, strict=True)]
@@ -141,8 +142,8 @@ class DraftModel(SecondModel):
 class _Growth:
     """One request's tree while it grows: all candidates offered so far, those of the last depth from `newest` on."""
 
-    def __init__(self, budget: int, beam: int) -> None:
-        self.budget, self.beam = budget, beam
+    def __init__(self, budget: int, beam: int, ends: Sequence[int]) -> None:
+        self.budget, self.beam, self._ends = budget, beam, ends
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.logp: list[float] = []
@@ -156,11 +157,11 @@ class _Growth:
         self.parents += [above] * len(tokens)
         self.logp += [base + value for value in logp]
 
-    def frontier(self, ends: frozenset[int]) -> list[int]:
+    def frontier(self) -> list[int]:
         """Nodes of the last depth whose children can be among the best of the tree."""
         lowest = sorted(self.logp, reverse=True)[self.budget - 1] if len(self.logp) >= self.budget else -math.inf
         last = range(self.newest, len(self.logp))
-        fit = [i for i in last if self.logp[i] > lowest and self.tokens[i] not in ends]
+        fit = [i for i in last if self.logp[i] > lowest and self.tokens[i] not in self._ends]
         self.newest = len(self.logp)
         return sorted(fit, key=self.logp.__getitem__, reverse=True)[: self.beam]
 

@@ -45,10 +45,10 @@ class Groups:
     Args:
         most: most nodes of a tree that get a group, the root always among them; None for all, or as many as the shape
             finds worth their rows (`StepPlan.attach_to`).
-        lay_out: makes the attachment for those nodes.
+        lay_out: makes the attachment for those nodes, in the target's type.
     """
 
-    def __init__(self, most: int | None, lay_out: Callable[[GroupNodes], Attachment]) -> None:
+    def __init__(self, most: int | None, lay_out: Callable[[GroupNodes, torch.dtype], Attachment]) -> None:
         check_least(1, groups=most)
         self.most = most
         self.lay_out = lay_out
@@ -68,24 +68,24 @@ class Groups:
         count = nodes if attach_to is None else np.minimum(nodes, attach_to)
         return count if self.most is None else np.minimum(count, self.most * requests)
 
-    def layout(self, trees: TokenTree, attach_to: int | None) -> Attachment:
+    def layout(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
         """What `lay_out` makes of these trees; the same object again for the same structure and nodes with groups."""
         chosen = self.nodes_of(trees, attach_to)
         ancestors, nodes = trees.ancestors, chosen.nodes
         # Decoding meets the same few structures over and over, and those share their tensors.
-        key: tuple[Any, ...] = (ancestors.shape, ancestors.device)
+        key: tuple[Any, ...] = (ancestors.shape, ancestors.device, dtype)
         if chosen.depth.shape[1] > 1:  # what the root's rows see is the same in all trees of a size
             key += (ancestors.data_ptr(), ancestors.stride())
             if nodes is not None:
                 if not nodes.is_cpu:  # to name them would wait for the device
-                    return self.lay_out(chosen)
+                    return self.lay_out(chosen, dtype)
                 key += (nodes.numpy().tobytes(),)
         found = self._made.get(key)
         if found is None:
             if len(self._made) >= KEPT:
                 self._made.clear()
             # The tensor is kept along, so that its memory, and with it the key, is not given to another one.
-            found = self._made[key] = (ancestors, self.lay_out(chosen))
+            found = self._made[key] = (ancestors, self.lay_out(chosen, dtype))
         return found[1]
 
     def nodes_of(self, trees: TokenTree, attach_to: int | None) -> GroupNodes:
@@ -143,16 +143,16 @@ class GroupDrafter(InModelDrafter):
         self._groups = Groups(groups, self.lay_out)
 
     @abstractmethod
-    def lay_out(self, chosen: GroupNodes) -> Attachment:
-        """The rows of all groups, for trees of one structure."""
+    def lay_out(self, chosen: GroupNodes, dtype: torch.dtype) -> Attachment:
+        """The rows of all groups, for trees of one structure and a target of this type."""
 
     @abstractmethod
     def row_of(self, group: int, step: int, groups: int) -> int:
         """Number of row `step` (0 .. depth - 1) of a group among all rows of `groups` groups."""
 
-    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
+    def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
         """See `InModelDrafter.attach`."""
-        return self._groups.layout(trees, attach_to)
+        return self._groups.layout(trees, attach_to, dtype)
 
     def likeliest(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
         """See `InModelDrafter.likeliest`."""

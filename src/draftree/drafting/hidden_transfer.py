@@ -21,7 +21,6 @@ from draftree.drafting.groups import GroupDrafter, GroupNodes
 from draftree.drafting.in_model import DEEPEST, checked_shapes
 from draftree.errors import check_least
 from draftree.runner.plan import Surgery
-from draftree.runner.target import Target
 
 STEPS = 3
 FIRST = {32: 15, 40: 25}  # t_1 of the paper's models by their layers (section 4.1: 15, 20, 25 and 25, 30, 35)
@@ -95,7 +94,6 @@ class HiddenTransfer(GroupDrafter):
     name = "hidden-transfer"
     method: ClassVar[str] = "hidden-transfer"
     weights: HiddenTransferWeights
-    placed = ("_matrices",)
 
     def __init__(
         self,
@@ -123,15 +121,14 @@ class HiddenTransfer(GroupDrafter):
         self.masked = masked
         self.weights = HiddenTransferWeights(self._shapes["hidden_size"], chosen)
 
-    def place(self, target: Target) -> None:
-        """See `InModelDrafter.place`."""
+    def place(self, device: torch.device, dtype: torch.dtype) -> dict[int, Tensor]:
+        """See `InModelDrafter.place`: by layer the matrices of all steps that join there, side by side, [d, s d]."""
         held = self.weights.matrices()
-        # By layer: the matrices of all steps that join there, side by side, [d, s d].
-        self._matrices: dict[int, Tensor] = {}
-        for layer, steps in self._joining():
-            joined = torch.cat([held[i].detach().T for i in steps], 1)
-            self._matrices[layer] = joined.to(target.device, target.dtype).contiguous()
         self._groups.clear()
+        return {
+            layer: torch.cat([held[i].detach().T for i in steps], 1).to(device, dtype).contiguous()
+            for layer, steps in self._joining()
+        }
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`: n (1 + sum of (L - t_i) / L) if all nodes have some, as step i joins after layer t_i."""
@@ -139,7 +136,7 @@ class HiddenTransfer(GroupDrafter):
         share = sum((layers - t) / layers for t in self.transfer_layers[: self.depth])
         return nodes + share * self._groups.count(nodes, requests, attach_to)
 
-    def lay_out(self, chosen: GroupNodes) -> Attachment:
+    def lay_out(self, chosen: GroupNodes, dtype: torch.dtype) -> Attachment:
         """See `GroupDrafter.lay_out`: a surgery for each layer with transfers.
 
         It has s steps: positions [B, s G] and visibility [B, s G, N + i G].
@@ -148,6 +145,7 @@ class HiddenTransfer(GroupDrafter):
         """
         nodes, depth, ancestors = chosen
         batch, count, _ = ancestors.shape
+        matrices = self.placement(depth.device, dtype)
         same = torch.eye(count, dtype=torch.bool, device=depth.device).expand(batch, -1, -1)
         never = torch.zeros_like(same)
 
@@ -159,7 +157,7 @@ class HiddenTransfer(GroupDrafter):
             surgeries.append(
                 Surgery(
                     layer,
-                    append=Projection(self._matrices[layer], count),  # of all rows the nodes come first
+                    append=Projection(matrices[layer], count),  # of all rows the nodes come first
                     positions=torch.cat([depth + i + 1 for i in steps], 1),
                     visible=torch.cat([torch.cat([ancestors, *blocks], 2) for blocks in seen], 1),
                     source=nodes,

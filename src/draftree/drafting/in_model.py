@@ -11,13 +11,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan
+from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan, target_of
 from draftree.drafting.folder import Trained
 from draftree.drafting.off_path import OffPath
 from draftree.errors import check_least, did_you_mean
@@ -73,8 +73,6 @@ class InModelDrafter(Trained, Drafter):
     """
 
     capabilities = Capabilities(attaches=True, prepares=True, observes=True)
-    placed: ClassVar[tuple[str, ...]] = ()  # names of the attributes that `place` sets
-    _state: Any = None  # of the weights as they were placed, and where
 
     def __init__(
         self,
@@ -104,10 +102,13 @@ class InModelDrafter(Trained, Drafter):
         self.settings: dict[str, Any] = {**settings, "tree": saved, "candidates": candidates, "depth": depth}
         self.off_path = OffPath()
         self._held: ByRequest[Candidates] = ByRequest()
+        self._placements: dict[tuple[torch.device, torch.dtype], Any] = {}
+        self._versions: Any = None  # of the weights when placements were made of them
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what was made for the model met last; a copy makes it when it meets one."""
-        return {name: value for name, value in vars(self).items() if name not in (*self.placed, "_state")}
+        kept = {name: value for name, value in vars(self).items() if name != "deep_prefix"}
+        return kept | {"_placements": {}, "_versions": None}
 
     def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
         own = list(signature(type(self).__init__).parameters)
@@ -147,24 +148,30 @@ class InModelDrafter(Trained, Drafter):
         # Engines come and go, one for each call of `generate`; weights are copied again only if they have changed.
         held = self.weights.state_dict().values()
         versions = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in held]
-        state = (target.device, target.dtype, versions)
-        if state != self._state:
-            self.place(target)
-            self._state = state
+        if versions != self._versions:
+            self._placements, self._versions = {}, versions
+        self.placement(target.device, target.dtype)
+
+    def placement(self, device: torch.device, dtype: torch.dtype) -> Any:
+        """What `place` makes, made once; engines of several devices and types may use the drafter in turns."""
+        placements = self._placements
+        if (device, dtype) not in placements:
+            placements[device, dtype] = self.place(device, dtype)
+        return placements[device, dtype]
 
     @abstractmethod
-    def place(self, target: Target) -> None:
-        """Bring what a pass needs of the weights to the target's device and type."""
+    def place(self, device: torch.device, dtype: torch.dtype) -> Any:
+        """What a pass needs of the weights, on a target's device and in its type."""
 
     def plan(self, step: StepPlan) -> Attachment | None:
         """See `Drafter.plan`: nothing where no step will draft from it."""
         if not step.prepares_any or step.trees is None:
             return None
-        return self.attach(step.trees, step.attach_to)
+        return self.attach(step.trees, step.attach_to, target_of(step.requests).dtype)
 
     @abstractmethod
-    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
-        """The rows or taps from which `draft_logits` reads; `attach_to` as in `StepPlan`."""
+    def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
+        """The rows or taps from which `draft_logits` reads; `attach_to` as in `StepPlan`, `dtype` the target's."""
 
     @abstractmethod
     def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:

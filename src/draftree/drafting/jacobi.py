@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan
+from draftree.drafting.base import Attachment, ByRequest, Capabilities, Context, Drafter, Step, StepPlan, target_of
 from draftree.errors import check_least
-from draftree.runner.target import Target
 from draftree.tree import TokenTree
 
 WIDEST = 128  # places of a window; further ahead no row may stand
@@ -120,20 +119,8 @@ class Jacobi(Drafter):
         self.max_nodes = guesses * (ngram - 1)
         self._shared = Pool(guesses, KEYS) if shared else None
         self._live: ByRequest[_Window] = ByRequest()
-        self._eos: tuple[int, ...] = ()
         self._random = np.random.default_rng(0)  # of places that nothing is known of; no text depends on it
         self._rows = _rows(window, ngram)
-
-    def bind(self, target: Target, **hints: Any) -> None:
-        """See `Drafter.bind`."""
-        self._layers = len(target.layers)
-        self._embedding = target.decoder.get_input_embeddings() or target.model.get_input_embeddings()
-        self._eos = tuple(hints.get("eos_token_ids", ()))
-        self._rows = _Rows(*(t.to(target.device) for t in self._rows))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What was learned, without the embedding of the model met last."""
-        return {name: value for name, value in vars(self).items() if name != "_embedding"}
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
         """See `Drafter.rows`."""
@@ -162,7 +149,7 @@ class Jacobi(Drafter):
             paths = []
             if budget > 0 and reach > 0:
                 found = self._live[request.id].pool.behind(request.tokens[-1])[: self.guesses]
-                paths = [self._up_to_eos(path[:reach]) for path in found]
+                paths = [_up_to_eos(path[:reach], request.eos_token_ids) for path in found]
             # Each token's own: the age weighs once, at the beginning of the path.
             logp = [
                 [(i == 0) * age * np.log(OLDER) + np.log(CONFIDENCE) for i in range(len(path))]
@@ -172,36 +159,34 @@ class Jacobi(Drafter):
             trees.append(tree if tree.sizes[0] - 1 <= budget else tree.best(max(budget, 0)))
         return TokenTree.stack(trees)
 
-    def _up_to_eos(self, path: tuple[int, ...]) -> tuple[int, ...]:
-        end = next((i for i, token in enumerate(path) if token in self._eos), len(path))
-        return path[: end + 1]
-
     def plan(self, step: StepPlan) -> Attachment | None:
         """See `Drafter.plan`: the window's rows, which see the root and each other, and not the tree."""
         requests, trees = step.requests, step.trees
         if not step.prepares_any or trees is None:
             return None
         device = trees.device
+        target = target_of(requests)
         for request in requests:
             self._catch_up(request)
         levels = np.stack([self._live[request.id].levels for request in requests])
         ids = torch.from_numpy(levels.reshape(len(requests), -1)[:, 1:]).to(device)
-        pattern = self._rows.pattern
+        offsets, pattern = (part.to(device) for part in self._rows)
         between = torch.zeros(len(pattern), trees.width - 1, dtype=torch.bool, device=device)
         visible = torch.cat([pattern[:, :1], between, pattern[:, 1:]], 1)
         batch = len(requests)
         with torch.no_grad():
-            embeddings = self._embedding(ids)
+            embeddings = (target.decoder.get_input_embeddings() or target.model.get_input_embeddings())(ids)
         return Attachment(
             embeddings=embeddings,
-            positions=self._rows.offsets.expand(batch, -1),
+            positions=offsets.expand(batch, -1),
             visible=visible.expand(batch, -1, -1),
-            taps=(self._layers,),
+            taps=(len(target.layers),),
         )
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: n-grams into the pool, the window one level on."""
-        hidden, runner = step.result.hidden.get(self._layers), step.result.runner
+        runner = step.result.runner
+        hidden = step.result.hidden.get(len(target_of(step.requests).layers))
         if hidden is None or runner is None or not step.own_rows:
             return
         end = step.trees.width + len(self._rows.offsets)
@@ -231,6 +216,11 @@ class Jacobi(Drafter):
         tokens = request.tokens
         drawn = self._random.integers(len(tokens), size=(self.ngram - 1) * places)
         return np.array([tokens[i] for i in drawn.tolist()], dtype=np.int64).reshape(self.ngram - 1, places)
+
+
+def _up_to_eos(path: tuple[int, ...], ends: Sequence[int]) -> tuple[int, ...]:
+    end = next((i for i, token in enumerate(path) if token in ends), len(path))
+    return path[: end + 1]
 
 
 def _rows(window: int, ngram: int) -> _Rows:

@@ -23,7 +23,7 @@ from draftree.drafting.folder import weights_device
 from draftree.drafting.in_model import DEEPEST, InModelDrafter
 from draftree.errors import check_least
 from draftree.runner.hooked.probe import probe
-from draftree.runner.target import Target, inspect_model, weight_of
+from draftree.runner.target import inspect_model, weight_of
 from draftree.tree import TokenTree
 
 Head = Callable[[Tensor], Tensor]
@@ -88,8 +88,6 @@ class Medusa(InModelDrafter):
     name = "medusa"
     method: ClassVar[str] = "medusa"
     weights: MedusaWeights
-    placed = ("_placed",)
-    _placed: _Placed | None = None
 
     def __init__(
         self, shapes: Mapping[str, int], *, heads: int = 4, layers: int = 1, own_head: bool = False, **options: Any
@@ -146,11 +144,11 @@ class Medusa(InModelDrafter):
         drafter.base = base_of(model)
         return drafter
 
-    def place(self, target: Target) -> None:
+    def place(self, device: torch.device, dtype: torch.dtype) -> _Placed:
         """See `InModelDrafter.place`."""
-        self._placed = _Placed(self.weights, self.depth, target)
+        return _Placed(self.weights, self.depth, device, dtype)
 
-    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
+    def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
         """See `InModelDrafter.attach`: a look at what the last layer returns."""
         return Attachment(taps=(self._tap,))
 
@@ -158,22 +156,22 @@ class Medusa(InModelDrafter):
     def draft_logits(self, step: Step, nodes: Tensor) -> Tensor | None:
         """See `InModelDrafter.draft_logits`."""
         hidden, runner = step.result.hidden.get(self._tap), step.result.runner
-        if hidden is None or runner is None or self._placed is None:
+        if hidden is None or runner is None:
             return None
         rows = (step.offset + nodes)[:, None, None].expand(-1, 1, hidden.shape[2])
         if step.result.rows is not None:  # rows have left in mid-stack: find where each one ended up
             standing = (step.result.rows == rows[:, :, 0]).byte().argmax(1)
             rows = standing[:, None, None].expand_as(rows)
-        return self._placed(runner.close(hidden.gather(1, rows))[:, 0], runner.head)
+        return self.placement(hidden.device, hidden.dtype)(runner.close(hidden.gather(1, rows))[:, 0], runner.head)
 
 
 class _Placed:
     """The first heads in the target's type and on its device, each part of all heads multiplied at once."""
 
-    def __init__(self, weights: MedusaWeights, heads: int, target: Target) -> None:
+    def __init__(self, weights: MedusaWeights, heads: int, device: torch.device, dtype: torch.dtype) -> None:
         def stacked(name: str) -> Tensor:
             held = [weights.get_parameter(f"{i}.{name}").detach() for i in range(heads)]
-            return torch.stack(held).to(target.device, target.dtype)
+            return torch.stack(held).to(device, dtype)
 
         self.blocks = [
             (stacked(f"{layer}.linear.weight").mT.contiguous(), stacked(f"{layer}.linear.bias")[:, None])

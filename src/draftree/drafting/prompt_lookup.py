@@ -7,13 +7,11 @@ drafted, in one chain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from draftree.drafting.base import ByRequest, Context, Drafter
 from draftree.errors import check_least
-from draftree.runner.target import Target
 from draftree.tree import Draft, TokenTree
 
 CONFIDENCE = 0.7  # log-probability per token of a chain before calibration: any constant below 1 ranks depths
@@ -33,13 +31,8 @@ class PromptLookup(Drafter):
         check_least(1, num_draft_tokens=num_draft_tokens, max_ngram_size=max_ngram_size)
         self.max_nodes = num_draft_tokens
         self.max_ngram_size = max_ngram_size
-        self._eos: tuple[int, ...] = ()
         # Each one's prediction and tokens, and how many are there so far.
         self._seen: ByRequest[tuple[np.ndarray, int]] = ByRequest()
-
-    def bind(self, target: Target, **hints: Any) -> None:
-        """See `Drafter.bind`."""
-        self._eos = hints.get("eos_token_ids", ())
 
     def begin(self, request: Context) -> None:
         """See `Drafter.begin`."""
@@ -72,7 +65,7 @@ class PromptLookup(Drafter):
             if len(hits):
                 start = int(hits[0]) + size
                 drafted = tokens[start : start + most]
-                ends = np.flatnonzero(np.isin(drafted, self._eos))
+                ends = np.flatnonzero(np.isin(drafted, request.eos_token_ids))
                 return drafted[: int(ends[0]) + 1] if len(ends) else drafted
         return nothing
 

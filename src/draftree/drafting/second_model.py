@@ -40,7 +40,6 @@ class SecondModel(Drafter):
         self._choice = runner
         self._small = SmallModel(open_runner(self.model, self._choice))
         self._live: ByRequest[Tensor | None] = ByRequest()  # what the encoder of each one reads
-        self._eos: frozenset[int] = frozenset()
         self._met: Callable[[], Any] = lambda: None  # the large model seen last
         self._lock = threading.RLock()
 
@@ -102,7 +101,6 @@ class SecondModel(Drafter):
                 self._small = SmallModel(runner)
                 for request, source in self._live.items():
                     self._small.begin(request, source)
-            self._eos = frozenset(hints.get("eos_token_ids", ()))
 
     def begin(self, request: Context) -> None:
         """See `Drafter.begin`.

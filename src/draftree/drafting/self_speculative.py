@@ -83,7 +83,6 @@ class SelfSpeculative(Trained, Drafter):
         self.weights = nn.Module()  # it has none of its own
         self._shapes = {"hidden_size": 0, "layers": 0}  # of the model that it was made for, where that is known
         self._skips: dict[int, Skip] = {}  # by number of layers of the models met
-        self._eos: frozenset[int] = frozenset()
         self._times = OwnTimes(PRICE_FIRST)
 
     @classmethod
@@ -120,7 +119,6 @@ class SelfSpeculative(Trained, Drafter):
             ValueError: what is to be left out is not there.
         """
         self._skips[len(target.layers)] = self.skip_of(target)
-        self._eos = frozenset(hints.get("eos_token_ids", ()))
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
@@ -131,7 +129,10 @@ class SelfSpeculative(Trained, Drafter):
         begin = time.perf_counter()
         tokens, logp = self._run(requests, reaches)
         self._times.passed((time.perf_counter() - begin) / tokens.shape[1])
-        drafts = [self._with_leaves(tokens[b, :reach], logp[b, :reach]) for b, reach in enumerate(reaches)]
+        drafts = [
+            self._with_leaves(tokens[b, :reach], logp[b, :reach], request.eos_token_ids)
+            for b, (request, reach) in enumerate(zip(requests, reaches, strict=True))
+        ]
         trees = TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
         self._times.drafted()
         return trees
@@ -162,13 +163,13 @@ class SelfSpeculative(Trained, Drafter):
             self._skips[len(place.runner.target.layers)],
             best=min(self.branching, place.runner.target.vocab_size),
             least=math.log(max(least, LEAST)),
-            ends=tuple(self._eos),
+            ends=[request.eos_token_ids for request in requests],
             floors=[request.prompt_length for request in requests],
         )
 
-    def _with_leaves(self, tokens: np.ndarray, logp: np.ndarray) -> Draft:
+    def _with_leaves(self, tokens: np.ndarray, logp: np.ndarray, eos: Sequence[int]) -> Draft:
         """The chain of each row's best token, up to an EOS, with the other tokens [rows, K] as leaves."""
-        ends = np.flatnonzero(np.isin(tokens[:, 0], tuple(self._eos)))
+        ends = np.flatnonzero(np.isin(tokens[:, 0], eos))
         rows, count = int(ends[0]) + 1 if len(ends) else len(tokens), tokens.shape[1]
         before = np.cumsum([0.0, *logp[: rows - 1, 0]])[:rows]
         parents = np.maximum(np.arange(-1, rows - 1) * count, -1)
@@ -188,7 +189,7 @@ def run_chains(
     *,
     best: int,
     least: float,
-    ends: Sequence[int],
+    ends: Sequence[Sequence[int]],
     floors: Sequence[int],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows through what is left of the target, each reading the best token of the one before.
@@ -200,7 +201,7 @@ def run_chains(
         skip: what rows leave out.
         best: K, how many of the likeliest tokens to return for each place.
         least: log-probability that the chain of at least one request must have for another row.
-        ends: tokens behind which a chain is not followed.
+        ends: of each request, tokens behind which its chain is not followed.
         floors: prompt lengths, see `Plan.rope_floor`.
 
     Returns:
@@ -227,7 +228,8 @@ def run_chains(
                 cache.commit([[0]] * batch, result.segments)  # for the next row to see; nothing of it stays
                 found.append(top_tokens(result.logits, best))
                 tokens, logp = (part[:, 0, 0] for part in found[-1])
-                paths = np.where(np.isin(tokens, ends) | (most == row + 1), -np.inf, paths + logp)
+                ended = np.array([token in own for token, own in zip(tokens.tolist(), ends, strict=True)])
+                paths = np.where(ended | (most == row + 1), -np.inf, paths + logp)
                 if paths.max() < least:
                     break
         finally:

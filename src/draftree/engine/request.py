@@ -190,6 +190,7 @@ class Request:
             scope=rules.scope,
             resumed=rules.resumed,
             grammar=None if rules.grammar is None else rules.grammar.begin(),
+            eos_token_ids=rules.eos_token_ids,
         )
         if self.context.grammar is not None:
             self.context.grammar.allowed(self.context.answer)  # raises where an answer begun elsewhere is none of it

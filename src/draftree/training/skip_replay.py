@@ -170,7 +170,7 @@ class Replay:
         newest, floor = self._texts[0][-1], self._floors[0]
         with self._runner.guard():
             begin = time.perf_counter()
-            run_chains(place, [newest], [TIMED], skip, best=1, least=-math.inf, ends=(), floors=[floor])
+            run_chains(place, [newest], [TIMED], skip, best=1, least=-math.inf, ends=[()], floors=[floor])
             return (time.perf_counter() - begin) / TIMED
 
     def time_step(self) -> float:

@@ -34,7 +34,7 @@ NO_PASS = PassResult(torch.empty(0, dtype=torch.float32, device="cpu"), [])  # n
 _ids = itertools.count(-2, -1)  # no request of an engine has them
 
 
-def _no_rows(chosen: GroupNodes) -> Attachment:
+def _no_rows(chosen: GroupNodes, dtype: torch.dtype) -> Attachment:
     """Nothing, since a replay runs no pass."""
     return Attachment()
 
@@ -63,7 +63,7 @@ class RecordedHeads(InModelDrafter):
     def bind(self, target: Target, **hints: Any) -> None:
         """See `Drafter.bind`: there is no model."""
 
-    def place(self, target: Target) -> None:
+    def place(self, device: torch.device, dtype: torch.dtype) -> None:
         """See `InModelDrafter.place`: there are no weights."""
 
     def rows(self, nodes: Any, requests: int = 1, attach_to: Any = None) -> Any:
@@ -75,7 +75,7 @@ class RecordedHeads(InModelDrafter):
         self._prepared = step.prepares_any
         return None
 
-    def attach(self, trees: TokenTree, attach_to: int | None) -> Attachment:
+    def attach(self, trees: TokenTree, attach_to: int | None, dtype: torch.dtype) -> Attachment:
         """See `InModelDrafter.attach`."""
         return Attachment()
 
@@ -140,9 +140,9 @@ def replay(
             meanwhile is not the drafter's.
     """
     found = Replayed()
-    one = _Replay(drafter, timing, new, clock)
+    one = _Replay(drafter, timing, new, tuple(eos_token_ids), clock)
     if drafter is not None:
-        drafter.bind(None, eos_token_ids=tuple(eos_token_ids))  # type: ignore[arg-type]
+        drafter.bind(None, eos_token_ids=one.ends)  # type: ignore[arg-type]
     for text in texts:
         # An engine of its own answers each text. The shape starts from a curve of its own: what steps take must not
         # depend on what it thinks of them.
@@ -156,8 +156,9 @@ def replay(
 class _Replay:
     """A drafter that answers from records; arguments as of `replay`."""
 
-    def __init__(self, drafter: Drafter | None, timing: Timing, new: int, clock: Clock) -> None:
+    def __init__(self, drafter: Drafter | None, timing: Timing, new: int, ends: tuple[int, ...], clock: Clock) -> None:
         self._drafter, self._timing, self._new, self._clock = drafter, timing, new, clock
+        self.ends = ends
         self._can = Capabilities() if drafter is None else drafter.capabilities
         parts = drafter.drafters if isinstance(drafter, Merge) else (drafter,)
         self._heads = [part for part in parts if isinstance(part, RecordedHeads)]
@@ -165,7 +166,8 @@ class _Replay:
 
     def answer(self, text: Text, sizer: Sizer | None) -> tuple[RequestStats, float]:
         """Counts of one text, and the seconds that its answer is predicted to take."""
-        request = Context(next(_ids), list(text.task.ids), len(text.task.ids), self._new)
+        ids = list(text.task.ids)
+        request = Context(next(_ids), ids, len(ids), self._new, eos_token_ids=self.ends)
         stats, spent = RequestStats(), self._timing.prompt
         for head in self._heads:
             head.text = text
