@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from dataclasses import fields
 from typing import Any
@@ -13,13 +14,14 @@ from drafters_for_tests import RandomTree
 from generate_driver import NEW, SAMPLED, drafters, hf, left_pad, prompts, references_of
 from in_model_driver import make
 from test_early_pruning import pruner
+from timed_shape import Timed
 from typer.testing import CliRunner
 from zoo import build
 
 import draftree
 from draftree.acceptance.base import Walk
 from draftree.cli import app
-from draftree.drafting import Merge
+from draftree.drafting import Merge, PromptLookup
 from draftree.engine import Engine, Recorder, Rules, generate
 from draftree.engine.recorder import Track
 from draftree.engine.request import Request
@@ -332,3 +334,16 @@ def test_command_refuses_a_step_that_is_not_there(tmp_path):
     recorder, _ = record("trie")
     path = write_trace(recorder, tmp_path / "run.jsonl")
     assert "There is no step 99" in str(run("--replay", path, "--step", "99").exception)
+
+
+def test_all_times_are_of_the_engines_clock() -> None:
+    """A clock that ticks when it is looked at: the cost of steps, and what drafting and sizing took."""
+    ticks, recorder, shape = itertools.count(), Recorder(), Timed(Fixed(4))
+    engine = Engine(build("llama"), drafter=PromptLookup(), shape=shape, recorder=recorder, clock=lambda: next(ticks))
+    engine.add([5, 6, 7, 5, 6], max_new_tokens=6)
+    engine.run()
+    assert set(shape.cost.seconds.tolist()) == {1.0}
+    drafted = [r for r in recorder.records() if r["kind"] == "step" and any(m["drafted"] for m in r["members"])]
+    assert drafted
+    for step in drafted:  # looks before and behind the drafter, which the stage of drafting includes
+        assert (step["shape_seconds"], step["seconds"]["draft"]) == (2, 3)

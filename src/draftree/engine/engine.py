@@ -72,10 +72,10 @@ class Engine:
                 self.runner = other
                 drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
             shape = config.shape or shape_for(drafter)
-            cost = cached_cost(self.runner) if shape.measures else None
+            cost = cached_cost(self.runner, config.clock) if shape.measures else None
             sizer = shape.bind(cost, drafter, pruner, packed=self.runner.packs)
         if pruner is not None:
-            pruner.bind(self.runner, None if pruner.worth.always else cached_cost(self.runner))
+            pruner.bind(self.runner, None if pruner.worth.always else cached_cost(self.runner, config.clock))
         self.cache = self.runner.new_cache(
             config.slots, config.capacity, None if drafter is None else drafter.deep_prefix
         )

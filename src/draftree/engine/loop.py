@@ -107,7 +107,7 @@ class Loop:
         drafted = self._usable(drafter.draft(contexts, wider(plan.budgets, contexts, drafter.max_nodes)))
         drafted = permitted(drafted, contexts, plan.budgets)
         if self.track is not None:
-            self.track.drafted(plan.budgets, drafted, began)
+            self.track.drafted(plan.budgets, drafted, began, self.config.clock())
         if self.config.reject_drafts:  # -1 is no token, so no text confirms it
             drafted = replace(drafted, tokens=torch.where(drafted.depth > 0, -1, drafted.tokens))
         plan = sizer.trim(plan, drafted)

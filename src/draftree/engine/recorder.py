@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -72,9 +71,9 @@ class Track:
         self._steps: list[_Step] = []
         self._drafted: _Drafted | None = None  # in the coming step
 
-    def drafted(self, budgets: Sequence[int], trees: TokenTree, began: float) -> None:
-        """The drafter, called at `began` with `budgets`, has drafted these trees; now the shape goes on."""
-        self._drafted = _Drafted(budgets, trees.sizes, began, perf_counter())
+    def drafted(self, budgets: Sequence[int], trees: TokenTree, began: float, done: float) -> None:
+        """The drafter, called at `began` with `budgets`, had drafted these trees by `done`; now the shape goes on."""
+        self._drafted = _Drafted(budgets, trees.sizes, began, done)
 
     def step(
         self,

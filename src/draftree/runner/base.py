@@ -41,7 +41,7 @@ class Runner(ABC):
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.form: str = self.name  # what a pass is done with; step costs are kept by it
+        self.form: str = self.name  # what a pass is done with
         # Held around a pass where passes of several threads would meet on the model.
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.costs: dict[int, Any] = {}  # measured `StepCost` by number of threads
