@@ -42,7 +42,7 @@ def test_every_shown_column_is_there():
 def test_one_figure_of_several_results_side_by_side():
     entry = report.SHOWN["table"]["gain"]
     head, _, names, _, *lines = report.side_by_side(entry, report.RESULTS)
-    assert names == "| drafter | 4M | 60M | 400M |"
+    assert names == "| drafter | 400M | 60M | 4M |"
     for place, file in enumerate(entry["files"].values(), 2):
         facts = report.read(report.RESULTS / file)
         assert facts["about"]["command"] in head

@@ -20,7 +20,7 @@ import torch
 from draftree.drafting.base import ByRequest, Context
 from draftree.tree import TokenTree
 
-DEPTHS, RANKS = 16, 16  # places told apart; what is beyond counts with the last
+DEPTHS, RANKS = 16, 16  # places that are counted apart; what is beyond counts with the last
 FIRST = 0.5  # share of the best rank before anything is known; of each next rank half of the one before
 OFF_FIRST = 0.5  # the same below other than the best path, against below it
 ALPHA = 0.02  # weight of a tree in the shares of its places
