@@ -122,6 +122,26 @@ def test_tables_are_those_of_the_result_files() -> None:
         report.tables("<!-- results:nothing --><!-- /results:nothing -->")
 
 
+def ahead(size: str) -> tuple[str, str]:
+    """How far draftree's best way is ahead of the best peer's, plainly and of all ways, as the README prints it."""
+    rows = report.read(report.RESULTS / f"peers-{size}.json")["rows"]
+    ratios = []
+    for counts in (lambda row: row["way"] == "plain", lambda row: True):
+        speeds: dict[bool, float] = {}
+        for row in filter(counts, rows):
+            ours = row["engine"] == "draftree"
+            speeds[ours] = max(speeds.get(ours, 0.0), row["tokens_a_second"])
+        ratios.append(f"{speeds[True] / speeds[False]:.2f}")
+    return ratios[0], ratios[1]
+
+
+def test_how_far_we_are_ahead_is_what_was_measured() -> None:
+    told = " ".join(read("README.md").split())
+    assert "At 400M draftree is ahead of the best of them {} times plainly, and {} times".format(*ahead("400m")) in told
+    assert "at 60M {} and {} times; at 4M".format(*ahead("60m")) in told
+    assert max(map(float, ahead("4m"))) < 1, "it says that CTranslate2 is faster there"
+
+
 def test_a_version_that_is_named_is_ours() -> None:
     for page in FRONT:
         for version in re.findall(r"draftree[ =]=?v?(\d+\.\d+\.\d+)", read(page)):
