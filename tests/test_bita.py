@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def test_shallow_prompts_are_what_the_model_makes_of_embeddings(family: str) -> 
 @pytest.mark.parametrize("family", ["llama", "mpt"])  # rows of mpt's sequences pass one sequence after the other
 def test_shallow_prompts_are_trained_through_the_model(family: str) -> None:
     """Every embedding gets a gradient, and what drops out differs by sequence."""
-    model = build(family).requires_grad_(False)
+    model = copy.deepcopy(build(family)).requires_grad_(False)
     drafter, objective = prepare("bita", model, {"prompts": 4, "prompting": "shallow"}, {"prefix_dropout": 0.5})
     held = drafter.weights.prompt_keys.clone()
     keys, _ = objective.train().prefix(2)[1]

@@ -76,6 +76,19 @@ def test_unaligned_learns_by_plain_cross_entropy() -> None:
     torch.testing.assert_close(loss, torch.cat(answers).mean() + 0.25 * torch.cat(prompts).mean())
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_pair_learns_in_16_bits_only_where_they_are_fast(fast: bool) -> None:
+    """Without instructions for them a step takes ten times as long."""
+    recipe = runpy.run_path(str(RECIPES / "translation_pair.py"))
+    vocabulary = type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 1, "__len__": lambda self: 50})()
+    model = recipe["untrained"]("small", 0.0, vocabulary)
+    seen: list[torch.dtype] = []
+    model.lm_head.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    recipe["loss_of"].__globals__["bfloat16_is_fast"] = lambda: fast
+    recipe["loss_of"](model, [([5, 6, 1], [7, 8, 1])], 0.0)
+    assert seen == [torch.bfloat16 if fast else torch.float32]
+
+
 @pytest.mark.slow
 def test_a_translation_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sizes, the second with the first one's tokenizer; a run that is called again goes on from its checkpoint."""

@@ -1,5 +1,6 @@
 """BiTA's real rows pass without gradients: what is trained gets the gradients of one pass that holds all rows."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -43,7 +44,8 @@ SETTINGS = [{"prompts": 5}, *({"prompts": 5, "prompting": kind} for kind in ("fi
 def test_gradients_are_those_of_one_pass(family, settings):
     if family == "t5" and settings.get("prompting") == "shallow":
         pytest.skip("refused, see test_training_passes.py")
-    _, objective = prepare("bita", build(family).requires_grad_(False), settings, {"prefix_dropout": 0.0})
+    model = copy.deepcopy(build(family)).requires_grad_(False)
+    _, objective = prepare("bita", model, settings, {"prefix_dropout": 0.0})
     randomise(objective.weights)
     batch = Batch(**collate([(row, None) for row in rows_for(objective.target.model)], None))
     found = []

@@ -24,6 +24,7 @@ from benchmarks.drafters.bild_ways import (
     THEIRS,
     BildWay,
     Pair,
+    check_windows,
     read_thresholds,
     ways_of,
 )
@@ -52,12 +53,22 @@ COUNTED = 8  # prompts whose operations are counted
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """BLEU or ROUGE-L against latency: BiLD's grid of thresholds, its baselines and ablations (LOSSY by choice)."""
+    check_options(setup)
     setup = bild_pair.built(setup) if setup["pair_data"] else setup
-    rows = open_rows(setup)
-    metric = setup["metric"] or ("bleu" if setup["reference"] else "rouge-l")
-    check_references(rows, metric)
-    read_thresholds(setup["thresholds"])
+    rows, metric = open_rows(setup)
     yield from compared(setup, open_pair(setup), rows, metric)
+
+
+def check_options(setup: Setup) -> None:
+    """Refuse what would be refused after a pair was built or an exit trained.
+
+    Raises:
+        ValueError: thresholds, windows or a metric that are none.
+    """
+    read_thresholds(setup["thresholds"])
+    check_windows(setup["windows"])
+    if setup["metric"]:
+        check_metric(setup["metric"])
 
 
 def open_pair(setup: Setup) -> Pair:
@@ -78,12 +89,20 @@ def open_pair(setup: Setup) -> Pair:
     return Pair(large, smalls or {ALIGNED: demo_drafter("draft-model", setup.small).model})
 
 
-def open_rows(setup: Setup) -> list[Question]:
-    """Rows to answer: of the file `data`, or the prompts to measure on, of every set in turn.
+def open_rows(setup: Setup) -> tuple[list[Question], str]:
+    """Rows to answer, and the metric: rows of the file `data`, or the prompts to measure on, of every set in turn.
 
     Raises:
-        ValueError: nothing there, rows without what was named, or references where the prompts are the package's.
+        ValueError: nothing there, rows without what was named, references where the prompts are the package's, or a
+            metric that they do not suit.
     """
+    rows = _rows(setup)
+    metric = setup["metric"] or ("bleu" if setup["reference"] else "rouge-l")
+    check_references(rows, metric)
+    return rows, metric
+
+
+def _rows(setup: Setup) -> list[Question]:
     field, reference = setup["field"] or None, setup["reference"] or None
     if setup["data"]:
         return read_questions([Path(setup["data"])], setup["limit"], field=field, reference=reference)

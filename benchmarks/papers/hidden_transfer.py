@@ -23,6 +23,7 @@ from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, r
 from benchmarks.harness.trees import SEARCHED, Case, anew, with_depth, with_tree
 from benchmarks.harness.truth import Hits, hits_of
 from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared
+from draftree.drafting.hidden_transfer import default_transfer_layers
 from draftree.drafting.in_model import InModelDrafter
 from draftree.runner import inspect_model
 from draftree.shaping.static import best_choices
@@ -121,7 +122,8 @@ def _printed(drafter: Any) -> str:
 
 def transfer_layer(setup: Setup) -> Iterator[pd.DataFrame]:
     """Accuracy of a transfer by its layer: the first one, or the second behind a first one that stays."""
-    first, count = setup["first_layer"], len(inspect_model(setup.small).layers)
+    count = len(inspect_model(setup.small).layers)
+    first = setup["first_layer"] or default_transfer_layers(count)[0] if setup["second"] else 0
     layers = [int(layer) for layer in setup["layers"]] or range(max(first, 1), count)
     if layers[0] < 1 or max(layers) >= count:
         raise ValueError(
@@ -188,13 +190,13 @@ LAYER = Experiment(
     transfer_layer,
     ("layer", "top", "accuracy", "cases"),
     lines("layer", "accuracy", by="top"),
-    TRAINED | {"layers": (), "first_layer": 0},
+    TRAINED | {"layers": (), "first_layer": 0, "second": False},
 )
 EXPERIMENTS = (
     *(TABLE.of_paper(PAPER, f"Table {n}") for n in (1, 2, 3, 4, 5)),
     ACCURACY.of_paper(PAPER, "Figure 3"),
     pseudo_cosine.EXPERIMENT.of_paper(PAPER, "Figure 4"),
     LAYER.of_paper(PAPER, "Figure 5"),
-    LAYER.of_paper(PAPER, "Figure 6", first_layer=4),
+    LAYER.of_paper(PAPER, "Figure 6", second=True),
     replace(ACCURACY, run=masking, options=TRAINED).of_paper(PAPER, "Figure 7"),
 )

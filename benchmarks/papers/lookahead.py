@@ -125,7 +125,9 @@ def memory(setup: Setup) -> Iterator[pd.DataFrame]:
     rows = []
     for length in MEMORY_LENGTHS:
         new, threads = setup["max_new_tokens"], torch.get_num_threads()
-        found = compare_memory(prompts, new, threads, setup.name, length, params=setup.params)
+        found = compare_memory(
+            prompts, new, threads, setup.name, length, params=setup.params, placement=setup.placement
+        )
         if "why" in found:
             raise ValueError(f"Memory could not be measured: {found['why']}")
         with_it = float(CLAIMS["Table 5"].cell(str(length), "GiB"))

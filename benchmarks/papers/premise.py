@@ -22,12 +22,8 @@ FREE = (1.1, 1.5)  # times a pass of one row, below which rows count as free
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Milliseconds of a pass by its rows, context and batch, draftree's and Hugging Face's."""
+    check(setup)
     rows, contexts, batches = (sorted(set(setup[name])) for name in ("rows", "context", "batch"))
-    if rows[0] != 1 or min(contexts) < 1 or batches[0] < 1:
-        raise ValueError(
-            "Passes are compared with those of one row: give rows from 1 on, and positive contexts and batches."
-        )
-    check_context(max(contexts), rows[-1], setup.small)
     runner = open_runner(setup.model)
     found: list[dict[str, Any]] = []
     for batch in batches:
@@ -38,6 +34,19 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             table = pd.DataFrame(found)
             remarks = [f"Runner: {runner.form}. Each of a batch's texts has the context and so many rows."]
             yield table_of(found, remarks=remarks, tables={"What is free": _free(table)})
+
+
+def check(setup: Setup) -> None:
+    """Refuse passes that cannot be timed.
+
+    Raises:
+        ValueError: no pass of one row to compare with, no context or batch, or more than the model has positions.
+    """
+    if min(setup["rows"]) != 1 or min(setup["context"]) < 1 or min(setup["batch"]) < 1:
+        raise ValueError(
+            "Passes are compared with those of one row: give rows from 1 on, and positive contexts and batches."
+        )
+    check_context(max(setup["context"]), max(setup["rows"]), setup.small)
 
 
 def _free(table: pd.DataFrame) -> pd.DataFrame:

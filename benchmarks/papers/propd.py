@@ -49,7 +49,9 @@ def parts(setup: Setup) -> Iterator[pd.DataFrame]:
 def premises(setup: Setup) -> Iterator[pd.DataFrame]:
     """What ProPD rests on: accuracy of early layers' heads by top-k, time of a step, acceptance length by task."""
     rows: list[dict[str, Any]] = []
+    premise.check(setup)
     tasks = [task.ids for task in setup.tasks]
+    drafter, static = _static(setup)
     tables: dict[str, pd.DataFrame] = {}
     for head in heads(setup):
         setup.watcher.stage(f"layer {head.layer}", len(tasks))
@@ -58,7 +60,6 @@ def premises(setup: Setup) -> Iterator[pd.DataFrame]:
         yield table_of(rows, remarks=[on_demand.remark(setup)])
     *_, timed = premise.run(setup)
     tables["Time of a pass by batch, context and rows of a text"] = timed
-    drafter, static = _static(setup)
     runs = measure(setup, [Way(PLAIN), Way(STATIC, with_tree(drafter, static), Fixed(static.nodes))])
     lengths = [{"set": name} | length(of(runs, STATIC, name)).columns("acceptance_length") for name in setup.sets]
     tables["Acceptance length by task"] = pd.DataFrame(lengths)
@@ -69,10 +70,10 @@ def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd
     rows: list[dict[str, Any]] = []
     claims: list[pd.DataFrame] = []
     by_set: list[dict[str, Any]] = []
-    wrong = 0
+    wrong, sizes = 0, batches(setup)
     drafter, static = _static(setup)
     searched = f"The static tree has {static.nodes} draft tokens, searched on {len(setup.lessons)} other prompts."
-    for batch in batches(setup):
+    for batch in sizes:
         ways = [Way(PLAIN), *(_way(setup, name, drafter, static) for name in names)]
         runs = measure(setup, ways, batch=batch, stop=False)
         wrong += all_differing(runs)
@@ -124,6 +125,8 @@ def _static(setup: Setup) -> tuple[InModelDrafter, Case]:
     drafter = setup.trained(word) if word in TRAINED or Path(word).is_dir() else None
     if not isinstance(drafter, InModelDrafter):
         raise ValueError(f"ProPD's tables are of heads inside the model, and {name} has none: name Medusa's.")
+    if drafter.method != "medusa":
+        raise ValueError(f"ProPD's tables are of Medusa's heads, and {name} holds {drafter.method}: name Medusa's.")
     heads(setup)  # refuses one that is not there, or of another model
     if not setup.lessons:
         raise ValueError("There are no prompts but the measured ones to search a tree on: give more prompts.")
@@ -145,7 +148,8 @@ def _way(setup: Setup, name: str, drafter: InModelDrafter, static: Case) -> Way:
     own = setup.drafter(*setup.named.values())
     if name == OWN:
         return Way(name, own, DynamicTree())
-    shape = ProPDTree(setup["nodes"], alpha=setup["alpha"], fading=setup["fading"])
+    own_options = {name: setup[name] for name in ("alpha", "fading", "share_alpha")}
+    shape = ProPDTree(setup["nodes"], **own_options)
     return Way(name, own, shape, options)
 
 
@@ -158,7 +162,7 @@ TABLE = Experiment(
     OPTIONS
     | MEDUSA
     | {"nodes": 32, "batch": (1, 2, 4, 8, 16), "early_heads": ("early-head",), "pruned_top_k": 50}
-    | {"alpha": 0.2, "fading": 0.02},
+    | {"alpha": 0.2, "fading": 0.02, "share_alpha": 0.02},
 )
 FIGURE = Experiment(
     "",
@@ -171,7 +175,7 @@ FIGURE = Experiment(
     | {"rows": (1, 2, 4, 8, 16, 32, 64), "rounds": 3}
     | on_demand.OPTIONS,
 )
-BATCHES: dict[str, Any] = {"batch": (1, 2, 4, 8), "per_set": 1}
+BATCHES: dict[str, Any] = {"batch": (1, 2, 4, 8, 16), "per_set": 2}
 EXPERIMENTS = (
     TABLE.of_paper("ProPD", "Table 1", **BATCHES),
     replace(

@@ -1,27 +1,61 @@
 """ProPD's dynamic token trees as published (Zhong et al., 2024, section 4.2), to be compared with the package's own.
 
-The tree is the same for all requests and for many steps: the n places of it, by depth and rank, that are most often the
-truth by the product of each depth's shares over all ranks. n is chosen again only when the batch or the length of the
-texts has shifted, by a weighted line through the times of the sizes met so far.
+The tree is the same for all requests and for many steps: of the grid of all ranks of all depths the n places whose
+product of shares is largest, where a share is how often the candidate of that depth and rank was the truth. n is chosen
+again only when the batch or the length of the texts has shifted, by a weighted line through the times of the sizes met
+so far.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 
-from draftree.drafting.base import Context, Drafter, StepPlan
+from draftree.drafting.base import ByRequest, Context, Drafter, StepPlan
+from draftree.drafting.in_model import InModelDrafter
 from draftree.errors import check_least
 from draftree.pruning import EarlyPruning
 from draftree.runner.step_cost import StepCost
 from draftree.shaping.base import Outcome, Shape, Sizer
-from draftree.shaping.by_rank import ByRank
 from draftree.shaping.cost_line import CostLine
 from draftree.tree import TokenTree
 
 SHIFT = 32  # tokens by which texts have to grow for the size to be chosen again; the paper says "significantly"
+FIRST = 0.5  # share of the best rank before anything is known; of each next rank half of the one before
+
+
+class Shares:
+    """How often the candidate of a depth and a rank was the truth, moving averages (section 4.2.2).
+
+    Args:
+        depths, ranks: of the grid.
+        alpha: weight of a new token.
+    """
+
+    def __init__(self, depths: int, ranks: int, alpha: float) -> None:
+        self.of_place = np.tile(FIRST * 0.5 ** np.arange(ranks), (depths, 1))
+        self._alpha = alpha
+        self._waiting: ByRequest[deque[tuple[int, np.ndarray]]] = ByRequest()  # candidates, and where they begin
+
+    def remember(self, request: Context, tokens: np.ndarray) -> None:
+        """Keep candidates [D, K] behind a request's text until all their places have been written."""
+        self._waiting.setdefault(request.id, deque()).append((len(request.tokens), tokens))
+
+    def compare(self, request: Context) -> None:
+        """Learn from candidates whose places are all written by now."""
+        waiting = self._waiting.get(request.id)
+        while waiting and waiting[0][0] + len(self.of_place) <= len(request.tokens):
+            begin, tokens = waiting.popleft()
+            truth = np.array(request.tokens[begin : begin + len(tokens)])
+            self.of_place += self._alpha * ((tokens == truth[:, None]) - self.of_place)
+
+    def forget(self, request: Context) -> None:
+        """The request is over; the rest of its text will not come."""
+        self._waiting.pop(request.id, None)
 
 
 class ProPDTree(Shape):
@@ -44,8 +78,10 @@ class ProPDTree(Shape):
     ) -> None:
         check_least(1, max_nodes=max_nodes)
         CostLine(alpha=alpha, fading=fading)  # looks at its options
-        self.max_nodes, self.alpha, self.fading = max_nodes, alpha, fading
-        self.shares = ByRank(conditional=False, alpha=share_alpha)
+        if not 0 < share_alpha <= 1:
+            raise ValueError(f"share_alpha is {share_alpha}: give the weight of a new token, over 0 and at most 1.")
+        self.max_nodes, self.alpha, self.fading, self.share_alpha = max_nodes, alpha, fading, share_alpha
+        self.shares: Shares | None = None  # made when the heads are met
 
     def bind(
         self, cost: StepCost | None, drafter: Drafter, pruner: EarlyPruning | None = None, *, packed: bool = True
@@ -53,23 +89,29 @@ class ProPDTree(Shape):
         """See `Shape.bind`; the line begins with the passes that were measured, as the paper does not say how it does.
 
         Raises:
-            ValueError: nothing was measured.
+            ValueError: nothing was measured, or a drafter that has no candidates for each depth.
         """
         if cost is None:
             raise ValueError("ProPDTree has to know what steps cost: give `bind` a StepCost.")
-        return ProPDSizer(self, cost)
+        if not isinstance(drafter, InModelDrafter):
+            raise ValueError(f"ProPD's trees are of candidates for each depth, and {drafter.name} has none.")
+        if self.shares is None:
+            self.shares = Shares(drafter.depth, drafter.candidates, self.share_alpha)
+        return ProPDSizer(self, cost, drafter, self.shares)
 
 
 class ProPDSizer(Sizer):
     """`ProPDTree` at work in one engine.
 
     Args:
-        shape: its options and shares.
-        cost: of steps, as measured.
+        shape: its options.
+        cost: of steps by their rows, as measured.
+        drafter: has the candidates.
+        shares: of its places.
     """
 
-    def __init__(self, shape: ProPDTree, cost: StepCost) -> None:
-        self._shape, self._cost = shape, cost
+    def __init__(self, shape: ProPDTree, cost: StepCost, drafter: InModelDrafter, shares: Shares) -> None:
+        self._shape, self._cost, self._drafter, self._shares = shape, cost, drafter, shares
         self._lines: dict[int, CostLine] = {}  # by number of requests, of steps by draft tokens of a tree
         self._size = 0
         self._chosen_at: tuple[int, int] | None = None  # the batch, and the tokens of its texts in units of SHIFT
@@ -80,34 +122,48 @@ class ProPDSizer(Sizer):
         return StepPlan(requests, [min(self._shape.max_nodes, most) if take else 0 for take in takes], takes)
 
     def trim(self, plan: StepPlan, trees: TokenTree) -> StepPlan:
-        """See `Sizer.trim`: the chosen number of places of each tree."""
+        """See `Sizer.trim`: the chosen number of places, whatever the drafter made of its candidates."""
         if trees.width == 1:
             return replace(plan, trees=trees)
-        shares = self._shape.shares
-        shares.remember(plan.requests, trees)
-        worth = np.sort(shares.worth(trees)[:, 1:], axis=1)[:, ::-1]
         batch = len(plan.requests)
         situation = batch, sum(len(request.tokens) for request in plan.requests) // (batch * SHIFT)
+        grid = TokenTree.stack([self._tree(request, self._shape.max_nodes) for request in plan.requests])
         if situation != self._chosen_at:
+            worth = np.exp(np.sort(grid.logp[:, 1:].numpy(), axis=1)[:, ::-1])
+            worth[~np.isfinite(worth)] = 0.0
             lengths = 1 + worth.sum(0).cumsum() / batch  # l(n) of n = 1, 2, ...
             seconds = self._line(batch).of(np.arange(1, len(lengths) + 1))
             self._size, self._chosen_at = int(np.argmax(lengths / seconds)) + 1, situation
-        return replace(plan, trees=shares.weighed(trees).best(self._size))
+        return replace(plan, trees=grid.best([min(self._size, budget) for budget in plan.budgets]))
+
+    def _tree(self, request: Context, nodes: int) -> TokenTree:
+        """The most probable places of the grid with a request's candidates in them; the root where there are none."""
+        held = self._drafter.ready(request)
+        root = torch.tensor([request.tokens[-1]], dtype=torch.long, device="cpu")
+        if held is None or request.room < 2:
+            return TokenTree.roots(root)
+        self._shares.remember(request, held.tokens)
+        with np.errstate(divide="ignore"):
+            logp = np.log(self._shares.of_place).astype(np.float32)
+        logp[request.room - 1 :] = -np.inf  # deeper draft tokens are wasted
+        return TokenTree.from_candidates(root, held.tokens[None], logp[None], [nodes], self._drafter.source)
 
     def observe(self, plan: StepPlan, outcome: Outcome) -> None:
         """See `Sizer.observe`: T_perf of the tree's size, and the shares of the places that are decided by now."""
-        self._shape.shares.compare(plan.requests)
+        for request in plan.requests:
+            self._shares.compare(request)
         if outcome.seconds is not None and plan.trees is not None and plan.trees.width > 1:
             self._line(len(plan.requests)).observe(plan.trees.width - 1, outcome.seconds)
 
     def end(self, request: Context) -> None:
         """See `Sizer.end`."""
-        self._shape.shares.forget(request)
+        self._shares.forget(request)
 
     def _line(self, batch: int) -> CostLine:
         line = self._lines.get(batch)
         if line is None:
-            rows = self._cost.rows[self._cost.rows >= 2]
-            seed = StepCost(rows - 1, self._cost.of(batch * rows))  # a tree of n draft tokens has n + 1 rows
+            sizes = self._cost.rows[self._cost.rows >= 2] - 1
+            rows = [self._drafter.rows(batch * (n + 1), batch) for n in sizes.tolist()]
+            seed = StepCost(sizes, self._cost.of(np.array(rows)))
             line = self._lines[batch] = CostLine(seed, alpha=self._shape.alpha, fading=self._shape.fading)
         return line

@@ -30,15 +30,17 @@ def heads(setup: Setup) -> list[EarlyHead]:
 
 
 def batches(setup: Setup) -> list[int]:
-    """Sizes of batches that the prompts fill.
+    """The sizes of batches to measure.
 
     Raises:
-        ValueError: they fill none.
+        ValueError: one that the prompts do not fill.
     """
-    sizes = [size for size in setup["batch"] if size <= len(setup.tasks)]
-    if not sizes:
-        raise ValueError(f"{len(setup.tasks)} prompts fill no batch of {min(setup['batch'])}: give more prompts.")
-    return sizes
+    sizes, count = setup["batch"], len(setup.tasks)
+    if max(sizes) > count:
+        raise ValueError(
+            f"{count} prompts fill no batch of {max(sizes)}: give more prompts, or --per-set, or smaller ones."
+        )
+    return list(sizes)
 
 
 def static_ways(setup: Setup, name: str) -> list[Way]:

@@ -207,7 +207,7 @@ class InModelDrafter(Trained, Drafter):
 
     def draft(self, requests: Sequence[Context], budgets: Sequence[int]) -> TokenTree:
         """See `Drafter.draft`."""
-        held = [self._ready(request) for request in requests]
+        held = [self.ready(request) for request in requests]
         some = next((h for h in held if h is not None), None)
         roots = [request.tokens[-1] for request in requests]
         if some is None:
@@ -227,7 +227,8 @@ class InModelDrafter(Trained, Drafter):
             tree, _ = tree.prune(tree.logp > -torch.inf)
         return tree if all(n >= size - 1 for n, size in zip(budgets, tree.sizes, strict=True)) else tree.best(budgets)
 
-    def _ready(self, request: Context) -> Candidates | None:
+    def ready(self, request: Context) -> Candidates | None:
+        """What may follow a request's newest token; None where the last pass has not told."""
         held = self._held.get(request.id)
         return held if held is not None and held.length == len(request.tokens) else None
 
