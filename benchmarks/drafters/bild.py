@@ -176,7 +176,9 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
         table = _summed_up(runs, usable, ids, qualities)
         best = best_points(table, list(pair.smalls))
         facts["tables"] = {"Best points of the grid, after table 1": pd.DataFrame(best)}
-        facts["tables"][CLAIMED] = measured(_claims(best, list(pair.smalls)), runs, [way.name for way in usable])
+        sampled = [way.name for way in usable if way.group == SAMPLED]
+        claims = _claims(best, list(pair.smalls), sampled)
+        facts["tables"][CLAIMED] = measured(claims, runs, [way.name for way in usable])
         yield table_of(table.to_dict("records"), **facts)
     _count(table, best, {way.name: way for way in usable}, methods, pair, prompts, setup)
     shown = next((row["way"] for row in reversed(best) if row["way"]), None) or _fullest(table, list(pair.smalls)[-1])
@@ -235,12 +237,14 @@ def best_points(table: pd.DataFrame, pairs: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _claims(best: list[dict[str, Any]], pairs: list[str]) -> list[Comparison]:
+def _claims(best: list[dict[str, Any]], pairs: list[str], sampled: list[str]) -> list[Comparison]:
     """What the paper claims of the best points; those that the grid does not have are left out."""
     ways = {(row["pair"], row["may_lose"]): row["way"] for row in best}
     nothing, point = LOSSES.values()
     own = ways[pairs[-1], nothing]
     claims = [Comparison("bild-no-loss", own, (PLAIN,))] if own else []
+    if sampled and (first := ways[pairs[0], nothing]):
+        claims.append(Comparison("bild-sampling", first, sampled))
     if own and ways[pairs[-1], point] != own:
         claims.append(Comparison("bild-a-point", ways[pairs[-1], point], (own,)))
     if own and (theirs := ways.get((UNALIGNED, nothing))) and pairs[-1] == ALIGNED:

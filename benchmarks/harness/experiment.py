@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from benchmarks.harness.claims import Claim, claims_of
+from benchmarks.harness.setup import TRAINED
 from draftree.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -65,6 +66,14 @@ class Experiment:
             found.append(
                 "a pair (--model, --set small=, aligned=), or rows to build one (--set pair_data=); else the package's"
             )
+        if "skips" in self.options:
+            found.append("with --model a small model and a searched skip set (--set small=, --set skips=)")
+        if "engines" in self.options:
+            found.append("the environments of make bench-peers")
+        if "train_steps" not in self.options and set(self.options.get("drafters", ())) & set(TRAINED):
+            found.append("with --model trained drafters (--drafter FOLDER)")
+        if self.options.get("early_heads"):
+            found.append("with --model an early head (--early-head FOLDER)")
         return "; ".join(found)
 
     def configured(self, given: Mapping[str, Any]) -> dict[str, Any]:

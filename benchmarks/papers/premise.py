@@ -15,6 +15,8 @@ import pandas as pd
 
 from benchmarks.harness import Experiment, Setup, lines, table_of
 from draftree.bench.steps import LOOP, check_context, time_rows
+from draftree.drafting.in_model import shapes_of
+from draftree.models import free_bytes
 from draftree.runner import open_runner
 
 FREE = (1.1, 1.5)  # times a pass of one row, below which rows count as free
@@ -40,13 +42,21 @@ def check(setup: Setup) -> None:
     """Refuse passes that cannot be timed.
 
     Raises:
-        ValueError: no pass of one row to compare with, no context or batch, or more than the model has positions.
+        ValueError: no pass of one row to compare with, no context or batch, more than the model has positions, or
+            more keys and values than there is memory for.
     """
     if min(setup["rows"]) != 1 or min(setup["context"]) < 1 or min(setup["batch"]) < 1:
         raise ValueError(
             "Passes are compared with those of one row: give rows from 1 on, and positive contexts and batches."
         )
     check_context(max(setup["context"]), max(setup["rows"]), setup.small)
+    target, shapes = setup.target, shapes_of(setup.target)
+    a_token = shapes["layers"] * shapes["kv_heads"] * (shapes["head_dim"] + shapes["value_dim"]) * target.dtype.itemsize
+    tokens = max(setup["batch"]) * (max(setup["context"]) + max(setup["rows"]))
+    need, free = 2 * tokens * a_token, free_bytes(target.device)  # Hugging Face has a cache of its own
+    if free is not None and need > free:
+        held = f"{need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free"
+        raise ValueError(f"Keys and values of {tokens} tokens take {held}: give a smaller batch or a shorter context.")
 
 
 def _free(table: pd.DataFrame) -> pd.DataFrame:

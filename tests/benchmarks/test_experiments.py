@@ -305,6 +305,7 @@ def test_elsewhere_it_says_where_the_experiments_are(monkeypatch, tmp_path):
         (["draft-accuracy", "--max-new-tokens", "5000"], "context"),
         (["premise", "--set", "rows=2,4"], "give rows from 1 on"),
         (["premise", "--set", "context=4000"], "do not fit the model's"),
+        (["premise", "--batch", "40000"], "GiB are free: give a smaller batch"),
         (["propd-table1", "--drafter", "lookahead"], "lookahead has none"),
         (["propd-table1", "--early-head", "nowhere"], "There is no drafter 'nowhere'"),
         (["lookahead-table2", "--drafter", "medusa"], "has no option 'drafters'"),
