@@ -43,6 +43,7 @@ class PaperClaim:
     least: float = 1.0
     why: str = ""
     size: bool = False
+    note: str = ""
 
     def verdict(self, low: float | None, high: float | None) -> str:
         """What an interval says of it."""
@@ -53,9 +54,9 @@ class PaperClaim:
         return REFUTED if high < self.least and not self.size else SMALL
 
     def reason(self, verdict: str, low: float | None, high: float | None) -> str:
-        """Why it is not confirmed."""
+        """Why it is not confirmed; of one that is, what has to be known of it."""
         if verdict == CONFIRMED:
-            return ""
+            return self.note
         if low is None or high is None:
             return "One prompt leaves no interval."
         level = f"The interval holds {self.least:g}." if high >= self.least else ""
@@ -95,8 +96,8 @@ def page(folder: Path) -> str:
             here += f" (at least {claim.least:g})" if claim.least != 1 else ""
             of = f"{row['above']} over {row['below']}, {row['of']}"
             reason = claim.reason(verdict, low, high)
-            lines.append(facts | {"here": here, "what": of, "in": file, "verdict": verdict, "reason": reason})
-    columns = ("source", "claim", "theirs", "here", "what", "in", "verdict", "reason")
+            lines.append(facts | {"here": here, "what": of, "in": file, "verdict": verdict, "reason or note": reason})
+    columns = ("source", "claim", "theirs", "here", "what", "in", "verdict", "reason or note")
     counts = {verdict: sum(line.get("verdict") == verdict for line in lines) for verdict in (CONFIRMED, SMALL, REFUTED)}
     said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     unmeasured = sum("verdict" not in line for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -39,6 +40,7 @@ def test_a_verdict_goes_by_the_interval(low, high, size, least, verdict):
     claim = PaperClaim("P, Table 1", "A is above B.", "1.5", least, "It is so.", size)
     assert claim.verdict(low, high) == verdict
     assert bool(claim.reason(verdict, low, high)) == (verdict != CONFIRMED)
+    assert ("So big." in replace(claim, note="So big.").reason(verdict, low, high)) == (verdict == CONFIRMED)
 
 
 def runs() -> pd.DataFrame:
