@@ -123,7 +123,7 @@ def _printed(drafter: Any) -> str:
 def transfer_layer(setup: Setup) -> Iterator[pd.DataFrame]:
     """Accuracy of a transfer by its layer: the first one, or the second behind a first one that stays."""
     count = len(inspect_model(setup.small).layers)
-    first = setup["first_layer"] or default_transfer_layers(count)[0] if setup["second"] else 0
+    first = setup["first_layer"] or (default_transfer_layers(count)[0] if setup["second"] else 0)
     layers = [int(layer) for layer in setup["layers"]] or range(max(first, 1), count)
     if layers[0] < 1 or max(layers) >= count:
         raise ValueError(

@@ -170,7 +170,7 @@ class Jacobi(Drafter):
             self._catch_up(request)
         levels = np.stack([self._live[request.id].levels for request in requests])
         ids = torch.from_numpy(levels.reshape(len(requests), -1)[:, 1:]).to(device)
-        offsets, pattern = (part.to(device) for part in self._rows)
+        offsets, pattern = self._rows = _Rows(*(part.to(device) for part in self._rows))
         between = torch.zeros(len(pattern), trees.width - 1, dtype=torch.bool, device=device)
         visible = torch.cat([pattern[:, :1], between, pattern[:, 1:]], 1)
         batch = len(requests)
