@@ -31,14 +31,15 @@ SHOWN = tomllib.loads((RESULTS / "shown.toml").read_text(encoding="utf-8"))
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 MANUAL = PAGE.parent / "developer" / "experiments.md"
 OTHERS = [PAGE.parent / page for page in ("../README.md", "serving.md", "structured_output.md")]
+USUAL = "AMD EPYC"  # what all tables of the page were measured on that name no other machine
 ABOUT = ("commit", "command", "device", "threads", "dtype", "model")
 HEAD = """# Results
 
 This page is made by `make results` from the files in `benchmarks/results/`, which hold every row with its interval.
 Each table names the commit that it was made at and the command as it was then;
 [Experiments](developer/experiments.md) has the present names. Acceptance length is 1 + accepted / steps; in
-brackets are 95 % bootstrap intervals over prompts. All is measured on 2-core AMD EPYC machines in float32, unless
-a table says otherwise on the embedded 4M model, or on one inflated from it: an inflated model has the cost of its
+brackets are 95 % bootstrap intervals over prompts. Unless a table says otherwise all is measured on 2-core AMD EPYC
+machines in float32, on the embedded 4M model, or on one inflated from it: an inflated model has the cost of its
 size and the small one's text ([how](developer/experiments.md#inflated-models)).
 """
 
@@ -67,7 +68,10 @@ def page(folder: Path = RESULTS) -> str:
     lines = [HEAD]
     for entry in SHOWN["page"]:
         facts = read(folder / entry["file"])
-        lines += [f"## {entry.get('title', facts['says'])}", "", *block_of(facts, entry), ""]
+        head, *table = block_of(facts, entry)
+        if not (device := facts["about"]["device"]).startswith(USUAL):
+            head += f" {device}."
+        lines += [f"## {entry.get('title', facts['says'])}", "", head, *table, ""]
     return "\n".join(lines)
 
 

@@ -17,7 +17,9 @@ def test_the_page_is_made_of_the_files_and_short():
     assert text == report.page(), "make results"
     assert text.count("\n") <= 200
     for entry in report.SHOWN["page"]:
-        assert report.read(report.RESULTS / entry["file"])["about"]["commit"] in text
+        about = report.read(report.RESULTS / entry["file"])["about"]
+        assert about["commit"] in text
+        assert about["device"].startswith(report.USUAL) or f"threads. {about['device']}." in text
 
 
 def test_every_result_is_a_runs_file_and_says_where_it_was_made():
