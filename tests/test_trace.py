@@ -194,7 +194,7 @@ def test_trees_of_other_devices_and_trees_with_gaps_are_told_alike():
     told = []
     for trees in (tree, far):
         track = Track({}, None)
-        track.drafted([2, 3], trees, 1.5)
+        track.drafted([2, 3], trees, 1.5, 1.75)
         track.step(requests, trees, None, walks, [1.0, 2.0, 3.0])
         *_, step = track.records(0)
         told.append(step)
@@ -204,7 +204,7 @@ def test_trees_of_other_devices_and_trees_with_gaps_are_told_alike():
     assert (first["path"], first["emitted"], first["accepted"]) == ([0, 2], [3, 8], [2, None])
     assert (second["path"], second["emitted"], second["accepted"]) == ([0], [4], [1])
     assert (second["request"], second["budget"], second["drafted"]) == (requests[1].id, 3, 2)
-    assert (told[0]["passed"], told[0]["shape_seconds"]) == (False, 0.5), "until the drafter was asked, at 1.5"
+    assert (told[0]["passed"], told[0]["shape_seconds"]) == (False, 0.75), "before 1.5, and behind 1.75"
 
 
 def test_steps_without_a_pass_are_in_the_record(tmp_path):
