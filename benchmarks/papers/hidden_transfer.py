@@ -122,13 +122,22 @@ def _printed(drafter: Any) -> str:
 
 def transfer_layer(setup: Setup) -> Iterator[pd.DataFrame]:
     """Accuracy of a transfer by its layer: the first one, or the second behind a first one that stays."""
+    yield from _by_layer(setup, setup["first_layer"])
+
+
+def second_transfer_layer(setup: Setup) -> Iterator[pd.DataFrame]:
+    """Accuracy of the second transfer by its layer, behind a first one that stays: the paper's, scaled to the model."""
+    yield from _by_layer(
+        setup, setup["first_layer"] or default_transfer_layers(len(inspect_model(setup.small).layers))[0]
+    )
+
+
+def _by_layer(setup: Setup, first: int) -> Iterator[pd.DataFrame]:
     count = len(inspect_model(setup.small).layers)
-    first = setup["first_layer"] or (default_transfer_layers(count)[0] if setup["second"] else 0)
     layers = [int(layer) for layer in setup["layers"]] or range(max(first, 1), count)
-    if layers[0] < 1 or max(layers) >= count:
-        raise ValueError(
-            f"A transfer is made behind a layer: give layers from 1 to {count - 1}, the model has {count}."
-        )
+    if min(layers) < max(first, 1) or max(layers) >= count:
+        least = f"{first}, the first transfer's, to {count - 1}" if first else f"1 to {count - 1}"
+        raise ValueError(f"A transfer is made behind a layer: give layers from {least}, the model has {count}.")
     found = _trained(setup, {f"layer {n}": {"transfer_layers": [first, n] if first else [n]} for n in layers})
     steps = {name: one.settings["transfer_layers"] for name, one in found.items()}
     hits: dict[str, Hits] = {}
@@ -190,13 +199,13 @@ LAYER = Experiment(
     transfer_layer,
     ("layer", "top", "accuracy", "cases"),
     lines("layer", "accuracy", by="top"),
-    TRAINED | {"layers": (), "first_layer": 0, "second": False},
+    TRAINED | {"layers": (), "first_layer": 0},
 )
 EXPERIMENTS = (
     *(TABLE.of_paper(PAPER, f"Table {n}") for n in (1, 2, 3, 4, 5)),
     ACCURACY.of_paper(PAPER, "Figure 3"),
     pseudo_cosine.EXPERIMENT.of_paper(PAPER, "Figure 4"),
     LAYER.of_paper(PAPER, "Figure 5"),
-    LAYER.of_paper(PAPER, "Figure 6", second=True),
+    replace(LAYER, run=second_transfer_layer).of_paper(PAPER, "Figure 6"),
     replace(ACCURACY, run=masking, options=TRAINED).of_paper(PAPER, "Figure 7"),
 )

@@ -32,7 +32,7 @@ SETS = ("e2e", "wikisql")
 TWINS = {
     *("bild-figure4", "bild-figure5", "bild-figure8"),
     *("bita-table7", "bita-table8", "bita-table9", "bita-figure8"),
-    *("hidden-transfer-figure1", "hidden-transfer-figure6"),
+    "hidden-transfer-figure1",
     *(f"hidden-transfer-table{n}" for n in (2, 3, 4, 5)),
     *("lookahead-figure1", "lookahead-figure5", "lookahead-figure6", "propd-figure7"),
 }
@@ -46,7 +46,7 @@ TINY: dict[str, Any] = {
     **{"burn_in": 2, "settled": 2, "seconds": 0.01, "windows": (4,), "limit": 2, "timed": 2, "examples": 1},
     **{"chains": (2,), "exits": ("4",), "prompts": 3, "prompt_tokens": 20, "answer_tokens": 8, "vocabulary": 100},
     **{"schemas": 2, "answers": 1, "context": 16, "seen": (0, 1), "rows": (1, 4), "batch": (1, 2)},
-    **{"early_layers": (1,), "layers": (2, 3), "swept": (1, 2)},
+    **{"early_layers": (1,), "layers": (4, 5), "swept": (1, 2)},
     **{"train_steps": 2, "train_questions": 40, "leave": (0.9,), "decay": (1.0,)},
     **{"minutes": 0.0, "device": "cpu", "dtype": "float32", "compiled": False, "stock": False},
     **{"engines": ("hugging_face", "draftree")},  # which run in this environment
@@ -293,6 +293,7 @@ def test_elsewhere_it_says_where_the_experiments_are(monkeypatch, tmp_path):
         (["bita-table3", "--set", "questions=./nowhere.jsonl"], "nowhere.jsonl"),
         (["hidden-transfer-table1", "--depth", "4"], "'hidden-transfer' looks 3 tokens ahead and depth is 4"),
         (["hidden-transfer-figure5", "--set", "layers=9"], "give layers from 1 to 7"),
+        (["hidden-transfer-figure6", "--set", "layers=3"], "give layers from 4, the first transfer's, to 7"),
         (["lookahead-table6", "--set", "types=float8"], "There is no 16-bit type 'float8'"),
         (["propd-table2", "--set", "early_layers=8"], "There is no early head behind layer 8"),
         (["bild-figure6", "--set", "exit_layer=8"], "give 1 to 7"),
