@@ -20,7 +20,7 @@ from draftree.training.align_inputs import align_on_inputs, template_of
 from draftree.training.answers import AnswerOptions
 from draftree.training.journal import JOURNAL, Journal
 from draftree.training.options import Inputs, TrainOptions
-from draftree.training.quality import quality
+from draftree.training.quality import points, quality, row_statistics
 from draftree.training.rows import Row, collate
 from draftree.training.trainer import DrafterTrainer
 from draftree.training.whole_model import AlignObjective
@@ -193,6 +193,9 @@ def test_bleu_and_rouge_are_those_of_their_packages():
     from sacrebleu import corpus_bleu
 
     assert quality("bleu", texts, known) == pytest.approx(corpus_bleu(texts, [known]).score)
+    assert points("bleu", row_statistics("bleu", texts, known)[[0, 0]].sum(0)) == pytest.approx(
+        corpus_bleu([texts[0]] * 2, [[known[0]] * 2]).score
+    )
     assert quality("bleu", known, known) == pytest.approx(100)
     assert quality("rouge-l", texts, known) == pytest.approx(100 * (10 / 12 + 4 / 5) / 2)
 

@@ -8,16 +8,18 @@ way's own, not tokens a second: lossy texts have other lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from benchmarks.drafters import bild_pair
+from benchmarks.drafters.bild_claims import ALIGNED, UNALIGNED, best_points, claimed, claimed_of_operations
 from benchmarks.drafters.bild_ways import (
     BILD,
     CALM,
+    CALM_ALONE,
     PLAIN,
     SAMPLED,
     SMALL,
@@ -29,9 +31,9 @@ from benchmarks.drafters.bild_ways import (
     ways_of,
 )
 from benchmarks.drafters.kept_texts import texts_of
-from benchmarks.drafters.operations import operations_of
+from benchmarks.drafters.operations import Operations, operations_of, total
 from benchmarks.harness import Experiment, Setup, Share, Task, Way, table_of
-from benchmarks.harness.comparisons import CLAIMED, Comparison, measured
+from benchmarks.harness.comparisons import CLAIMED
 from benchmarks.harness.measure import measure_parts, of
 from draftree.bench.measure import ready
 from draftree.drafting import DraftModel
@@ -43,11 +45,9 @@ from draftree.runner import inspect_model
 from draftree.trace.labels import pieces
 from draftree.training.align_inputs import template_of
 from draftree.training.journal import fingerprint
-from draftree.training.quality import METRICS, check_metric, quality
+from draftree.training.quality import METRICS, check_metric, points, row_statistics
 from draftree.training.questions import Question, read_questions
 
-UNALIGNED, ALIGNED = "unaligned", "aligned"
-LOSSES = {0.1: "nothing (0.1)", 1.0: "a point"}  # points of BLEU or ROUGE-L that the two rows of table 1 may lose
 COUNTED = 8  # prompts whose operations are counted
 
 
@@ -156,8 +156,12 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
         setup.watcher.step()
     texts = {way: setup.tokenizer.batch_decode(own, skip_special_tokens=True) for way, own in ids.items()}
     own_references = any(row.reference is None for row in rows)
-    references = texts[ways[0]] if own_references else [str(row.reference) for row in rows]
-    qualities = {way: quality(metric, own, references) for way, own in texts.items()}
+    whole = {way.group: own for way, own in texts.items() if way.group in (PLAIN, CALM_ALONE)}
+    scores = {}
+    for way, own in texts.items():  # CALM leaves a model of its own, whose whole text is its truth
+        truth = whole[CALM_ALONE if way.group in (CALM, CALM_ALONE) else PLAIN]
+        scores[way] = row_statistics(metric, own, truth if own_references else [str(row.reference) for row in rows])
+    qualities = {way: points(metric, own.sum(0)) for way, own in scores.items()}
     tasks = [Task(Prompt(r.id, r.set, r.turns[0]), p) for r, p in zip(rows, prompts, strict=True)][: setup["timed"]]
     able, refused = ready(list(methods.values()), tasks)
     usable = [way for way in ways if methods[way] in able]
@@ -175,12 +179,13 @@ def compared(setup: Setup, pair: Pair, rows: list[Question], metric: str) -> Ite
     for runs in measure_parts(setup, asks, tasks, rounds=setup["rounds"]):
         table = _summed_up(runs, usable, ids, qualities)
         best = best_points(table, list(pair.smalls))
-        facts["tables"] = {"Best points of the grid, after table 1": pd.DataFrame(best)}
-        sampled = [way.name for way in usable if way.group == SAMPLED]
-        claims = _claims(best, list(pair.smalls), sampled)
-        facts["tables"][CLAIMED] = measured(claims, runs, [way.name for way in usable])
+        claims = claimed(table, best, pair, runs, {way.name: own for way, own in scores.items()}, metric)
+        facts["tables"] = {"Best points of the grid, after table 1": pd.DataFrame(best), CLAIMED: claims}
         yield table_of(table.to_dict("records"), **facts)
-    _count(table, best, {way.name: way for way in usable}, methods, pair, prompts, setup)
+    counted = _counted(best, {way.name: way for way in usable}, methods, pair, prompts, setup)
+    _fill_in(table, counted)
+    if not pair.exits and (last := best[-2]["way"]):  # of the aligned pair, without loss
+        facts["tables"][CLAIMED] = pd.concat([claims, claimed_of_operations(counted, last)])
     shown = next((row["way"] for row in reversed(best) if row["way"]), None) or _fullest(table, list(pair.smalls)[-1])
     chosen = next(way for way in usable if way.name == shown)
     alone = {way: own for way, own in texts.items() if way.group in (PLAIN, SMALL)}
@@ -221,56 +226,32 @@ def _summed_up(
     return pd.DataFrame(found)
 
 
-def best_points(table: pd.DataFrame, pairs: list[str]) -> list[dict[str, Any]]:
-    """Of each pair's grid the fastest point that loses no more than nothing, and than a point, against plain."""
-    found = []
-    plain = table.loc[table["way"] == PLAIN, "quality"].iloc[0]
-    for pair in pairs:
-        for loss, words in LOSSES.items():
-            grid = table[(table["group"] == BILD) & (table["pair"] == pair) & (table["quality"] >= plain - loss)]
-            row: dict[str, Any] = {"pair": pair, "may_lose": words, "way": None}
-            if not grid.empty:
-                point = grid.loc[grid["times_plain"].idxmax()]
-                names = ("way", "quality", "times_plain", "times_plain_low", "times_plain_high", "times_hf")
-                row |= {name: point[name] for name in (*names, "large_calls_a_token")}
-            found.append(row)
-    return found
-
-
-def _claims(best: list[dict[str, Any]], pairs: list[str], sampled: list[str]) -> list[Comparison]:
-    """What the paper claims of the best points; those that the grid does not have are left out."""
-    ways = {(row["pair"], row["may_lose"]): row["way"] for row in best}
-    nothing, point = LOSSES.values()
-    own = ways[pairs[-1], nothing]
-    claims = [Comparison("bild-no-loss", own, (PLAIN,))] if own else []
-    if sampled and (first := ways[pairs[0], nothing]):
-        claims.append(Comparison("bild-sampling", first, sampled))
-    if own and ways[pairs[-1], point] != own:
-        claims.append(Comparison("bild-a-point", ways[pairs[-1], point], (own,)))
-    if own and (theirs := ways.get((UNALIGNED, nothing))) and pairs[-1] == ALIGNED:
-        claims.append(Comparison("bild-aligned-speed", own, (theirs,)))
-    return claims
-
-
 def _fullest(table: pd.DataFrame, pair: str) -> str:
     grid = table[(table["group"] == BILD) & (table["pair"] == pair)]
     return str(grid.loc[grid["quality"].idxmax(), "way"])
 
 
-def _count(table: pd.DataFrame, best: Any, ways: Any, methods: Any, pair: Pair, prompts: Any, setup: Setup) -> None:
-    """Fill in the operations of the best points over those of the large model alone."""
+def _counted(best: Any, ways: Any, methods: Any, pair: Pair, prompts: Any, setup: Setup) -> dict[str, list[Operations]]:
+    """Operations of the large model alone and of the best points, prompt by prompt."""
     names = list(dict.fromkeys([PLAIN, *(row["way"] for row in best if row["way"])]))
     setup.watcher.stage("operations", len(names))
-    base = None
+    counted = {}
     for name in names:
         way = ways[name]
         models = [pair.large, *([pair.smalls[way.pair]] if way.pair else [])]
-        done = operations_of(methods[way].answers, models, prompts[:COUNTED])
-        base = base or done
+        counted[name] = operations_of(methods[way].answers, models, prompts[:COUNTED])
+        setup.watcher.step()
+    return counted
+
+
+def _fill_in(table: pd.DataFrame, counted: Mapping[str, Sequence[Operations]]) -> None:
+    """Operations of the ways over those of the large model alone, in columns of the table."""
+    base = total(counted[PLAIN])
+    for name, each in counted.items():
+        done = total(each)
         facts = {"operations": done.flops / base.flops, "moved": done.moved / base.moved}
         for column, value in (facts | {"intensity": done.intensity / base.intensity}).items():
             table.loc[table["way"] == name, column] = value
-        setup.watcher.step()
 
 
 def _example(setup: Setup, row: Question, alone: Any, method: Any, ids: Any) -> list[Any]:

@@ -18,12 +18,11 @@ from draftree.pruning import LossyCALM
 from draftree.shaping import Fixed
 
 PLAIN, SMALL, BILD, LOSSLESS, FIXED = "large alone", "small alone", "BiLD", "BiLD lossless", "speculative"
-SAMPLED, CALM = "speculative sampling", "CALM"
+SAMPLED, CALM, CALM_ALONE = "speculative sampling", "CALM", "CALM's model alone"
 NO_ROLLBACK, NO_FALLBACK, TREES = "no rollback", "no fallback", "DraftModel"
 THEIRS, ASSISTED = "HF generate", "HF assisted"
 EXACT = (PLAIN, LOSSLESS, FIXED, TREES, THEIRS, ASSISTED)  # their text is the large model's own
 MOST = 10  # tokens of the small model in a turn (section 7.1.2)
-ABLATION_WINDOW = 5  # turns of the small model where only rollback is left
 
 
 class Pair(NamedTuple):
@@ -33,11 +32,13 @@ class Pair(NamedTuple):
         large: the model.
         smalls: by name.
         calm: the model that was trained to be read behind every layer; None for no CALM.
+        exits: whether the small model is the large one's first layers.
     """
 
     large: Any
     smalls: dict[str, Any]
     calm: Any = None
+    exits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ class BildWay:
             return Draftree(*given)
         if self.group == TREES:
             return Draftree(*given, lambda: DraftModel(small))
+        if self.group == CALM_ALONE:
+            return Draftree(self.name, pair.calm, new)
         if self.group == CALM:
             assert self.leave is not None
             assert self.decay is not None
@@ -111,23 +114,27 @@ def ways_of(
     """All ways to compare, the plain large model first.
 
     Args:
-        pairs: names of the small models; the baselines and ablations take the last one.
+        pairs: names of the small models. Speculative sampling takes the first one, as the paper does, the other
+            baselines and ablations the last one.
         thresholds: (alpha_FB, alpha_RB) of every point of the grid.
         windows: tokens of the small model in a turn, of speculative decoding and of BiLD without fallback.
         ablations: whether to leave out rollback, and fallback, as well.
         calm: (lambda, tau) of every point of CALM's grid.
     """
-    last = pairs[-1]
+    first, last = pairs[0], pairs[-1]
     fallbacks, rollbacks = (sorted({pair[i] for pair in thresholds}) for i in (0, 1))
     ways = [BildWay(PLAIN), *(BildWay(SMALL, pair) for pair in pairs)]
     ways += [BildWay(BILD, pair, fallback, rollback) for pair in pairs for fallback, rollback in thresholds]
     if ablations:
         ways += [BildWay(NO_ROLLBACK, last, fallback) for fallback in fallbacks if fallback > 0]
-        middle = rollbacks[len(rollbacks) // 2]
-        turns = [(rollback, ABLATION_WINDOW) for rollback in rollbacks] + [(middle, window) for window in windows]
-        ways += [BildWay(NO_FALLBACK, last, None, rollback, window) for rollback, window in turns]
+        ways += [BildWay(NO_FALLBACK, last, None, rollback, window) for rollback in rollbacks for window in windows]
     ways += [BildWay(LOSSLESS, last, fallback) for fallback in fallbacks]
-    ways += [BildWay(group, last, None, None, window) for group in (FIXED, SAMPLED) for window in windows]
+    ways += [
+        BildWay(group, pair, None, None, window)
+        for group, pair in ((FIXED, last), (SAMPLED, first))
+        for window in windows
+    ]
+    ways += [BildWay(CALM_ALONE)] if calm else []
     ways += [BildWay(CALM, leave=leave, decay=decay) for leave, decay in calm]
     ways += [BildWay(TREES, last), BildWay(THEIRS), BildWay(ASSISTED, last)]
     return list(dict.fromkeys(ways))

@@ -99,25 +99,34 @@ class Shapes:
         )
 
 
-def operations_of(ask: Any, models: Sequence[Any], prompts: Sequence[Sequence[int]]) -> Operations:
-    """All operations of answering `prompts` one by one.
+def operations_of(ask: Any, models: Sequence[Any], prompts: Sequence[Sequence[int]]) -> list[Operations]:
+    """Operations of answering `prompts` one by one, prompt by prompt.
 
     Args:
         ask: answers a list of prompts.
         models: those that take part, each once.
         prompts: token ids.
     """
-    total = Operations()
+    done: list[Operations] = []
     held = [(open_runner(model), Shapes(model)) for model in models]
 
     def see(shapes: Shapes, source: int, rows: int, seen: int, context: int, result: Any) -> None:
-        total.add(*shapes.decoder(rows, seen, context, source), 1, rows)
+        done[-1].add(*shapes.decoder(rows, seen, context, source), 1, rows)
 
     for ids in prompts:
+        done.append(Operations())
         with ExitStack() as stack:
             for runner, shapes in held:
                 source = len(ids) if shapes.encoder_layers else 0
-                total.add(*shapes.source(source))
+                done[-1].add(*shapes.source(source))
                 stack.enter_context(watching(runner, partial(see, shapes, source)))
             ask([ids])
-    return total
+    return done
+
+
+def total(done: Sequence[Operations]) -> Operations:
+    """Of several prompts together."""
+    whole = Operations()
+    for one in done:
+        whole.add(one.flops, one.moved, one.passes, one.rows)
+    return whole

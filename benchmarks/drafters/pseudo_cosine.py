@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from benchmarks.drafters.subjects import OPTIONS, subjects
 from benchmarks.harness import Experiment, Setup, Share, lines, table_of
+from benchmarks.harness.comparisons import CLAIMED, rows_of
 from benchmarks.harness.truth import look_on
 from draftree.drafting import HiddenTransfer
 from draftree.drafting.base import Step
@@ -29,13 +30,19 @@ Pseudo = dict[tuple[int, int], Tensor]  # by step i and layer
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Similarity of every step's pseudo states, and of the node's own, with the real ones, by layer."""
-    rows: list[dict[str, Any]] = []
+    rows, claimed = list[dict[str, Any]](), list[tuple[str, str, str, str, Share]]()
     for name, drafter in subjects(setup, "hidden-transfer").items():
         setup.watcher.stage(f"states of {name}", len(setup.tasks))
-        for (i, layer), sums in _similarities(setup, drafter).items():
+        found = _similarities(setup, drafter)
+        for i in sorted({i for i, _ in found}):
+            first, *_, last = (layer for step, layer in found if step == i)
+            near = [Share(found[i, layer][0], found[i, layer][2]) for layer in (last, first)]
+            what = f"cosine similarity, step {i} of {name}"
+            claimed.append(("hidden-transfer-cosine", f"layer {last}", f"layer {first}", what, near[0] / near[1]))
+        for (i, layer), sums in found.items():
             facts = {"drafter": name, "step": i, "layer": layer, "cases": int(sums[2].sum())}
             rows.append(facts | Share(sums[0], sums[2]).columns("pseudo") | Share(sums[1], sums[2]).columns("own"))
-        yield table_of(rows)
+        yield table_of(rows, tables={CLAIMED: rows_of(claimed)})
 
 
 def _similarities(setup: Setup, drafter: Any) -> dict[tuple[int, int], np.ndarray]:

@@ -25,9 +25,15 @@ from draftree.runner import inspect_model
 from draftree.training.early_exit import exit_weights, train_early_exit
 from draftree.training.options import TrainOptions
 
-GRID = tuple(f"{fallback}:{rollback}" for fallback in (0.3, 0.6, 0.9) for rollback in (1, 3, 8))
+
+def grid(fallbacks: tuple[float, ...], rollbacks: tuple[float, ...]) -> dict[str, Any]:
+    """All points of two lists of thresholds, as an option."""
+    return {"thresholds": tuple(f"{fallback:g}:{rollback:g}" for fallback in fallbacks for rollback in rollbacks)}
+
+
 QUICK: dict[str, Any] = {
-    **{"thresholds": GRID, "windows": (3, 6, 10), "metric": "rouge-l", "limit": 13, "timed": 13},
+    **grid((0.3, 0.6, 0.9), (1, 3, 8)),
+    **{"windows": (3, 6, 10), "limit": 13, "timed": 13},
     **{"max_new_tokens": 64, "ablations": False, "examples": 1},
 }
 
@@ -67,14 +73,14 @@ def exit_pair(setup: Setup) -> Pair:
         raise ValueError("This experiment has one model: name by --drafter one folder of draftree train early-exit.")
     if not folders:
         large, layer = _trained_exit(setup), setup["exit_layer"]
-        return Pair(large, {f"first {layer} layers": early_exit_model(large, layer)})
+        return Pair(large, {f"first {layer} layers": early_exit_model(large, layer)}, exits=True)
     large, _ = load_model(folders[0], setup.placement)
     try:
         layer = int(json.loads((Path(folders[0]) / "recipe.json").read_text(encoding="utf-8"))["exit_layer"])
     except (OSError, ValueError, KeyError):
         raise ValueError(f"{folders[0]} holds no early exit: give a folder of draftree train early-exit.") from None
     inspect_model(large)
-    return Pair(large, {f"first {layer} layers": early_exit_model(large, layer)})
+    return Pair(large, {f"first {layer} layers": early_exit_model(large, layer)}, exits=True)
 
 
 def _trained_exit(setup: Setup, *, every_layer: bool = False) -> Any:
@@ -109,6 +115,8 @@ def plot_exits(figure: Any, table: pd.DataFrame) -> None:
 
 
 EXIT: dict[str, Any] = on_demand.OPTIONS | {"drafters": (), "exit_layer": 1, "train_reference": ""}
+EXIT_GRID = grid((0.2, 0.4, 0.6, 0.8), (0.5, 1, 1.5))  # ranges of section 7.2
+SUMMARIES = grid((0.2, 0.4, 0.6), (2, 4, 6))  # of section 7.1.2
 CALM_GRID: dict[str, Any] = {"leave": (0.7, 0.8, 0.9, 0.98), "decay": (0.0, 1.0, 2.0, 4.0, 8.0)}
 _exit = replace(
     bild.EXPERIMENT,
@@ -119,8 +127,8 @@ EXPERIMENTS = (
     bild.EXPERIMENT.of_paper("BiLD", "Table 1", **QUICK),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 4", **QUICK),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 5", **QUICK | {"ablations": True, "windows": tuple(range(3, 11))}),
-    replace(_exit, run=early_exit).of_paper("BiLD", "Figure 6", **QUICK),
-    replace(_exit, run=against_calm, plot=plot_exits).of_paper("BiLD", "Figure 7", **QUICK, **CALM_GRID),
+    replace(_exit, run=early_exit).of_paper("BiLD", "Figure 6", **QUICK | EXIT_GRID),
+    replace(_exit, run=against_calm, plot=plot_exits).of_paper("BiLD", "Figure 7", **QUICK | EXIT_GRID, **CALM_GRID),
     bild.EXPERIMENT.of_paper("BiLD", "Figure 8", **QUICK),
-    replace(bild.EXPERIMENT, plot=bild.plot_by_rollback).of_paper("BiLD", "Figure 9", **QUICK),
+    replace(bild.EXPERIMENT, plot=bild.plot_by_rollback).of_paper("BiLD", "Figure 9", **QUICK | SUMMARIES),
 )

@@ -18,7 +18,7 @@ from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
 from benchmarks.harness.trees import EFFICIENT, FULL, SEARCHED, STRAIGHTFORWARD, Case, anew, with_tree
 from benchmarks.harness.truth import hits_of
-from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared, hf_cell
+from benchmarks.papers.ways import COLUMNS, HF, QUICK, Cell, compared, hf_cell
 from draftree.drafting import DraftModel, Jacobi, SelfSpeculative
 from draftree.drafting.in_model import InModelDrafter
 from draftree.drafting.second_model import check_pair
@@ -32,19 +32,30 @@ PAPER = "BiTA"
 K = 5  # siblings of the efficient tree (section 4.1)
 WIDEST = 4  # of full trees (Table 4)
 NONE = "masks only"
+SPECDEC, CHAIN = "DraftModel, one chain (SpecDec)", 5  # draft tokens of a chain
 SKIPS = "self-speculative"
 IDS = {"HF": "assisted", "DraftModel": "draft-model", "SelfSpeculative": "self-speculative", "Jacobi": "jacobi"}
 
 
 def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiTA with the efficient tree of 5, and sized by cost, over Hugging Face's generate, set by set."""
-    cells = [hf_cell(setup)]
-    for name, drafter in subjects(setup, "bita").items():
+    cells, found = [hf_cell(setup)], subjects(setup, "bita")
+    for name, drafter in found.items():
         cells += [
             _efficient(f"{name}, {EFFICIENT}-{K}", drafter),
             Cell(f"{name}, by cost", partial(anew, drafter), None),
         ]
-    yield from compared(setup, cells, by_set=True)
+    claims = [Comparison("bita-hf", cell.name, (HF,)) for cell in cells[1:3]]
+    yield from compared(setup, cells, by_set=True, claims=claims, remarks=_trained(found))
+
+
+def _trained(found: dict[str, Any]) -> list[str]:
+    """What the drafters have learned, in a sentence each."""
+    facts = {name: one.settings for name, one in found.items() if one.method == "bita"}
+    return [
+        f"{name}: {own['masks']} masks, {own['prompts']} {own['prompting']} prompts (paper: 3 and 16, deep)."
+        for name, own in facts.items()
+    ]
 
 
 def methods(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -54,7 +65,9 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
     cells, left_out = [hf_cell(setup)], []
     small, searched = (_named_or_packaged(setup, *names) for names in (("small", "draft-model"), ("skips", SKIPS)))
     if small is not None:
-        known.append(("DraftModel (SpecDec)", lambda: DraftModel(small.model), says("SpecDec", "70B")))
+        one_chain = partial(DraftModel, small.model, depth=CHAIN, branching=1, confidence=0.0)
+        cells.append(Cell(SPECDEC, one_chain, CHAIN, says("SpecDec", "70B")))
+        known.append(("DraftModel", lambda: DraftModel(small.model), ""))
         cells.append(hf_cell(setup, "HF assisted", says("HF AssistGen", "70B"), assistant_model=small.model))
     else:
         left_out.append("Without a small model (--set small=FOLDER) there is none of its rows.")
@@ -68,7 +81,8 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
         ("Jacobi (Lookahead, Fu et al.)", Jacobi, says("Lookahead (Fu et al.)", "7B")),
     ]
     cells += [Cell(name, make, setup["nodes"], printed) for name, make, printed in known]
-    for name, drafter in subjects(setup, "bita").items():
+    found = subjects(setup, "bita")
+    for name, drafter in found.items():
         cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter, says("BiTA", "7B")))
         known.append((name, partial(anew, drafter), ""))
     ours, ours_by_cost, claims = cells[-1].name, f"{known[-1][0]}, by cost", list[Comparison]()
@@ -76,10 +90,11 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
         if cell.name != ours and cell.paper:
             claims.append(Comparison(f"bita-{IDS[cell.name.split(' ')[0].rstrip(',')]}", ours, (cell.name,)))
             by_cost = f"{cell.name}, by cost" if cell.ask is None else cell.name
+            by_cost = "DraftModel, by cost" if cell.name == SPECDEC else by_cost
             claims.append(Comparison(claims[-1].claim, ours_by_cost, (by_cost,)))
     cells += [Cell(f"{name}, by cost", make, None) for name, make, _ in known]
     remark = "Only BiTA and the small model were trained, for this model's answers. Paper: MT-Bench, A800."
-    yield from compared(setup, cells, claims=claims, remarks=[remark, *left_out])
+    yield from compared(setup, cells, claims=claims, remarks=[remark, *_trained(found), *left_out])
 
 
 def _named_or_packaged(setup: Setup, option: str, package: str) -> Any:
@@ -102,8 +117,8 @@ def _named_or_packaged(setup: Setup, option: str, package: str) -> Any:
 
 def decodings(setup: Setup) -> Iterator[pd.DataFrame]:
     """Straightforward decoding, full trees of k = 1 to 4 as deep as the masks, and the efficient tree of 5."""
-    cells, claims = [hf_cell(setup)], list[Comparison]()
-    for name, drafter in subjects(setup, "bita").items():
+    cells, claims, found = [hf_cell(setup)], list[Comparison](), subjects(setup, "bita")
+    for name, drafter in found.items():
         depth = drafter.depth
         trees = [Case(STRAIGHTFORWARD, STRAIGHTFORWARD, tuple(chain(depth)), depth, groups=1)]
         for k in range(1, WIDEST + 1):
@@ -115,7 +130,10 @@ def decodings(setup: Setup) -> Iterator[pd.DataFrame]:
         for by, kind in (("speed", SPEED), ("length", LENGTH)):
             claims.append(Comparison(f"bita-efficient-straightforward-{by}", own, (first,), kind))
             claims.append(Comparison(f"bita-efficient-full-{by}", own, fulls, kind))
-    yield from compared(setup, cells, by_set=True, claims=claims)
+        claims.append(Comparison("bita-full-1", fulls[0], (first,)))
+        claims.append(Comparison("bita-full-2", fulls[1], (fulls[0],)))
+        claims.append(Comparison("bita-full-4", fulls[1], (fulls[-1],)))
+    yield from compared(setup, cells, by_set=True, claims=claims, remarks=_trained(found))
 
 
 def prompting(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -130,27 +148,34 @@ def prompting(setup: Setup) -> Iterator[pd.DataFrame]:
     claims = []
     for above, below in (("deep", NONE), ("deep", "shallow"), ("shallow", NONE)):
         if above in by_kind and below in by_kind:
-            name = f"bita-{above}-{below.replace(' ', '-')}"
-            claims.append(Comparison(name, by_kind[above][0], by_kind[below], LENGTH))
+            for suffix, kind in (("", LENGTH), ("-speed", SPEED)):
+                name = f"bita-{above}-{below.replace(' ', '-')}{suffix}"
+                claims.append(Comparison(name, by_kind[above][0], by_kind[below], kind))
     yield from compared(setup, cells, by_set=True, claims=claims, remarks=remarks)
 
 
 def prompt_tokens(setup: Setup) -> Iterator[pd.DataFrame]:
     """Speed and acceptance by the number of deep prompts, with the efficient tree of 5."""
-    yield from _sweep(setup, "prompts", [{"prompts": count} for count in setup["swept"]])
+    yield from _sweep(setup, "prompts", {"bita-prompts": 16, "bita-prompts-saturate": 16})
 
 
 def mask_tokens(setup: Setup) -> Iterator[pd.DataFrame]:
     """Speed and acceptance by the number of masks, with the efficient tree of 5."""
-    yield from _sweep(setup, "masks", [{"masks": count} for count in setup["swept"]])
+    yield from _sweep(setup, "masks", {"bita-masks-few": 3, "bita-masks-many": 3})
 
 
-def _sweep(setup: Setup, setting: str, points: list[dict[str, Any]]) -> Iterator[pd.DataFrame]:
-    found, remarks = _swept(setup, points)
+def _sweep(setup: Setup, setting: str, best: dict[str, int]) -> Iterator[pd.DataFrame]:
+    """By the values of one setting of BiTA's; `best` is the paper's choice, against fewer and against more."""
+    found, remarks = _swept(setup, [{setting: count} for count in setup["swept"]])
     ordered = sorted(found.items(), key=lambda one: one[1].settings[setting])
     cells = [_efficient(name, drafter) for name, drafter in ordered]
-    for table in compared(setup, [hf_cell(setup), *cells], by_set=True, remarks=remarks):
-        values = {name: drafter.settings[setting] for name, drafter in ordered}
+    values = {name: drafter.settings[setting] for name, drafter in ordered}
+    claims = []
+    for (claim, own), others in zip(best.items(), (min, max), strict=True):
+        other = others(values, key=values.__getitem__)
+        chosen = [name for name, value in values.items() if value == own and name != other]
+        claims += [Comparison(claim, chosen[0], (other,))] if chosen else []
+    for table in compared(setup, [hf_cell(setup), *cells], by_set=True, claims=claims, remarks=remarks):
         made = table.assign(swept=[values.get(way) for way in table["way"]])
         yield table_of(made.to_dict("records"), **table.attrs)
 
@@ -168,8 +193,8 @@ def _swept(setup: Setup, points: list[dict[str, Any]]) -> tuple[dict[str, InMode
 
 def medusa(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiTA against Medusa, each with its own paper's tree, and both sized by cost."""
-    cells, own = [hf_cell(setup)], dict[str, tuple[str, str]]()
-    for name, drafter in subjects(setup, "bita", "medusa").items():
+    cells, own, found = [hf_cell(setup)], dict[str, tuple[str, str]](), subjects(setup, "bita", "medusa")
+    for name, drafter in found.items():
         if drafter.method == "bita":
             cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter))
         else:
@@ -184,7 +209,7 @@ def medusa(setup: Setup) -> Iterator[pd.DataFrame]:
         for ours, theirs in zip(own["bita"], own["medusa"], strict=True):
             claims.append(Comparison("bita-medusa-speed", ours, (theirs,)))
         claims.append(Comparison("bita-medusa-length", own["bita"][0], (own["medusa"][0],), LENGTH))
-    yield from compared(setup, cells, by_set=True, claims=claims)
+    yield from compared(setup, cells, by_set=True, claims=claims, remarks=_trained(found))
 
 
 def _efficient(name: str, drafter: InModelDrafter, printed: str = "") -> Cell:
@@ -211,14 +236,14 @@ def _curve(run: Any, item: str, swept: tuple[int, ...]) -> Experiment:
 
 
 EXPERIMENTS = (
-    _table(speeds, "Table 1", sets=CHAT),
+    _table(speeds, "Table 1", sets=(*SUMMARIES, *CHAT)),
     _table(methods, "Table 2", nodes=16, small="", skips=""),
-    _table(prompting, "Table 3", **TRAINED),
+    _table(prompting, "Table 3", **TRAINED, sets=(*TALKS, *CODE)),
     _table(decodings, "Table 4", sets=(*SUMMARIES, *CHAT)),
     _table(speeds, "Table 7", sets=CHAT),
     _table(prompting, "Table 8", **TRAINED, sets=(*SUMMARIES, *CHAT)),
     _table(decodings, "Table 9", sets=(*TALKS, *CODE)),
     _table(medusa, "Figure 7", drafters=("bita", "medusa"), sets=CHAT, warm_per_set=4),
-    _curve(prompt_tokens, "Figure 8", (8, 16, 32, 64)),
+    _curve(prompt_tokens, "Figure 8", (0, 4, 8, 16, 64)),
     _curve(mask_tokens, "Figure 9", (1, 2, 3, 4, 5)),
 )

@@ -22,8 +22,10 @@ PAGE = HERE / "claims.md"
 CONFIRMED, SMALL, REFUTED = "confirmed", "not at this size", "refuted"
 HEAD = """# What the papers claim, measured here
 
-Made by `make results` from `claims.toml` and the files in `benchmarks/results/`. Every claim of the five papers that
-does not depend on hardware, as a ratio of two ways of decoding, with its 95 % bootstrap interval over prompts.
+Made by `make results` from `claims.toml` and the files in `benchmarks/results/`. What the five papers say of one way
+of decoding, or one setting, over another, where it does not depend on hardware alone: a ratio of the two with its 95 %
+bootstrap interval over prompts. Left out is what they say of one text or model over another: code gains more, and so
+do larger models.
 *Confirmed*: the whole interval is above 1 (or what the line names); *refuted*: all of it is below, and nothing about
 the size of the model explains it; *not at this size*: otherwise, with the reason. The papers' models have 7B parameters
 and more and ran on GPUs; ours run on two CPU cores. They are the embedded 4M model; models inflated from it, which have

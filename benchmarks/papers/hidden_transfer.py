@@ -17,7 +17,7 @@ import pandas as pd
 
 from benchmarks.drafters import draft_accuracy, pseudo_cosine
 from benchmarks.drafters.subjects import subjects
-from benchmarks.harness import Experiment, Setup, Share, bars, lines, on_demand, table_of
+from benchmarks.harness import PLAIN, Experiment, Setup, Share, bars, lines, on_demand, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, rows_of
 from benchmarks.harness.trees import SEARCHED, Case, anew, with_depth, with_tree
@@ -31,11 +31,14 @@ from draftree.shaping.static import best_choices
 PAPER, DEPTH = "Hidden Transfer", 3
 HEADS = ("hidden-transfer", "medusa")
 SELF = "self-speculative"
+ALIKE = ", trained here"
+LATE = 25 / 32  # of the layers: the last one of Figure 5
+METHODS = (*HEADS, "early-head")
 PUBLISHED = "hidden-transfer, the paper's training"
 MODEL = "LLaMA-2-Chat-13B"  # of Table 1; the one with all three methods
 
 
-def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
+def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
     """Hidden Transfer, Medusa and self-speculation over plain decoding: equal depth and tree, and sized by cost."""
     known = subjects(setup, *HEADS, SELF)
     heads = {name: one for name, one in known.items() if isinstance(one, InModelDrafter)}
@@ -44,12 +47,12 @@ def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
     remarks = [on_demand.remark(setup)] if setup["paper_training"] else []
     tree = shared_tree(setup, list(heads.values()))
     cells = [
-        Cell(name, partial(setup.trained, setup.named[name]), None, _printed(one))
+        Cell(name, partial(setup.trained, setup.named[name]), None, _printed(one, item))
         for name, one in known.items()
         if name not in heads
     ]
     for name, one in heads.items():
-        cells.append(Cell(f"{name}, one tree", partial(with_tree, one, tree), tree.nodes, _printed(one)))
+        cells.append(Cell(f"{name}, one tree", partial(with_tree, one, tree), tree.nodes, _printed(one, item)))
     cells += [Cell(f"{name}, by cost", partial(anew, one), None) for name, one in heads.items()]
     claims = []
     for tree_of in ("one tree", "by cost"):
@@ -61,6 +64,8 @@ def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
                 claims.append(Comparison(f"hidden-transfer-medusa-{by}", ours, (theirs,), kind))
             if {PUBLISHED, HEADS[1]} <= set(heads):
                 claims.append(Comparison(f"hidden-transfer-published-medusa-{by}", published, (theirs,), kind))
+            if HEADS[0] in heads:
+                claims.append(Comparison(f"hidden-transfer-plain-{by}", ours, (PLAIN,), kind))
         if SELF in known and HEADS[0] in heads:
             claims.append(Comparison("hidden-transfer-self-speculative", ours, (SELF,)))
     remarks.append(f"The tree that both share has {tree.nodes} draft tokens, searched on {len(setup.lessons)} prompts.")
@@ -89,35 +94,55 @@ def accuracy(setup: Setup) -> Iterator[pd.DataFrame]:
     found = subjects(setup, *draft_accuracy.METHODS)
     remarks = []
     if setup["early_exits"]:
-        layer = len(inspect_model(setup.small).layers) // 2
-        settings = {"layer": layer, "places": DEPTH + 1, "rank": 0}
-        found[f"early exit, layer {layer}"] = on_demand.drafter(setup, "early-head", settings)
-        remarks = [on_demand.remark(setup)]
+        for method in HEADS:
+            found[f"{method}{ALIKE}"] = on_demand.drafter(setup, method, {})
+        for layer in setup["exit_layers"] or _quarters(setup):
+            settings = {"layer": layer, "places": DEPTH + 1, "rank": 0}
+            found[f"early exit, layer {layer}"] = on_demand.drafter(setup, "early-head", settings)
+        remarks = [on_demand.remark(setup) + " An exit's head is a matrix before the model's own head."]
     hits: dict[str, Hits] = {}
     for table in draft_accuracy.compared(setup, found, remarks, hits):
         table.attrs["tables"] = {**table.attrs["tables"], CLAIMED: rows_of(_accuracies(hits, found))}
         yield table
 
 
+def _quarters(setup: Setup) -> list[int]:
+    """A quarter, a half and three quarters of the layers."""
+    count = len(inspect_model(setup.small).layers)
+    return sorted({max(count * part // 4, 1) for part in (1, 2, 3)})
+
+
 def _accuracies(hits: dict[str, Hits], found: dict[str, Any]) -> list[tuple[str, str, str, str, Share]]:
-    """Top-1 accuracy of Hidden Transfer over that of the others, at each place that both speak of."""
+    """Top-1 accuracy of Hidden Transfer over that of the others, at each place that both speak of.
+
+    What was named is compared with what was named, and what was trained here with what was trained here; of several
+    exits the best one is taken.
+    """
     ratios = []
-    by_method = {found[name].method: (name, one) for name, one in hits.items()}
-    for other in ("medusa", "early-head"):
-        if "hidden-transfer" not in by_method or other not in by_method:
-            continue
-        (name, one), (their_name, theirs) = by_method["hidden-transfer"], by_method[other]
-        for place in sorted(set(one.places) & set(theirs.places)):
-            ratio = one.top(one.places.index(place), 1) / theirs.top(theirs.places.index(place), 1)
-            claim = f"hidden-transfer-accuracy-{other}-{place}"
-            ratios.append((claim, name, their_name, "top-1 accuracy", ratio))
+    for alike in (False, True):
+        names = [name for name in hits if (name.endswith(ALIKE) or name.startswith("early exit")) == alike]
+        by_method = {method: [name for name in names if found[name].method == method] for method in METHODS}
+        for ours in by_method["hidden-transfer"][:1]:
+            for other in ("medusa", "early-head"):
+                for place in hits[ours].places:
+                    theirs = [
+                        (_top(hits[name], place), name) for name in by_method[other] if place in hits[name].places
+                    ]
+                    if theirs:
+                        share, name = max(theirs, key=lambda one: one[0].value)
+                        claim = f"hidden-transfer-accuracy-{other}-{place}"
+                        ratios.append((claim, ours, name, "top-1 accuracy", _top(hits[ours], place) / share))
     return ratios
 
 
-def _printed(drafter: Any) -> str:
-    """What the paper has for a drafter's method."""
+def _top(hits: Hits, place: int) -> Share:
+    return hits.top(hits.places.index(place), 1)
+
+
+def _printed(drafter: Any, item: str) -> str:
+    """What a table of the paper has for a drafter's method, on XSum."""
     method = {SELF: "self-speculative", "medusa": "Medusa", "hidden-transfer": "Hidden Transfer"}[drafter.method]
-    return claims_of(PAPER)["Table 1"].cell(f"{MODEL}, {method}", "XSum")
+    return claims_of(PAPER)[item].cell(f"{MODEL}, {method}" if item == "Table 1" else method, "XSum")
 
 
 def transfer_layer(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -145,7 +170,25 @@ def _by_layer(setup: Setup, first: int) -> Iterator[pd.DataFrame]:
         wanted = table[table["place"] == (3 if first else 2)]
         made = wanted.assign(layer=[steps[name][1 if first else 0] for name in wanted["drafter"]])
         made = made[made["top"].isin(TOPS)].sort_values(["top", "layer"])
-        yield table_of(made.to_dict("records"), **table.attrs)
+        at = {steps[name][1 if first else 0]: (name, _top(one, 3 if first else 2)) for name, one in hits.items()}
+        claims = rows_of(_by_depth(at, first, count))
+        attrs = {**table.attrs, "tables": {**table.attrs["tables"], CLAIMED: claims}}
+        yield table_of(made.to_dict("records"), **attrs)
+
+
+def _by_depth(at: dict[int, tuple[str, Share]], first: int, count: int) -> list[tuple[str, str, str, str, Share]]:
+    """The middle layer (or that behind the first transfer) against the first and a late one, of those measured."""
+    if len(at) < 3:
+        return []
+    middle = min(at, key=lambda layer: abs(layer - (first or count / 2)))
+    late = min(at, key=lambda layer: abs(layer - LATE * count))
+    sides = [("late", middle, late)] if first else [("early", middle, min(at)), ("late", middle, late)]
+    name = "hidden-transfer-second-layer" if first else "hidden-transfer-layer"
+    return [
+        (f"{name}-{which}", at[above][0], at[below][0], "top-1 accuracy", at[above][1] / at[below][1])
+        for which, above, below in sides
+        if above != below
+    ]
 
 
 def masking(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -190,7 +233,7 @@ ACCURACY = Experiment(
     draft_accuracy.EXPERIMENT.plot,
     dict(draft_accuracy.EXPERIMENT.options)
     | on_demand.OPTIONS
-    | {"drafters": HEADS, "early_exits": True, "depth": DEPTH},
+    | {"drafters": HEADS, "early_exits": True, "exit_layers": (), "depth": DEPTH},
 )
 TRAINED: dict[str, Any] = dict(draft_accuracy.EXPERIMENT.options) | on_demand.OPTIONS | {"drafters": ()}
 LAYER = Experiment(
@@ -202,7 +245,7 @@ LAYER = Experiment(
     TRAINED | {"layers": (), "first_layer": 0},
 )
 EXPERIMENTS = (
-    *(TABLE.of_paper(PAPER, f"Table {n}") for n in (1, 2, 3, 4, 5)),
+    *(replace(TABLE, run=partial(speeds, item=f"Table {n}")).of_paper(PAPER, f"Table {n}") for n in (1, 2, 3, 4, 5)),
     ACCURACY.of_paper(PAPER, "Figure 3"),
     pseudo_cosine.EXPERIMENT.of_paper(PAPER, "Figure 4"),
     LAYER.of_paper(PAPER, "Figure 5"),

@@ -5,6 +5,7 @@ Acceptance lengths do not depend on the machine; speeds are this machine's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,29 +14,31 @@ from typing import Any
 import pandas as pd
 import torch
 
-from benchmarks.harness import Experiment, Setup, bars, lines, table_of
+from benchmarks.harness import PLAIN, Experiment, Setup, Share, bars, lines, table_of
 from benchmarks.harness.claims import claims_of
-from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
+from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, rows_of
 from benchmarks.harness.experiment import Run
 from benchmarks.harness.plots import Plot
-from benchmarks.papers.ways import COLUMNS, QUICK, Cell, compared, hf_cell
+from benchmarks.papers.ways import COLUMNS, HF, QUICK, Cell, compared, hf_cell
 from draftree.bench.memory import compare_memory
-from draftree.drafting import Drafter, Jacobi, PromptLookup
+from draftree.drafting import Drafter, Jacobi, Lookahead, PromptLookup
+from draftree.engine.limits import eos_token_ids
 
 CLAIMS = claims_of("Lookahead")
 UNBOUNDED = 2**26  # nodes
 BRANCH, DECODING_LENGTH = 12, 64  # tokens of a branch and nodes of a draft in the paper
 LENGTHS, BRANCHES = (4, 8, 16, 32, 64), (4, 12, 24)
-CAPACITIES = (1, 2, 4, 8, 16, 32, 64, 128)
+CAPACITIES, DEFAULT = (1, 2, 4, 8, 16, 32, 64, 128), 16  # the default of the paper
 MEMORY_LENGTHS = (2, 4, 8, 16, 32, 64, 128)
 LLMA, SINGLE = "LLMA (one branch, of the prompt)", "single branch of the trie"
 TRIE, PARALLEL, JACOBI = "hierarchical trie", "parallel branches", "lookahead decoding (Fu et al.)"
+SIZED = "hierarchical, sized by cost"
 BOTH = (("speed", SPEED), ("length", LENGTH))
 BATCH_BRANCH = 8  # tokens of a branch in the paper's batches
 BARS = bars("over_plain", "acceptance_length", label=("way", "batch"))
 
 
-def trie(setup: Setup, warm: int | None = None, **options: Any) -> Drafter:
+def trie(setup: Setup, warm: int | None = None, **options: Any) -> Lookahead:
     """A trie that has seen `warm` answers of every set; None for all there are."""
     texts = setup.texts if warm is None else setup.texts[: warm * len(setup.sets)]
     return setup.trie(texts, **({"decoding_length": setup.options.get("nodes", 64), "branch_length": BRANCH} | options))
@@ -68,16 +71,17 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
         Cell(JACOBI, Jacobi, n, printed("LookaheadDecoding")),
         Cell(PARALLEL, partial(trie, setup, mode="parallel"), n),
         Cell(TRIE, partial(trie, setup), n, printed("Lookahead")),
-        Cell("hierarchical, sized by cost", partial(trie, setup), None),
+        Cell(SIZED, partial(trie, setup), None),
     ]
     claims = [
+        Comparison("lookahead-hf-speed", TRIE, (HF,)),
         *(Comparison(f"lookahead-llma-{by}", TRIE, (LLMA,), kind) for by, kind in BOTH),
         *(Comparison(f"lookahead-single-{by}", TRIE, (SINGLE,), kind) for by, kind in BOTH),
         *(Comparison(f"lookahead-parallel-{by}", TRIE, (PARALLEL,), kind) for by, kind in BOTH),
         *(Comparison(f"lookahead-jacobi-{by}", TRIE, (JACOBI,), kind) for by, kind in BOTH),
     ]
     remark = "Paper: Llama-7B, A100, Dolly / GSM8k / HumanEval-x, times HF generate."
-    yield from compared(setup, cells, claims=claims, remarks=[remark])
+    yield from compared(setup, cells, claims=claims, remarks=[remark], by_set=True)
 
 
 def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -107,15 +111,44 @@ def procedures(setup: Setup) -> Iterator[pd.DataFrame]:
 
 
 def capacity(setup: Setup) -> Iterator[pd.DataFrame]:
-    """Acceptance, speed and the time of drafting by the trie's capacity, in decoding lengths for each first token."""
-    claim, cells = CLAIMS["Table 4"], []
+    """Speed, acceptance, and the times of a retrieval and an update by the trie's capacity, in decoding lengths."""
+    claim, cells, clocks = CLAIMS["Table 4"], [], dict[str, dict[str, list[float]]]()
     for times in CAPACITIES:
         name = f"{times}*DL"
         said = f"{claim.cell(name, 'tokens/s')}; {claim.cell(name, 'retrieve, ms')} + {claim.cell(name, 'update, ms')}"
-        cells.append(Cell(name, partial(trie, setup, capacity=times), setup["nodes"], said))
+        drafter = trie(setup, capacity=times, eos_token_ids=eos_token_ids(setup.model))
+        clocks[name] = {kind: _clocked(drafter.trie, kind) for kind in ("retrieve", "extend")}
+        cells.append(Cell(name, partial(_as_it_is, drafter), setup["nodes"], said))
     length, held = setup["nodes"], nodes_held(setup)
     remark = f"DL is {length}, in the paper {DECODING_LENGTH}. The warm-up alone fills {held} nodes where none leaves."
-    yield from compared(setup, cells, remarks=[remark])
+    claims = [
+        Comparison("lookahead-capacity", f"{DEFAULT}*DL", ("1*DL",)),
+        Comparison("lookahead-capacity-enough", f"{DEFAULT}*DL", (f"{CAPACITIES[-1]}*DL",)),
+    ]
+    for table in compared(setup, cells, claims=claims, remarks=[remark]):
+        for column, kind in (("retrieve_ms", "retrieve"), ("update_ms", "extend")):
+            means = {name: 1000 * sum(taken[kind]) / max(len(taken[kind]), 1) for name, taken in clocks.items()}
+            table[column] = table["way"].map(means)
+        yield table
+
+
+def _clocked(store: Any, call: str) -> list[float]:
+    """Seconds of every call of one of a trie's methods from now on."""
+    taken, inner = list[float](), getattr(store, call)
+
+    def timed(*given: Any, **options: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return inner(*given, **options)
+        finally:
+            taken.append(time.perf_counter() - begin)
+
+    setattr(store, call, timed)
+    return taken
+
+
+def _as_it_is(drafter: Drafter) -> Drafter:
+    return drafter
 
 
 def memory(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -135,50 +168,57 @@ def memory(setup: Setup) -> Iterator[pd.DataFrame]:
         row |= {"drafted_mib": found["drafted_bytes"] / 2**20, "more_percent": 100 * found["overhead"]}
         rows.append(row | {"paper": f"{with_it} GiB, {with_it / without - 1:+.1%}"})
         setup.watcher.step()
-        yield table_of(rows, remarks=["Two processes a row, of the same prompts; libraries are counted."])
+        remark = "Two processes a row, of the same prompts; libraries are counted. The interval is over lengths."
+        plain, drafted = ([row[name] for row in rows] for name in ("plain_mib", "drafted_mib"))
+        ratio = ("lookahead-memory", PLAIN, "Lookahead", "peak memory", Share(plain, drafted))
+        yield table_of(rows, remarks=[remark], tables={CLAIMED: rows_of([ratio])})
 
 
 def scenarios(setup: Setup) -> Iterator[pd.DataFrame]:
     """Seconds of a whole answer by scenario (set of prompts): Hugging Face's generate, plain, and with a warm trie."""
-    cells = [hf_cell(setup), Cell("hierarchical, sized by cost", partial(trie, setup), None)]
-    yield from compared(setup, cells, by_set=True)
+    cells = [hf_cell(setup), Cell(TRIE, partial(trie, setup), setup["nodes"]), Cell(SIZED, partial(trie, setup), None)]
+    claims = [Comparison("lookahead-scenarios", name, (HF,)) for name in (TRIE, SIZED)]
+    yield from compared(setup, cells, by_set=True, claims=claims)
 
 
 def batch(setup: Setup) -> Iterator[pd.DataFrame]:
     """Batches of 2 and 4, each against plain decoding of the same batch."""
     claim, wrong = CLAIMS["Table 12"], 0
-    rows: list[dict[str, Any]] = []
+    rows, found = list[dict[str, Any]](), list[pd.DataFrame]()
     for size in setup["batch"]:
         column = f"batch {size}"
         said = {way: claim.cell(way, column) if column in claim.columns else "" for way in ("LLMA", "Lookahead")}
         cells = [
             Cell(LLMA, partial(llma, setup, branch_length=BATCH_BRANCH), setup["nodes"], said["LLMA"]),
-            Cell(
-                "hierarchical trie", partial(trie, setup, branch_length=BATCH_BRANCH), setup["nodes"], said["Lookahead"]
-            ),
-            Cell("hierarchical, sized by cost", partial(trie, setup, branch_length=BATCH_BRANCH), None),
+            Cell(TRIE, partial(trie, setup, branch_length=BATCH_BRANCH), setup["nodes"], said["Lookahead"]),
+            Cell(SIZED, partial(trie, setup, branch_length=BATCH_BRANCH), None),
         ]
-        *_, table = compared(setup, cells, batch=size)
+        names = [(f"lookahead-batch-{size}", LLMA), (f"lookahead-batch-{size}-plain", PLAIN)]
+        claims = [Comparison(name, TRIE, (below,)) for name, below in names] if column in claim.columns else []
+        *_, table = compared(setup, cells, batch=size, claims=claims)
         rows += table.to_dict("records")
         wrong += table.attrs["differing"]
-        yield table_of(rows, differing=wrong)
+        found += [table.attrs["tables"][CLAIMED]] if claims else []
+        yield table_of(rows, differing=wrong, tables={CLAIMED: pd.concat(found)} if found else {})
 
 
 def worst(setup: Setup) -> Iterator[pd.DataFrame]:
     """Every draft token verified, none accepted."""
     said = " / ".join(row[1] for row in CLAIMS["section 5.2"].rows)
     cells = [
-        Cell("hierarchical trie", partial(trie, setup), setup["nodes"], said, reject=True),
-        Cell("sized by cost", partial(trie, setup), None, reject=True),
+        Cell(TRIE, partial(trie, setup), setup["nodes"], said, reject=True),
+        Cell(SIZED, partial(trie, setup), None, reject=True),
     ]
-    yield from compared(setup, cells)
+    claims = [Comparison("lookahead-worst-case", name, (PLAIN,)) for name in (TRIE, SIZED)]
+    yield from compared(setup, cells, claims=claims)
 
 
 def warm_up(setup: Setup) -> Iterator[pd.DataFrame]:
     """By the answers of every set that the trie has seen beforehand."""
     counts = [count for count in setup["seen"] if count <= len(setup.texts) // len(setup.sets)]
     cells = [Cell(f"{count} a set", partial(trie, setup, warm=count), setup["nodes"]) for count in counts]
-    claims = [Comparison("lookahead-warm-up", cells[-1].name, (cells[0].name,), LENGTH)] if len(cells) > 1 else []
+    most, none = cells[-1].name, cells[0].name
+    claims = [Comparison(f"lookahead-warm-up-{by}", most, (none,), kind) for by, kind in BOTH] if most != none else []
     for table in compared(setup, cells, claims=claims):
         yield table_of(table.assign(seen=[None, *counts]).to_dict("records"), **table.attrs)
 
@@ -197,7 +237,18 @@ def lengths(setup: Setup) -> Iterator[pd.DataFrame]:
         name = f"{LLMA}, branch {n}"
         facts[name] = (LLMA, n)
         cells.append(Cell(name, partial(llma, setup, decoding_length=n, branch_length=n), n))
-    for table in compared(setup, cells):
+    longest, middle = max(LENGTHS), BRANCHES[1]
+    whole, least = f"hierarchical, branch {max(BRANCHES)}, DL {longest}", f"hierarchical, branch {BRANCHES[0]}, DL 4"
+    claims = [
+        *(Comparison(f"lookahead-lengths-{by}", whole, (least,), kind) for by, kind in BOTH),
+        *(
+            Comparison(f"lookahead-parallel-{by}", f"hierarchical, {at}", (f"parallel, {at}",), kind)
+            for at in [f"branch {middle}, DL {longest}"]
+            for by, kind in BOTH
+        ),
+        Comparison("lookahead-llma-longer", f"{LLMA}, branch 24", [f"{LLMA}, branch {n}" for n in (32, 64)]),
+    ]
+    for table in compared(setup, cells, claims=claims):
         kinds = [facts.get(way, (None, None)) for way in table["way"]]
         made = table.assign(kind=[kind for kind, _ in kinds], draft_tokens=[n for _, n in kinds])
         yield table_of(made.to_dict("records"), **table.attrs)
@@ -218,12 +269,12 @@ def _of(item: str, run: Run, plot: Plot = BARS, columns: tuple[str, ...] = COLUM
 EXPERIMENTS = (
     _of("Table 2", methods, **QUICK),
     _of("Table 3", procedures, **QUICK),
-    _of("Table 4", capacity, **QUICK),
+    _of("Table 4", capacity, columns=(*COLUMNS[:-1], "retrieve_ms", "update_ms", "paper"), **QUICK),
     _of("Table 5", memory, MEMORY, MEMORY_COLUMNS, **PROMPTS),
-    _of("Table 7", scenarios, **WARM),
+    _of("Table 7", scenarios, **QUICK),
     _of("Table 12", batch, **QUICK, batch=(2, 4)),
     _of("Figure 4", lengths, CURVES, **WARM),
     _of("Figure 5", lengths, CURVES, **WARM),
-    _of("Figure 7", warm_up, SEEN, **QUICK, seen=(0, 1, 2, 4, 8, 16)),
+    _of("Figure 7", warm_up, SEEN, **QUICK | {"warm_per_set": 16}, seen=(0, 1, 2, 4, 8, 16)),
     replace(_of("section 5.2", worst, **QUICK), name="lookahead-worst-case"),
 )

@@ -79,10 +79,10 @@ PREMISE = Experiment(
     lines("rows", "over_one_row", by=("method", "context"), panel="batch", log=True),
     {"rows": (1, 2, 4, 8, 16, 32, 64), "context": (128, 1024), "batch": (1, 4), "rounds": 5},
 )
-_single: dict[str, Any] = {"batch": (1,), "context": (128, 512), "rounds": 3}
+_single: dict[str, Any] = {"batch": (1,), "context": (256, 512), "rounds": 3}
 EXPERIMENTS = (
     PREMISE,
-    PREMISE.of_paper("Lookahead", "Figure 1", **_single, rows=(1, 2, 4, 8, 16, 32, 64, 128)),
-    PREMISE.of_paper("Lookahead", "Figure 6", batch=(1, 2, 4), rounds=3),
+    PREMISE.of_paper("Lookahead", "Figure 1", **_single, rows=(1, 2, 4, 8, 16, 32, 64, 128, 256)),
+    PREMISE.of_paper("Lookahead", "Figure 6", batch=(1, 4, 16), rows=(1, 5, 16, 32), rounds=3),
     PREMISE.of_paper("Hidden Transfer", "Figure 1", **_single),
 )

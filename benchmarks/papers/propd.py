@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness import PLAIN, Experiment, Setup, Way, lines, measure, on_demand, table_of
-from benchmarks.harness.comparisons import CLAIMED, LENGTH, Comparison, measured
+from benchmarks.drafters.kinds import KINDS
+from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, bars, lines, measure, on_demand, table_of
+from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, measured, rows_of
 from benchmarks.harness.measure import all_differing, length, of, per_token, size
-from benchmarks.harness.setup import TRAINED
+from benchmarks.harness.setup import TRAINED, Task
 from benchmarks.harness.trees import CHAIN, SEARCHED, Case, with_tree
 from benchmarks.harness.truth import hits_of
 from benchmarks.papers import premise
@@ -32,7 +34,7 @@ from draftree.shaping.static import best_choices, chain
 MEDUSA: dict[str, Any] = {"drafters": ("medusa",)}
 BPD, STATIC, PUBLISHED, OWN = "BPD", "Medusa, static tree", "ProPD as published", "sized by cost"
 TOPS, WIDEST = (1, 2, 5, 10, 20, 50), 50
-CLAIMED_AT = (1, 4)  # batches of the table of claims
+CLAIMED_AT = (1, 4, 16)  # batches of the table of claims
 PRUNED, DYNAMIC = "pruning alone", "dynamic alone"
 
 
@@ -44,6 +46,60 @@ def speeds(setup: Setup) -> Iterator[pd.DataFrame]:
 def parts(setup: Setup) -> Iterator[pd.DataFrame]:
     """Each part of ProPD alone, and both, over the static tree without either, by batch."""
     return _compared(setup, (STATIC, PRUNED, DYNAMIC, PUBLISHED), over=STATIC)
+
+
+def pruned(setup: Setup) -> Iterator[pd.DataFrame]:
+    """The static tree pruned inside the pass, by layer and top-k, against the same tree whole."""
+    drafter, static = _static(setup)
+    early = heads(setup)
+    remark = f"{_searched(setup, static)} The paper's top 50 to 200 are of 32,000 tokens; these are of {_words(setup)}."
+    for table, runs in pruning.compared(setup, early, {STATIC: (partial(with_tree, drafter, static), static.nodes)}):
+        claims = _of_pruning(runs, [head.layer for head in early], list(setup["top_k"]))
+        yield table_of(table.to_dict("records"), **{**table.attrs, "remarks": [remark], "tables": {CLAIMED: claims}})
+
+
+def _of_pruning(runs: pd.DataFrame, layers: list[int], ks: list[int]) -> pd.DataFrame:
+    """What Table 2 shows: first and last layer, smallest and largest k."""
+    first, last, widest = f"{min(layers)}/{max(ks)}", f"{max(layers)}/{max(ks)}", f"{min(layers)}/{min(ks)}"
+    sides = [
+        *(("propd-pruned-speed", first, pruning.WHOLE, SPEED), ("propd-deeper-length", last, first, LENGTH)),
+        *(("propd-wider-length", first, widest, LENGTH), ("propd-earlier-speed", first, last, SPEED)),
+    ]
+    found = [Comparison(claim, above, (below,), by) for claim, above, below, by in sides if above != below]
+    own = of(runs, first)
+    share = ("propd-pruned-share", first, "all draft tokens", "share pruned", Share(own["pruned"], own["drafted"]))
+    return pd.concat([measured(found, runs), rows_of([share])])
+
+
+def _words(setup: Setup) -> str:
+    return f"{setup.small.config.vocab_size:,}"
+
+
+def _searched(setup: Setup, static: Case) -> str:
+    return f"The static tree has {static.nodes} draft tokens, searched on {len(setup.lessons)} other prompts."
+
+
+def by_task(setup: Setup) -> Iterator[pd.DataFrame]:
+    """ProPD, Medusa and BPD over autoregressive decoding, by kind of text and batch."""
+    sizes, known = setup["batch"], {one: kind for kind, sets in KINDS.items() for one in sets}
+    tasks: dict[str, list[Task]] = {}
+    for task in setup.tasks:
+        tasks.setdefault(known.get(task.prompt.set, task.prompt.set), []).append(task)
+    there = {kind: own for kind, own in tasks.items() if len(own) >= max(sizes)}
+    if not there:
+        raise ValueError(f"No kind of text has {max(sizes)} prompts for a batch: give --per-set, or smaller batches.")
+    rows: list[dict[str, Any]] = []
+    drafter, static = _static(setup)
+    wrong, names = 0, (BPD, STATIC, PUBLISHED, OWN)
+    left_out = ", ".join(sorted(set(tasks) - set(there))) or "none"
+    for kind, own in there.items():
+        for batch in sizes:
+            ways = [Way(PLAIN), *(_way(setup, name, drafter, static) for name in names)]
+            runs = measure(setup, ways, own, batch=batch, stop=False)
+            wrong += all_differing(runs)
+            rows += [{"task": kind} | row for row in _rows(runs, ways, batch, PLAIN)]
+            remarks = [_searched(setup, static), f"Kinds with too few prompts for a batch of {max(sizes)}: {left_out}."]
+            yield table_of(rows, differing=wrong, remarks=remarks)
 
 
 def premises(setup: Setup) -> Iterator[pd.DataFrame]:
@@ -69,42 +125,40 @@ def premises(setup: Setup) -> Iterator[pd.DataFrame]:
 def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd.DataFrame]:
     rows: list[dict[str, Any]] = []
     claims: list[pd.DataFrame] = []
-    by_set: list[dict[str, Any]] = []
     wrong, sizes = 0, batches(setup)
     drafter, static = _static(setup)
-    searched = f"The static tree has {static.nodes} draft tokens, searched on {len(setup.lessons)} other prompts."
     for batch in sizes:
         ways = [Way(PLAIN), *(_way(setup, name, drafter, static) for name in names)]
         runs = measure(setup, ways, batch=batch, stop=False)
         wrong += all_differing(runs)
-        base = per_token(of(runs, over))
-        for way in ways[1:] if over == PLAIN else ways:
-            own = of(runs, way.name)
-            rows.append(
-                {"way": way.name, "batch": batch}
-                | (base / per_token(own)).columns("over")
-                | length(own).columns("acceptance_length")
-                | {"draft_tokens_a_step": size(own), "pruned": own["pruned"].sum() / max(own["drafted"].sum(), 1)}
-                | {"tokens_a_second": 1 / per_token(own).value}
-            )
-        by_set += [
-            {"batch": batch, "way": way.name, "set": name}
-            | {"over": (per_token(of(runs, over, name)) / per_token(of(runs, way.name, name))).value}
-            for way in ways
-            for name in runs["set"].unique()
-        ]
+        rows += _rows(runs, ways, batch, over)
         claims += _claims(runs, names, batch)
-        tables = {"By the set of a batch's first prompt": pd.DataFrame(by_set)}
-        tables[CLAIMED] = pd.concat(claims, ignore_index=True)
-        remarks = [searched, f"Speeds are over {over} at the same batch."]
+        tables = {CLAIMED: pd.concat(claims, ignore_index=True)}
+        remarks = [_searched(setup, static), f"Speeds are over {over} at the same batch."]
         yield table_of(rows, differing=wrong, remarks=remarks, tables=tables)
+
+
+def _rows(runs: pd.DataFrame, ways: list[Way], batch: int, over: str) -> list[dict[str, Any]]:
+    rows, base = [], per_token(of(runs, over))
+    for way in ways:
+        own = of(runs, way.name)
+        rows.append(
+            {"way": way.name, "batch": batch}
+            | (base / per_token(own)).columns("over")
+            | length(own).columns("acceptance_length")
+            | {"draft_tokens_a_step": size(own), "pruned": own["pruned"].sum() / max(own["drafted"].sum(), 1)}
+            | {"tokens_a_second": 1 / per_token(own).value}
+        )
+    return rows
 
 
 def _claims(runs: pd.DataFrame, names: tuple[str, ...], batch: int) -> list[pd.DataFrame]:
     """What the paper claims of these ways, at one batch."""
     pairs = [(PUBLISHED, STATIC, "propd-medusa"), (PUBLISHED, BPD, "propd-bpd")]
     pairs += [(PRUNED, STATIC, "propd-pruning"), (DYNAMIC, STATIC, "propd-dynamic")]
-    there = [(above, below, claim) for above, below, claim in pairs if {above, below} <= set(names)]
+    pairs += [(PUBLISHED, PLAIN, "propd-plain"), (PUBLISHED, PRUNED, "propd-both-pruning")]
+    pairs += [(PUBLISHED, DYNAMIC, "propd-both-dynamic")]
+    there = [(above, below, claim) for above, below, claim in pairs if {above, below} <= {PLAIN, *names}]
     found = [
         Comparison(f"{claim}-batch-{batch}", above, (below,)) for above, below, claim in there if batch in CLAIMED_AT
     ]
@@ -175,13 +229,18 @@ FIGURE = Experiment(
     | {"rows": (1, 2, 4, 8, 16, 32, 64), "rounds": 3}
     | on_demand.OPTIONS,
 )
+BY_TASK = bars("over", label=("task", "way", "batch"))
 BATCHES: dict[str, Any] = {"batch": (1, 2, 4, 8, 16), "per_set": 2}
 EXPERIMENTS = (
     TABLE.of_paper("ProPD", "Table 1", **BATCHES),
     replace(
-        pruning.EXPERIMENT, options=dict(pruning.EXPERIMENT.options) | on_demand.OPTIONS | {"early_layers": ()}
+        pruning.EXPERIMENT,
+        run=pruned,
+        options=dict(pruning.EXPERIMENT.options) | on_demand.OPTIONS | {"early_layers": ()},
     ).of_paper("ProPD", "Table 2", **MEDUSA, batch=4, top_k=(4, 16, 50), early_heads=(), early_layers=(1, 2, 4, 6)),
     Experiment("", "", parts, TABLE.columns, TABLE.plot, TABLE.options).of_paper("ProPD", "Table 3", **BATCHES),
     FIGURE.of_paper("ProPD", "Figure 3", **MEDUSA),
-    TABLE.of_paper("ProPD", "Figure 7", **BATCHES),
+    replace(TABLE, run=by_task, columns=("task", *TABLE.columns), plot=BY_TASK).of_paper(
+        "ProPD", "Figure 7", batch=(1, 4), per_set=4
+    ),
 )

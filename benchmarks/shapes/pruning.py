@@ -3,7 +3,8 @@ time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,8 @@ import pandas as pd
 from benchmarks.harness import PLAIN, Experiment, Setup, Way, lines, measure, table_of
 from benchmarks.harness.measure import all_differing, length, of, per_token
 from benchmarks.shapes.subjects import DRAFTERS, OPTIONS, fresh, heads
-from draftree.pruning import EarlyPruning
+from draftree.drafting import Drafter
+from draftree.pruning import EarlyHead, EarlyPruning
 from draftree.shaping import Fixed
 
 WHOLE = "whole"
@@ -19,19 +21,27 @@ WHOLE = "whole"
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Trees of a fixed size pruned inside the pass, against the same trees whole."""
+    nodes = setup["nodes"]
+    subjects = {name: (partial(fresh, setup, name), nodes) for name in setup.named}
+    for table, _ in compared(setup, heads(setup), subjects):
+        yield table
+
+
+def compared(
+    setup: Setup, early: Sequence[EarlyHead], subjects: Mapping[str, tuple[Callable[[], Drafter], int]]
+) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    """A row for each drafter, head and top-k, and what they did; drafters come with the size of their trees."""
     rows: list[dict[str, Any]] = []
-    nodes, wrong = setup["nodes"], 0
-    early = heads(setup)
-    names = list(setup.named)
+    wrong = 0
     batch = setup["batch"]
     together: dict[str, Any] = {"batch": batch, "stop": batch == 1}
     plain = measure(setup, [Way(PLAIN)], **together)
-    for name in names:
-        ways = [Way(WHOLE, fresh(setup, name), Fixed(nodes))]
+    for name, (make, nodes) in subjects.items():
+        ways = [Way(WHOLE, make(), Fixed(nodes))]
         for head in early:
             for k in setup["top_k"]:
                 pruner = EarlyPruning(head, top_k=k, always=True)
-                ways.append(Way(f"{head.layer}/{k}", fresh(setup, name), Fixed(nodes), {"pruner": pruner}))
+                ways.append(Way(f"{head.layer}/{k}", make(), Fixed(nodes), {"pruner": pruner}))
         runs = measure(setup, ways, **together)
         wrong += all_differing(runs, plain)
         whole = of(runs, WHOLE)
@@ -47,7 +57,7 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
                 | (per_token(own) / per_token(whole)).columns("seconds_a_token_over_whole")
                 | {"tokens_a_second": 1 / per_token(own).value}
             )
-        yield table_of(rows, differing=wrong)
+        yield table_of(rows, differing=wrong), runs
 
 
 EXPERIMENT = Experiment(

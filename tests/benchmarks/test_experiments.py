@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 from benchmarks import report as results
 from benchmarks.harness.command import listed, partial_file, run
+from benchmarks.harness.comparisons import CLAIMED
 from benchmarks.harness.experiment import Experiment, experiments
 from benchmarks.inflate import inflate
+from benchmarks.papers.claims import paper_claims
 from benchmarks.shapes import gate
 from draftree.bench import checkout
 from draftree.cli import app
@@ -120,6 +122,8 @@ def test_an_experiment_runs_and_leaves_its_files(name, prompts, questions, tmp_p
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "://" not in page.read_text(), "nothing is fetched; base64 has no colon"
     assert list(report.printed())
+    claimed = table.attrs.get("tables", {}).get(CLAIMED)
+    assert claimed is None or set(claimed["claim"]) <= set(paper_claims()), "claims.toml says what the paper has"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -186,7 +190,7 @@ def test_a_table_of_a_papers_peers_on_a_model_of_ones_own(prompts, demo, tmp_pat
     assert sum("--set s" in remark for remark in alone.table.attrs["remarks"]) == 2
     given |= {"small": str(tmp_path / "small"), "skips": str(tmp_path / "skips")}
     whole = run(EXPERIMENTS["bita-table2"], given, prompts=prompts, model=str(tmp_path / "model"))
-    assert {"DraftModel (SpecDec)", "HF assisted", "SelfSpeculative, searched"} <= set(whole.table["way"])
+    assert {"DraftModel, one chain (SpecDec)", "HF assisted", "SelfSpeculative, searched"} <= set(whole.table["way"])
     assert not any("--set s" in remark for remark in whole.table.attrs["remarks"])
 
 

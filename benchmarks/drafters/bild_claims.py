@@ -1,0 +1,198 @@
+"""What BiLD's paper claims, measured: speed at equal quality, quality at equal speed, and what a pass costs.
+
+Curves of quality against latency are compared point by point: for every point of one curve the other has its best
+point that is at least as fast, and the qualities of both sides are summed. Points that another one of their own curve
+beats in speed and quality are left out on both sides. Such a choice is made with hindsight, as a reader of the paper's
+figures makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.stats import bootstrap
+
+from benchmarks.drafters.bild_ways import BILD, CALM, NO_FALLBACK, NO_ROLLBACK, PLAIN, SAMPLED, Pair
+from benchmarks.drafters.operations import Operations
+from benchmarks.harness.comparisons import rows_of
+from benchmarks.harness.measure import of
+from benchmarks.harness.stats import LEVEL, RESAMPLES, Share
+from draftree.training.quality import METRICS, points
+
+UNALIGNED, ALIGNED = "unaligned", "aligned"
+NOTHING, POINT = "nothing (0.1)", "a point"
+LOSSES = {0.1: NOTHING, 1.0: POINT}  # points of BLEU or ROUGE-L that the two rows of table 1 may lose
+TIME = "speed on the same prompts"
+Claimed = tuple[str, str, str, str, Any]
+
+
+@dataclass(frozen=True)
+class QualityRatio:
+    """Summed points of some ways over those of as many others; rows are drawn anew for its interval.
+
+    Attributes:
+        metric: the metric.
+        above, below: `row_statistics` of each way [rows, numbers].
+    """
+
+    metric: str
+    above: Sequence[NDArray[np.float64]]
+    below: Sequence[NDArray[np.float64]]
+
+    def columns(self, name: str) -> dict[str, float]:
+        """The figure as a table holds it: name, name_low, name_high."""
+        rows = np.arange(len(self.above[0]))
+        low = high = np.nan
+        if len(rows) > 1:
+            given: dict[str, Any] = {"vectorized": False, "method": "percentile", "rng": 0, "confidence_level": LEVEL}
+            low, high = bootstrap((rows,), self._of, n_resamples=RESAMPLES, **given).confidence_interval
+        return {name: self._of(rows), f"{name}_low": float(low), f"{name}_high": float(high)}
+
+    def _of(self, rows: NDArray[np.int64]) -> float:
+        drawn = np.bincount(rows, minlength=len(self.above[0])).astype(float)
+        above, below = (sum(points(self.metric, drawn @ way) for way in side) for side in (self.above, self.below))
+        return above / below if below else np.nan
+
+
+def best_points(table: pd.DataFrame, pairs: Sequence[str]) -> list[dict[str, Any]]:
+    """Of each pair's grid the fastest point that loses no more than nothing, and than a point, against plain."""
+    found = []
+    plain = table.loc[table["way"] == PLAIN, "quality"].iloc[0]
+    for pair in pairs:
+        for loss, words in LOSSES.items():
+            grid = table[(table["group"] == BILD) & (table["pair"] == pair) & (table["quality"] >= plain - loss)]
+            row: dict[str, Any] = {"pair": pair, "may_lose": words, "way": None}
+            if not grid.empty:
+                point = grid.loc[grid["times_plain"].idxmax()]
+                names = ("way", "quality", "times_plain", "times_plain_low", "times_plain_high", "times_hf")
+                row |= {name: point[name] for name in (*names, "large_calls_a_token")}
+            found.append(row)
+    return found
+
+
+def claimed(
+    table: pd.DataFrame, best: Sequence[dict[str, Any]], pair: Pair, runs: pd.DataFrame, scores: Any, metric: str
+) -> pd.DataFrame:
+    """The ratio of each claim that these ways can speak of.
+
+    Args:
+        table: a row for each way, with its group, pair, thresholds, quality and speed.
+        best: see `best_points`.
+        pair: the models.
+        runs: what each way did, prompt by prompt.
+        scores: `row_statistics` of each way that writes a text of its own, by its name.
+        metric: of the qualities.
+    """
+    found = _speeds(table, best, pair, runs) + _qualities(table, pair, scores, metric)
+    return rows_of(found + _policies(table, pair, runs, scores, metric))
+
+
+def _sooner(runs: pd.DataFrame, above: Sequence[str], below: Sequence[str]) -> Share:
+    """Total time of ways over that of as many others on the same prompts: texts may have other lengths."""
+    times = (np.sum([of(runs, way)["seconds"] for way in ways], 0) for ways in (below, above))
+    return Share(*times)
+
+
+def _speeds(table: pd.DataFrame, best: Sequence[dict[str, Any]], pair: Pair, runs: pd.DataFrame) -> list[Claimed]:
+    """Of the best points; those that the grid does not have are left out."""
+    ways, pairs = {(row["pair"], row["may_lose"]): row["way"] for row in best}, list(pair.smalls)
+    own, within = (ways[pairs[-1], loss] for loss in (NOTHING, POINT))
+    sides: list[tuple[str, Any, Any]]
+    if pair.exits:
+        sides = [("bild-early-exit", within, PLAIN)]
+    else:
+        theirs = ways[UNALIGNED, NOTHING] if pairs == [UNALIGNED, ALIGNED] else None
+        sampled = table[table["group"] == SAMPLED]
+        fastest = None if sampled.empty else sampled.loc[sampled["times_plain"].idxmax(), "way"]
+        sides = [
+            *(("bild-no-loss", own, PLAIN), ("bild-point-large", within, PLAIN)),
+            *(("bild-a-point", within, own), ("bild-unaligned", theirs, PLAIN), ("bild-aligned-speed", own, theirs)),
+            ("bild-sampling", ways[pairs[0], NOTHING], fastest),
+        ]
+    there = [(claim, above, below) for claim, above, below in sides if above and below and above != below]
+    return [(claim, above, below, TIME, _sooner(runs, [above], [below])) for claim, above, below in there]
+
+
+def _qualities(table: pd.DataFrame, pair: Pair, scores: Mapping[str, Any], metric: str) -> list[Claimed]:
+    """Quality at equal speed of BiLD over what is left out of it, of the aligned pair, and over CALM."""
+    pairs, written = list(pair.smalls), table[table["way"].isin(list(scores))]
+    grid = {name: written[(written["group"] == BILD) & (written["pair"] == name)] for name in pairs}
+    own = grid[pairs[-1]]
+    sides = [
+        ("bild-no-rollback", own, BILD, written[written["group"] == NO_ROLLBACK], NO_ROLLBACK),
+        ("bild-no-fallback", own, BILD, written[written["group"] == NO_FALLBACK], NO_FALLBACK),
+        ("bild-calm", own, BILD, written[written["group"] == CALM], CALM),
+    ]
+    if list(grid) == [UNALIGNED, ALIGNED]:
+        sides.append(("bild-aligned-quality", own, f"BiLD, {ALIGNED}", grid[UNALIGNED], f"BiLD, {UNALIGNED}"))
+    found: list[Claimed] = []
+    if not pair.exits and not own.empty:
+        best = str(own.loc[own["quality"].idxmax(), "way"])
+        ratio = QualityRatio(metric, [scores[best]], [scores[PLAIN]])
+        found.append(("bild-above-large", best, PLAIN, METRICS[metric][0], ratio))
+    for claim, above, above_name, below, below_name in sides:
+        if matched := at_equal_speed(above, below):
+            ratio = QualityRatio(metric, *([scores[way] for way in side] for side in zip(*matched, strict=True)))
+            what = f"{METRICS[metric][0]} at equal speed, {len(matched)} points"
+            found.append((claim, above_name, below_name, what, ratio))
+    return found
+
+
+def at_equal_speed(above: pd.DataFrame, below: pd.DataFrame) -> list[tuple[str, str]]:
+    """For each point of the curve `below` the best one of `above` that is at least as fast, where there is one."""
+    found = []
+    for point in _frontier(below).itertuples():
+        fast = above[above["times_plain"] >= point.times_plain]
+        if not fast.empty:
+            found.append((str(fast.loc[fast["quality"].idxmax(), "way"]), str(point.way)))
+    return found
+
+
+def _frontier(curve: pd.DataFrame) -> pd.DataFrame:
+    """Points that no other one beats in speed and quality."""
+    ordered = curve.sort_values(["times_plain", "quality"], ascending=False)
+    return ordered[ordered["quality"] > ordered["quality"].astype(float).cummax().shift(fill_value=-np.inf)]
+
+
+def _policies(
+    table: pd.DataFrame, pair: Pair, runs: pd.DataFrame, scores: Mapping[str, Any], metric: str
+) -> list[Claimed]:
+    """Smaller rollback and larger fallback thresholds write better, and slower (figure 9)."""
+    grid = table[(table["group"] == BILD) & (table["pair"] == list(pair.smalls)[-1])]
+    found: list[Claimed] = []
+    if pair.exits:
+        return found
+    for threshold, other, better in (("rollback", "fallback", min), ("fallback", "rollback", max)):
+        values = grid[threshold].unique()
+        if len(values) < 2:
+            continue
+        good, fast = better(values), (max if better is min else min)(values)
+        sides = [list(grid[grid[threshold] == value].sort_values(other)["way"]) for value in (good, fast)]
+        slow, soon = (f"BiLD, {threshold} threshold {value:g}" for value in (good, fast))
+        ratio = QualityRatio(metric, *([scores[way] for way in side] for side in sides))
+        found.append((f"bild-{threshold}-quality", slow, soon, METRICS[metric][0], ratio))
+        found.append((f"bild-{threshold}-speed", soon, slow, TIME, _sooner(runs, *sides[::-1])))
+    return found
+
+
+def claimed_of_operations(counted: Mapping[str, Sequence[Operations]], way: str) -> pd.DataFrame:
+    """What figure 8 says of one way, over the large model alone; a list of operations for each, prompt by prompt."""
+    flops, moved = ({name: [getattr(one, kind) for one in done] for name, done in counted.items()} for kind in KINDS)
+    ratios = [
+        ("bild-moved", PLAIN, way, "values moved", Share(moved[PLAIN], moved[way])),
+        ("bild-operations", way, PLAIN, "operations", Share(flops[way], flops[PLAIN])),
+        ("bild-intensity", way, PLAIN, "operations a value", _of(flops, moved, way) / _of(flops, moved, PLAIN)),
+    ]
+    return rows_of(ratios)
+
+
+def _of(over: Mapping[str, Any], under: Mapping[str, Any], way: str) -> Share:
+    return Share(over[way], under[way])
+
+
+KINDS = ("flops", "moved")
