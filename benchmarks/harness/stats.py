@@ -76,4 +76,7 @@ class Share:
                 for over, under in zip(samples[::2], samples[1::2], strict=True)
             ]
             first = self.plus + quotients[0]
-            return first if self.divisor is None else first / (self.divisor.plus + quotients[1])
+            if self.divisor is None:
+                return first
+            second = self.divisor.plus + quotients[1]
+            return first / np.where(second == 0, np.nan, second)

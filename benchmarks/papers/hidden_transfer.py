@@ -7,7 +7,7 @@ differ by their model, so the four runs are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,6 +32,8 @@ PAPER, DEPTH = "Hidden Transfer", 3
 HEADS = ("hidden-transfer", "medusa")
 SELF = "self-speculative"
 ALIKE = ", trained here"
+ALIKE_MEDUSA = f"medusa{ALIKE}"
+SETTINGS: dict[str, dict[str, Any]] = {"hidden-transfer": {}, "medusa": {"heads": DEPTH, "own_head": True}}
 LATE = 25 / 32  # of the layers: the last one of Figure 5
 METHODS = (*HEADS, "early-head")
 PUBLISHED = "hidden-transfer, the paper's training"
@@ -42,9 +44,12 @@ def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
     """Hidden Transfer, Medusa and self-speculation over plain decoding: equal depth and tree, and sized by cost."""
     known = subjects(setup, *HEADS, SELF)
     heads = {name: one for name, one in known.items() if isinstance(one, InModelDrafter)}
+    remarks = _layers(setup, known)
     if setup["paper_training"]:
-        heads[PUBLISHED] = with_depth(on_demand.drafter(setup, "hidden-transfer", {}), setup["depth"] or DEPTH)
-    remarks = [on_demand.remark(setup)] if setup["paper_training"] else []
+        for name, method in ((PUBLISHED, HEADS[0]), (ALIKE_MEDUSA, HEADS[1])):
+            trained = on_demand.drafter(setup, method, SETTINGS[method])
+            heads[name] = with_depth(trained, setup["depth"] or DEPTH)
+        remarks.append(on_demand.remark(setup))
     tree = shared_tree(setup, list(heads.values()))
     cells = [
         Cell(name, partial(setup.trained, setup.named[name]), None, _printed(one, item))
@@ -56,20 +61,34 @@ def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
     cells += [Cell(f"{name}, by cost", partial(anew, one), None) for name, one in heads.items()]
     claims = []
     for tree_of in ("one tree", "by cost"):
-        ours, theirs, published = (f"{name}, {tree_of}" for name in (*HEADS, PUBLISHED))
+        ours, theirs, published, alike = (f"{name}, {tree_of}" for name in (*HEADS, PUBLISHED, ALIKE_MEDUSA))
         for by, kind in (("speed", SPEED), ("length", LENGTH)):
             if kind == LENGTH and tree_of != "one tree":
                 continue  # sized trees differ in their sizes
             if set(HEADS) <= set(heads):
                 claims.append(Comparison(f"hidden-transfer-medusa-{by}", ours, (theirs,), kind))
-            if {PUBLISHED, HEADS[1]} <= set(heads):
-                claims.append(Comparison(f"hidden-transfer-published-medusa-{by}", published, (theirs,), kind))
+            if PUBLISHED in heads:
+                claims.append(Comparison(f"hidden-transfer-published-medusa-{by}", published, (alike,), kind))
             if HEADS[0] in heads:
                 claims.append(Comparison(f"hidden-transfer-plain-{by}", ours, (PLAIN,), kind))
         if SELF in known and HEADS[0] in heads:
             claims.append(Comparison("hidden-transfer-self-speculative", ours, (SELF,)))
     remarks.append(f"The tree that both share has {tree.nodes} draft tokens, searched on {len(setup.lessons)} prompts.")
     yield from compared(setup, cells, by_set=True, claims=claims, remarks=remarks)
+
+
+def _layers(setup: Setup, known: dict[str, Any]) -> list[str]:
+    """Where the transfers are, and where the paper's would be, in a sentence for each drafter."""
+    paper = default_transfer_layers(len(inspect_model(setup.small).layers))
+    return [
+        f"{name}: transfers behind layers {_listed(one.transfer_layers)} (the paper's, scaled: {_listed(paper)})."
+        for name, one in known.items()
+        if one.method == HEADS[0]
+    ]
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return ", ".join(str(layer) for layer in layers)
 
 
 def shared_tree(setup: Setup, heads: list[InModelDrafter]) -> Case:
@@ -95,7 +114,7 @@ def accuracy(setup: Setup) -> Iterator[pd.DataFrame]:
     remarks = []
     if setup["early_exits"]:
         for method in HEADS:
-            found[f"{method}{ALIKE}"] = on_demand.drafter(setup, method, {})
+            found[f"{method}{ALIKE}"] = on_demand.drafter(setup, method, SETTINGS[method])
         for layer in setup["exit_layers"] or _quarters(setup):
             settings = {"layer": layer, "places": DEPTH + 1, "rank": 0}
             found[f"early exit, layer {layer}"] = on_demand.drafter(setup, "early-head", settings)

@@ -10,20 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from few import few
 from typer.testing import CliRunner
 
+import draftree
 from benchmarks import report as results
 from benchmarks.harness.command import listed, partial_file, run
 from benchmarks.harness.comparisons import CLAIMED
 from benchmarks.harness.experiment import Experiment, experiments
 from benchmarks.inflate import inflate
 from benchmarks.papers.claims import paper_claims
+from benchmarks.papers.low_precision import SCORES
 from benchmarks.shapes import gate
 from draftree.bench import checkout
 from draftree.cli import app
 from draftree.drafting import SelfSpeculative
 from draftree.drafting.folder import base_of, demo_drafter
+from draftree.models import encode_prompt
 from draftree.prompts import embedded_prompts
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +114,16 @@ def test_an_experiment_runs_and_leaves_its_files(name, prompts, questions, tmp_p
     assert table.attrs.get("differing", 0) == 0
     known = [column for column in experiment.columns if column in table]
     missing = set(experiment.columns) - set(known)
-    assert missing <= {"over_the_whole", "over_hf", "prompting", "operations", "moved", "intensity", "paper"}, missing
+    assert missing <= {
+        "over_the_whole",
+        "over_hf",
+        "prompting",
+        "operations",
+        "moved",
+        "intensity",
+        "paper",
+        "accuracy",
+    }, missing
     data, picture, page = report.write(tmp_path)
     written = json.loads(data.read_text(), parse_constant=pytest.fail)
     assert {"commit", "device", "dtype", "threads", "command"} <= written["rows"][0].keys()
@@ -192,6 +205,21 @@ def test_a_table_of_a_papers_peers_on_a_model_of_ones_own(prompts, demo, tmp_pat
     whole = run(EXPERIMENTS["bita-table2"], given, prompts=prompts, model=str(tmp_path / "model"))
     assert {"DraftModel, one chain (SpecDec)", "HF assisted", "SelfSpeculative, searched"} <= set(whole.table["way"])
     assert not any("--set s" in remark for remark in whole.table.attrs["remarks"])
+
+
+def test_right_answers_are_counted_in_16_bits(prompts, demo, tmp_path):
+    prompt = encode_prompt(demo.tokenizer, prompts[0].text)
+    said = draftree.generate(demo.model, torch.tensor([prompt]), max_new_tokens=10).sequences[0, len(prompt) :]
+    right = demo.tokenizer.decode(said, skip_special_tokens=True)
+    rows = [{"prompt": prompts[0].text, "answer": known} for known in (f"  {right.upper()}!", "something else")]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    given = tiny(EXPERIMENTS["lookahead-table6"]) | {"data": str(path), "reference": "answer"}
+    table = run(EXPERIMENTS["lookahead-table6"], given, prompts=prompts).table
+    assert set(table["accuracy"]) == {0.5}
+    claimed = table.attrs["tables"][CLAIMED].set_index("of")["times"]
+    assert claimed["accuracy, bfloat16"] == 1
+    assert [SCORES["number"](text) for text in ("It is 1,200.", "-3 or 4.5", "none")] == ["1200", "4.5", "none"]
 
 
 def test_without_drafters_it_says_how_to_name_one(prompts):
@@ -314,6 +342,8 @@ def test_elsewhere_it_says_where_the_experiments_are(monkeypatch, tmp_path):
         (["propd-table1", "--drafter", "lookahead"], "lookahead has none"),
         (["propd-table1", "--early-head", "nowhere"], "There is no drafter 'nowhere'"),
         (["lookahead-table2", "--drafter", "medusa"], "has no option 'drafters'"),
+        (["lookahead-table6", "--data", "rows.jsonl"], "give both --data and --set reference"),
+        (["lookahead-table6", "--set", "score=f1"], "There is no score 'f1'"),
         (["lookahead-figure4", "--nodes", "8"], "has no option 'nodes'"),
         (["bita-table2", "--warm-per-set", "4"], "has no option 'warm_per_set'"),
         (["layers", "--set", "exits=8"], "give 1 to 7"),

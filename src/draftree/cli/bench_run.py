@@ -53,7 +53,9 @@ def run(
     depth: Annotated[
         int | None, typer.Option(min=1, help="Most tokens that a drafter looks ahead.", show_default=OWN)
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Rows to answer (JSON lines), of BiLD's.", show_default=OWN)] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Rows to answer (JSON lines), where references are needed.", show_default=OWN)
+    ] = None,
     warm_per_set: Annotated[
         int | None,
         typer.Option(min=0, help="Other prompts of every set, whose answers the trie has seen.", show_default=OWN),
