@@ -14,6 +14,11 @@ def few(values: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     return [pytest.param(value, marks=() if value in quick else pytest.mark.slow) for value in values]
 
 
+def halves(values: Sequence[Any], quick: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The same for two tests of one kind, such as greedy and sampled: each of `quick` is without the mark in one."""
+    return few(values, quick[::2]), few(values, quick[1::2])
+
+
 def crossed(*axes: Sequence[Any]) -> list[Any]:
     """Several parameters: all combinations; as many without the mark as the longest axis has values.
 
