@@ -65,7 +65,8 @@ def precision(setup: Setup) -> Iterator[pd.DataFrame]:
         if references:
             own, theirs = (_right(setup, runs, way, references) for way in (DRAFTED, PLAIN))
             claimed.append(("lookahead-low-precision", DRAFTED, PLAIN, f"accuracy, {kind}", own / theirs))
-        yield table_of(rows, differing=strict, remarks=remarks, tables={CLAIMED: rows_of(claimed)})
+        about = {"prompts": len(tasks), "sets": list(dict.fromkeys(task.prompt.set for task in tasks))}
+        yield table_of(rows, differing=strict, remarks=remarks, tables={CLAIMED: rows_of(claimed)}, about=about)
 
 
 def _rows(setup: Setup) -> tuple[list[Task], list[str]]:

@@ -215,7 +215,9 @@ def test_right_answers_are_counted_in_16_bits(prompts, demo, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     given = tiny(EXPERIMENTS["lookahead-table6"]) | {"data": str(path), "reference": "answer"}
-    table = run(EXPERIMENTS["lookahead-table6"], given, prompts=prompts).table
+    report = run(EXPERIMENTS["lookahead-table6"], given, prompts=prompts)
+    table = report.table
+    assert report.about["prompts"] == 2
     assert set(table["accuracy"]) == {0.5}
     claimed = table.attrs["tables"][CLAIMED].set_index("of")["times"]
     assert claimed["accuracy, bfloat16"] == 1
