@@ -63,6 +63,38 @@ def test_refusals_name_the_field(server: Running, path: str, body: dict[str, Any
     assert "\n" not in error["message"]
 
 
+TEMPLATE_ARGUMENTS: dict[str, Any] = {
+    "chat_template": "HELLO {{ 7*7 }}",
+    "messages": [],
+    "tokenizer": 1,
+    "self": 1,
+    "conversation": [],
+    "conversations": [],
+    "continue_final_message": True,
+    "truncation": True,
+    "max_length": 3,
+    "padding": "max_length",
+    "return_tensors": "pt",
+    "return_dict": True,
+    "tokenize": True,
+    "tools": [],
+    "documents": [],
+    "add_generation_prompt": False,
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATE_ARGUMENTS)
+def test_only_variables_reach_the_chat_template(server: Running, name: str) -> None:
+    given = {"enable_thinking": False, "options": 1, name: TEMPLATE_ARGUMENTS[name]}
+    refused = server.post("/v1/chat/completions", messages=MESSAGES, max_tokens=1, chat_template_kwargs=given)
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] == f"chat_template_kwargs.{name}"
+    assert refused.json()["error"]["message"].endswith("leave it out.")
+    del given[name]
+    taken = server.post("/v1/chat/completions", messages=MESSAGES, max_tokens=1, chat_template_kwargs=given)
+    assert taken.status_code == 200, taken.text
+
+
 def test_unknown_models_paths_and_methods(server: Running, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as raised:
         client.chat.completions.create(model="gpt-9", messages=MESSAGES)  # type: ignore[arg-type]

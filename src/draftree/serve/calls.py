@@ -14,7 +14,7 @@ from draftree.serve.answers import Call
 from draftree.serve.choosing import make_rules, seeds
 from draftree.serve.errors import ApiError
 from draftree.serve.grammars import Constraint, constraint_of
-from draftree.serve.messages import MessageReader, chat_prompt, tools_of
+from draftree.serve.messages import MessageReader, chat_prompt, template_variables, tools_of
 from draftree.serve.parts import Part
 from draftree.serve.schema import Chat, Completion, Sampling, plain
 from draftree.serve.settings import ServerSettings
@@ -105,7 +105,7 @@ class CallReader:
         if body.own.resumed_tokens:
             raise ApiError("resumed_tokens belongs to /v1/completions: send ids there.", "draftree.resumed_tokens")
         tools = tools_of(body, self.tokenizer)
-        options = dict(body.chat_template_kwargs or {})
+        options = template_variables(self.tokenizer, body.chat_template_kwargs)
         if body.add_generation_prompt is not None:
             options["add_generation_prompt"] = body.add_generation_prompt
         if tools:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from draftree.models import encode_messages
 from draftree.serve.errors import ApiError
@@ -33,6 +36,28 @@ def chat_prompt(tokenizer: Any, messages: Sequence[Message], **options: Any) -> 
         return encode_messages(tokenizer, given, **options)
     except Exception as error:  # templates are programs, and raise what they like
         raise ApiError(f"The model's chat template does not take these messages: {error}", "messages") from None
+
+
+def template_variables(tokenizer: Any, given: dict[str, Any] | None) -> dict[str, Any]:
+    """What a client gives the chat template besides the messages (`chat_template_kwargs`): variables and nothing else.
+
+    Args:
+        tokenizer: the model's.
+        given: by the client.
+
+    Raises:
+        ApiError: a name that is an argument on the way to the template, such as `chat_template` or `truncation`.
+    """
+    ways = chat_prompt, encode_messages, type(tokenizer).apply_chat_template, render_jinja_template
+    arguments = [p for way in ways for p in inspect.signature(way).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    taken = {argument.name for argument in arguments}
+    for name in given or {}:
+        if name in taken:
+            raise ApiError(
+                f"chat_template_kwargs gives {name!r}, which is no variable of the chat template: leave it out.",
+                f"chat_template_kwargs.{name}",
+            )
+    return dict(given or {})
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
