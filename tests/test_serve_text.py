@@ -106,19 +106,13 @@ class Talker:
     chat_template = TEMPLATE
     response_template = RESPONSE
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
     def decode(self, ids: Any, **options: Any) -> str:
         return "".join(map(chr, ids))
 
-    def get_response_parser(self, **options: Any) -> Any:
-        return self._tokenizer.get_response_parser(self.response_template, **options)
-
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_tool_calls_and_reasoning_are_read_from_a_stream(demo: Any, size: int) -> None:
-    reader = MessageReader(Talker(demo.tokenizer), [ord(c) for c in "user: Hi\nA: "], [TOOL])
+def test_tool_calls_and_reasoning_are_read_from_a_stream(size: int) -> None:
+    reader = MessageReader(Talker(), [ord(c) for c in "user: Hi\nA: "], [TOOL])
     content, reasoning, calls = "", "", []
     for at in range(0, len(SAID), size):
         read = reader.feed(SAID[at : at + size], last=at + size >= len(SAID))
@@ -129,16 +123,58 @@ def test_tool_calls_and_reasoning_are_read_from_a_stream(demo: Any, size: int) -
     assert reader.calls == 1
 
 
+BROKEN = [
+    "<call>not json</call>",
+    "<call></call>",
+    '<call>{"name": "look"}</call>',
+    '<call>{"arguments": {}}</call>',
+    '<call>{"name": "look", "arguments": [1]}</call>',
+    "<call>[1]</call>",
+    '<call>{"name": "look", "argum',
+    "<call>",
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_calls_that_are_none_become_content(broken: str, size: int) -> None:
+    """Cut off or broken: not a word is lost, and what follows is read as before."""
+    whole = SAID.partition("Looking.")[2]
+    text = f"<think>Hm.</think>Well: {broken}" + (f" And {whole} so." if broken.endswith("</call>") else "")
+    reader = MessageReader(Talker(), [ord(c) for c in "user: Hi\nA: "], [TOOL])
+    content, calls = "", []
+    for at in range(0, len(text), size):
+        read = reader.feed(text[at : at + size], last=at + size >= len(text))
+        content, calls = content + read.content, calls + read.calls
+    assert content == text.removeprefix("<think>Hm.</think>").replace(whole, "")
+    assert len(calls) == reader.calls == text.count(whole)
+
+
+def test_an_answer_may_lack_what_its_template_requires() -> None:
+    """One that is cut off in its thoughts has said nothing yet."""
+    talker = Talker()
+    fields: Any = RESPONSE["fields"]
+    talker.response_template = RESPONSE | {"fields": fields | {"content": {"optional": False}}}
+    reader = MessageReader(talker, [ord(c) for c in "user: Hi\nA: "], [])
+    assert reader.feed("<think>Let me", last=True).reasoning == "Let me"
+
+
+def test_a_call_that_the_prompt_has_begun() -> None:
+    """Only the text of the answer becomes content."""
+    reader = MessageReader(Talker(), [ord(c) for c in 'user: Hi\nA: <call>{"name"'], [TOOL])
+    assert reader.feed(": no</call> Well.", last=True).content == ": no</call> Well."
+
+
 def chat(**fields: Any) -> Chat:
     return Chat.model_validate({"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]} | fields)
 
 
 def test_tools_need_templates(demo: Any) -> None:
-    assert tools_of(chat(), Talker(demo.tokenizer)) == [TOOL]
-    assert tools_of(chat(tool_choice="none"), Talker(demo.tokenizer)) == []
+    assert tools_of(chat(), Talker()) == [TOOL]
+    assert tools_of(chat(tool_choice="none"), Talker()) == []
     with pytest.raises(ApiError, match="knows no tools"):
         tools_of(chat(), demo.tokenizer)
-    mute = Talker(demo.tokenizer)
+    mute = Talker()
     mute.response_template = None  # type: ignore[assignment]
     with pytest.raises(ApiError, match="no response_template"):
         tools_of(chat(), mute)

@@ -7,7 +7,7 @@ import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,7 +95,8 @@ def serve(
     start_logging(log_format)
     with listening(host, port) as door:
         tell(host, door.getsockname()[1], settings.model_name, app.state.server.engine)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=round(GRACE))
+        own: dict[str, Any] = {"log_level": "warning", "log_config": None, "access_log": False}
+        config = uvicorn.Config(app, **own, timeout_graceful_shutdown=round(GRACE))
         uvicorn.Server(config).run(sockets=[door])
 
 

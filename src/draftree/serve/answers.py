@@ -14,6 +14,7 @@ from draftree.engine import Emitted
 from draftree.engine.request import StepTree, TokenScores
 from draftree.grammar import GrammarError
 from draftree.serve.errors import ApiError
+from draftree.serve.logs import log_failure
 from draftree.serve.messages import MessageReader
 from draftree.serve.parts import Delta, Part
 from draftree.serve.schema import Chat, Completion, StreamOptions
@@ -205,11 +206,17 @@ async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[by
             last["draftree"] = statistics(parts)
         if last:
             yield sse(envelope | {"choices": []} | last)
-    except GrammarError as error:
-        yield sse(ApiError(str(error)).body())
-    except Exception:
-        yield sse(ApiError("The answer could not be finished: the server's log says why.", status=500).body())
+    except Exception as error:
+        yield sse(told(error).body())
     yield b"data: [DONE]\n\n"
+
+
+def told(error: BaseException) -> ApiError:
+    """What the client is told of an error that has ended its answer; one that is not the client's own is logged."""
+    if isinstance(error, GrammarError):
+        return ApiError(str(error))
+    log_failure(error)
+    return ApiError("The answer could not be finished: the server's log says why.", status=500)
 
 
 def _details(call: Call, delta: Delta) -> dict[str, Any]:

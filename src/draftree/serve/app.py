@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from draftree.engine import Engine
 from draftree.serve.errors import ApiError
 from draftree.serve.extras import add_extras
-from draftree.serve.logs import REQUEST
+from draftree.serve.logs import REQUEST, REQUEST_ID, log_failure
 from draftree.serve.page import add_page
 from draftree.serve.schema import Chat, Completion
 from draftree.serve.server import Server
@@ -55,7 +55,6 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
     app.add_exception_handler(ApiError, _refuse)  # type: ignore[arg-type]
     app.add_exception_handler(404, _not_found)
     app.add_exception_handler(405, _not_found)
-    app.add_exception_handler(Exception, _failed)
     app.add_middleware(Watch, server=server)
 
     @app.post("/v1/completions", openapi_extra=_described(Completion))
@@ -92,13 +91,8 @@ async def _not_found(request: Request, error: Any) -> Response:
     return JSONResponse(found.body(), found.status)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    found = ApiError("The server could not answer: its log says why.", status=500)
-    return JSONResponse(found.body(), found.status)
-
-
 class Watch:
-    """Gives every request an id, counts its response, and logs it without what it says.
+    """Gives every request an id, counts its response, logs it without what it says, and answers where that failed.
 
     Plain ASGI: a stream's events pass through it as they are.
     """
@@ -113,7 +107,8 @@ class Watch:
             return
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         name = given if 0 < len(given) <= 100 and all(32 < byte < 127 for byte in given) else uuid.uuid4().hex.encode()
-        began, status = time.perf_counter(), 500
+        REQUEST_ID.set(name.decode())
+        began, status = time.perf_counter(), 0
 
         async def watched(message: Any) -> None:
             nonlocal status
@@ -125,6 +120,11 @@ class Watch:
 
         try:
             await self._app(scope, receive, watched)
+        except Exception as error:
+            log_failure(error)
+            if not status:  # else the connection breaks off, as the response is not complete
+                failed = ApiError("The server could not answer: its log says why.", status=500)
+                await JSONResponse(failed.body(), failed.status)(scope, receive, watched)
         finally:
             fields = {"request_id": name.decode(), "method": scope["method"], "path": scope["path"], "status": status}
             fields["seconds"] = round(time.perf_counter() - began, 4)

@@ -128,8 +128,11 @@ class MessageReader:
         self.calls = 0  # that were read so far
         self.strips = False  # whether lines between the reasoning and the content are left out, as under a grammar
         self._reasoned = self._begun = False
-        if getattr(tokenizer, "response_template", None) is not None:
-            self._parser = tokenizer.get_response_parser(prefix=tokenizer.decode(list(prompt)), tools=tools or None)
+        template = getattr(tokenizer, "response_template", None)
+        if template is not None:
+            from draftree.serve.regions import Regions  # some supported versions of transformers have no such parser
+
+            self._parser = Regions(template, tokenizer.decode(list(prompt)), tools)
 
     @property
     def begun(self) -> str | None:
@@ -153,7 +156,7 @@ class MessageReader:
             return Read(text)
         events = list(self._parser.feed(text)) if text else []
         if last:
-            events += self._parser.finalize()[1]
+            events += self._parser.rest()
         read = Read()
         for event in events:
             self._take(event, read)
@@ -162,26 +165,40 @@ class MessageReader:
     def _take(self, event: dict[str, Any], read: Read) -> None:
         name = event.get("field")
         if event["type"] == "region_close" and name == "tool_calls":
-            function = event["value"]["function"]
-            arguments = function["arguments"]
-            read.calls.append(
-                {
-                    "id": f"call_{uuid.uuid4().hex[:24]}",
-                    "type": "function",
-                    "function": {
-                        "name": function["name"],
-                        "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
-                    },
-                }
-            )
-            self.calls += 1
+            calls = _calls_of(event["value"])
+            read.calls += calls
+            self.calls += len(calls)
+            if not calls:
+                self._say(event["raw"], read)
+        elif event["type"] == "region_broken" and name not in ("content", *REASONING):  # whose text has been given
+            self._say(event["raw"], read)
         elif event["type"] == "region_chunk" and not event.get("dirty"):
             text = event.get("text") or ""
             if name in REASONING:
                 self._reasoned = True
                 read.reasoning += text
             elif name == "content":
-                if self.strips and self._reasoned and not self._begun:
-                    text = text.lstrip()
-                self._begun = self._begun or bool(text)
-                read.content += text
+                self._say(text, read)
+
+    def _say(self, text: str, read: Read) -> None:
+        """Add a text to the content."""
+        if self.strips and self._reasoned and not self._begun:
+            text = text.lstrip()
+        self._begun = self._begun or bool(text)
+        read.content += text
+
+
+def _calls_of(value: Any) -> list[dict[str, Any]]:
+    """The calls of a region as the API has them; none where one of them is no call."""
+    calls = []
+    for one in value if isinstance(value, list) else [value]:
+        function = one.get("function") if isinstance(one, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return []
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str | dict):
+            return []
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        own = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
+        calls.append(own | {"function": {"name": function["name"], "arguments": written}})
+    return calls

@@ -11,10 +11,10 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from draftree.engine import Engine
-from draftree.grammar import GrammarError
-from draftree.serve.answers import Call, best, collect, statistics, stream, usage, whole_choice
+from draftree.serve.answers import Call, best, collect, statistics, stream, told, usage, whole_choice
 from draftree.serve.calls import CallReader
 from draftree.serve.errors import ApiError
 from draftree.serve.metrics import Metrics
@@ -24,6 +24,7 @@ from draftree.serve.settings import ServerSettings
 from draftree.serve.worker import Answers, FullError, Worker
 
 Body = TypeVar("Body", bound=BaseModel)
+GONE = "The client has gone away."
 
 
 class Server:
@@ -47,14 +48,17 @@ class Server:
         """A request's body as `kind`.
 
         Raises:
-            ApiError: too long, or not of this kind.
+            ApiError: too long, not of this kind, or the client has gone away meanwhile.
         """
         parts, size = [], 0
-        async for piece in request.stream():
-            size += len(piece)
-            if size > self.settings.body_bytes:
-                raise ApiError(f"The body is longer than {self.settings.body_bytes} bytes: shorten it.", status=413)
-            parts.append(piece)
+        try:
+            async for piece in request.stream():
+                size += len(piece)
+                if size > self.settings.body_bytes:
+                    raise ApiError(f"The body is longer than {self.settings.body_bytes} bytes: shorten it.", status=413)
+                parts.append(piece)
+        except ClientDisconnect:
+            raise ApiError(GONE, status=499) from None
         try:
             return kind.model_validate_json(b"".join(parts))
         except ValidationError as error:
@@ -124,10 +128,11 @@ class Server:
         try:
             await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not done.done():
-                raise ApiError("The client has gone away.", status=499)
+                raise ApiError(GONE, status=499)
+            error = done.exception()
+            if error is not None:
+                raise told(error)
             return done.result()
-        except GrammarError as error:
-            raise ApiError(str(error)) from None
         finally:
             gone.cancel()
             if not done.done():

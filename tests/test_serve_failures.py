@@ -1,0 +1,90 @@
+"""What a server does where an answer fails: the client is told as the API tells errors, and the log says what."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from typing import Any
+
+import pytest
+from serve_driver import MESSAGES, Running, serving
+from test_serve_grammar import TOOLS, talking
+
+SECRET = "what the client has said"
+
+
+def fails(*args: Any, **options: Any) -> Any:
+    raise KeyError(SECRET)
+
+
+def counted(server: Running, status: int) -> float:
+    """Responses with this status, by the metrics."""
+    name = f'draftree_http_responses_total{{status="{status}"}} '
+    lines = [line for line in server.http.get("/metrics").text.splitlines() if line.startswith(name)]
+    return float(lines[0].removeprefix(name)) if lines else 0.0
+
+
+def test_a_failure_is_answered_counted_and_logged(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    before = counted(server, 500)
+    monkeypatch.setattr(server.app.state.server.calls, "completion", fails)
+    body = {"prompt": SECRET, "max_tokens": 3}
+    response = server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+    assert response.status_code == 500
+    assert response.headers["x-request-id"] == "mine"
+    error = response.json()["error"]
+    assert (error["type"], error["message"]) == ("server_error", "The server could not answer: its log says why.")
+    assert counted(server, 500) == before + 1
+    assert "mine failed with KeyError at test_serve_failures.py:" in caplog.text
+    assert "POST /v1/completions 500" in caplog.text
+    assert SECRET not in caplog.text
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_fails_on_its_way(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    monkeypatch.setattr("draftree.detokenizer.Detokenizer.feed", fails)
+    body = {"prompt": SECRET, "max_tokens": 3, "stream": stream}
+    response = server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+    text = response.text.removeprefix("data: ").partition("\n\n")[0]
+    assert json.loads(text)["error"]["type"] == "server_error"
+    assert response.status_code == (200 if stream else 500)
+    assert response.text.endswith("data: [DONE]\n\n") == stream
+    assert "mine failed with KeyError at test_serve_failures.py:" in caplog.text
+    assert SECRET not in caplog.text
+    assert server.idle()
+
+
+def test_a_call_that_is_cut_off_is_content(demo: Any, caplog: pytest.LogCaptureFixture) -> None:
+    asked: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "tools": TOOLS, "tool_choice": "required"}
+    with serving(demo.model, talking(demo.tokenizer)) as server:
+        for end, finish in (({"max_tokens": 10}, "length"), ({"max_tokens": 200, "stop": ["arguments"]}, "stop")):
+            response = server.post("/v1/chat/completions", **asked, **end)
+            assert response.status_code == 200, response.text
+            choice = response.json()["choices"][0]
+            assert choice["message"]["content"].startswith("<call>")
+            assert "tool_calls" not in choice["message"]
+            assert choice["finish_reason"] == finish
+            choices = [event["choices"][0] for event in server.events("/v1/chat/completions", **asked, **end)]
+            content = "".join(one["delta"].get("content", "") for one in choices)
+            assert (content, choices[-1]["finish_reason"]) == (choice["message"]["content"], finish)
+    assert "failed" not in caplog.text
+
+
+def test_a_client_that_leaves_while_it_sends(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        time.sleep(0.2)
+    end = time.monotonic() + 10
+    while "POST /v1/completions" not in caplog.text and time.monotonic() < end:
+        time.sleep(0.02)
+    assert "POST /v1/completions 499" in caplog.text
+    assert "Traceback" not in caplog.text
