@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import uvicorn
 
 import draftree
 from draftree.engine import Engine
 from draftree.serve.app import create_app
 from draftree.serve.settings import ServerSettings
+from draftree.serve.stopping import Door
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me about the sea."}]
 
@@ -29,9 +29,9 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 class Running:
     """A server at work; `url` is its address."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, grace: float = 5.0) -> None:
         self.app = app
-        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5))
+        self.server = Door(self.worker, app=app, port=0, log_level="error", grace=grace)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         while not self.server.started:
@@ -79,12 +79,12 @@ class Running:
 
 @contextmanager
 def serving(
-    model: Any, tokenizer: Any, drafter: Any = "lookahead", shape: Any = None, **settings: Any
+    model: Any, tokenizer: Any, drafter: Any = "lookahead", shape: Any = None, grace: float = 5.0, **settings: Any
 ) -> Iterator[Running]:
     drafter = draftree.Lookahead() if drafter == "lookahead" else drafter
     chosen = ServerSettings(**settings)
     engine = Engine(model, drafter=drafter, shape=shape, slots=chosen.slots, keep_prefixes=True)
-    running = Running(create_app(engine, tokenizer, chosen))
+    running = Running(create_app(engine, tokenizer, chosen), grace)
     try:
         yield running
     finally:

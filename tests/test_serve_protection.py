@@ -5,6 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from datetime import datetime, timedelta
@@ -113,6 +118,66 @@ def test_stopping_lets_running_answers_end(demo: Any) -> None:
             time.sleep(0.005)
     thread.join()
     assert found[0].json()["usage"]["completion_tokens"] == 300
+
+
+def test_what_has_not_ended_when_the_server_stops_is_told_so(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing passes for an answer that is none, and whoever asks meanwhile hears that the server stops."""
+    found: dict[Any, httpx.Response] = {}
+    body = {"prompt": "The sea", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
+    with serving(*demo, grace=1.5) as server:
+        step = server.worker.engine.step
+        monkeypatch.setattr(server.worker.engine, "step", lambda: (time.sleep(0.02), step()))
+
+        def ask(name: Any, **fields: Any) -> None:
+            found[name] = httpx.post(f"{server.url}/v1/completions", json=body | fields, timeout=60)
+
+        threads = [threading.Thread(target=ask, args=[s], kwargs={"stream": s}) for s in (False, True)]
+        for thread in threads:
+            thread.start()
+        while server.worker.live < 2:
+            time.sleep(0.005)
+        server.server.should_exit = True
+        while server.worker.alive:
+            time.sleep(0.005)
+        health = httpx.get(f"{server.url}/health")
+        assert (health.status_code, health.json()) == (503, {"status": "stopping"})
+        ask("late")
+        ask("late echo", echo=True, logprobs=1)
+        for thread in threads:
+            thread.join()
+    for response in (found[False], found["late"], found["late echo"]):
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert "shutting down" in response.json()["error"]["message"]
+    *_, last, done = found[True].text.removesuffix("\n\n").split("\n\n")
+    assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
+    assert done == "data: [DONE]"
+    assert '"finish_reason":"length"' not in found[True].text
+
+
+@pytest.mark.slow
+def test_the_command_logs_json_alone_and_stops_at_a_signal() -> None:
+    command = [sys.executable, "-m", "draftree", "serve", "--port", "0", "--log-format", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = re.search(r"http://[a-z]+:(\d+)", process.stdout.readline())
+        assert said is not None
+        address = ("127.0.0.1", int(said[1]))
+        with socket.create_connection(address) as client:
+            client.sendall(b"this is no HTTP\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+        body = {"prompt": "The sea", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"http://localhost:{said[1]}/v1/completions", json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-2:] == ["data: [DONE]", ""]
+        assert '"finish_reason":"length"' in rest[-4]
+        _, logged = process.communicate(timeout=60)
+    records = [json.loads(line) for line in logged.splitlines()]
+    assert "uvicorn.error" in {record["logger"] for record in records}
+    assert {"info", "warning"} >= {record["level"] for record in records}
 
 
 def test_request_ids_go_around(server: Running) -> None:

@@ -7,7 +7,7 @@ import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -59,12 +59,10 @@ def serve(
 ) -> None:
     """Serve MODEL under the OpenAI API: chat, completions, streams, metrics; the text is that of plain decoding."""
     try:
-        import uvicorn
-
-        from draftree.serve.app import GRACE
         from draftree.serve.launch import Launch
         from draftree.serve.logs import FORMATS, start_logging
         from draftree.serve.settings import ServerSettings
+        from draftree.serve.stopping import Door
     except ImportError as error:
         raise ValueError(MISSING) from error
     drafting = drafting.under_grammars()
@@ -93,11 +91,10 @@ def serve(
         return
     app = launch.app()
     start_logging(log_format)
-    with listening(host, port) as door:
-        tell(host, door.getsockname()[1], settings.model_name, app.state.server.engine)
-        own: dict[str, Any] = {"log_level": "warning", "log_config": None, "access_log": False}
-        config = uvicorn.Config(app, **own, timeout_graceful_shutdown=round(GRACE))
-        uvicorn.Server(config).run(sockets=[door])
+    with listening(host, port) as opened:
+        tell(host, opened.getsockname()[1], settings.model_name, app.state.server.engine)
+        # Without a configuration of its own, uvicorn logs as all else does.
+        Door(app.state.server.worker, app=app, log_level="warning", log_config=None).run(sockets=[opened])
 
 
 def scale_out(launch: Launch, replicas: int, host: str, port: int) -> None:

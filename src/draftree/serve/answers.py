@@ -18,7 +18,7 @@ from draftree.serve.logs import log_failure
 from draftree.serve.messages import MessageReader
 from draftree.serve.parts import Delta, Part
 from draftree.serve.schema import Chat, Completion, StreamOptions
-from draftree.serve.worker import Answers
+from draftree.serve.worker import Answers, StoppingError
 from draftree.trace.labels import label
 
 STATISTICS = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "accepted_by_depth", "accepted_by_source")
@@ -215,8 +215,10 @@ def told(error: BaseException) -> ApiError:
     """What the client is told of an error that has ended its answer; one that is not the client's own is logged."""
     if isinstance(error, GrammarError):
         return ApiError(str(error))
+    if isinstance(error, StoppingError):
+        return ApiError(str(error), status=503, retry_after=1)
     log_failure(error)
-    return ApiError("The answer could not be finished: the server's log says why.", status=500)
+    return ApiError("The server could not answer: its log says why.", status=500)
 
 
 def _details(call: Call, delta: Delta) -> dict[str, Any]:

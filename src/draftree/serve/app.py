@@ -15,17 +15,18 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from draftree.engine import Engine
+from draftree.serve.answers import told
 from draftree.serve.errors import ApiError
 from draftree.serve.extras import add_extras
-from draftree.serve.logs import REQUEST, REQUEST_ID, log_failure
+from draftree.serve.logs import REQUEST, REQUEST_ID
 from draftree.serve.page import add_page
 from draftree.serve.schema import Chat, Completion
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
+from draftree.serve.worker import StoppingError
 from draftree.version import __version__
 
 log = logging.getLogger("draftree.serve")
-GRACE = 10.0  # seconds that running answers have when the server is told to stop
 
 
 def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None = None) -> FastAPI:
@@ -48,11 +49,12 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
         try:
             yield
         finally:
-            await asyncio.to_thread(server.worker.close, GRACE)
+            await asyncio.to_thread(server.worker.close)
 
     app = FastAPI(title="draftree", version=__version__, lifespan=life)
     app.state.server = server
     app.add_exception_handler(ApiError, _refuse)  # type: ignore[arg-type]
+    app.add_exception_handler(StoppingError, _stopping)
     app.add_exception_handler(404, _not_found)
     app.add_exception_handler(405, _not_found)
     app.add_middleware(Watch, server=server)
@@ -84,6 +86,10 @@ def _described(kind: type[BaseModel]) -> dict[str, Any]:
 
 async def _refuse(request: Request, error: ApiError) -> Response:
     return JSONResponse(error.body(), error.status, error.headers())
+
+
+async def _stopping(request: Request, error: Exception) -> Response:
+    return await _refuse(request, told(error))
 
 
 async def _not_found(request: Request, error: Any) -> Response:
@@ -120,11 +126,10 @@ class Watch:
 
         try:
             await self._app(scope, receive, watched)
-        except Exception as error:
-            log_failure(error)
+        except (Exception, asyncio.CancelledError) as error:  # cancelled by an ASGI server that stops
+            failed = told(StoppingError() if isinstance(error, asyncio.CancelledError) else error)
             if not status:  # else the connection breaks off, as the response is not complete
-                failed = ApiError("The server could not answer: its log says why.", status=500)
-                await JSONResponse(failed.body(), failed.status)(scope, receive, watched)
+                await JSONResponse(failed.body(), failed.status, failed.headers())(scope, receive, watched)
         finally:
             fields = {"request_id": name.decode(), "method": scope["method"], "path": scope["path"], "status": status}
             fields["seconds"] = round(time.perf_counter() - began, 4)

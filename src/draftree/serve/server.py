@@ -89,7 +89,8 @@ class Server:
             body: the request that they answer.
 
         Raises:
-            ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
+            ApiError: the queue is full, or the engine refuses a prompt.
+            StoppingError: the server is shutting down.
         """
         timeout = min(self.settings.timeout, body.own.timeout or math.inf)
         try:
@@ -98,8 +99,6 @@ class Server:
             raise ApiError(str(error), status=429, code="queue_full", retry_after=error.retry_after) from None
         except ValueError as error:
             raise ApiError(str(error)) from None
-        except RuntimeError as error:
-            raise ApiError(str(error), status=503, retry_after=1) from None
 
     async def answer(self, request: Request, call: Call, parts: list[Part]) -> Response:
         """The response to a call, streamed or whole."""

@@ -119,7 +119,8 @@ class _Live:
         elif over:
             texts += [self.stops.feed(self.detokenizer.rest()), self.stops.rest()]
             ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "length"}
-            delta.finish = "stop" if self.stops.found is not None else ends.get(str(request.finish_reason), "error")
+            ended = "error" if isinstance(request.error, StoppingError) else str(request.finish_reason)
+            delta.finish = "stop" if self.stops.found is not None else ends.get(ended, "error")
         delta.text = "".join(texts)
         part.finish = delta.finish
         if not self.answers.whole:
@@ -129,6 +130,13 @@ class _Live:
         else:
             self.held.add(delta)
         return None if delta.finish is None else self.held
+
+
+class StoppingError(RuntimeError):
+    """The server is shutting down: nothing new is taken, and what has not ended in time is broken off."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down: send the request to another, or later.")
 
 
 class FullError(Exception):
@@ -187,7 +195,7 @@ class Worker:
         Raises:
             ValueError: a prompt that cannot be answered.
             FullError: too many answers wait already.
-            RuntimeError: the server is shutting down.
+            StoppingError: the server is shutting down.
         """
         answers = Answers(self, parts, timeout, whole=whole)
         added: Future[None] = Future()
@@ -217,7 +225,7 @@ class Worker:
 
     def _put(self, task: Callable[[], None]) -> None:
         if self._stopping:
-            raise RuntimeError("The server is shutting down: send the request to another, or later.")
+            raise StoppingError
         self._tasks.put(task)
 
     # ---------------------------------------------------------------- the worker's own thread
@@ -267,8 +275,16 @@ class Worker:
         self._deliver()
 
     def _end_all(self) -> None:
-        for live in list(self._live):
-            self._end(live.answers)
+        """Break off what has not ended, as the server stops."""
+        for live in self._live:
+            assert live.part.request is not None
+            live.part.request.error = StoppingError()
+            self._drop(live.answers)
+        for *_, found in self._scoring:
+            if not found.done():
+                found.set_exception(StoppingError())
+        self._scoring.clear()
+        self._deliver()
 
     def _deliver(self) -> None:
         """Hand out what the last step brought, in one call into each event loop."""

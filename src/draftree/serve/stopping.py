@@ -1,0 +1,38 @@
+"""How a server stops: it says so and takes nothing new, while what runs may end; what is left then is broken off."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import uvicorn
+
+from draftree.serve.worker import Worker
+
+GRACE = 10.0  # seconds that running answers have when the server is told to stop
+SENDING = 5  # seconds more, in which what has been answered by then is sent
+
+
+class Door(uvicorn.Server):
+    """uvicorn's server, which goes on listening until the worker has stopped, so that clients hear that it stops.
+
+    Args:
+        worker: of the application.
+        grace: seconds that running answers have.
+        config: of uvicorn; `app` is the application.
+    """
+
+    def __init__(self, worker: Worker, *, grace: float = GRACE, **config: Any) -> None:
+        super().__init__(uvicorn.Config(**config, access_log=False, timeout_graceful_shutdown=SENDING))
+        self._worker, self._grace = worker, grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop the worker, then the server; a second Ctrl-C breaks off at once what runs."""
+        closing = asyncio.ensure_future(asyncio.to_thread(self._worker.close, self._grace))
+        while not closing.done() and not self.force_exit:
+            await asyncio.sleep(0.05)
+        if not closing.done():
+            await asyncio.to_thread(self._worker.close)
+        await closing
+        await super().shutdown(sockets)
