@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,18 @@ def test_echo_scores_the_prompt_as_the_model_does(server: Running, demo: Any) ->
     assert none["usage"]["completion_tokens"] == 0
 
 
+def test_a_prompt_alone_in_a_stream(server: Running) -> None:
+    asked: dict[str, Any] = {"prompt": ["The sea", "A man"], "max_tokens": 0, "echo": True, "logprobs": 1}
+    whole = server.complete(**asked, draftree={"stats": True})
+    assert whole["draftree"] == {"answers": []}
+    events = server.events("/v1/completions", **asked, stream_options={"include_usage": True})
+    assert events.pop()["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        said, ended = [e["choices"][0] for e in events if e["choices"][0]["index"] == choice["index"]]
+        assert (said["text"], said["logprobs"]) == (choice["text"], choice["logprobs"])
+        assert (ended["text"], ended["finish_reason"]) == ("", choice["finish_reason"])
+
+
 def test_chat_logprobs(server: Running, client: openai.OpenAI) -> None:
     fields: Any = {"model": "draftree", "messages": MESSAGES, "temperature": 0, "max_tokens": 6}
     answer = client.chat.completions.create(**fields, logprobs=True, top_logprobs=3)
@@ -165,6 +179,24 @@ def test_tokens(server: Running, demo: Any) -> None:
     info = server.http.get("/tokenizer_info").json()
     assert info["eos_token"] == demo[1].eos_token
     assert info["chat_template"] == demo[1].chat_template
+
+
+def test_long_texts_for_the_tokenizer_keep_nobody_waiting(server: Running, demo: Any, monkeypatch: Any) -> None:
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(1)
+        return []
+
+    monkeypatch.setattr("draftree.serve.extras.chat_prompt", slow)
+    monkeypatch.setattr(demo[1], "decode", slow)
+    asked: list[tuple[str, dict[str, Any]]] = [("/tokenize", {"messages": MESSAGES}), ("/detokenize", {"tokens": [5]})]
+    for path, body in asked:
+        thread = threading.Thread(target=lambda path=path, body=body: server.post(path, **body))
+        began = time.monotonic()
+        thread.start()
+        time.sleep(0.2)  # by now it is at work
+        server.http.get("/health")
+        assert time.monotonic() - began < 0.9
+        thread.join()
 
 
 def test_models_health_and_info(server: Running, client: openai.OpenAI) -> None:

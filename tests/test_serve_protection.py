@@ -50,6 +50,21 @@ def test_keys_let_in_and_keep_apart(demo: Any) -> None:
         assert again["reused_prompt_tokens"] > 0
 
 
+def test_the_description_needs_a_key_and_leads_nowhere_else(demo: Any) -> None:
+    with serving(*demo, api_keys=("first",)) as server:
+        for path in ("/docs", "/redoc"):
+            assert server.http.get(path).status_code == 404
+        assert server.http.get("/openapi.json").status_code == 401
+        server.http.headers["Authorization"] = "Bearer first"
+        found = [server.http.get("/openapi.json").json() for _ in range(2)]
+    assert found[0] == found[1]
+    written = json.dumps(found[0])
+    led_to = set(re.findall(r'"#/components/schemas/([^"]+)"', written))
+    assert {"ToolCall", "DraftreeOptions"} <= led_to <= set(found[0]["components"]["schemas"])
+    assert "$defs" not in written
+    assert found[0]["paths"]["/tokenize"]["post"]["requestBody"]
+
+
 def test_overload_is_told_and_passes(demo: Any) -> None:
     with serving(*demo, slots=2, queue=3) as server:
         statuses: list[int] = []

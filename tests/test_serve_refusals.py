@@ -8,59 +8,119 @@ from typing import Any
 
 import openai
 import pytest
-from serve_driver import MESSAGES, Running
+from serve_driver import MESSAGES, Running, serving
 
-REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
-    ("/v1/completions", {"prompt": "Hi", "suffix": "there"}, "suffix"),
-    ("/v1/completions", {"prompt": "Hi", "use_beam_search": True}, "use_beam_search"),
-    ("/v1/completions", {"prompt": "Hi", "temperature": -1}, "temperature"),
-    ("/v1/completions", {"prompt": "Hi", "temperature": "hot"}, "temperature"),
-    ("/v1/completions", {"prompt": "Hi", "top_p": 0}, "top_p"),
-    ("/v1/completions", {"prompt": "Hi", "n": 3, "best_of": 2}, "best_of"),
-    ("/v1/completions", {"prompt": "Hi", "best_of": 2, "stream": True}, "best_of"),
-    ("/v1/completions", {"prompt": "Hi", "n": 65}, "n"),
-    ("/v1/completions", {"prompt": "Hi", "max_tokens": 0}, "max_tokens"),
-    ("/v1/completions", {"prompt": "Hi", "max_tokens": 3000}, "prompt"),
-    ("/v1/completions", {"prompt": [5] * 3000}, "prompt"),
-    ("/v1/completions", {"prompt": [99999]}, "prompt"),
-    ("/v1/completions", {"prompt": []}, "prompt"),
-    ("/v1/completions", {}, "prompt"),
-    ("/v1/completions", {"prompt": "Hi", "stop": ["x"] * 17}, "stop.list[constrained-str]"),
-    ("/v1/completions", {"prompt": "Hi", "logit_bias": {"x": 1}}, "logit_bias"),
-    ("/v1/completions", {"prompt": "Hi", "logit_bias": {"99999": 1}}, "logit_bias"),
-    ("/v1/completions", {"prompt": "Hi", "logprobs": 21}, "logprobs"),
-    ("/v1/completions", {"prompt": "Hi", "stream_options": {"include_usage": True}}, "stream_options"),
-    ("/v1/completions", {"prompt": "Hi", "draftree": {"drafter": "medusa"}}, "draftree.drafter"),
-    ("/v1/completions", {"prompt": "Hi", "draftree": {"depth": 2}}, "draftree.depth"),
-    ("/v1/chat/completions", {"messages": []}, "messages"),
-    ("/v1/chat/completions", {"messages": [{"role": "robot", "content": "Hi"}]}, "messages.0.role"),
-    ("/v1/chat/completions", {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
-    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
+LOOK = {"type": "function", "function": {"name": "look"}}
+SAID = [{"role": "user", "content": "Hi"}]
+# Path, body, the field that is named, and words of the sentence.
+REFUSED: list[tuple[str, Any, str | None, str]] = [
+    (PLAIN, [], None, "no JSON object"),
+    (PLAIN, {}, "prompt", "is missing"),
+    (PLAIN, {"prompt": "Hi", "suffix": "there"}, "suffix", "not supported here"),
+    (PLAIN, {"prompt": "Hi", "use_beam_search": True}, "use_beam_search", "There is no field"),
+    (PLAIN, {"prompt": "Hi", "temperature": -1}, "temperature", "greater than or equal to 0"),
+    (PLAIN, {"prompt": "Hi", "temperature": "hot"}, "temperature", "a valid number"),
+    (PLAIN, {"prompt": "Hi", "top_p": 0}, "top_p", "greater than 0"),
+    (PLAIN, {"prompt": "Hi", "n": 3, "best_of": 2}, "best_of", "of at least n"),
+    (PLAIN, {"prompt": "Hi", "best_of": 2, "stream": True}, "best_of", "leave stream or best_of out"),
+    (PLAIN, {"prompt": "Hi", "best_of": 100}, "best_of", "at most 64"),
+    (PLAIN, {"prompt": "Hi", "n": 65}, "n", "asks for 65 answers"),
+    (PLAIN, {"prompt": ["Hi"] * 33, "n": 2}, "n", "asks for 66 answers"),
+    (PLAIN, {"prompt": ["Hi"] * 65}, "prompt", "asks for 65 answers"),
+    (PLAIN, {"prompt": "Hi", "max_tokens": 0}, "max_tokens", "at least 1"),
+    (PLAIN, {"prompt": "Hi", "max_tokens": 3000}, "max_tokens", "lower max_tokens"),
+    (PLAIN, {"prompt": "Hi", "min_tokens": 5, "max_tokens": 4}, "min_tokens", "at most 4"),
+    (PLAIN, {"prompt": "Hi", "min_tokens": 17}, "min_tokens", "at most 16"),
+    (PLAIN, {"prompt": [5] * 3000, "max_tokens": 5}, "prompt", "shorten it"),
+    (PLAIN, {"prompt": [99999]}, "prompt", "99999"),
+    (PLAIN, {"prompt": []}, "prompt", "The prompt is empty"),
+    (PLAIN, {"prompt": 5}, "prompt", "a valid string or a valid array"),
+    (PLAIN, {"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
+    (PLAIN, {"prompt": ["Hi", 5]}, "prompt.1", "a valid string"),
+    (PLAIN, {"prompt": [[5], [-1]]}, "prompt.1.0", "greater than or equal to 0"),
+    (PLAIN, {"prompt": "Hi", "stop": ["x"] * 17}, "stop", "at most 16 items"),
+    (PLAIN, {"prompt": "Hi", "stop": ["x", ""]}, "stop.1", "at least 1 character"),
+    (PLAIN, {"prompt": "Hi", "stop": ""}, "stop", "at least 1 character"),
+    (PLAIN, {"prompt": "Hi", "stop_token_ids": [5, 99999]}, "stop_token_ids", "names token 99999"),
+    (PLAIN, {"prompt": "Hi", "logit_bias": {"x": 1}}, "logit_bias", "names token 'x'"),
+    (PLAIN, {"prompt": "Hi", "logit_bias": {"99999": 1}}, "logit_bias", "names token '99999'"),
+    (PLAIN, {"prompt": "Hi", "logprobs": 21}, "logprobs", "less than or equal to 20"),
+    (PLAIN, {"prompt": "Hi", "stream_options": {"include_usage": True}}, "stream_options", "set stream to true"),
+    (PLAIN, {"prompt": "Hi", "draftree": {"drafter": "medusa"}}, "draftree.drafter", "give 'off' or 'lookahead'"),
+    (PLAIN, {"prompt": "Hi", "draftree": {"depth": 2}}, "draftree.depth", "There is no field"),
+    (CHAT, {"messages": []}, "messages", "at least 1 item"),
+    (CHAT, {"messages": [{"role": "robot", "content": "Hi"}]}, "messages.0.role", "'system'"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "a valid string or a valid array"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "'text'"),
+    (CHAT, {"messages": [*SAID, {"role": "assistant", "refusal": "No."}]}, "messages.1.refusal", "leave it out"),
+    (CHAT, {"messages": [{"role": "user", "content": "sea " * 3000}]}, "messages", "shorten it"),
+    (CHAT, {"messages": SAID, "max_tokens": 3000}, "max_tokens", "lower max_tokens"),
+    (CHAT, {"messages": SAID, "max_completion_tokens": 3000}, "max_completion_tokens", "lower max_completion_tokens"),
+    (CHAT, {"messages": SAID, "max_completion_tokens": 3, "min_tokens": 4}, "min_tokens", "at most 3"),
+    (CHAT, {"messages": SAID, "top_logprobs": 2}, "top_logprobs", "set logprobs to true"),
+    (CHAT, {"messages": SAID, "max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "give one of them"),
+    (CHAT, {"messages": SAID, "response_format": {"type": "grammar"}}, "response_format.type", "'json_schema'"),
+    (CHAT, {"messages": SAID, "tools": [LOOK]}, "tools", "knows no tools"),
+    (CHAT, {"messages": SAID, "tool_choice": "x"}, "tool_choice", "'none', 'auto' or 'required'"),
+    (CHAT, {"messages": SAID, "tool_choice": {"type": "function"}}, "tool_choice.function", "is missing"),
+    (CHAT, {"messages": SAID, "tool_choice": "auto"}, "tool_choice", "there are no tools"),
+    (CHAT, {"messages": SAID, "tool_choice": LOOK}, "tool_choice", "there are no tools"),
+    (CHAT, {"messages": SAID, "parallel_tool_calls": True, "tools": []}, "parallel_tool_calls", "there are no tools"),
     (
-        "/v1/chat/completions",
-        {"messages": MESSAGES, "response_format": {"type": "grammar"}},
-        "response_format.type",
+        CHAT,
+        {"messages": SAID, "prediction": {"type": "content", "content": "Hi"}, "draftree": {"drafter": "off"}},
+        "prediction",
+        "the drafter is off",
     ),
+    ("/v1/corpus", {"texts": []}, "texts", "at least 1 item"),
+    ("/tokenize", {"prompt": "a", "messages": SAID}, "prompt", "one of both"),
     (
-        "/v1/chat/completions",
-        {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "look"}}]},
-        "tools",
+        "/tokenize",
+        {"messages": SAID, "add_special_tokens": False},
+        "add_special_tokens",
+        "leave add_special_tokens out",
     ),
-    ("/v1/corpus", {"texts": []}, "texts"),
-    ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
-    ("/detokenize", {"tokens": [99999]}, "tokens"),
+    ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt", "belongs to messages"),
+    ("/tokenize", {"prompt": "sea " * 3000}, "prompt", "shorten it"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "sea " * 3000}]}, "messages", "shorten it"),
+    ("/detokenize", {"tokens": [99999]}, "tokens", "no token 99999"),
+    ("/detokenize", {"tokens": [5] * 3000}, "tokens", "shorten it"),
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "param"), REFUSED, ids=lambda v: str(v)[:60])
-def test_refusals_name_the_field(server: Running, path: str, body: dict[str, Any], param: str | None) -> None:
+@pytest.mark.parametrize(("path", "body", "param", "words"), REFUSED, ids=lambda v: str(v)[:60])
+def test_refusals_name_the_field(server: Running, path: str, body: Any, param: str | None, words: str) -> None:
     response = server.http.post(path, json=body)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
-    assert str(error["param"]).startswith(str(param).split(".list")[0])
+    assert error["param"] == param
+    assert words in error["message"]
     assert error["message"].endswith(".")
     assert "\n" not in error["message"]
+
+
+def test_what_says_nothing_is_taken(server: Running) -> None:
+    """Fields without a meaning for this request, which clients send with every request."""
+    said = [*SAID, {"role": "assistant", "content": "Hi.", "refusal": None}, *SAID]
+    answer = server.post(CHAT, messages=said, max_tokens=2, tool_choice="none", tools=None, stop=[])
+    assert answer.status_code == 200, answer.text
+
+
+def test_more_answers_than_there_are_places_are_refused_and_never_put_off(demo: Any) -> None:
+    with serving(*demo, slots=2, queue=3) as server:
+        assert len(server.complete("Hi", n=5, max_tokens=1)["choices"]) == 5
+        asked: list[tuple[dict[str, Any], str]] = [
+            ({"prompt": "Hi", "n": 6}, "n"),
+            ({"prompt": ["Hi"] * 6}, "prompt"),
+            ({"prompt": "Hi", "best_of": 6}, "best_of"),
+        ]
+        for body, param in asked:
+            refused = server.http.post(PLAIN, json=body)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == param
+            assert "at most 5" in refused.json()["error"]["message"]
 
 
 TEMPLATE_ARGUMENTS: dict[str, Any] = {
@@ -100,7 +160,14 @@ def test_unknown_models_paths_and_methods(server: Running, client: openai.OpenAI
         client.chat.completions.create(model="gpt-9", messages=MESSAGES)  # type: ignore[arg-type]
     assert raised.value.code == "model_not_found"
     assert server.http.get("/v1/nothing").json()["error"]["message"] == "There is no GET /v1/nothing here."
-    assert server.http.get("/v1/completions").status_code == 405
+    for path in ("/tokenize", "/detokenize"):
+        given = {"prompt": "a"} if path == "/tokenize" else {"tokens": [1]}
+        assert server.post(path, model="gpt-9", **given).json()["error"]["code"] == "model_not_found"
+        assert server.post(path, model="draftree", **given).status_code == 200
+    wrong = server.http.get("/v1/completions")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    health = server.http.head("/health")
+    assert (health.status_code, health.content) == (200, b"")
     assert server.http.get("/v1/models/gpt-9").status_code == 404
 
 

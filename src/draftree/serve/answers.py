@@ -24,6 +24,24 @@ from draftree.trace.labels import label
 STATISTICS = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "accepted_by_depth", "accepted_by_source")
 
 
+class NoAnswers:
+    """Stands for the `Answers` to a request that wants its prompts alone (`max_tokens` of 0 with `echo`).
+
+    Args:
+        parts: that it would have had.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        for index in range(len(self.parts)):
+            yield Delta(index, finish="length")
+
+    def cancel(self) -> None:
+        """Nothing runs that could be ended."""
+
+
 @dataclass(slots=True)
 class Call:
     """One HTTP request as the API's objects name it.
@@ -108,7 +126,8 @@ def statistics(parts: Sequence[Part]) -> dict[str, Any]:
     """draftree's own statistics of some answers."""
     answers = []
     for part in parts:
-        assert part.request is not None
+        if part.request is None:  # the prompt alone was wanted
+            continue
         counts = part.request.stats.as_dict()
         times = {
             "reused_prompt_tokens": part.request.reused,
@@ -165,7 +184,7 @@ def sse(payload: dict[str, Any]) -> bytes:
     return f"data: {encode(payload)}\n\n".encode("utf-8", "replace")
 
 
-async def stream(call: Call, answers: Answers, prompts: int) -> AsyncIterator[bytes]:
+async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> AsyncIterator[bytes]:
     """The events of a streamed answer, from the first chunk to [DONE]; an error is an event as well.
 
     Args:
@@ -272,7 +291,7 @@ def _echo(call: Call, part: Part, index: int) -> Delta:
     return Delta(index, call.echo[index], [Emitted(t, None, s) for t, s in zip(part.prompt, scores, strict=False)])
 
 
-async def collect(answers: Answers) -> list[Delta]:
+async def collect(answers: Answers | NoAnswers) -> list[Delta]:
     """The whole of each answer, as one delta."""
     whole = [Delta(i) for i in range(len(answers.parts))]
     async for delta in answers:

@@ -12,10 +12,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 
 from draftree.engine import Engine
 from draftree.serve.answers import told
+from draftree.serve.description import add_description, described
 from draftree.serve.errors import ApiError
 from draftree.serve.extras import add_extras
 from draftree.serve.logs import REQUEST, REQUEST_ID
@@ -51,7 +51,9 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
         finally:
             await asyncio.to_thread(server.worker.close)
 
-    app = FastAPI(title="draftree", version=__version__, lifespan=life)
+    # FastAPI's own pages of documentation load scripts from elsewhere, and need no key.
+    own: dict[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None}
+    app = FastAPI(title="draftree", version=__version__, lifespan=life, **own)
     app.state.server = server
     app.add_exception_handler(ApiError, _refuse)  # type: ignore[arg-type]
     app.add_exception_handler(StoppingError, _stopping)
@@ -59,14 +61,14 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
     app.add_exception_handler(405, _not_found)
     app.add_middleware(Watch, server=server)
 
-    @app.post("/v1/completions", openapi_extra=_described(Completion))
+    @app.post("/v1/completions", openapi_extra=described(Completion))
     async def completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Completion)
         call, parts = await asyncio.to_thread(server.calls.completion, body, server.settings.scope(key, body.user))
         return await server.answer(request, call, parts)
 
-    @app.post("/v1/chat/completions", openapi_extra=_described(Chat))
+    @app.post("/v1/chat/completions", openapi_extra=described(Chat))
     async def chat_completions(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Chat)
@@ -75,13 +77,8 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
 
     add_extras(app, server)
     add_page(app)
+    add_description(app, server)
     return app
-
-
-def _described(kind: type[BaseModel]) -> dict[str, Any]:
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 async def _refuse(request: Request, error: ApiError) -> Response:
@@ -94,7 +91,7 @@ async def _stopping(request: Request, error: Exception) -> Response:
 
 async def _not_found(request: Request, error: Any) -> Response:
     found = ApiError(f"There is no {request.method} {request.url.path[:200]} here.", status=error.status_code)
-    return JSONResponse(found.body(), found.status)
+    return JSONResponse(found.body(), found.status, error.headers)
 
 
 class Watch:

@@ -36,6 +36,8 @@ class CallReader:
         self.drafter = engine.config.drafter
         self.tokenizer = tokenizer
         self.settings = settings
+        # More answers than there are places for them would never be let in.
+        self.most_choices = min(settings.most_choices, engine.config.slots + settings.queue)
         limits = [n for n in (settings.max_prompt_tokens, self.target.max_positions) if n is not None]
         self.longest = min(limits) if limits else None
 
@@ -48,19 +50,22 @@ class CallReader:
             ApiError: what cannot be done, by the name of its field.
         """
         self._check(body)
-        prompts = self._prompts(body)
+        listed = self._listed(body)
         n, tries = body.n or 1, body.tries
         if tries < n:
             raise ApiError(f"best_of is {tries} and n is {n}: give a best_of of at least n.", "best_of")
         if body.stream and tries > n:
             raise ApiError("best_of chooses among whole answers: leave stream or best_of out.", "best_of")
-        self._check_count(len(prompts) * tries)
+        one_each = tries == 1 or len(listed) > self.most_choices
+        self._check_count(len(listed) * tries, "prompt" if one_each else "n" if body.best_of is None else "best_of")
         if body.max_tokens == 0 and not body.echo:
             raise ApiError("max_tokens is 0: give at least 1, or ask for the prompt by echo.", "max_tokens")
         most = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         logprobs = body.logprobs
         if logprobs is None and tries > n:
             logprobs = 0  # by which the best are found
+        special = body.add_special_tokens is not False
+        prompts = [one if isinstance(one, list) else self.encode(one, special=special) for one in listed]
         resumed = body.own.resumed_tokens or 0
         if resumed and (tries > 1 or body.echo or min(map(len, prompts)) <= resumed):
             raise ApiError(
@@ -75,11 +80,9 @@ class CallReader:
             call.echo = [self.tokenizer.decode(part.prompt) for part in parts]
         return call, parts
 
-    def _prompts(self, body: Completion) -> list[list[int]]:
+    def _listed(self, body: Completion) -> list[str | list[int]]:
         given: Any = body.prompt
-        listed = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
-        special = body.add_special_tokens is not False
-        return [prompt if isinstance(prompt, list) else self.encode(prompt, special=special) for prompt in listed]
+        return given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; a lone surrogate becomes a question mark."""
@@ -104,6 +107,7 @@ class CallReader:
             raise ApiError("top_logprobs belongs to logprobs: set logprobs to true.", "top_logprobs")
         if body.own.resumed_tokens:
             raise ApiError("resumed_tokens belongs to /v1/completions: send ids there.", "draftree.resumed_tokens")
+        self._check_count(body.tries, "n")
         tools = tools_of(body, self.tokenizer)
         options = template_variables(self.tokenizer, body.chat_template_kwargs)
         if body.add_generation_prompt is not None:
@@ -111,7 +115,6 @@ class CallReader:
         if tools:
             options["tools"] = tools
         prompt = chat_prompt(self.tokenizer, body.messages, **options)
-        self._check_count(body.tries)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prediction = self._prediction(body)
         readers = [MessageReader(self.tokenizer, prompt, tools) for _ in range(body.tries)]
@@ -127,6 +130,8 @@ class CallReader:
     def _prediction(self, body: Chat) -> list[int]:
         if body.prediction is None:
             return []
+        if body.own.drafter == "off":
+            raise ApiError("A prediction is there to draft from, and the drafter is off: leave one out.", "prediction")
         if not any(parts_of(self.drafter, kind) for kind in (Lookahead, PromptLookup)):
             raise ApiError(
                 "This server's drafter makes no use of a prediction: serve with lookahead or prompt-lookup, alone or "
@@ -147,7 +152,9 @@ class CallReader:
         prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
     ) -> list[Part]:
-        new = self._room(prompt, most)
+        new = self._room(body, prompt, most)
+        if body.min_tokens is not None and body.min_tokens - (body.own.resumed_tokens or 0) > new:
+            raise ApiError(f"min_tokens is {body.min_tokens} and the answer has at most {new}: lower it.", "min_tokens")
         parts = []
         for seed in seeds(self.target, body, body.tries):
             rules = make_rules(
@@ -166,42 +173,60 @@ class CallReader:
             parts.append(Part(prompt, rules, body.stops, bool(body.include_stop_str_in_output), skip))
         return parts
 
-    def _room(self, prompt: list[int], most: int | None) -> int:
+    def _room(self, body: Sampling, prompt: list[int], most: int | None) -> int:
         """Tokens that the answer may have.
 
         Raises:
             ApiError: a prompt that is empty, too long or of unknown tokens, or more tokens than there is room for.
         """
-        field = "prompt"
-        longest, limit = self.longest, self.target.max_positions
-        if longest is not None and len(prompt) > longest:
-            raise ApiError(
-                f"The prompt has {len(prompt)} tokens and this server reads {longest}: shorten it.",
-                field,
-                code="context_length_exceeded",
-            )
-        bound = self.settings.max_output_tokens
+        said = "messages" if isinstance(body, Chat) else "prompt"
+        length = "max_tokens" if getattr(body, "max_completion_tokens", None) is None else "max_completion_tokens"
+        limit, bound = self.target.max_positions, self.settings.max_output_tokens
+        self.check_length(prompt, said)
         if bound is not None and most is not None and most > bound:
-            raise ApiError(f"max_tokens is {most} and this server gives at most {bound}: lower it.", "max_tokens")
+            raise ApiError(f"{length} is {most} and this server gives at most {bound}: lower it.", length)
         if most is None:
             rooms = [n for n in (bound, None if limit is None else limit - len(prompt)) if n is not None]
             most = max(1, min(rooms, default=4096))
-        try:
-            check_prompt(prompt, max(1, most), self.target.vocab_size, limit)
-        except ValueError as error:
-            code = "context_length_exceeded" if "context" in str(error) else None
-            raise ApiError(str(error).replace("max_new_tokens", "max_tokens"), field, code=code) from None
+        sent = getattr(body, length) is not None
+        for new, field in ((1, said), (max(1, most), length if sent else said)):
+            try:
+                check_prompt(prompt, new, self.target.vocab_size, limit)
+            except ValueError as error:
+                code = "context_length_exceeded" if "context" in str(error) else None
+                raise ApiError(str(error).replace("max_new_tokens", length), field, code=code) from None
         return most
 
-    def _check(self, body: Sampling) -> None:
-        own = self.settings.model_name
-        if body.model is not None and body.model != own:
+    def check_length(self, ids: Sequence[int], field: str) -> None:
+        """Refuse a prompt that is longer than this server reads.
+
+        Raises:
+            ApiError: it is; `field` is what the client gave.
+        """
+        if self.longest is not None and len(ids) > self.longest:
             raise ApiError(
-                f"There is no model {body.model[:100]!r} here: ask for {own!r}.",
+                f"The prompt has {len(ids)} tokens and this server reads {self.longest}: shorten it.",
+                field,
+                code="context_length_exceeded",
+            )
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not this server's.
+
+        Raises:
+            ApiError: it is another; None stands for the server's own.
+        """
+        own = self.settings.model_name
+        if name not in (None, own):
+            raise ApiError(
+                f"There is no model {str(name)[:100]!r} here: ask for {own!r}.",
                 "model",
                 status=404,
                 code="model_not_found",
             )
+
+    def _check(self, body: Sampling) -> None:
+        self.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise ApiError("stream_options belongs to streams: set stream to true, or leave it out.", "stream_options")
         name = body.own.drafter
@@ -209,7 +234,9 @@ class CallReader:
             there = "'off'" if self.drafter is None else f"'off' or {self.drafter.name!r}"
             raise ApiError(f"There is no drafter {str(name)[:100]!r} here: give {there}.", "draftree.drafter")
 
-    def _check_count(self, count: int) -> None:
-        most = self.settings.most_choices
+    def _check_count(self, count: int, field: str) -> None:
+        most = self.most_choices
         if count > most:
-            raise ApiError(f"The request asks for {count} answers and this server gives at most {most}.", "n")
+            raise ApiError(
+                f"The request asks for {count} answers and this server gives at most {most}: ask for fewer.", field
+            )

@@ -85,6 +85,10 @@ def make_rules(
     else:
         fields = {"repetition_penalty": fields["repetition_penalty"]}
     own_ends = () if body.ignore_eos else eos_token_ids(target.model)
+    beyond = [token for token in body.stop_token_ids or () if token >= target.vocab_size]
+    if beyond:
+        message = f"stop_token_ids names token {beyond[0]}: give token ids from 0 to {target.vocab_size - 1}."
+        raise ApiError(message, "stop_token_ids")
     ends = tuple(dict.fromkeys([*own_ends, *(body.stop_token_ids or ())]))
     resumed = body.own.resumed_tokens or 0
     least = None if body.min_tokens is None else max(0, body.min_tokens - resumed)

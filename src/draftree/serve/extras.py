@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from draftree.drafting.lookahead import Lookahead
 from draftree.drafting.merge import parts_of
+from draftree.serve.description import described
 from draftree.serve.errors import ApiError
 from draftree.serve.messages import chat_prompt
 from draftree.serve.schema import Corpus, Detokenize, Tokenize
@@ -21,6 +22,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
     """Put the routes onto `app`."""
     settings, tokenizer, calls = server.settings, server.tokenizer, server.calls
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         alive = server.worker.alive
@@ -43,8 +45,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
     @app.get("/v1/models/{name:path}")
     async def one_model(request: Request, name: str) -> Response:
         server.key(request)
-        if name != settings.model_name:
-            raise ApiError(f"There is no model {name[:100]!r} here.", "model", status=404, code="model_not_found")
+        calls.check_model(name)
         return JSONResponse(model())
 
     @app.get("/server_info")
@@ -62,29 +63,39 @@ def add_extras(app: FastAPI, server: Server) -> None:
         }
         return JSONResponse(about)
 
-    @app.post("/tokenize")
+    @app.post("/tokenize", openapi_extra=described(Tokenize))
     async def tokenize(request: Request) -> Response:
         server.key(request)
         body = await server.body(request, Tokenize)
+        calls.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError("Give a prompt or messages, one of both.", "prompt")
         if body.messages is not None:
+            if body.add_special_tokens is not None:
+                message = "A chat has the special tokens of its template: leave add_special_tokens out."
+                raise ApiError(message, "add_special_tokens")
             generation = body.add_generation_prompt is not False
-            ids = chat_prompt(tokenizer, body.messages, add_generation_prompt=generation)
+            ids = await asyncio.to_thread(chat_prompt, tokenizer, body.messages, add_generation_prompt=generation)
         else:
+            if body.add_generation_prompt is not None:
+                message = "add_generation_prompt belongs to messages: leave it out, or give messages."
+                raise ApiError(message, "add_generation_prompt")
             special = body.add_special_tokens is not False
             ids = await asyncio.to_thread(calls.encode, body.prompt or "", special=special)
+        calls.check_length(ids, "prompt" if body.messages is None else "messages")
         limit = server.engine.target.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids})
 
-    @app.post("/detokenize")
+    @app.post("/detokenize", openapi_extra=described(Detokenize))
     async def detokenize(request: Request) -> Response:
         server.key(request)
         body = await server.body(request, Detokenize)
+        calls.check_model(body.model)
+        calls.check_length(body.tokens, "tokens")
         beyond = [token for token in body.tokens if token >= len(tokenizer)]
         if beyond:
             raise ApiError(f"There is no token {beyond[0]}: give ids below {len(tokenizer)}.", "tokens")
-        return JSONResponse({"prompt": tokenizer.decode(body.tokens)})
+        return JSONResponse({"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)})
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(request: Request) -> Response:
@@ -92,7 +103,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
         names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
         return JSONResponse({name: getattr(tokenizer, name, None) for name in names})
 
-    @app.post("/v1/corpus")
+    @app.post("/v1/corpus", openapi_extra=described(Corpus))
     async def corpus(request: Request) -> Response:
         key = server.key(request)
         body = await server.body(request, Corpus)

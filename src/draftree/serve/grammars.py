@@ -131,8 +131,6 @@ def _calls(body: Chat, tools: Sequence[dict[str, Any]], tokenizer: Any, form: _R
     choice, single = body.tool_choice, body.parallel_tool_calls is False
     forced = choice == "required" or isinstance(choice, NamedTool)
     if not tools:
-        if forced:
-            raise ApiError("tool_choice asks for a call, and there are no tools: give some.", "tool_choice")
         return None
     if isinstance(choice, NamedTool):
         wanted, single = choice.function.name, True

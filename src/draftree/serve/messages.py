@@ -89,8 +89,14 @@ def tools_of(body: Chat, tokenizer: Any) -> list[dict[str, Any]]:
     """The tools that the model is told of; none where the client wants none.
 
     Raises:
-        ApiError: the model has no template for tools, or its answers cannot be read for calls.
+        ApiError: the request says how to call tools and has none, the model has no template for tools, or its answers
+            cannot be read for calls.
     """
+    if not body.tools and body.tool_choice not in (None, "none"):  # which some clients send with every request
+        raise ApiError("tool_choice says how tools are called, and there are no tools: give some.", "tool_choice")
+    if not body.tools and body.parallel_tool_calls is not None:
+        message = "parallel_tool_calls says how tools are called, and there are no tools: leave it out."
+        raise ApiError(message, "parallel_tool_calls")
     if not body.tools or body.tool_choice == "none":
         return []
     template = getattr(tokenizer, "chat_template", None)

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Stop = str | Annotated[list[str], Field(max_length=16)] | None
+StopString = Annotated[str, Field(min_length=1)]
+Stop = StopString | Annotated[list[StopString], Field(max_length=16)] | None
 Tokens = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
@@ -109,8 +110,7 @@ class Sampling(Strict):
     @property
     def stops(self) -> list[str]:
         """Strings that end the text."""
-        found = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [stop for stop in found if stop]
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
 class Completion(Sampling):
@@ -176,7 +176,7 @@ class Message(Strict):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    refusal: str | None = None
+    refusal: None = None
 
 
 class Prediction(Strict):

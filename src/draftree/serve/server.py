@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse
-from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from draftree.engine import Engine
-from draftree.serve.answers import Call, best, collect, statistics, stream, told, usage, whole_choice
+from draftree.serve.answers import Call, NoAnswers, best, collect, statistics, stream, told, usage, whole_choice
+from draftree.serve.bodies import Body, read_body
 from draftree.serve.calls import CallReader
 from draftree.serve.errors import ApiError
 from draftree.serve.metrics import Metrics
@@ -23,7 +23,6 @@ from draftree.serve.schema import Chat, Completion
 from draftree.serve.settings import ServerSettings
 from draftree.serve.worker import Answers, FullError, Worker
 
-Body = TypeVar("Body", bound=BaseModel)
 GONE = "The client has gone away."
 
 
@@ -59,10 +58,7 @@ class Server:
                 parts.append(piece)
         except ClientDisconnect:
             raise ApiError(GONE, status=499) from None
-        try:
-            return kind.model_validate_json(b"".join(parts))
-        except ValidationError as error:
-            raise _as_sentence(error) from None
+        return read_body(b"".join(parts), kind)
 
     def key(self, request: Request) -> str | None:
         """The name of the key that a request presents; None where the server has none.
@@ -106,23 +102,21 @@ class Server:
         prompts = sum(len(part.prompt) for part in parts) // tries
         if call.echo and call.logprobs is not None:
             call.scores = [await self.worker.score(part.prompt, call.logprobs) for part in parts]
-        answers = None if body.max_tokens == 0 else await self.start(parts, body)
-        if body.stream and answers is not None:
+        answers = NoAnswers(parts) if body.max_tokens == 0 else await self.start(parts, body)
+        if body.stream:
             return EventSourceResponse(stream(call, answers, prompts), headers={"Cache-Control": "no-cache"})
-        whole = await self._whole(request, answers, parts)
+        whole = await self._whole(request, answers)
         kept = whole
         if tries > n:
             kept = [delta for i in range(0, len(whole), tries) for delta in best(whole[i : i + tries], n)]
         choices = [whole_choice(call, delta, number, parts[delta.index]) for number, delta in enumerate(kept)]
         found = call.envelope(chunk=False) | {"choices": choices, "usage": usage(parts, prompts, call.prediction)}
-        if body.own.stats and answers is not None:
+        if body.own.stats:
             found["draftree"] = statistics(parts)
         return JSONResponse(found)
 
-    async def _whole(self, request: Request, answers: Answers | None, parts: list[Part]) -> list[Delta]:
+    async def _whole(self, request: Request, answers: Answers | NoAnswers) -> list[Delta]:
         """All of the answers; a client that goes away ends them."""
-        if answers is None:  # the prompt alone was wanted
-            return [Delta(i, finish="length") for i in range(len(parts))]
         done, gone = asyncio.ensure_future(collect(answers)), asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -137,19 +131,6 @@ class Server:
             if not done.done():
                 done.cancel()
                 answers.cancel()
-
-
-def _as_sentence(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a body."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(str(part) for part in first["loc"][:6])[:200]
-    if first["type"] == "extra_forbidden":
-        return ApiError(f"There is no field {place!r}, or it is not supported here: leave it out.", place)
-    if first["type"] == "missing":
-        return ApiError(f"The field {place!r} is missing.", place)
-    if first["type"] == "json_invalid":
-        return ApiError(f"The body is no JSON: {first['msg']}.")
-    return ApiError(f"The field {place!r} has a wrong value: {first['msg']}.", place or None)
 
 
 async def _gone(request: Request) -> None:

@@ -1,0 +1,80 @@
+"""Bodies of requests: JSON that is of a kind of `schema.py`, or a sentence about the first thing that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from draftree.serve.errors import ApiError
+
+Body = TypeVar("Body", bound=BaseModel)
+# Errors that say that a value is of another JSON type than a branch of a union takes.
+OTHER_TYPE = {"string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type"}
+
+
+def read_body(text: bytes, kind: type[Body]) -> Body:
+    """A body as `kind`.
+
+    Raises:
+        ApiError: it is not of this kind; names the field.
+    """
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise _as_sentence(error, text) from None
+
+
+def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    if errors[0]["type"] == "json_invalid":
+        return ApiError(f"The body is no JSON: {errors[0]['msg']}.")
+    path, found = _of_best_branch(errors, from_json(text))
+    place = ".".join(str(part) for part in path[:8])[:200]
+    if found[0]["type"] in ("extra_forbidden", "none_required"):
+        return ApiError(f"There is no field {place!r}, or it is not supported here: leave it out.", place)
+    if found[0]["type"] == "missing":
+        return ApiError(f"The field {place!r} is missing.", place)
+    if not place:
+        return ApiError("The body is no JSON object: send one with the fields of the request.")
+    first, *others = dict.fromkeys(one["msg"] for one in found)
+    wanted = " or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
+    return ApiError(f"The field {place!r} has a wrong value: {wanted}.", place)
+
+
+def _of_best_branch(errors: list[ErrorDetails], body: Any) -> tuple[list[str | int], list[ErrorDetails]]:
+    """Where the first thing is that is wrong, and what; of a union, by the branch that came furthest, or by all alike.
+
+    pydantic tells the errors of all branches, each with the branch's name amid the fields.
+    """
+    path, at = _place(errors[0], body)
+    if at is None:
+        return path, errors[:1]
+    branches: dict[str | int, ErrorDetails] = {}
+    for error in errors:
+        if error["loc"][:at] == errors[0]["loc"][:at]:
+            branches.setdefault(error["loc"][at], error)
+
+    def reached(error: ErrorDetails) -> tuple[int, list[int], bool]:
+        place = _place(error, body)[0]
+        return len(place), [part for part in place if isinstance(part, int)], error["type"] not in OTHER_TYPE
+
+    best = max(map(reached, branches.values()))
+    found = [error for error in branches.values() if reached(error) == best]
+    return _place(found[0], body)[0], found
+
+
+def _place(error: ErrorDetails, body: Any) -> tuple[list[str | int], int | None]:
+    """Where in a body an error is, without names of branches, and which part of its `loc` is the first such name."""
+    path: list[str | int] = []
+    branch, value = None, body
+    for i, part in enumerate(error["loc"]):
+        try:
+            value = value[part]
+        except (KeyError, TypeError):
+            if error["type"] != "missing" or i < len(error["loc"]) - 1:
+                branch = i if branch is None else branch
+                continue
+        path.append(part)
+    return path, branch
