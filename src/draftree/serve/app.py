@@ -21,7 +21,7 @@ from draftree.serve.extras import add_extras
 from draftree.serve.logs import REQUEST, REQUEST_ID
 from draftree.serve.page import add_page
 from draftree.serve.schema import Chat, Completion
-from draftree.serve.server import Server
+from draftree.serve.server import GONE, Server
 from draftree.serve.settings import ServerSettings
 from draftree.serve.worker import StoppingError
 from draftree.version import __version__
@@ -112,6 +112,7 @@ class Watch:
         name = given if 0 < len(given) <= 100 and all(32 < byte < 127 for byte in given) else uuid.uuid4().hex.encode()
         REQUEST_ID.set(name.decode())
         began, status = time.perf_counter(), 0
+        failed: ApiError | None = None
 
         async def watched(message: Any) -> None:
             nonlocal status
@@ -123,9 +124,13 @@ class Watch:
 
         try:
             await self._app(scope, receive, watched)
-        except (Exception, asyncio.CancelledError) as error:  # cancelled by an ASGI server that stops
-            failed = told(StoppingError() if isinstance(error, asyncio.CancelledError) else error)
-            if not status:  # else the connection breaks off, as the response is not complete
+        except asyncio.CancelledError:  # by an ASGI server that stops, or that has lost the client
+            alive = self._server.worker.alive
+            failed = ApiError(GONE, status=499) if alive else told(StoppingError())
+        except Exception as error:
+            failed = told(error)
+        try:
+            if failed is not None and not status:  # else the connection breaks off, as the response is not complete
                 await JSONResponse(failed.body(), failed.status, failed.headers())(scope, receive, watched)
         finally:
             fields = {"request_id": name.decode(), "method": scope["method"], "path": scope["path"], "status": status}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from threading import Thread
 from typing import Any
 
 import uvicorn
@@ -29,10 +30,10 @@ class Door(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the worker, then the server; a second Ctrl-C breaks off at once what runs."""
-        closing = asyncio.ensure_future(asyncio.to_thread(self._worker.close, self._grace))
-        while not closing.done() and not self.force_exit:
+        closing = Thread(target=self._worker.close, args=(self._grace,), name="draftree-closing", daemon=True)
+        closing.start()  # not in asyncio's own threads, which may all be at work
+        while closing.is_alive() and not self.force_exit:
             await asyncio.sleep(0.05)
-        if not closing.done():
-            await asyncio.to_thread(self._worker.close)
-        await closing
+        if closing.is_alive():
+            self._worker.close()
         await super().shutdown(sockets)
