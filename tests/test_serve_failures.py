@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from serve_driver import MESSAGES, Running, serving
 from test_serve_grammar import TOOLS, talking
+
+from draftree.serve.app import Watch
 
 SECRET = "what the client has said"
 
@@ -75,6 +79,31 @@ def test_a_call_that_is_cut_off_is_content(demo: Any, caplog: pytest.LogCaptureF
             content = "".join(one["delta"].get("content", "") for one in choices)
             assert (content, choices[-1]["finish_reason"]) == (choice["message"]["content"], finish)
     assert "failed" not in caplog.text
+
+
+@pytest.mark.parametrize(("alive", "status"), [(True, 499), (False, 503)])
+def test_whoever_is_cut_off_is_told_why(alive: bool, status: int) -> None:
+    """An ASGI server cancels a request when its client has gone, or when it stops and waits no longer."""
+    sent: list[Any] = []
+    server: Any = SimpleNamespace(worker=SimpleNamespace(alive=alive), metrics=SimpleNamespace(responded=sent.append))
+
+    async def endless(*way: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def cut_off() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+        task = asyncio.ensure_future(Watch(endless, server)(scope, None, send))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    asyncio.run(cut_off())
+    counted, start, body = sent
+    assert counted == start["status"] == status
+    assert json.loads(body["body"])["error"]["message"]
 
 
 def test_a_client_that_leaves_while_it_sends(server: Running, caplog: pytest.LogCaptureFixture) -> None:
