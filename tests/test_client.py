@@ -110,6 +110,22 @@ def test_what_is_refused_is_not_tried_again(server: Running) -> None:
         Client([])
 
 
+def test_what_a_client_that_resumes_cannot_give_is_refused_before_it_asks() -> None:
+    with Client("http://127.0.0.1:9", attempts=1) as client:
+        for fields in ({"n": 2}, {"best_of": 3}, {"echo": True}):
+            with pytest.raises(ValueError, match=f"one answer, without its prompt: leave {next(iter(fields))} out"):
+                client.stream("Hi", **fields)
+
+
+def test_none_is_the_default(server: Running) -> None:
+    asked = {"temperature": 0, "ignore_eos": True}
+    with Client(server.url) as client:
+        plain = client.complete("The sea", **asked)
+        assert len(plain.token_ids) == 128
+        told = client.complete("The sea", **asked, max_tokens=None, seed=None, stop=None, n=1, best_of=None, echo=False)
+    assert told == plain
+
+
 def start(log: Path) -> tuple[subprocess.Popen[str], str]:
     command = [sys.executable, "-m", "draftree", "serve", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log.open("w"), text=True)

@@ -219,11 +219,19 @@ def test_a_body_that_is_too_long_is_cut_and_left_to_the_replica_to_refuse() -> N
         ({"slots": "many"}, "slots is 'many'"),
         ({"slots": "0"}, "slots is 0"),
         ({"replicas": "two"}, "replicas is 'two'"),
+        ({"share": "yes"}, "share is 'yes': give true or false"),
     ],
 )
 def test_wrong_arguments_of_a_deployment_are_told(arguments: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         app(arguments)
+
+
+def test_a_deployment_shares_and_reads_keys_as_the_server_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_serve, "deployment", lambda launch, **options: launch.settings)
+    assert app({}).sharing == "key"
+    assert app({"share": "true"}).sharing == app({"share": True}).sharing == "all"
+    assert app({"api_keys": "one, two ,three"}).api_keys == ("one", "two", "three")
 
 
 def test_what_a_deployment_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

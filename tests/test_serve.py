@@ -15,6 +15,7 @@ import torch
 from serve_driver import MESSAGES, Running, ids_of, serving
 
 from draftree import Fixed
+from draftree.serve.token_bytes import TokenBytes
 
 
 def test_a_stream_says_what_the_whole_answer_says(server: Running, client: openai.OpenAI) -> None:
@@ -52,6 +53,30 @@ def test_stop_strings_end_the_text_before_them(server: Running) -> None:
     chunks = server.events("/v1/completions", prompt="Once upon a time", temperature=0, max_tokens=60, stop=middle)
     assert "".join(c["choices"][0]["text"] for c in chunks) == wanted
     assert server.idle()
+
+
+def test_stop_strings_wait_for_the_least_tokens(server: Running, demo: Any) -> None:
+    fields = {"max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+    whole = server.complete("Once upon a time", **fields)["choices"][0]
+    assert "e" in demo[1].decode(whole["token_ids"][:20])
+    early = len(demo[1].decode(whole["token_ids"][:20]))
+    cut = server.complete("Once upon a time", **fields, min_tokens=20, stop=["e"])["choices"][0]
+    assert cut["text"] == whole["text"][: whole["text"].index("e", early)]
+    assert cut["finish_reason"] == "stop"
+    assert len(cut["token_ids"]) > 20
+
+
+def test_no_temperature_is_too_low(server: Running) -> None:
+    """Below a least one the best token is taken; scores divided by it would be infinite."""
+    fields: dict[str, Any] = {"max_tokens": 12, "return_token_ids": True}
+    constrained = fields | {"structured_outputs": {"regex": "[a-z ]{9,30}"}}
+    for asked in (fields, constrained):
+        greedy = server.complete("The sea", temperature=0, **asked)["choices"]
+        for temperature in (1e-40, 1e-300, 9e-6):
+            assert server.complete("The sea", temperature=temperature, seed=3, **asked)["choices"] == greedy
+    refused = server.post("/v1/completions", prompt="The sea", repetition_penalty=1e-310)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "repetition_penalty"
 
 
 def test_several_prompts_and_several_answers(server: Running) -> None:
@@ -107,6 +132,36 @@ def test_a_prompt_alone_in_a_stream(server: Running) -> None:
         assert (ended["text"], ended["finish_reason"]) == ("", choice["finish_reason"])
 
 
+def test_parts_of_characters_have_their_own_bytes_and_the_characters_place(server: Running, demo: Any) -> None:
+    ids = ids_of(demo[1], "\U0001f642\xe9!")
+    assert len(ids) == 6
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 3}
+    scored = server.complete(ids, **fields)["choices"][0]
+    assert scored["logprobs"]["text_offset"][:7] == [0, 0, 0, 0, 1, 2, 3]
+    chunks = server.events("/v1/completions", prompt=ids, temperature=0, **fields)
+    assert [at for c in chunks for at in c["choices"][0]["logprobs"]["text_offset"]] == scored["logprobs"][
+        "text_offset"
+    ]
+    forced = {"logit_bias": {str(ids[0]): 100}, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 1}
+    answer = server.post("/v1/chat/completions", messages=MESSAGES, **forced).json()
+    assert answer["choices"][0]["logprobs"]["content"][0]["bytes"] == [0xF0]
+
+
+def test_bytes_of_tokens_are_those_of_the_text(demo: Any) -> None:
+    text, tokenizer = "Gr\xfc\xdfe \u4f60\u597d \U0001f642\n\ttoo", demo[1]
+    found = TokenBytes(tokenizer)
+    assert bytes(b for token in ids_of(tokenizer, text) for b in found.of(token)).decode().strip() == text
+    assert bytes(found.of(tokenizer.eos_token_id)).decode() == tokenizer.eos_token
+
+    class Other:
+        """A tokenizer of another kind, whose tokens are characters."""
+
+        def decode(self, ids: list[int]) -> str:
+            return "".join(map(chr, ids))
+
+    assert TokenBytes(Other()).of(0xE9) == list("\xe9".encode())
+
+
 def test_chat_logprobs(server: Running, client: openai.OpenAI) -> None:
     fields: Any = {"model": "draftree", "messages": MESSAGES, "temperature": 0, "max_tokens": 6}
     answer = client.chat.completions.create(**fields, logprobs=True, top_logprobs=3)
@@ -152,6 +207,15 @@ def test_dialogues_are_not_read_again(server: Running) -> None:
     more = [*MESSAGES, {"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
     second = server.post("/v1/chat/completions", messages=more, temperature=0, max_tokens=4).json()["usage"]
     assert second["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
+
+
+def test_what_the_cache_had_counts_once_for_several_answers(server: Running) -> None:
+    prompt = [5, 6, 7, 8, 9, 10, 11, 12]
+    for _ in range(2):  # the last token is read each time
+        used = server.complete(prompt, n=4, max_tokens=2, user="several")["usage"]
+        assert used["prompt_tokens"] == 8
+        assert used["prompt_tokens_details"]["cached_tokens"] <= 7
+    assert used["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 def test_a_corpus_is_drafted_from_by_its_own_user_alone(demo: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -20,7 +22,10 @@ import pytest
 from serve_driver import Running, serving
 
 from draftree import Fixed
+from draftree.engine import Rules
 from draftree.serve.logs import JsonLines
+from draftree.serve.parts import Part
+from draftree.serve.settings import ServerSettings
 
 
 def test_keys_let_in_and_keep_apart(demo: Any) -> None:
@@ -65,6 +70,22 @@ def test_the_description_needs_a_key_and_leads_nowhere_else(demo: Any) -> None:
     assert found[0]["paths"]["/tokenize"]["post"]["requestBody"]
 
 
+def test_keys_as_people_write_them(demo: Any) -> None:
+    with serving(*demo, api_keys=(" first ", "se cond\n")) as server:
+        for key in (b"first", b" first", b"se cond"):
+            assert server.http.get("/v1/models", headers={"Authorization": b"Bearer " + key}).status_code == 200
+        for key in ("\xe9".encode(), b"\xe9", b"se"):
+            assert server.http.get("/v1/models", headers={"Authorization": b"Bearer " + key}).status_code == 401
+
+
+@pytest.mark.parametrize("key", ["cl\xe9", "\u4f60", "a\tb", "a\x7f"])
+def test_keys_that_nobody_could_present_are_refused_at_the_start(key: str) -> None:
+    with pytest.raises(ValueError, match=r"An API key has characters that clients cannot send: give .*\.$"):
+        ServerSettings(api_keys=("good", key))
+    with pytest.raises(ValueError, match="An API key is empty"):
+        ServerSettings(api_keys=("good", " "))
+
+
 def test_overload_is_told_and_passes(demo: Any) -> None:
     with serving(*demo, slots=2, queue=3) as server:
         statuses: list[int] = []
@@ -96,6 +117,11 @@ def test_limits_of_length(demo: Any) -> None:
         chat = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], ignore_eos=True)
         assert chat.json()["usage"]["completion_tokens"] == 10
         assert server.post("/v1/completions", prompt="x" * 3000).status_code == 413
+        assert server.complete("Hi", max_tokens=1, stop=["a", "x" * 1000])["choices"]
+        refused = server.post("/v1/completions", prompt="Hi", max_tokens=1, stop=["a", "x" * 1001])
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "stop"
+        assert "at most 1000" in refused.json()["error"]["message"]
 
 
 def test_time_is_bounded(demo: Any) -> None:
@@ -113,6 +139,11 @@ def test_time_is_bounded(demo: Any) -> None:
 
 
 def test_whoever_goes_away_frees_the_slot(server: Running) -> None:
+    def ended(finish: str) -> float:
+        found = re.search(rf'draftree_requests_total{{finish="{finish}"}} (\S+)', server.http.get("/metrics").text)
+        return 0 if found is None else float(found[1])
+
+    before = ended("cancelled"), ended("length")
     body = {"prompt": "The sea", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.2)
@@ -121,6 +152,24 @@ def test_whoever_goes_away_frees_the_slot(server: Running) -> None:
     began = time.monotonic()
     assert server.idle(5)
     assert time.monotonic() - began < 1
+    assert (ended("cancelled"), ended("length")) == (before[0] + 2, before[1])
+
+
+def test_whoever_goes_away_while_it_is_taken_in_leaves_nothing_behind(demo: Any) -> None:
+    """As Ray's replicas have it, whose callers go at any moment: the thread goes on, and nothing runs for nobody."""
+    with serving(*demo) as server:
+        rules = Rules(max_new_tokens=1900)
+
+        async def ask(pause: float) -> None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(server.worker.start([Part([5, 6], rules)], 60), pause)
+
+        server.worker._tasks.put(lambda: time.sleep(0.2))  # a step that takes long
+        asyncio.run(ask(0.05))
+        time.sleep(0.3)
+        assert server.worker.alive
+        assert server.idle(1)
+        assert server.complete("Hi", max_tokens=1)["choices"]
 
 
 def test_stopping_lets_running_answers_end(demo: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -69,6 +70,54 @@ def test_stop_strings_cut_where_the_first_one_begins(pieces: list[str], stops: l
         body = given_out.removesuffix(cutter.found) if include else given_out
         assert text.startswith(body + cutter.found)
         assert not any(stop in body for stop in stops)
+
+
+def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """What of a text can be given before more of it is known, and the stop string that ended it."""
+    places = [(text.find(stop), -len(stop), stop) for stop in stops if stop in text]
+    if places:
+        at, _, found = min(places)
+        return text[:at], found
+    held = [n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])]
+    return text[: len(text) - max(held, default=0)], None
+
+
+@given(st.lists(st.text("ab", max_size=5), max_size=12), st.lists(st.text("ab", min_size=1, max_size=7), max_size=4))
+def test_what_is_held_and_found_equals_a_naive_search(pieces: list[str], stops: list[str]) -> None:
+    cutter, given_out, text = StopStrings(stops), "", ""
+    for piece in pieces:
+        given_out, text = given_out + cutter.feed(piece), text + piece
+        assert (given_out, cutter.found) == naive(text, stops)
+        if cutter.found is not None:
+            return
+    assert given_out + cutter.rest() == text
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=12), STOPS, st.integers(0, 12))
+def test_what_is_complete_too_early_is_text(pieces: list[str], stops: list[str], least: int) -> None:
+    cutter, given_out, text = StopStrings(stops), "", ""
+    for number, piece in enumerate(pieces):
+        given_out += cutter.feed(piece, may_end=number >= least)
+        ends = [len(text) + n for n in range(1, len(piece) + 1) if number >= least]
+        text += piece
+        starts = [end - len(stop) for stop in stops for end in ends if text[:end].endswith(stop)]
+        assert (cutter.found is None) == (not starts)
+        if starts:
+            assert given_out == text[: min(starts)]
+            return
+    assert given_out + cutter.rest() == text
+
+
+def test_long_stop_strings_take_no_longer() -> None:
+    """A string that the text keeps beginning with, at each of its places."""
+    cutter = StopStrings(["!" * 50_000 + "x", *("z" * 30_000 + str(i) for i in range(15))])
+    began = time.process_time()
+    for _ in range(20_000):
+        assert cutter.feed("!") == ""
+    assert (
+        time.process_time() - began < 10
+    )  # less than one; a second for each token where what is held is searched again
+    assert cutter.feed("y") == "!" * 20_000 + "y"
 
 
 def test_what_cannot_become_a_stop_string_is_given_at_once() -> None:

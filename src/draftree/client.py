@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+DEFAULT_TOKENS = 128
 BUSY = (429, 500, 502, 503, 504)  # another server may be able to answer
 
 
@@ -93,15 +94,23 @@ class Client:
         Args:
             prompt: a text, token ids, or the messages of a chat.
             answer: is filled while the pieces come.
-            fields: of /v1/completions. Without a seed one is drawn, so that a resumed answer goes on as it began.
+            fields: of /v1/completions, without those of several answers and of an answer that begins with its prompt;
+                None is as good as left out. Without a seed one is drawn, so that a resumed answer goes on as it began.
 
         Raises:
-            ValueError: what a server refuses (status 4xx), in its words.
+            ValueError: `n`, `best_of` or `echo`; what a server refuses (status 4xx), in its words.
             ServerError: no server answers.
         """
+        fields = {name: value for name, value in fields.items() if value is not None}
+        for name, harmless in (("n", 1), ("best_of", 1), ("echo", False)):
+            if fields.pop(name, harmless) != harmless:
+                raise ValueError(f"The client gives one answer, without its prompt: leave {name} out.")
         answer = Answer() if answer is None else answer
+        return self._pieces(prompt, answer, {"seed": random.getrandbits(62), "max_tokens": DEFAULT_TOKENS} | fields)
+
+    def _pieces(self, prompt: Any, answer: Answer, fields: dict[str, Any]) -> Iterator[Piece]:
+        """See `stream`; checked."""
         ids = self._ids(prompt)
-        fields = {"seed": random.getrandbits(62), "max_tokens": 128} | fields
         failures = 0
         while answer.finish_reason is None:
             before = len(answer.token_ids)

@@ -10,12 +10,13 @@ import torch
 from draftree.engine.passes import tree_pass
 from draftree.engine.request import TokenScores
 from draftree.runner import Runner
+from draftree.runner.kv.cache import SlotCache
 from draftree.tree import TokenTree
 
 CHUNK = 256  # tokens of a pass; each has logits of the whole vocabulary
 
 
-def score_prompt(runner: Runner, prompt: Sequence[int], count: int) -> Iterator[list[TokenScores]]:
+def score_prompt(runner: Runner, prompt: Sequence[int], count: int, cache: SlotCache) -> Iterator[list[TokenScores]]:
     """The scores of `prompt[1:]`, given what stands before each; the first token has none.
 
     Yields them chunk by chunk, so that others may have passes in between.
@@ -24,8 +25,9 @@ def score_prompt(runner: Runner, prompt: Sequence[int], count: int) -> Iterator[
         runner: of a decoder-only model.
         prompt: token ids.
         count: how many of the likeliest tokens to tell with each.
+        cache: of one slot, which nobody else uses before the last chunk; what it holds is forgotten.
     """
-    cache = runner.new_cache(1, len(prompt))
+    cache.clear(0)
     for begin in range(0, len(prompt) - 1, CHUNK):
         chunk = list(prompt[begin : min(begin + CHUNK, len(prompt) - 1)])
         with runner.guard(), runner.lock:

@@ -18,8 +18,9 @@ from draftree.serve.logs import log_failure
 from draftree.serve.messages import MessageReader
 from draftree.serve.parts import Delta, Part
 from draftree.serve.schema import Chat, Completion, StreamOptions
+from draftree.serve.token_bytes import TokenBytes
 from draftree.serve.worker import Answers, StoppingError
-from draftree.trace.labels import label
+from draftree.trace.labels import label, pieces
 
 STATISTICS = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "accepted_by_depth", "accepted_by_source")
 
@@ -49,7 +50,7 @@ class Call:
     Attributes:
         body: the request's fields.
         model: its name.
-        tokenizer: for the texts of single tokens.
+        tokenizer: for the texts of single tokens, and `bytes` for what they are parts of.
         logprobs: likeliest tokens to report with each; None for no log-probabilities.
         echo: text of the prompts that stands before completions, and `scores` of their tokens; "" for none.
         prediction: its token ids.
@@ -66,6 +67,10 @@ class Call:
     readers: Sequence[MessageReader] = ()
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
+    bytes: TokenBytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bytes = TokenBytes(self.tokenizer)
 
     @property
     def chat(self) -> bool:
@@ -97,12 +102,13 @@ def usage(parts: Sequence[Part], prompts: int, prediction: Sequence[int] = ()) -
         prediction: token ids.
     """
     new = sum(part.given for part in parts)
-    reused = sum(0 if part.request is None else part.request.reused for part in parts)
+    tries = sum(len(part.prompt) for part in parts) // prompts  # of each prompt, which counts once
+    reused = sum(0 if part.request is None else part.request.reused for part in parts) // tries
     found: dict[str, Any] = {
         "prompt_tokens": prompts,
         "completion_tokens": new,
         "total_tokens": prompts + new,
-        "prompt_tokens_details": {"cached_tokens": min(reused, prompts)},
+        "prompt_tokens_details": {"cached_tokens": reused},
     }
     if prediction:
         pairs = set(itertools.pairwise(prediction))
@@ -138,16 +144,16 @@ def statistics(parts: Sequence[Part]) -> dict[str, Any]:
     return {"answers": answers}
 
 
-def _logprobs(call: Call, emitted: Sequence[Emitted], part: Part) -> dict[str, Any] | None:
-    """`logprobs` of a choice that got these tokens; one without scores (a prompt's first) has null."""
+def _logprobs(call: Call, delta: Delta, part: Part) -> dict[str, Any] | None:
+    """`logprobs` of a choice that got this delta; a token without scores (a prompt's first) has null."""
     if call.logprobs is None:
         return None
+    emitted = delta.emitted
     if call.chat:
         return {"content": [_chat_token(call, e.token, e.scores) for e in emitted], "refusal": None}
-    texts = [call.token_text(e.token) for e in emitted]
-    *places, part.offset = itertools.accumulate(map(len, texts), initial=part.offset)
+    *places, part.offset = itertools.accumulate(map(len, delta.pieces), initial=part.offset)
     return {
-        "tokens": texts,
+        "tokens": [call.token_text(e.token) for e in emitted],
         "token_logprobs": [None if e.scores is None else _finite(e.scores.chosen) for e in emitted],
         "top_logprobs": [_tops(call, e.token, e.scores) for e in emitted],
         "text_offset": places,
@@ -161,8 +167,7 @@ def _chat_token(call: Call, token: int, scores: TokenScores | None) -> dict[str,
 
 
 def _one(call: Call, token: int, logprob: float) -> dict[str, Any]:
-    text = call.token_text(token)
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+    return {"token": call.token_text(token), "logprob": _finite(logprob), "bytes": call.bytes.of(token)}
 
 
 def _tops(call: Call, token: int, scores: TokenScores | None) -> dict[str, float] | None:
@@ -211,7 +216,7 @@ async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> Asyn
             part, details = parts[delta.index], _details(call, delta)
             if call.chat:
                 message, finish = _read(call, delta)
-                choice = _chat_choice(delta.index, message, finish, _logprobs(call, delta.emitted, part))
+                choice = _chat_choice(delta.index, message, finish, _logprobs(call, delta, part))
                 news = message or finish
             else:
                 choice = _completion_choice(call, delta, part)
@@ -231,7 +236,9 @@ async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> Asyn
 
 
 def told(error: BaseException) -> ApiError:
-    """What the client is told of an error that has ended its answer; one that is not the client's own is logged."""
+    """What the client is told of an error that has ended its answer; one that is the server's own is logged."""
+    if isinstance(error, ApiError):
+        return error
     if isinstance(error, GrammarError):
         return ApiError(str(error))
     if isinstance(error, StoppingError):
@@ -281,14 +288,16 @@ def _chat_choice(
 
 
 def _completion_choice(call: Call, delta: Delta, part: Part) -> dict[str, Any]:
-    logprobs = _logprobs(call, delta.emitted, part)
+    logprobs = _logprobs(call, delta, part)
     return {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
 
 
 def _echo(call: Call, part: Part, index: int) -> Delta:
     """The prompt of a completion, as if it had come as the answer's beginning."""
-    scores = [None, *call.scores[index]] if call.scores else []
-    return Delta(index, call.echo[index], [Emitted(t, None, s) for t, s in zip(part.prompt, scores, strict=False)])
+    if not call.scores:
+        return Delta(index, call.echo[index])
+    emitted = [Emitted(t, None, s) for t, s in zip(part.prompt, [None, *call.scores[index]], strict=True)]
+    return Delta(index, call.echo[index], emitted, pieces(call.tokenizer, list(part.prompt)))
 
 
 async def collect(answers: Answers | NoAnswers) -> list[Delta]:
@@ -326,7 +335,7 @@ def whole_choice(call: Call, delta: Delta, index: int, part: Part) -> dict[str, 
         message = {"role": "assistant", "content": None if "tool_calls" in found else "", "refusal": None} | found
         for one in message.get("tool_calls", ()):
             del one["index"]
-        logprobs = _logprobs(call, delta.emitted, part)
+        logprobs = _logprobs(call, delta, part)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish} | own
     if call.echo:
         prompt = _echo(call, part, delta.index)

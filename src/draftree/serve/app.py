@@ -56,7 +56,6 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
     app = FastAPI(title="draftree", version=__version__, lifespan=life, **own)
     app.state.server = server
     app.add_exception_handler(ApiError, _refuse)  # type: ignore[arg-type]
-    app.add_exception_handler(StoppingError, _stopping)
     app.add_exception_handler(404, _not_found)
     app.add_exception_handler(405, _not_found)
     app.add_middleware(Watch, server=server)
@@ -83,10 +82,6 @@ def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None =
 
 async def _refuse(request: Request, error: ApiError) -> Response:
     return JSONResponse(error.body(), error.status, error.headers())
-
-
-async def _stopping(request: Request, error: Exception) -> Response:
-    return await _refuse(request, told(error))
 
 
 async def _not_found(request: Request, error: Any) -> Response:

@@ -18,6 +18,7 @@ from draftree.serve.messages import MessageReader, chat_prompt, template_variabl
 from draftree.serve.parts import Part
 from draftree.serve.schema import Chat, Completion, Sampling, plain
 from draftree.serve.settings import ServerSettings
+from draftree.serve.text import MOST_CHARACTERS
 
 COMPLETION_TOKENS = 16  # the API's own default
 
@@ -170,7 +171,8 @@ class CallReader:
                 constraint=constraint,
             )
             skip = body.skip_special_tokens is not False
-            parts.append(Part(prompt, rules, body.stops, bool(body.include_stop_str_in_output), skip))
+            include, least = bool(body.include_stop_str_in_output), body.min_tokens or 0
+            parts.append(Part(prompt, rules, body.stops, include, skip, least))
         return parts
 
     def _room(self, body: Sampling, prompt: list[int], most: int | None) -> int:
@@ -229,6 +231,11 @@ class CallReader:
         self.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise ApiError("stream_options belongs to streams: set stream to true, or leave it out.", "stream_options")
+        longest = max(map(len, body.stops), default=0)
+        if longest > MOST_CHARACTERS:
+            raise ApiError(
+                f"A stop string has {longest} characters: give strings of at most {MOST_CHARACTERS}.", "stop"
+            )
         name = body.own.drafter
         if name not in (None, "off", None if self.drafter is None else self.drafter.name):
             there = "'off'" if self.drafter is None else f"'off' or {self.drafter.name!r}"

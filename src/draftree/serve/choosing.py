@@ -27,6 +27,7 @@ FIELDS: dict[str, Any] = {
     "typical_p": 1.0,
     "repetition_penalty": 1.0,
 }
+LEAST_TEMPERATURE = 1e-5  # below it the best token is taken, as at 0: divided by less, scores are no numbers any more
 
 
 class OutputPenalties(LogitsProcessor):
@@ -79,7 +80,7 @@ def make_rules(
     own = target.model.generation_config
     fields = {name: getattr(body, name) for name in FIELDS}
     fields = {n: v if v is not None else _own(own, n, FIELDS[n]) for n, v in fields.items()}
-    sample = fields["temperature"] > 0
+    sample = fields["temperature"] >= LEAST_TEMPERATURE
     if sample:
         fields["top_k"] = max(0, fields["top_k"])
     else:
@@ -122,7 +123,7 @@ def draws(target: Any, body: Sampling) -> bool:
     temperature = body.temperature
     if temperature is None:
         temperature = _own(target.model.generation_config, "temperature", FIELDS["temperature"])
-    return temperature > 0
+    return temperature >= LEAST_TEMPERATURE
 
 
 def seeds(target: Any, body: Sampling, count: int) -> list[int | None]:

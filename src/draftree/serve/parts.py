@@ -17,9 +17,9 @@ class Delta:
         index: which answer of its request.
         text: new text, without what may become a stop string.
         emitted: the new tokens.
-        pieces: where the rules keep trees, what each of them adds to the text, a stop string included.
+        pieces: where the rules keep trees or scores, what each of them adds to the text, a stop string included.
         trees: draft trees of the steps that brought them, where the rules keep them.
-        finish: "stop", "length" or "error" with the last delta, else None.
+        finish: "stop", "length", "error" or "cancelled" (nobody reads it any more) with the last delta, else None.
         error: what ended the answer, with the finish "error".
     """
 
@@ -50,6 +50,7 @@ class Part:
         stops: strings that end it.
         include_stop: whether the text keeps the string that ended it.
         skip_special_tokens: leave EOS and the like out of the text.
+        min_tokens: a stop string that is complete within so many tokens of the answer does not end it.
         request: the engine's, once it has been added.
         given: its tokens that have become deltas.
         offset: where its next token begins in its text, for `text_offset`.
@@ -63,6 +64,7 @@ class Part:
     stops: Sequence[str] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    min_tokens: int = 0
     request: Request | None = None
     given: int = 0
     offset: int = 0

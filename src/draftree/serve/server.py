@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from typing import Any
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -13,16 +15,17 @@ from fastapi.sse import EventSourceResponse
 from starlette.requests import ClientDisconnect
 
 from draftree.engine import Engine
+from draftree.engine.request import TokenScores
 from draftree.serve.answers import Call, NoAnswers, best, collect, statistics, stream, told, usage, whole_choice
 from draftree.serve.bodies import Body, read_body
 from draftree.serve.calls import CallReader
 from draftree.serve.errors import ApiError
 from draftree.serve.metrics import Metrics
 from draftree.serve.parts import Delta, Part
-from draftree.serve.schema import Chat, Completion
 from draftree.serve.settings import ServerSettings
-from draftree.serve.worker import Answers, FullError, Worker
+from draftree.serve.worker import Answers, FullError, StoppingError, Worker
 
+T = TypeVar("T")
 GONE = "The client has gone away."
 
 
@@ -77,32 +80,50 @@ class Server:
             )
         return found
 
-    async def start(self, parts: list[Part], body: Completion | Chat) -> Answers:
+    async def start(self, parts: list[Part], timeout: float, *, whole: bool) -> Answers:
         """Have the worker answer.
 
         Args:
             parts: the answers.
-            body: the request that they answer.
+            timeout: seconds after which they end as they are.
+            whole: nobody reads them before they are over.
 
         Raises:
-            ApiError: the queue is full, or the engine refuses a prompt.
-            StoppingError: the server is shutting down.
+            ApiError: the queue is full, the server is stopping, or the engine refuses a prompt.
         """
-        timeout = min(self.settings.timeout, body.own.timeout or math.inf)
         try:
-            return await self.worker.start(parts, timeout, whole=not body.stream)
-        except FullError as error:
-            raise ApiError(str(error), status=429, code="queue_full", retry_after=error.retry_after) from None
+            with _refusals():
+                return await self.worker.start(parts, timeout, whole=whole)
         except ValueError as error:
             raise ApiError(str(error)) from None
+
+    async def score(self, parts: list[Part], count: int, tries: int, timeout: float) -> list[list[TokenScores]]:
+        """Have the worker score the prompt of each part.
+
+        Args:
+            parts: `tries` for each prompt.
+            count: how many of the likeliest tokens to tell with each token.
+            tries: how often each prompt stands among the parts; it is scored once.
+            timeout: seconds after which the request is refused.
+
+        Raises:
+            ApiError: the queue is full, the server is stopping, or the time is over.
+        """
+        with _refusals():
+            found = await self.worker.score([part.prompt for part in parts[::tries]], count, timeout)
+        return [scores for scores in found for _ in range(tries)]
 
     async def answer(self, request: Request, call: Call, parts: list[Part]) -> Response:
         """The response to a call, streamed or whole."""
         body, n, tries = call.body, call.body.n or 1, call.body.tries
         prompts = sum(len(part.prompt) for part in parts) // tries
+        deadline = time.monotonic() + min(self.settings.timeout, body.own.timeout or math.inf)
         if call.echo and call.logprobs is not None:
-            call.scores = [await self.worker.score(part.prompt, call.logprobs) for part in parts]
-        answers = NoAnswers(parts) if body.max_tokens == 0 else await self.start(parts, body)
+            scoring = self.score(parts, call.logprobs, tries, deadline - time.monotonic())
+            call.scores = await _while_there(request, scoring)
+        answers: Answers | NoAnswers = NoAnswers(parts)
+        if body.max_tokens != 0:
+            answers = await self.start(parts, deadline - time.monotonic(), whole=not body.stream)
         if body.stream:
             return EventSourceResponse(stream(call, answers, prompts), headers={"Cache-Control": "no-cache"})
         whole = await self._whole(request, answers)
@@ -117,20 +138,43 @@ class Server:
 
     async def _whole(self, request: Request, answers: Answers | NoAnswers) -> list[Delta]:
         """All of the answers; a client that goes away ends them."""
-        done, gone = asyncio.ensure_future(collect(answers)), asyncio.ensure_future(_gone(request))
         try:
-            await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not done.done():
-                raise ApiError(GONE, status=499)
-            error = done.exception()
-            if error is not None:
-                raise told(error)
-            return done.result()
-        finally:
-            gone.cancel()
-            if not done.done():
-                done.cancel()
-                answers.cancel()
+            return await _while_there(request, collect(answers))
+        except BaseException as error:
+            answers.cancel()
+            if not isinstance(error, Exception):
+                raise
+            raise told(error) from None
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What the worker refuses, as clients are told."""
+    try:
+        yield
+    except FullError as error:
+        raise ApiError(str(error), status=429, code="queue_full", retry_after=error.retry_after) from None
+    except StoppingError as error:
+        raise told(error) from None
+    except TimeoutError as error:
+        raise ApiError(str(error), status=408, code="timeout") from None
+
+
+async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` brings; a client that goes away ends it.
+
+    Raises:
+        ApiError: the client has gone.
+    """
+    done, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise ApiError(GONE, status=499)
+        return done.result()
+    finally:
+        gone.cancel()
+        done.cancel()
 
 
 async def _gone(request: Request) -> None:

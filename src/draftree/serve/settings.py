@@ -15,7 +15,8 @@ class ServerSettings:
 
     Attributes:
         model_name: what clients call the model.
-        api_keys: who presents one of these may use the server; none lets everybody.
+        api_keys: who presents one of these, of printable ASCII, may use the server; none lets everybody. Blanks around
+            a key do not count.
         slots: requests decoded together.
         queue: requests that may wait for a slot; more are answered with status 429.
         max_prompt_tokens: longest prompt; None for the model's context.
@@ -27,7 +28,7 @@ class ServerSettings:
             keeps; "all" shares both among all.
 
     Raises:
-        ValueError: a number out of range, or an unknown way of sharing.
+        ValueError: a number out of range, an unknown way of sharing, or a key that nobody could present.
     """
 
     model_name: str = "draftree"
@@ -51,8 +52,13 @@ class ServerSettings:
             raise ValueError(f"timeout is {self.timeout:g}: give seconds over 0.")
         if self.sharing not in SHARING:
             raise ValueError(f"sharing is {self.sharing!r}: give 'key' or 'all'.")
-        if any(not key.strip() for key in self.api_keys):
+        object.__setattr__(self, "api_keys", tuple(key.strip() for key in self.api_keys))
+        if not all(self.api_keys):
             raise ValueError("An API key is empty: leave it out, or give it at least one character.")
+        if not all(key.isascii() and key.isprintable() for key in self.api_keys):
+            raise ValueError(
+                "An API key has characters that clients cannot send: give letters, digits and signs of ASCII."
+            )
 
     def key_of(self, authorization: str | None) -> str | None:
         """A short name of the key that a request presents, the same for every request; None for no known key.

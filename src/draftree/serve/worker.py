@@ -6,17 +6,16 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from draftree.detokenizer import Detokenizer
 from draftree.engine import Engine
-from draftree.engine.request import State, TokenScores
-from draftree.engine.scoring import score_prompt
+from draftree.engine.request import State
 from draftree.serve.parts import Delta, Part
+from draftree.serve.scoring import Scorer, Scores, Scoring, fail
 from draftree.serve.text import StopStrings
 
 log = logging.getLogger("draftree.serve")
@@ -32,6 +31,7 @@ class Answers:
     def __init__(self, worker: Worker, parts: list[Part], timeout: float, *, whole: bool) -> None:
         self.parts, self.whole = parts, whole
         self.deadline = time.monotonic() + timeout
+        self.abandoned = False  # nobody reads them any more
         self._worker = worker
         self.loop = asyncio.get_running_loop()
         self._ready: dict[int, Delta] = {}
@@ -86,9 +86,16 @@ class _Live:
         self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=self.part.skip_special_tokens)
         self.stops = StopStrings(self.part.stops, include=self.part.include_stop)
         self.held: Delta | None = None  # of an answer that is wanted whole
+        self.tokens = 0  # of the answer, those begun elsewhere included
         resumed = self.part.rules.resumed
         for token in self.part.prompt[len(self.part.prompt) - resumed :]:  # their text has been given already
-            self.stops.feed(self.detokenizer.feed(token))
+            self.read(token)
+
+    def read(self, token: int) -> tuple[str, str]:
+        """The answer's next token: what it adds to the text, and what of the text can be given now."""
+        self.tokens += 1
+        piece = self.detokenizer.feed(token)
+        return piece, self.stops.feed(piece, may_end=self.tokens > self.part.min_tokens)
 
     def news(self, now: float) -> Delta | None:
         """What has come since the last call; None where nothing has."""
@@ -103,9 +110,9 @@ class _Live:
         delta, texts = Delta(self.index), []
         for emitted in request.output[part.given :]:
             delta.emitted.append(emitted)
-            piece = self.detokenizer.feed(emitted.token)
-            texts.append(self.stops.feed(piece))
-            if part.rules.keep_trees:
+            piece, text = self.read(emitted.token)
+            texts.append(text)
+            if part.rules.keep_trees or part.rules.logprobs is not None:
                 delta.pieces.append(piece)
             if self.stops.found is not None:
                 break
@@ -117,8 +124,10 @@ class _Live:
         if self.stops.found is not None:
             delta.finish = "stop"
         elif over:
-            texts += [self.stops.feed(self.detokenizer.rest()), self.stops.rest()]
-            ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "length"}
+            last = self.stops.feed(self.detokenizer.rest(), may_end=self.tokens > part.min_tokens)
+            texts += [last, self.stops.rest()]
+            cancelled = "cancelled" if self.answers.abandoned else "length"
+            ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": cancelled}
             ended = "error" if isinstance(request.error, StoppingError) else str(request.finish_reason)
             delta.finish = "stop" if self.stops.found is not None else ends.get(ended, "error")
         delta.text = "".join(texts)
@@ -167,15 +176,15 @@ class Worker:
         self.on_end: list[Callable[[Part], None]] = []
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[_Live] = []
-        self._scoring: deque[tuple[Iterator[list[TokenScores]], list[TokenScores], Future[list[TokenScores]]]] = deque()
+        self._scorer = Scorer(engine.runner)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
         self._thread.start()
 
     @property
     def live(self) -> int:
-        """Answers that wait or run."""
-        return len(self._live)
+        """Answers that wait or run, and prompts that wait for their scores."""
+        return len(self._live) + len(self._scorer)
 
     @property
     def alive(self) -> bool:
@@ -200,17 +209,33 @@ class Worker:
         answers = Answers(self, parts, timeout, whole=whole)
         added: Future[None] = Future()
         self._put(lambda: self._add(answers, added))
-        await asyncio.wrap_future(added)
+        try:
+            await asyncio.wrap_future(added)
+        except asyncio.CancelledError:  # whoever asked is gone
+            self.cancel(answers)
+            raise
         return answers
 
-    async def score(self, prompt: Sequence[int], count: int) -> list[TokenScores]:
-        """Scores of a prompt's tokens behind the first, see `score_prompt`."""
-        found: Future[list[TokenScores]] = Future()
-        self._put(lambda: self._scoring.append((score_prompt(self.engine.runner, prompt, count), [], found)))
-        return await asyncio.wrap_future(found)
+    async def score(self, prompts: Sequence[Sequence[int]], count: int, timeout: float) -> Scores:
+        """Scores of each prompt's tokens behind the first, see `score_prompt`. A caller that is cancelled ends it.
+
+        Args:
+            prompts: token ids.
+            count: how many of the likeliest tokens to tell with each.
+            timeout: seconds after which it fails.
+
+        Raises:
+            FullError: too many prompts and answers wait already.
+            StoppingError: the server is shutting down.
+            TimeoutError: it took too long.
+        """
+        scoring = Scoring(prompts, count, time.monotonic() + timeout)
+        self._put(lambda: self._add_scoring(scoring))
+        return await asyncio.wrap_future(scoring.found)
 
     def cancel(self, answers: Answers) -> None:
         """End the parts of `answers` that still wait or run."""
+        answers.abandoned = True
         self._tasks.put(lambda: self._end(answers))
 
     def close(self, grace: float = 0.0) -> None:
@@ -239,14 +264,14 @@ class Worker:
                 except Exception:
                     log.exception("a step failed")
                 self._deliver()
-            if self._scoring:
-                self._score()
-            if self._stopping and not self.engine.busy and not self._scoring and self._tasks.empty():
+            if self._scorer:
+                self._scorer.turn()
+            if self._stopping and not self.engine.busy and not self._scorer and self._tasks.empty():
                 return
 
     def _take_tasks(self) -> None:
         """Do what event loops ask for; sleeps while there is nothing at all to do."""
-        idle = not self.engine.busy and not self._scoring and not self._stopping
+        idle = not self.engine.busy and not self._scorer and not self._stopping
         try:
             while True:
                 self._tasks.get(block=idle)()
@@ -255,11 +280,11 @@ class Worker:
             return
 
     def _add(self, answers: Answers, added: Future[None]) -> None:
+        if not added.set_running_or_notify_cancel():
+            return
         now = time.monotonic()
         try:
-            waiting = len(self._live) + len(answers.parts)
-            if waiting > self._most:
-                raise FullError(max(1, round(self._usual * waiting / self.engine.config.slots)))
+            self._make_sure_of_room(len(answers.parts))
             for part in answers.parts:
                 part.added = now
                 part.request = self.engine.add(part.prompt, part.rules)
@@ -269,6 +294,19 @@ class Worker:
             return
         self._live += [_Live(answers, i, self.tokenizer) for i in range(len(answers.parts))]
         added.set_result(None)
+
+    def _add_scoring(self, scoring: Scoring) -> None:
+        try:
+            self._make_sure_of_room(len(scoring.prompts))
+        except FullError as error:
+            fail(scoring, error)
+        else:
+            self._scorer.add(scoring)
+
+    def _make_sure_of_room(self, more: int) -> None:
+        waiting = self.live + more
+        if waiting > self._most:
+            raise FullError(max(1, round(self._usual * waiting / self.engine.config.slots)))
 
     def _end(self, answers: Answers) -> None:
         self._drop(answers)
@@ -280,11 +318,8 @@ class Worker:
             assert live.part.request is not None
             live.part.request.error = StoppingError()
             self._drop(live.answers)
-        for *_, found in self._scoring:
-            if not found.done():
-                found.set_exception(StoppingError())
-        self._scoring.clear()
         self._deliver()
+        self._scorer.end(StoppingError())
 
     def _deliver(self) -> None:
         """Hand out what the last step brought, in one call into each event loop."""
@@ -330,19 +365,6 @@ class Worker:
         for part in answers.parts:
             if part.request is not None:
                 self.engine.cancel(part.request)
-
-    def _score(self) -> None:
-        """One chunk of one prompt, so that those who decode go on."""
-        chunks, scored, found = self._scoring[0]
-        try:
-            scored += next(chunks)
-            self._scoring.rotate(-1)
-        except StopIteration:
-            self._scoring.popleft()
-            found.set_result(scored)
-        except Exception as error:
-            self._scoring.popleft()
-            found.set_exception(error)
 
 
 def _hand_over(news: list[tuple[Answers, Delta]]) -> None:

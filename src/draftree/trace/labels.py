@@ -13,6 +13,10 @@ from draftree.detokenizer import Detokenizer
 from draftree.trace.records import Trace
 
 BROKEN = "\ufffd"
+# Byte-level tokenizers name printable bytes by themselves and number the others from 256 on.
+_PRINTABLE = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
+_OTHERS = [b for b in range(256) if b not in _PRINTABLE]
+BYTE_ALPHABET = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
 LONGEST_NAME = 24  # characters of a prompt by which a request is known
 # What chat templates put around a prompt, such as "<|im_start|>user": markers, and the roles behind them.
 MARKER = re.compile(
@@ -67,14 +71,7 @@ def label(tokenizer: Any, token: int) -> str:
 
 def _byte(character: str) -> str:
     """What a character in a byte-level tokenizer's name stands for."""
-    value = _stands_for(character)
+    value = BYTE_ALPHABET.get(character)
+    if value is None:
+        return character
     return chr(value) if 32 <= value < 127 else f"\\x{value:02x}"
-
-
-def _stands_for(character: str) -> int:
-    code = ord(character)
-    # Byte-level tokenizers name printable bytes by themselves and number the others from 256 on.
-    return code if code < 256 else _HIDDEN[(code - 256) % len(_HIDDEN)]
-
-
-_HIDDEN = [b for b in range(256) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]

@@ -22,7 +22,20 @@ MISSING = f"Replicas need Ray: {install('serve,ray')}."
 ENDLESS = 1_000_000
 GRACE = 10.0  # seconds that running answers have when a replica is told to stop
 NUMBERS = {"slots": int, "queue": int, "max_prompt_tokens": int, "max_output_tokens": int, "timeout": float}
-OTHERS = ("model", "drafter", "name", "trie", "runner", "threads", "replicas", "most_replicas", "exchange", "api_keys")
+OTHERS = (
+    "model",
+    "drafter",
+    "name",
+    "trie",
+    "runner",
+    "threads",
+    "replicas",
+    "most_replicas",
+    "exchange",
+    "api_keys",
+    "share",
+)
+SHARING = {"true": "all", "false": "key"}
 
 
 def deployment(
@@ -89,8 +102,8 @@ def app(arguments: dict[str, Any]) -> Any:
     """The application of `serve run draftree.integrations.ray_serve:app NAME=VALUE ...`.
 
     Args:
-        arguments: model, drafter, trie, name, runner, threads, api_keys (joined by commas); replicas, most_replicas and
-            exchange of `deployment`; slots, queue, timeout and limits of `ServerSettings`.
+        arguments: model, drafter, trie, name, runner, threads, api_keys (joined by commas), share (true or false);
+            replicas, most_replicas and exchange of `deployment`; slots, queue, timeout and limits of `ServerSettings`.
 
     Raises:
         ValueError: an argument that is not known, or a value that cannot be.
@@ -110,11 +123,14 @@ def app(arguments: dict[str, Any]) -> Any:
     check_drafter(drafter, trie)
     given = {name: number(name, kind) for name, kind in NUMBERS.items() if name in arguments}
     keys = tuple(filter(None, str(arguments.get("api_keys", "")).split(",")))
+    share = str(arguments.get("share", "false")).lower()
+    if share not in SHARING:
+        raise ValueError(f"share is {arguments['share']!r}: give true or false.")
     name = arguments.get("name") or (Path(model).name if model else "draftree-demo")
     launch = Launch(
         model,
         partial(named_parts, drafter, trie),
-        ServerSettings(model_name=name, api_keys=keys, **given),
+        ServerSettings(model_name=name, api_keys=keys, sharing=SHARING[share], **given),
         runner=arguments.get("runner", "auto"),
         threads=number("threads", int, 1),
     )

@@ -1,0 +1,99 @@
+"""Scores of prompts that clients ask for: one prompt at a time, chunk by chunk, all in one cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from draftree.engine.request import TokenScores
+from draftree.engine.scoring import score_prompt
+from draftree.runner import Runner
+
+Scores = list[list[TokenScores]]
+LATE = "The time was over before the prompt was scored: allow more by draftree.timeout, or shorten the prompt."
+
+
+@dataclass(slots=True, eq=False)
+class Scoring:
+    """The prompts of one HTTP request.
+
+    Attributes:
+        prompts: token ids.
+        count: how many of the likeliest tokens to tell with each of theirs.
+        deadline: when their time is over, by `time.monotonic`.
+        found: gets the scores of each prompt, see `score_prompt`; whoever cancels it wants them no more.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    count: int
+    deadline: float
+    found: Future[Scores] = field(default_factory=Future)
+
+
+class Scorer:
+    """Scores prompts in the order in which they came; belongs to the worker's thread.
+
+    Args:
+        runner: of a decoder-only model.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._cache = runner.new_cache(1)
+        self._queue: list[tuple[Scoring, Iterator[Scores]]] = []
+
+    def __len__(self) -> int:
+        """Prompts that wait or are being scored."""
+        return sum(len(scoring.prompts) for scoring, _ in self._queue)
+
+    def add(self, scoring: Scoring) -> None:
+        """Queue the prompts of a request."""
+        self._queue.append((scoring, self._chunks(scoring)))
+
+    def turn(self) -> None:
+        """One chunk of one prompt, so that those who decode go on; ends what is late or wanted no more."""
+        now = time.monotonic()
+        for scoring, _ in self._queue:
+            if now > scoring.deadline:
+                fail(scoring, TimeoutError(LATE))
+        self._tidy()
+        if not self._queue:
+            return
+        scoring, chunks = self._queue[0]
+        try:
+            scores = next(chunks)
+        except Exception as error:
+            fail(scoring, error)
+        else:
+            if len(scores) == len(scoring.prompts) and scoring.found.set_running_or_notify_cancel():
+                scoring.found.set_result(scores)
+        self._tidy()
+
+    def end(self, error: Exception) -> None:
+        """End all of them with an error."""
+        for scoring, _ in self._queue:
+            fail(scoring, error)
+        self._tidy()
+
+    def _chunks(self, scoring: Scoring) -> Iterator[Scores]:
+        """The scores of all prompts that are done, after every chunk."""
+        done: Scores = []
+        for prompt in scoring.prompts:
+            scores: list[TokenScores] = []
+            for chunk in score_prompt(self._runner, prompt, scoring.count, self._cache):
+                scores += chunk
+                if len(scores) < len(prompt) - 1:
+                    yield done
+            done.append(scores)
+            yield done
+
+    def _tidy(self) -> None:
+        self._queue = [(scoring, chunks) for scoring, chunks in self._queue if not scoring.found.done()]
+
+
+def fail(scoring: Scoring, error: Exception) -> None:
+    """End the scoring with an error, where somebody still waits for it."""
+    if scoring.found.set_running_or_notify_cancel():
+        scoring.found.set_exception(error)
