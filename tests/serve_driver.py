@@ -15,7 +15,7 @@ import draftree
 from draftree.engine import Engine
 from draftree.serve.app import create_app
 from draftree.serve.settings import ServerSettings
-from draftree.serve.stopping import Door
+from draftree.serve.stopping import GracefulServer
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me about the sea."}]
 
@@ -31,7 +31,7 @@ class Running:
 
     def __init__(self, app: Any, grace: float = 5.0) -> None:
         self.app = app
-        self.server = Door(self.worker, app=app, port=0, log_level="error", grace=grace)
+        self.server = GracefulServer(self.worker, app=app, port=0, log_level="error", grace=grace)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         while not self.server.started:

@@ -62,7 +62,7 @@ def serve(
         from draftree.serve.launch import Launch
         from draftree.serve.logs import FORMATS, start_logging
         from draftree.serve.settings import ServerSettings
-        from draftree.serve.stopping import Door
+        from draftree.serve.stopping import GracefulServer
     except ImportError as error:
         raise ValueError(MISSING) from error
     drafting = drafting.under_grammars()
@@ -94,7 +94,7 @@ def serve(
     with listening(host, port) as opened:
         tell(host, opened.getsockname()[1], settings.model_name, app.state.server.engine)
         # Without a configuration of its own, uvicorn logs as all else does.
-        Door(app.state.server.worker, app=app, log_level="warning", log_config=None).run(sockets=[opened])
+        GracefulServer(app.state.server.worker, app=app, log_level="warning", log_config=None).run(sockets=[opened])
 
 
 def scale_out(launch: Launch, replicas: int, host: str, port: int) -> None:

@@ -15,7 +15,7 @@ GRACE = 10.0  # seconds that running answers have when the server is told to sto
 SENDING = 5  # seconds more, in which what has been answered by then is sent
 
 
-class Door(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """uvicorn's server, which goes on listening until the worker has stopped, so that clients hear that it stops.
 
     Args:
