@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import yaml
@@ -32,3 +33,23 @@ def test_files_that_are_mounted_are_there() -> None:
     assert (DEPLOY.parent / compose["services"]["draftree"]["build"]["dockerfile"]).is_file()
     for name in ("prometheus.yaml", "grafana/datasource.yaml", "grafana/dashboards.yaml"):
         assert yaml.safe_load((DEPLOY / name).read_text())
+
+
+def test_nobody_but_this_machine_gets_in_unless_told_otherwise() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    ports = [port for service in compose["services"].values() for port in service["ports"]]
+    assert len(ports) == 3
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_what_git_ignores_stays_out_of_the_image() -> None:
+    """Environments of several gigabytes among it, and a library that was compiled for another machine."""
+
+    def lines(name: str) -> list[str]:
+        text = (DEPLOY.parent / name).read_text()
+        return [line.strip("/") for line in text.splitlines() if line and not line.startswith("#")]
+
+    kept_out = [line.removeprefix("**/") for line in lines(".dockerignore")]
+    assert ".git" in kept_out
+    for line in lines(".gitignore"):
+        assert any(fnmatch(line.removeprefix("src/draftree/**/"), pattern) for pattern in kept_out), line
