@@ -10,6 +10,8 @@ from pathlib import Path
 import yaml
 from serve_driver import Running
 
+from draftree.serve.stopping import GRACE, SENDING
+
 DEPLOY = Path(__file__).parent.parent / "deploy"
 
 
@@ -30,7 +32,9 @@ def test_files_that_are_mounted_are_there() -> None:
     ]
     assert len(mounted) == 4
     assert all((DEPLOY / path).is_file() for path in mounted)
-    assert (DEPLOY.parent / compose["services"]["draftree"]["build"]["dockerfile"]).is_file()
+    own = compose["services"]["draftree"]
+    assert (DEPLOY.parent / own["build"]["dockerfile"]).is_file()
+    assert int(own["stop_grace_period"].removesuffix("s")) > GRACE + SENDING
     for name in ("prometheus.yaml", "grafana/datasource.yaml", "grafana/dashboards.yaml"):
         assert yaml.safe_load((DEPLOY / name).read_text())
 
