@@ -109,6 +109,14 @@ def test_overload_is_told_and_passes(demo: Any) -> None:
         assert server.complete("Hi")["choices"]
 
 
+def test_a_body_that_does_not_come_is_not_waited_for(demo: Any) -> None:
+    with serving(*demo, body_seconds=0.2) as server:
+        url = httpx.URL(server.url)
+        with socket.create_connection((url.host, url.port), timeout=30) as line:
+            line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+            assert line.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
 def test_limits_of_length(demo: Any) -> None:
     with serving(*demo, max_prompt_tokens=20, max_output_tokens=10, body_bytes=2000) as server:
         assert len(server.complete([5] * 20, max_tokens=10, ignore_eos=True, return_token_ids=True)["choices"]) == 1

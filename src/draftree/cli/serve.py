@@ -43,6 +43,8 @@ def serve(
     max_output_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of an answer.", show_default="the model's context")
     ] = None,
+    max_choices: Annotated[int, typer.Option(min=1, help="Most answers of one request (n, best_of, prompts).")] = 64,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 4 << 20,
     timeout: Annotated[float, typer.Option(help="Seconds after which an answer ends as it is.")] = 600.0,
     api_key: Annotated[
         list[str] | None,
@@ -76,11 +78,14 @@ def serve(
     keys = [*(api_key or ()), *(key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip())]
     settings = ServerSettings(
         model_name=name or (Path(model).name if model else "draftree-demo"),
+        root=model or "",
         api_keys=tuple(keys),
         slots=slots,
         queue=queue,
         max_prompt_tokens=max_prompt_tokens,
         max_output_tokens=max_output_tokens,
+        most_choices=max_choices,
+        body_bytes=max_body_bytes,
         timeout=timeout,
         sharing="all" if share else "key",
     )

@@ -35,7 +35,7 @@ def add_extras(app: FastAPI, server: Server) -> None:
 
     def model() -> dict[str, Any]:
         own = {"id": settings.model_name, "object": "model", "created": server.started, "owned_by": "draftree"}
-        return own | {"root": settings.model_name, "max_model_len": server.engine.target.max_positions}
+        return own | {"root": settings.root or settings.model_name, "max_model_len": server.engine.target.max_positions}
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:

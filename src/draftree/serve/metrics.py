@@ -37,7 +37,9 @@ class Metrics:
         self._stages = Counter("draftree_step_seconds", "Time of steps by stage.", ["stage"], **own)
         self._sources = Counter("draftree_accepted_tokens_by_drafter", "Accepted draft tokens.", ["drafter"], **own)
         self._latencies = _Latencies(self.registry)
-        self._speculation = [_Speculation(prefix, self.registry) for prefix in ("draftree_", "vllm:spec_decode_")]
+        self._speculation = [
+            _Speculation(prefix, self.registry) for prefix in ("draftree_spec_decode_", "vllm:spec_decode_")
+        ]
         self.registry.register(_Gauges(engine))
 
     def responded(self, status: int) -> None:

@@ -50,15 +50,20 @@ class Server:
         """A request's body as `kind`.
 
         Raises:
-            ApiError: too long, not of this kind, or the client has gone away meanwhile.
+            ApiError: too long, too slow, not of this kind, or the client has gone away meanwhile.
         """
         parts, size = [], 0
         try:
-            async for piece in request.stream():
-                size += len(piece)
-                if size > self.settings.body_bytes:
-                    raise ApiError(f"The body is longer than {self.settings.body_bytes} bytes: shorten it.", status=413)
-                parts.append(piece)
+            async with asyncio.timeout(self.settings.body_seconds):
+                async for piece in request.stream():
+                    size += len(piece)
+                    if size > self.settings.body_bytes:
+                        most = self.settings.body_bytes
+                        raise ApiError(f"The body is longer than {most} bytes: shorten it.", status=413)
+                    parts.append(piece)
+        except TimeoutError:
+            seconds = self.settings.body_seconds
+            raise ApiError(f"The body was not there after {seconds:g} seconds: send it at once.", status=408) from None
         except ClientDisconnect:
             raise ApiError(GONE, status=499) from None
         return read_body(b"".join(parts), kind)

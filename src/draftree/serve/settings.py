@@ -15,6 +15,7 @@ class ServerSettings:
 
     Attributes:
         model_name: what clients call the model.
+        root: the hub name or folder that it was loaded from, as clients are told it; empty for `model_name`.
         api_keys: who presents one of these, of printable ASCII, may use the server; none lets everybody. Blanks around
             a key do not count.
         slots: requests decoded together.
@@ -23,6 +24,7 @@ class ServerSettings:
         max_output_tokens: most tokens of one answer; None for the model's context.
         most_choices: most answers of one request: `n`, `best_of`, and prompts in a list.
         body_bytes: longest body of a request.
+        body_seconds: time that a client has to send one.
         timeout: seconds after which an answer ends as it is, with finish_reason "length".
         sharing: "key" lets keys (and the `user`s of one key) share neither what drafters learned nor what the cache
             keeps; "all" shares both among all.
@@ -32,6 +34,7 @@ class ServerSettings:
     """
 
     model_name: str = "draftree"
+    root: str = ""
     api_keys: tuple[str, ...] = ()
     slots: int = 8
     queue: int = 256
@@ -39,6 +42,7 @@ class ServerSettings:
     max_output_tokens: int | None = None
     most_choices: int = 64
     body_bytes: int = 4 << 20
+    body_seconds: float = 30.0
     timeout: float = 600.0
     sharing: str = "key"
 

@@ -130,7 +130,7 @@ def app(arguments: dict[str, Any]) -> Any:
     launch = Launch(
         model,
         partial(named_parts, drafter, trie),
-        ServerSettings(model_name=name, api_keys=keys, sharing=SHARING[share], **given),
+        ServerSettings(model_name=name, root=model or "", api_keys=keys, sharing=SHARING[share], **given),
         runner=arguments.get("runner", "auto"),
         threads=number("threads", int, 1),
     )
