@@ -78,8 +78,7 @@ def test_whoever_goes_away_ends_it(server: Running, fields: dict[str, Any]) -> N
     assert server.idle(2)
 
 
-def test_scores_stop_with_the_server(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.serve.app.GRACE", 0.1)
+def test_scores_stop_with_the_server(demo: Any) -> None:
     found: list[httpx.Response] = []
     with serving(*demo) as server:
         body = {"prompt": [[5] * 2000] * 64, **SCORED}

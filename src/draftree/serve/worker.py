@@ -287,11 +287,12 @@ class Worker:
             for part in answers.parts:
                 part.added = now
                 part.request = self.engine.add(part.prompt, part.rules)
+            live = [_Live(answers, i, self.tokenizer) for i in range(len(answers.parts))]
         except Exception as error:
             self._drop(answers)
             added.set_exception(error)
             return
-        self._live += [_Live(answers, i, self.tokenizer) for i in range(len(answers.parts))]
+        self._live += live
         added.set_result(None)
 
     def _add_scoring(self, scoring: Scoring) -> None:
