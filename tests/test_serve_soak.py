@@ -1,7 +1,8 @@
 """The server under load for long: requests that come, go and break off; nothing is lost and nothing grows.
 
-Two minutes in the slow suite; `DRAFTREE_SOAK=30` makes it thirty. Memory is read after a first tenth, when caches have
-filled. Tries learn up to their bound, which is small here: else they would grow for hours.
+Two minutes in the slow suite; `DRAFTREE_SOAK=30` makes it thirty. Memory is read first after a warm-up, when caches
+have filled, and may grow by a hundredth an hour from there, besides what allocators go on to take: the longer it runs,
+the less that hides. Tries learn up to their bound, which is small here: else they would grow for hours.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from draftree.tuning.file import Spec, write_tuned
 
 MINUTES = float(os.environ.get("DRAFTREE_SOAK", "2"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60 * MINUTES + 180)]
-# What allocators keep in a run of minutes, in bytes: some 300 for each request of the two minutes.
-SLACK = 10 << 20
+WARM_UP = max(60.0, 20 * MINUTES)  # seconds
+HOURLY = 0.01  # of the memory after the warm-up
+SETTLING = 3 << 20  # bytes that allocators take after it, however long it runs: 2.3 MiB of 23 minutes, measured once
 TRIE_NODES = 4096  # of a trie, which has two; there is one for each of twenty users and one for all others
 
 
@@ -69,6 +71,7 @@ async def client(url: str, rng: random.Random, end: float, counts: dict[str, int
                     await http.post("/v1/completions", json=body(rng), timeout=rng.random() / 20)
                 elif kind < 0.3:  # leaves a stream in the middle
                     async with http.stream("POST", "/v1/completions", json=body(rng) | {"stream": True}) as stream:
+                        assert stream.status_code in (200, 429)
                         async for _ in stream.aiter_lines():
                             if rng.random() < 0.3:
                                 counts["broken off"] += 1
@@ -94,10 +97,10 @@ def test_memory_is_flat_and_no_slot_is_lost(demo: Any, tmp_path: Path) -> None:
         await asyncio.gather(*(client(url, random.Random(100 * seed + i), end, counts) for i in range(12)))
 
     try:
-        asyncio.run(load(6 * MINUTES, 0))
-        before = memory(process.pid)
-        asyncio.run(load(54 * MINUTES, 1))
-        after = memory(process.pid)
+        asyncio.run(load(WARM_UP, 0))
+        before, began = memory(process.pid), time.monotonic()
+        asyncio.run(load(60 * MINUTES - WARM_UP, 1))
+        after, hours = memory(process.pid), (time.monotonic() - began) / 3600
         deadline = time.monotonic() + 10
         while httpx.get(f"{url}/server_info").json()["live"]:
             assert time.monotonic() < deadline, "a request never ended"
@@ -109,7 +112,7 @@ def test_memory_is_flat_and_no_slot_is_lost(demo: Any, tmp_path: Path) -> None:
         told = f"{before / 2**20:.1f} MiB, then {after / 2**20:.1f} MiB"
         print(f"{counts}, {told}")
         assert all(counts.values())
-        assert after - before < SLACK, told
+        assert after - before < SETTLING + HOURLY * hours * before, told
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0 or process.returncode == -signal.SIGTERM
