@@ -55,10 +55,15 @@ def refused(
 
 @pytest.fixture(scope="module")
 def server(demo: Demo) -> Iterator[Any]:
-    """The embedded model behind the API, with Lookahead; see `serve_driver.Running`."""
+    """The embedded model behind the API, with Lookahead; see `serve_driver.Running`.
+
+    Its trees have one size: on a machine that is busy for a moment those sized by cost may draft nothing at all.
+    """
     from serve_driver import serving
 
-    with serving(*demo) as running:
+    from draftree.shaping import Fixed
+
+    with serving(*demo, shape=Fixed(8)) as running:
         yield running
 
 
