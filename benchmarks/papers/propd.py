@@ -89,6 +89,7 @@ def by_task(setup: Setup) -> Iterator[pd.DataFrame]:
     if not there:
         raise ValueError(f"No kind of text has {max(sizes)} prompts for a batch: give --per-set, or smaller batches.")
     rows: list[dict[str, Any]] = []
+    _published(setup)
     drafter, static = _static(setup)
     wrong, names = 0, (BPD, STATIC, PUBLISHED, OWN)
     left_out = ", ".join(sorted(set(tasks) - set(there))) or "none"
@@ -126,6 +127,7 @@ def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd
     rows: list[dict[str, Any]] = []
     claims: list[pd.DataFrame] = []
     wrong, sizes = 0, batches(setup)
+    _published(setup)
     drafter, static = _static(setup)
     for batch in sizes:
         ways = [Way(PLAIN), *(_way(setup, name, drafter, static) for name in names)]
@@ -202,9 +204,12 @@ def _way(setup: Setup, name: str, drafter: InModelDrafter, static: Case) -> Way:
     own = setup.drafter(*setup.named.values())
     if name == OWN:
         return Way(name, own, DynamicTree())
-    own_options = {name: setup[name] for name in ("alpha", "fading", "share_alpha")}
-    shape = ProPDTree(setup["nodes"], **own_options)
-    return Way(name, own, shape, options)
+    return Way(name, own, _published(setup), options)
+
+
+def _published(setup: Setup) -> ProPDTree:
+    """The paper's trees by the options that are named; refuses those that cannot be."""
+    return ProPDTree(setup["nodes"], **{name: setup[name] for name in ("alpha", "fading", "share_alpha")})
 
 
 TABLE = Experiment(
