@@ -1,8 +1,8 @@
 """What BiLD's paper claims, measured: speed at equal quality, quality at equal speed, and what a pass costs.
 
 Curves of quality against latency are compared point by point: for every point of one curve the other has its best
-point that is at least as fast, and the qualities of both sides are summed. Points that another one of their own curve
-beats in speed and quality are left out on both sides. Such a choice is made with hindsight, as a reader of the paper's
+point that is at least as fast, and the qualities of both sides are summed. Points of the first curve that another one
+of its own beats in speed and quality are left out. Such a choice is made with hindsight, as a reader of the paper's
 figures makes it.
 """
 
