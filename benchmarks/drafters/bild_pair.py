@@ -1,7 +1,9 @@
-"""A translation pair for BiLD, built on demand by this checkout's recipe: large, unaligned small, aligned small.
+"""A pair for BiLD, built on demand by this checkout's recipes: large, unaligned small, aligned small.
 
-`recipes/translation_pair.py` trains a large and a small T5 on references; then the small one learns all that the large
-one says to the same inputs (BiLD, section 3.5). What is complete is kept in the result folder and not made again.
+The unaligned small model learns references, the aligned one then all that the large one says to the same inputs (BiLD,
+section 3.5). Rows with `de` and `en` make a translation pair: `recipes/translation_pair.py` trains a large and a small
+T5. Where the options `field` and `reference` name a question and its answer, the large model is the embedded one, and
+`recipes/small_causal.py` trains the small one. What is complete is kept in the result folder and not made again.
 """
 
 from __future__ import annotations
@@ -10,19 +12,20 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Setup, on_demand
 from draftree.drafting import DraftModel
 from draftree.models import load_model
-from draftree.training.align_inputs import align_on_inputs
-from draftree.training.answers import AnswerOptions
+from draftree.training.align_inputs import align_on_inputs, template_of
+from draftree.training.answers import AnswerOptions, make_data
 from draftree.training.journal import fingerprint
 from draftree.training.options import RECIPE, Inputs, TrainOptions
 from draftree.training.questions import read_questions
 
-SCRIPT = Path(__file__).parents[2] / "recipes" / "translation_pair.py"
+RECIPES = Path(__file__).parents[2] / "recipes"
 OPTIONS: dict[str, Any] = {"pair_data": "", "pair_dev": "", "pair_minutes": 60.0}
 SIDES = ("de", "en")
 LARGE, SMALL = "large", "small"
@@ -35,7 +38,7 @@ def built(setup: Setup) -> Setup:
     """The setup with the pair that its options ask for: models, rows of the dev file, references.
 
     Raises:
-        ValueError: a named model beside it, no dev file, rows without both languages, or no minutes.
+        ValueError: a named model beside it, no dev file, rows without what was named, or no minutes.
         RuntimeError: the recipe has failed.
     """
     data, dev, minutes = Path(setup["pair_data"]), Path(setup["pair_dev"]), setup["pair_minutes"]
@@ -45,38 +48,71 @@ def built(setup: Setup) -> Setup:
         raise ValueError("A pair is built on pair_data and measured on other rows: name them by --set pair_dev=.")
     if not minutes > 0:
         raise ValueError(f"pair_minutes is {minutes}: give more than 0.")
+    translates = not setup["reference"]
+    field, reference = SIDES if translates else (setup["field"] or None, setup["reference"])
     for path in (data, dev):
-        read_questions([path], field=SIDES[0], reference=SIDES[1])
-    place = on_demand.place_of(setup) / f"pair-{fingerprint([data.read_bytes().hex(), minutes])[:12]}"
-    setup.watcher.stage("training of the pair", 2 + len(ROUNDS))
-    for name, own in ((LARGE, minutes), (SMALL, minutes * SHARE)):
-        if not (place / name / RECIPE).is_file():
-            _run(name, data, dev, place, own)
+        read_questions([path], field=field, reference=reference)
+    about = [data.read_bytes().hex(), minutes] if translates else [data.read_bytes().hex(), minutes, field, reference]
+    place = on_demand.place_of(setup) / f"pair-{fingerprint(about)[:12]}"
+    setup.watcher.stage("training of the pair", 4 if translates else 3)
+    named = _translation(setup, place, data, dev, minutes) if translates else _causal(setup, place, data, minutes)
+    named |= {"data": str(dev), "field": field or "", "reference": reference, "pair_data": ""}
+    return replace(setup, name=str(place / LARGE) if translates else None, options={**setup.options, **named})
+
+
+def _translation(setup: Setup, place: Path, data: Path, dev: Path, minutes: float) -> dict[str, str]:
+    """Both small models of a German-English pair, after the large one."""
+    for size, own in ((LARGE, minutes), (SMALL, minutes * SHARE)):
+        given = {"--size": size, "--data": data, "--dev": dev, "--out": place, "--minutes": own}
+        _run("translation_pair.py", place / size, given)
         setup.watcher.step()
-    aligned = place / SMALL
+    answers, aligned = AnswerOptions(LONGEST, slots=32), place / SMALL
     for number, (epochs, rate) in enumerate(ROUNDS):
-        out = place / f"aligned-{number + 1}"
-        if not (out / RECIPE).is_file():
-            shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew
-            large, tokenizer = load_model(str(place / LARGE))
-            small = DraftModel.from_pretrained(str(aligned), tokenizer, dtype=large.dtype).model
-            inputs = Inputs(data if number == 0 else place / "aligned-1" / "answers", field=SIDES[0])
-            options = TrainOptions(epochs=epochs, learning_rate=rate, batch=64, evaluations=1)
-            answers = AnswerOptions(LONGEST, slots=32)
-            align_on_inputs(
-                large, tokenizer, small, inputs, out, answers=answers, options=options, tell=on_demand.silent
-            )
-        aligned = out
+        options = TrainOptions(epochs=epochs, learning_rate=rate, batch=64, evaluations=1)
+        inputs = Inputs(data if number == 0 else place / "aligned-1" / "answers", field=SIDES[0])
+        large, tokenizer = load_model(str(place / LARGE))
+        aligned = _align(large, tokenizer, aligned, inputs, place / f"aligned-{number + 1}", answers, options)
         setup.watcher.step()
-    named = {"small": str(place / SMALL), "aligned": str(aligned), "data": str(dev)}
-    named |= {"field": SIDES[0], "reference": SIDES[1], "pair_data": ""}
-    return replace(setup, name=str(place / LARGE), options={**setup.options, **named})
+    return {"small": str(place / SMALL), "aligned": str(aligned)}
 
 
-def _run(size: str, data: Path, dev: Path, out: Path, minutes: float) -> None:
-    given = {"--size": size, "--data": data, "--dev": dev, "--out": out, "--minutes": minutes}
-    words = [str(word) for pair in given.items() for word in pair]
-    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, check=False)
+def _causal(setup: Setup, place: Path, data: Path, minutes: float) -> dict[str, str]:
+    """Both small models of the embedded one."""
+    field, learned = setup["field"] or None, place / "references"
+    questions = read_questions([data], field=field, reference=setup["reference"])
+    template = template_of(setup.tokenizer, setup["template"] or None)
+    answers = AnswerOptions(on_demand.ANSWER, skip_long=True)
+    about: dict[str, Any] = {"template": template, "options": answers}
+    told = partial(on_demand.references, setup, template)
+    make_data(setup.small, setup.tokenizer, questions, learned, **about, answer=told)
+    setup.watcher.step()
+    given = {"--data": learned, "--out": place / SMALL, "--minutes": minutes, "--hard": 1, "--prompt-weight": 0}
+    _run("small_causal.py", place / SMALL, given, "--unaligned")
+    setup.watcher.step()
+    options = TrainOptions(epochs=4.0, learning_rate=2e-3, batch=32, evaluations=1)
+    inputs = Inputs(data, field=field, template=setup["template"] or None)
+    aligned = _align(setup.small, setup.tokenizer, place / SMALL, inputs, place / "aligned", answers, options)
+    setup.watcher.step()
+    return {"small": str(place / SMALL), "aligned": str(aligned)}
+
+
+def _align(
+    large: Any, tokenizer: Any, start: Path, inputs: Inputs, out: Path, answers: AnswerOptions, options: TrainOptions
+) -> Path:
+    """The folder of the small model in `start` after it has learned what the large one says to the inputs."""
+    if not (out / RECIPE).is_file():
+        shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew
+        small = DraftModel.from_pretrained(str(start), tokenizer, dtype=large.dtype).model
+        align_on_inputs(large, tokenizer, small, inputs, out, answers=answers, options=options, tell=on_demand.silent)
+    return out
+
+
+def _run(script: str, out: Path, given: dict[str, Any], *flags: str) -> None:
+    """Run a recipe, unless what it writes is there already."""
+    if (out / RECIPE).is_file():
+        return
+    words = [*(str(word) for pair in given.items() for word in pair), *flags]
+    done = subprocess.run([sys.executable, str(RECIPES / script), *words], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"recipes/translation_pair.py --size {size} has failed: {last}")
+        raise RuntimeError(f"recipes/{script} has failed: {last}")

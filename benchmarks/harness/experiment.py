@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -54,7 +55,8 @@ class Experiment:
     @property
     def says(self) -> str:
         """What it shows, in a line."""
-        return (self.run.__doc__ or "").strip().splitlines()[0]
+        run = self.run.func if isinstance(self.run, partial) else self.run
+        return (run.__doc__ or "").strip().splitlines()[0]
 
     @property
     def needs(self) -> str:

@@ -64,12 +64,12 @@ def answers(setup: Setup) -> Path:
         template=template,
         options=AnswerOptions(ANSWER, skip_long=True),
         progress=lambda *_: setup.watcher.step(),
-        answer=partial(_references, setup, template) if field else None,
+        answer=partial(references, setup, template) if field else None,
     )
     return out
 
 
-def _references(setup: Setup, template: Any, questions: Sequence[Question]) -> Iterator[tuple[int, list[Any]]]:
+def references(setup: Setup, template: Any, questions: Sequence[Question]) -> Iterator[tuple[int, list[Any]]]:
     """Rows of a data set whose answers are the questions' references, each with an EOS at its end."""
     eos = eos_token_ids(setup.small)[:1]
     for one in questions:

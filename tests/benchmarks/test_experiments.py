@@ -292,6 +292,12 @@ def test_prompts_that_fill_no_batch_are_refused(prompts):
         run(EXPERIMENTS["gate"], {"batch": 8, "per_set": 1, "drafters": ["prompt-lookup"]}, prompts=prompts)
 
 
+def test_every_experiment_says_in_a_sentence_what_it_shows():
+    for name, experiment in EXPERIMENTS.items():
+        assert experiment.says.endswith("."), f"{name}: {experiment.says}"
+        assert "partial" not in experiment.says, name
+
+
 def test_the_list_tells_experiments_and_options():
     done = CliRunner().invoke(app, ["bench", "list"])
     assert all(re.search(rf"^ *{name} ", done.output, re.M) for name in EXPERIMENTS)

@@ -102,3 +102,24 @@ def test_a_pair_is_built_by_the_recipe_and_measured(tmp_path: Path) -> None:
     assert len(recipes) == 4
     run(experiments()["bild-table1"], given, out=tmp_path)
     assert recipes == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("recipe.json")}
+
+
+@pytest.mark.slow
+def test_a_small_model_of_the_embedded_one_is_built_by_the_recipe_and_measured(tmp_path: Path) -> None:
+    """Unaligned by references, aligned by the model's own answers; a second run makes neither anew."""
+    rows = [
+        json.dumps({"id": str(n), "prompt": f"What is {n} and one?", "response": f"It is {n + 1}."}) for n in range(45)
+    ]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows[:41]) + "\n", encoding="utf-8")
+    (tmp_path / "dev.jsonl").write_text("\n".join(rows[41:]) + "\n", encoding="utf-8")
+    given = {"max_new_tokens": 10, "windows": (4,), "limit": 2, "timed": 2, "examples": 1, "rounds": 1}
+    given |= {"thresholds": ("0.6:3",), "batch": 4, "pair_minutes": 0.02, "field": "prompt", "reference": "response"}
+    given |= {"pair_data": str(tmp_path / "train.jsonl"), "pair_dev": str(tmp_path / "dev.jsonl")}
+    table = run(experiments()["bild-table1"], given, out=tmp_path).table
+    assert {"unaligned", "aligned"} <= set(table["pair"])
+    recipes = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("recipe.json")}
+    assert len(recipes) == 2
+    learned = next(tmp_path.rglob("references/rows.jsonl")).read_text(encoding="utf-8")
+    assert json.loads(learned.splitlines()[0])["answer"] == "It is 1."
+    run(experiments()["bild-table1"], given, out=tmp_path)
+    assert recipes == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("recipe.json")}
