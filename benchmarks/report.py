@@ -78,8 +78,8 @@ def page(folder: Path = RESULTS) -> str:
 def block_of(facts: dict[str, Any], entry: dict[str, Any]) -> list[str]:
     """Lines of a result: what it shows and how it was made, and its table; as an entry of shown.toml has it."""
     table = pd.DataFrame(facts["rows"])
-    for name, value in entry.get("only", {}).items():
-        table = table[table[name] == value]
+    for name, values in entry.get("only", {}).items():
+        table = table[table[name].isin(values)]
     about = facts["about"]
     text = entry.get("text", " ".join(facts["remarks"]))
     made = f"`{about['command']}` at {about['commit']}; {about['model']}, {counted(about['threads'], 'thread')}."

@@ -104,7 +104,7 @@ def test_a_runs_file_is_kept_as_it_is_and_shown(tmp_path):
         kept = report.keep(argument, tmp_path)
         assert kept == tmp_path / f"{name}.json"
         assert kept.read_bytes() == data.read_bytes()
-    lines = report.block_of(report.read(kept), {"columns": ["call", "median"], "only": {"call": "retrieve a draft"}})
+    lines = report.block_of(report.read(kept), {"columns": ["call", "median"], "only": {"call": ["retrieve a draft"]}})
     assert lines[0].startswith(f"{facts['remarks'][0]} `draftree")
     assert lines[2] == "| call | median |"
     assert len(lines) == 5
