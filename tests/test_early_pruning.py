@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from zoo import CAUSAL, ENCODER_DECODER, build
 import draftree
 from draftree.engine import generate
 from draftree.pruning import EarlyHead, EarlyPruning
+from draftree.pruning.worth import STAY_FIRST
 from draftree.runner import EagerRunner, inspect_model, open_runner
 from draftree.runner.plan import Plan
 from draftree.runner.step_cost import StepCost
@@ -95,6 +97,11 @@ def test_sampled_in_a_ragged_batch(name: str) -> None:
     check(name, ids, mask, wanted, seed=SEED, **SAMPLED)
 
 
+def as_if_steps_cost(bind: Any, cost: StepCost, runner: Any, _measured: StepCost, clock: Any) -> Any:
+    """A pruner's `bind` with that cost in place of the measured one."""
+    return bind(runner, cost, clock)
+
+
 def test_alone_and_with_a_dynamic_tree() -> None:
     """Also where the pruner decides by itself what pays; both ways of deciding are met."""
     model, rows = build("llama"), prompts((19,))
@@ -104,8 +111,7 @@ def test_alone_and_with_a_dynamic_tree() -> None:
     pruned = []
     for cost in (flat, steep):
         early = EarlyPruning(randomised_head(EarlyHead.fresh(model, layer=1)), top_k=8)
-        early.bind(open_runner(model), cost)
-        early.bind = lambda *_: None  # type: ignore[method-assign, assignment]
+        early.bind = partial(as_if_steps_cost, early.bind, cost)  # type: ignore[method-assign]
         drafter = drafters(references_of(rows, wanted), in_model=False)["random"]()
         out = generate(model, ids, drafter=drafter, pruner=early, shape=Fixed(24), max_new_tokens=NEW)
         same(out.sequences, wanted)
@@ -155,7 +161,7 @@ def _ranks(logp: list[float]) -> list[int]:
 def test_those_stay_that_should(criterion: str, runner_name: str) -> None:
     model = build("llama")
     early, runner = PRUNERS[criterion](model), open_runner(model, runner_name)
-    early.bind(runner)
+    pruner = early.bind(runner, None)
     generator = torch.Generator().manual_seed(2)
     size = 20
     parents = [-1, *(int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, size))]
@@ -168,7 +174,7 @@ def test_those_stay_that_should(criterion: str, runner_name: str) -> None:
         result = runner.run(Plan(torch.tensor([text]), torch.arange(12)[None], causal), cache)
         cache.commit([list(range(12))], result.segments)
         plan = Plan(tokens, 12 + tree.depth, tree.ancestors, last_logit_row=size)
-        result = runner.run(early.enter(runner, plan, tree), cache)
+        result = runner.run(pruner.enter(plan, tree), cache)
     wanted = reference(model, early, [*text, int(tokens[0, 0])], tree)
     assert 1 < len(wanted) < size
     assert result.rows is not None
@@ -201,7 +207,7 @@ def test_a_drafter_keeps_all_it_needs_when_nothing_leaves() -> None:
     ids = torch.tensor(prompts((9,)))
     early = pruner(model, 2, top_k=97)
     out = generate(model, ids, drafter=make("bita", model), pruner=early, shape=Fixed(8), max_new_tokens=NEW)
-    assert early.passes > 0
+    assert early._looks.stay > STAY_FIRST  # it did look
     assert out.stats.total.pruned == 0
 
 
@@ -209,8 +215,7 @@ def test_it_learns_what_a_look_costs_and_how_much_leaves() -> None:
     model = build("llama")
     cost = StepCost((1, 64), (1.0, 64.0))
     early = EarlyPruning(EarlyHead.fresh(model, layer=1))
-    early.bind(open_runner(model), cost)
-    worth = early.worth
+    worth = early.bind(open_runner(model), cost).worth
     assert worth.pays(32)
     for _ in range(100):
         worth.note(1.0, 2.0, 32)
@@ -224,6 +229,18 @@ def test_it_learns_what_a_look_costs_and_how_much_leaves() -> None:
         worth.note(0.0, 100.0, 32)
     assert not worth.pays(32)  # looking takes longer than the pass
     assert sum(worth.pays(32) for _ in range(200)) == 3  # but it is tried again
+
+
+def test_engines_that_share_a_pruner_keep_their_own_costs() -> None:
+    runner = open_runner(build("llama"))
+    early = EarlyPruning(EarlyHead.fresh(build("llama"), layer=1))
+    flat = early.bind(runner, StepCost((1, 64), (1.0, 1.01))).worth
+    steep = early.bind(runner, StepCost((1, 64), (1.0, 20.0))).worth
+    assert steep.pays(32)
+    assert not flat.pays(32)
+    before = flat.rows(1000)
+    steep.note(0.0, 1e-6, 32)
+    assert flat.rows(1000) < before  # what leaves is known to both
 
 
 def test_the_shipped_head_prunes_most_of_a_tree_at_little_loss() -> None:

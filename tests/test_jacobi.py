@@ -186,5 +186,5 @@ def test_the_window_stays_where_unlikely_draft_tokens_leave_the_pass(demo: Any) 
         out = generate(demo.model, ids, drafter=drafter, pruner=given, shape=Fixed(24), max_new_tokens=48)
         same(out.sequences, plain.sequences)
         lengths.append(out.stats.acceptance_length)
-    assert pruner.passes > 4
+    assert out.stats.total.pruned > 0
     assert lengths[1] > 0.8 * lengths[0] > 1

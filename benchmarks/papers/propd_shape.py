@@ -18,7 +18,7 @@ import torch
 from draftree.drafting.base import ByRequest, Context, Drafter, StepPlan
 from draftree.drafting.in_model import InModelDrafter
 from draftree.errors import check_least
-from draftree.pruning import EarlyPruning
+from draftree.pruning.pruner import Pruner
 from draftree.runner.step_cost import StepCost
 from draftree.shaping.base import Outcome, Shape, Sizer
 from draftree.shaping.cost_line import CostLine
@@ -84,7 +84,7 @@ class ProPDTree(Shape):
         self.shares: Shares | None = None  # made when the heads are met
 
     def bind(
-        self, cost: StepCost | None, drafter: Drafter, pruner: EarlyPruning | None = None, *, packed: bool = True
+        self, cost: StepCost | None, drafter: Drafter, pruner: Pruner | None = None, *, packed: bool = True
     ) -> ProPDSizer:
         """See `Shape.bind`; the line begins with the passes that were measured, as the paper does not say how it does.
 

@@ -23,6 +23,7 @@ from draftree.engine.request import Emitted, Request, Rules, State
 from draftree.engine.slots import Slots
 from draftree.engine.strict import check_strict, strict_runner
 from draftree.engine.watch import ModelWatch
+from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner, open_runner
 from draftree.runner.step_cost import cached_cost
 from draftree.runner.target import Target, offloaded
@@ -60,7 +61,8 @@ class Engine:
             check_strict(self.runner)
         if config.early_exit is not None:
             config.early_exit.bind(self.runner)
-        drafter, pruner = config.drafter, config.pruner
+        drafter = config.drafter
+        pruner: Pruner | None = None
         shape: Shape | None = None
         sizer: Sizer | None = None
         if drafter is not None:
@@ -71,11 +73,12 @@ class Engine:
             ):
                 self.runner = other
                 drafter.bind(self.target, eos_token_ids=eos_token_ids(model))
+            if config.pruner is not None:
+                cost = None if config.pruner.always else cached_cost(self.runner, config.clock)
+                pruner = config.pruner.bind(self.runner, cost, config.clock)
             shape = config.shape or shape_for(drafter)
             cost = cached_cost(self.runner, config.clock) if shape.measures else None
             sizer = shape.bind(cost, drafter, pruner, packed=self.runner.packs)
-        if pruner is not None:
-            pruner.bind(self.runner, None if pruner.worth.always else cached_cost(self.runner, config.clock))
         self.cache = self.runner.new_cache(
             config.slots, config.capacity, None if drafter is None else drafter.deep_prefix
         )
@@ -83,9 +86,9 @@ class Engine:
         track = None
         if config.recorder is not None:
             lossy = config.rule if config.rule is not None else config.early_exit
-            about = about_engine(model, self.runner, drafter, shape, pruner, lossy, strict=config.strict)
+            about = about_engine(model, self.runner, drafter, shape, config.pruner, lossy, strict=config.strict)
             track = config.recorder.track(about, drafter)
-        self.loop = Loop(config, self.runner, self.cache, encoder, sizer, track)
+        self.loop = Loop(config, self.runner, self.cache, encoder, sizer, pruner, track)
         self.waiting: deque[Request] = deque()
         keeps = config.keep_prefixes and not config.strict and config.early_exit is None and not offloaded(model)
         self.slots = Slots(self.runner, self.cache, encoder, keeps=keeps)

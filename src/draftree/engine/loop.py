@@ -20,6 +20,7 @@ from draftree.engine.passes import TreePass, tree_pass
 from draftree.engine.recorder import Track
 from draftree.engine.request import Request, StepTree
 from draftree.engine.stats import STAGES
+from draftree.pruning.pruner import Pruner
 from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
@@ -37,6 +38,7 @@ class Loop:
         cache: the requests' keys and values, by slot.
         encoder: cross attention of an encoder-decoder, by slot; None for other models.
         sizer: sizes the trees; None without a drafter.
+        pruner: drops draft tokens inside the pass; None for none.
         track: records every step; None records nothing.
     """
 
@@ -47,6 +49,7 @@ class Loop:
         cache: SlotCache,
         encoder: EncoderState | None,
         sizer: Sizer | None,
+        pruner: Pruner | None,
         track: Track | None,
     ) -> None:
         self.config = config
@@ -57,10 +60,10 @@ class Loop:
         self.drafter = config.drafter
         self.acceptance = Acceptance(config)
         self.can = Capabilities() if config.drafter is None else config.drafter.capabilities
-        self.sizer = sizer
+        self.sizer, self.pruner = sizer, pruner
         self.track = track
         # Rows attached to a pass are made on the model's device, of trees that lie there.
-        within = self.can.attaches or config.pruner is not None or config.early_exit is not None
+        within = self.can.attaches or pruner is not None or config.early_exit is not None
         self.device = runner.target.device if within else runner.plan_device
 
     def advance(self, first: int, requests: list[Request], *, closed: bool = False) -> None:
@@ -136,7 +139,7 @@ class Loop:
             seconds=seconds,
             drafting=drafting,
             attached=attached and self.can.prepares,
-            pruned=self.config.pruner is not None and trees.width > 1,
+            pruned=self.pruner is not None and trees.width > 1,
         )
 
     def _undrafted(self, contexts: list[Context], roots: list[int]) -> StepPlan:
@@ -170,9 +173,9 @@ class Loop:
         turn = tree_pass(trunks, trees, starts, attachment, floors, limit, row_by_row=row_by_row)
         if self.config.reject_drafts and trees.width > 1:  # their -1 needs an embedding all the same
             turn.plan.tokens = turn.plan.tokens.clamp(min=0)
-        pruner, early_exit = self.config.pruner, self.config.early_exit
-        if pruner is not None and turn.offset == 0 and trees.width > 1:
-            turn.plan = pruner.enter(self.runner, turn.plan, trees)
+        early_exit = self.config.early_exit
+        if self.pruner is not None and turn.offset == 0 and trees.width > 1:
+            turn.plan = self.pruner.enter(turn.plan, trees)
         if early_exit is not None and turn.offset == 0:
             turn.plan = early_exit.enter(turn.plan, plan.requests, len(self.target.layers))
         with self.runner.lock:

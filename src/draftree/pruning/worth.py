@@ -5,6 +5,7 @@ Both are as found in the passes so far, so that a pass is pruned where that is e
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,45 +19,58 @@ AGAIN = 64  # passes that could have been pruned after which one is, to see whet
 DEAREST = 4.0  # times the expected, as a single look counts
 
 
-class Worth:
-    """What pruned passes were like.
-
-    Args:
-        always: prune every pass, whether or not it pays.
+class Looks:
+    """What pruned passes were like, over all engines that one pruner serves.
 
     Attributes:
-        passes: how many passes were pruned.
+        lock: held while any of it is changed.
+        stay: share of the draft tokens that stay.
+        cost: seconds of looking, against those of a pass of as many rows; 0 before the first engine.
     """
 
-    def __init__(self, *, always: bool) -> None:
-        self.always = always
-        self.passes = 0
-        self._cost: StepCost | None = None
-        self._share = 0.0  # of the layers, those before the pruning
-        self._stay = STAY_FIRST
-        self._look = 0.0  # seconds of looking, against those of a pass of as many rows
-        self._missed = 0
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.stay = STAY_FIRST
+        self.cost = 0.0
 
-    def bind(self, target: Target, layer: int, cost: StepCost | None) -> None:
-        """Meet the model, which is pruned behind `layer` layers, and what its steps cost; None prunes every pass."""
-        self._cost = cost
-        self._share = layer / len(target.layers)
-        if not self._look:
-            # A row costs this much in the head against all layers, until it has been measured.
-            layers = sum(p.numel() for layer in target.layers for p in layer.parameters())
-            self._look = target.hidden_size * target.vocab_size / max(layers, 1)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"stay": self.stay, "cost": self.cost}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.Lock())
+
+
+class Worth:
+    """Whether the passes of one engine are worth pruning.
+
+    Args:
+        looks: what is known of pruned passes.
+        target: the model, which is pruned behind `layer` layers.
+        layer: see there.
+        cost: of its steps; None prunes every pass.
+    """
+
+    def __init__(self, looks: Looks, target: Target, layer: int, cost: StepCost | None) -> None:
+        self._looks, self._cost = looks, cost
+        self._share = layer / len(target.layers)  # of the layers, those before the pruning
+        self._missed = 0  # passes since one was pruned
+        with looks.lock:
+            if not looks.cost:
+                # A row costs this much in the head against all layers, until it has been measured.
+                layers = sum(p.numel() for one in target.layers for p in one.parameters())
+                looks.cost = target.hidden_size * target.vocab_size / max(layers, 1)
 
     def rows(self, rows: Any) -> Any:
         """Rows through all layers that a pass of `rows` rows (a number or an array) amounts to when it is pruned."""
-        pruned = rows * (self._share + (1 - self._share) * self._stay + self._look)
-        return pruned if self.always else np.minimum(rows, pruned)
+        pruned = rows * (self._share + (1 - self._share) * self._looks.stay + self._looks.cost)
+        return pruned if self._cost is None else np.minimum(rows, pruned)
 
     def pays(self, rows: int) -> bool:
         """Whether to prune a pass of `rows` rows; now and then to find out."""
-        if self.always or self._cost is None:
+        if self._cost is None:
             return True
-        full, rest = (float(seconds) for seconds in self._cost.of((rows, max(self._stay * rows, 1.0))))
-        if (1 - self._share) * (full - rest) > self._look * full:
+        full, rest = (float(seconds) for seconds in self._cost.of((rows, max(self._looks.stay * rows, 1.0))))
+        if (1 - self._share) * (full - rest) > self._looks.cost * full:
             self._missed = 0
             return True
         self._missed += 1
@@ -64,8 +78,8 @@ class Worth:
 
     def note(self, share: float, seconds: float, rows: int) -> None:
         """In a pass of `rows` rows this share of the draft tokens stayed, and looking took `seconds`."""
-        self.passes += 1
-        self._stay += (1 - HABIT) * (share - self._stay)
-        if self._cost is not None:
-            spent = min(seconds / float(self._cost.of(rows)), DEAREST * self._look)
-            self._look += (1 - HABIT) * (spent - self._look)
+        with self._looks.lock:
+            self._looks.stay += (1 - HABIT) * (share - self._looks.stay)
+            if self._cost is not None:
+                spent = min(seconds / float(self._cost.of(rows)), DEAREST * self._looks.cost)
+                self._looks.cost += (1 - HABIT) * (spent - self._looks.cost)

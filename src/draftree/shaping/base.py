@@ -17,7 +17,7 @@ from draftree.runner.step_cost import StepCost
 from draftree.tree import TokenTree
 
 if TYPE_CHECKING:
-    from draftree.pruning.early import EarlyPruning
+    from draftree.pruning.pruner import Pruner
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Shape(ABC):
 
     @abstractmethod
     def bind(
-        self, cost: StepCost | None, drafter: Drafter, pruner: EarlyPruning | None = None, *, packed: bool = True
+        self, cost: StepCost | None, drafter: Drafter, pruner: Pruner | None = None, *, packed: bool = True
     ) -> Sizer:
         """The shape at work in one engine; what is learned may be shared by all that one shape gives.
 
@@ -108,7 +108,7 @@ class Fixed(Shape, Sizer):
         self.attach_to = attach_to
 
     def bind(
-        self, cost: StepCost | None, drafter: Drafter, pruner: EarlyPruning | None = None, *, packed: bool = True
+        self, cost: StepCost | None, drafter: Drafter, pruner: Pruner | None = None, *, packed: bool = True
     ) -> Sizer:
         """See `Shape.bind`: the same for all engines, as it keeps nothing."""
         return self

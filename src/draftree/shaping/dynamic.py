@@ -17,7 +17,7 @@ from draftree.shaping.sizer import DynamicSizer, Learned
 from draftree.shaping.step_times import StepTimes
 
 if TYPE_CHECKING:
-    from draftree.pruning.early import EarlyPruning
+    from draftree.pruning.pruner import Pruner
 
 COSTS = ("measured", "line")
 ACCEPTANCES = ("calibrated", "by-rank", "product")
@@ -63,7 +63,7 @@ class DynamicTree(Shape):
         vars(self).update(state, _times=WeakKeyDictionary(), _lock=threading.Lock())
 
     def bind(
-        self, cost: StepCost | None, drafter: Drafter, pruner: EarlyPruning | None = None, *, packed: bool = True
+        self, cost: StepCost | None, drafter: Drafter, pruner: Pruner | None = None, *, packed: bool = True
     ) -> Sizer:
         """See `Shape.bind`.
 

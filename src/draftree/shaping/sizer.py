@@ -27,7 +27,7 @@ from draftree.shaping.step_times import Kind, StepTimes
 from draftree.tree import TokenTree
 
 if TYPE_CHECKING:
-    from draftree.pruning.early import EarlyPruning
+    from draftree.pruning.pruner import Pruner
 
 MORE = 2  # draft tokens that are asked for above the largest of the request's recent trees
 CHEAP = 0.05  # part of a plain step that drafting may take for twice that tree to be asked for
@@ -107,7 +107,7 @@ class DynamicSizer(Sizer):
         learned: Learned,
         times: StepTimes,
         drafter: Drafter,
-        pruner: EarlyPruning | None,
+        pruner: Pruner | None,
         *,
         max_nodes: int,
         packed: bool,

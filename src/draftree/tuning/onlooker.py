@@ -13,7 +13,7 @@ import torch
 
 from draftree.drafting.base import Attachment, Capabilities, Context, Drafter, Step, StepPlan
 from draftree.drafting.in_model import InModelDrafter
-from draftree.pruning import EarlyPruning
+from draftree.pruning.pruner import Pruner
 from draftree.runner.step_cost import StepCost
 from draftree.runner.target import Target
 from draftree.shaping.base import Shape, Sizer
@@ -26,7 +26,7 @@ class OnlyRoots(Shape, Sizer):
     """No draft tokens in any step, and the drafter prepares those of the next step all the same."""
 
     def bind(
-        self, cost: StepCost | None, drafter: Drafter, pruner: EarlyPruning | None = None, *, packed: bool = True
+        self, cost: StepCost | None, drafter: Drafter, pruner: Pruner | None = None, *, packed: bool = True
     ) -> Sizer:
         """See `Shape.bind`: the same for all engines, as it keeps nothing."""
         return self

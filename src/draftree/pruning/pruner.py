@@ -1,0 +1,168 @@
+"""A pruner at work: it prunes the passes of one engine, as an `EarlyPruning` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.pruning.survivors import added, following, joined, numbers_of
+from draftree.pruning.worth import Worth
+from draftree.runner.base import Runner
+from draftree.runner.plan import Plan, Surgery
+from draftree.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which draft tokens stay; see `EarlyPruning`.
+
+    Attributes:
+        layer: layers that run before trees are pruned.
+    """
+
+    layer: int
+    criterion: str
+    top_k: int
+    keep: int
+    threshold: float
+
+
+class Pruner:
+    """Prunes the passes of one runner.
+
+    Args:
+        choice: what stays, and where.
+        runner: runs the passes; it applies the model's head.
+        weights: the early head's, where the model is.
+        worth: when a pass is pruned.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        choice: Choice,
+        runner: Runner,
+        weights: torch.nn.Module,
+        worth: Worth,
+        clock: Callable[[], float],
+    ) -> None:
+        self._choice, self._runner, self._weights = choice, runner, weights
+        self.worth, self.clock = worth, clock
+
+    def enter(self, plan: Plan, trees: TokenTree) -> Plan:
+        """The plan of a pass over `trees` (which begin at row 0), with the pruning in it where that pays.
+
+        Raises:
+            ValueError: the drafter drops rows in the pass itself.
+        """
+        if trees.width <= 2 or not self.worth.pays(plan.batch * plan.width):
+            return plan
+        if any(s.keep is not None for s in plan.surgeries):
+            raise ValueError("The drafter drops rows inside the pass already: leave pruner=None with it.")
+        layer = self._choice.layer
+        before = [s for s in plan.surgeries if s.layer < layer]
+        same = next((s for s in plan.surgeries if s.layer == layer), None)
+        visible = plan.visible
+        for surgery in before:
+            visible = joined(visible, surgery)
+        cut = _Cut(self, trees.tokens, trees.parents, trees.ancestors, visible)
+        total = visible.shape[1]
+        surgeries = [*before, Surgery(layer, keep=cut)]
+        if same is not None:
+            surgeries[-1] = replace(following(same, total), keep=cut)
+            total += added(same)
+        for surgery in plan.surgeries:
+            if surgery.layer > layer:
+                surgeries.append(following(surgery, total))
+                total += added(surgery)
+        return replace(plan, surgeries=tuple(surgeries))
+
+    def alive(self, hidden: Tensor, tokens: Tensor, parents: Tensor, ancestors: Tensor) -> Tensor:
+        """Which nodes stay: BoolTensor [B, N], closed upwards; roots do, padding does not.
+
+        Args:
+            hidden: [B, N, d], the nodes' states after the layers before the pruning.
+            tokens, parents: LongTensor [B, N].
+            ancestors: BoolTensor [B, N, N].
+        """
+        choice = self._choice
+        inner, place = _inner(parents)
+        states = hidden if inner is None else hidden.gather(1, inner[:, :, None].expand(-1, -1, hidden.shape[2]))
+        logits = self._weights(states, self._runner.head)  # [B, I, V]
+        requests = torch.arange(len(tokens), device=tokens.device)[:, None]
+        drafted = tokens[:, 1:].clamp(min=0)
+        predicted = logits[requests, place]  # [B, N - 1, V]
+        own = predicted.gather(2, drafted[:, :, None])
+        real = parents[:, 1:] >= 0
+        if choice.criterion == "top-k":
+            gone = (predicted > own).sum(2) >= choice.top_k
+        else:
+            steps = own[:, :, 0].float() - logits.float().logsumexp(2)[requests, place]
+            steps = steps.masked_fill(~real, -torch.inf)
+            paths = torch.where(ancestors[:, 1:, 1:], steps[:, None], 0.0).sum(2)
+            if choice.criterion == "threshold":
+                gone = paths < np.log(choice.threshold)
+            else:
+                gone = torch.ones_like(real)
+                best = paths.topk(min(choice.keep, paths.shape[1]), 1).indices
+                gone.scatter_(1, best, False)
+        gone |= ~real
+        stays = ~(ancestors[:, 1:, 1:] & gone[:, None]).any(2)
+        return torch.nn.functional.pad(stays, (1, 0), value=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The `keep` of one pass: rows that stay, given the states of all.
+
+    Attributes:
+        visible: BoolTensor [B, T, T], who sees whom among the nodes and the rows attached behind them.
+    """
+
+    pruner: Pruner
+    tokens: Tensor
+    parents: Tensor
+    ancestors: Tensor
+    visible: Tensor
+
+    def __call__(self, hidden: Tensor) -> Tensor | None:
+        began = self.pruner.clock()
+        nodes = self.tokens.shape[1]
+        alive = self.pruner.alive(hidden[:, :nodes], self.tokens, self.parents, self.ancestors)
+        real = self.parents >= 0
+        real[:, 0] = True
+        drafted = max(int(real.sum()) - len(real), 1)
+        share = (int(alive.sum()) - len(alive)) / drafted
+        self.pruner.worth.note(share, self.pruner.clock() - began, hidden.shape[0] * hidden.shape[1])
+        if self.visible.shape[1] > nodes:
+            # An attached row goes when any node that it sees has gone: it looked ahead of that node.
+            behind = ~(self.visible[:, nodes:, :nodes] & ~alive[:, None]).any(2)
+            alive = torch.cat([alive, behind], 1)
+        return None if bool(alive.all()) else numbers_of(alive)
+
+    def of(self, b: int) -> _Cut:
+        """For request `b` alone."""
+        own = slice(b, b + 1)
+        tensors = (self.tokens, self.parents, self.ancestors, self.visible)
+        return _Cut(self.pruner, *(t[own] for t in tensors))
+
+
+def _inner(parents: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Nodes with children, LongTensor [B, I] ascending (0 in padding), and where each node's parent is in it.
+
+    None for all nodes where they are not on the CPU, as to count them would wait for the device.
+    """
+    above = parents[:, 1:].clamp(min=0)
+    if not parents.is_cpu:
+        return None, above
+    held = above.numpy()
+    found = [np.unique(row, return_inverse=True) for row in held]
+    width = max(len(nodes) for nodes, _ in found)
+    inner = np.zeros((len(held), width), np.int64)
+    for row, (nodes, _) in zip(inner, found, strict=True):
+        row[: len(nodes)] = nodes
+    return torch.from_numpy(inner), torch.from_numpy(np.stack([place.reshape(-1) for _, place in found]))
