@@ -259,7 +259,7 @@ SEEN = lines("seen", "over_plain", "acceptance_length")
 MEMORY = lines("decoding_length", "more_percent")
 MEMORY_COLUMNS = ("decoding_length", "plain_mib", "drafted_mib", "more_percent", "paper")
 PROMPTS: dict[str, Any] = {name: QUICK[name] for name in ("per_set", "max_new_tokens", "sets")}
-WARM = PROMPTS | {"warm_per_set": QUICK["warm_per_set"]}
+WARM = PROMPTS | {name: QUICK[name] for name in ("batch", "warm_per_set")}
 
 
 def _of(item: str, run: Run, plot: Plot = BARS, columns: tuple[str, ...] = COLUMNS, **options: Any) -> Experiment:
@@ -272,7 +272,7 @@ EXPERIMENTS = (
     _of("Table 4", capacity, columns=(*COLUMNS[:-1], "retrieve_ms", "update_ms", "paper"), **QUICK),
     _of("Table 5", memory, MEMORY, MEMORY_COLUMNS, **PROMPTS),
     _of("Table 7", scenarios, **QUICK),
-    _of("Table 12", batch, **QUICK, batch=(2, 4)),
+    _of("Table 12", batch, **QUICK | {"batch": (2, 4)}),
     _of("Figure 4", lengths, CURVES, **WARM),
     _of("Figure 5", lengths, CURVES, **WARM),
     _of("Figure 7", warm_up, SEEN, **QUICK | {"warm_per_set": 16}, seen=(0, 1, 2, 4, 8, 16)),

@@ -123,6 +123,6 @@ EXPERIMENT = Experiment(
     precision,
     ("type", "way", "answers", "equal_to_plain", "equal_to_float32", "rouge_l_to_float32", "accuracy"),
     bars("rouge_l_to_float32", label=("type", "way"), mark=None),
-    {name: value for name, value in QUICK.items() if name != "nodes"}
+    {name: value for name, value in QUICK.items() if name not in ("nodes", "batch")}
     | {"types": ("bfloat16",), "data": "", "reference": "", "limit": 200, "score": "exact"},
 ).of_paper("Lookahead", "Table 6")

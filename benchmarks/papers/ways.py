@@ -25,7 +25,10 @@ COLUMNS = (
     *("draft_ms", "paper"),
 )
 HF = "HF generate"
-QUICK: dict[str, Any] = {"per_set": 1, "max_new_tokens": 64, "sets": (), "nodes": 16, "warm_per_set": 8}
+QUICK: dict[str, Any] = {
+    **{"per_set": 1, "max_new_tokens": 64, "sets": (), "batch": 1},
+    **{"nodes": 16, "warm_per_set": 8},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Cell:
         paper: the paper's figure for it.
         reject: whether no draft token is accepted.
         ask: Hugging Face's own way in place of an engine; `make` and `nodes` have no meaning then.
+        single: whether it takes one prompt at a time.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Cell:
     paper: str = ""
     reject: bool = False
     ask: Any = None
+    single: bool = False
 
     def way(self) -> Way:
         """As `measure` takes it."""
@@ -57,15 +62,16 @@ class Cell:
 
 
 def hf_cell(setup: Setup, name: str = HF, paper: str = "", **options: Any) -> Cell:
-    """Hugging Face's own `generate`, with these options of it."""
-    return Cell(name, None, None, paper, ask=HuggingFace(name, setup.model, setup["max_new_tokens"], **options).answers)
+    """Hugging Face's own `generate`, with these options of it: its ways of drafting."""
+    ask = HuggingFace(name, setup.model, setup["max_new_tokens"], **options).answers
+    return Cell(name, None, None, paper, ask=ask, single=bool(options))
 
 
 def compared(
     setup: Setup,
     cells: Sequence[Cell],
     *,
-    batch: int = 1,
+    batch: int | None = None,
     over: str = "",
     by_set: bool = False,
     claims: Sequence[Comparison] = (),
@@ -73,9 +79,18 @@ def compared(
 ) -> Iterator[pd.DataFrame]:
     """Compare the cells with plain decoding, `batch` prompts together; a row for each, also over the way `over`.
 
-    Where one of them is Hugging Face's `generate` each is compared with that as well, over whole answers. `by_set` adds
-    a table of the ratios set by set, and `claims` one of what the paper claims.
+    Without a `batch` it is the option of that name. Where one of them is Hugging Face's `generate` each is compared
+    with that as well, over whole answers. `by_set` adds a table of the ratios set by set, for single prompts, and
+    `claims` one of what the paper claims.
     """
+    batch = batch or setup["batch"]
+    if gone := {cell.name for cell in cells if cell.single and batch > 1}:
+        cells = [cell for cell in cells if cell.name not in gone]
+        claims = [claim for claim in claims if not {claim.above, *claim.below} & gone]
+        attrs["remarks"] = [
+            *attrs.get("remarks", ()),
+            f"One prompt at a time is all that these take: {', '.join(gone)}.",
+        ]
     ways = [Way(PLAIN), *(cell.way() for cell in cells)]
     theirs = any(way.name == HF for way in ways)
     printed = {cell.name: cell.paper for cell in cells}
@@ -91,7 +106,7 @@ def compared(
                 row |= length(own).columns("acceptance_length") | {"draft_tokens_a_step": size(own)}
             row |= {"draft_ms": 1000 * own["draft"].sum() * batch / max(own["steps"].sum(), 1)}
             rows.append(row | {"tokens_a_second": 1 / per_token(own).value, "paper": printed.get(way.name) or None})
-        tables = {"Set by set": _by_set(runs, ways)} if by_set else {}
+        tables = {"Set by set": _by_set(runs, ways)} if by_set and batch == 1 else {}
         if claims:
             tables[CLAIMED] = measured(claims, runs, [way.name for way in ways if way.ask is not None])
         yield table_of(rows, differing=all_differing(runs), **{"tables": tables, **attrs})

@@ -58,6 +58,7 @@ TINY: dict[str, Any] = {
     **{"engines": ("hugging_face", "draftree")},  # which run in this environment
 }
 LOSSY = ("bild", "layers")
+BATCHED = {"lookahead-table2", "lookahead-table8", "bita-table2", "propd-table2", "pruning", "peers"}
 
 
 def tiny(experiment: Experiment) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def tiny(experiment: Experiment) -> dict[str, Any]:
     if experiment.name.startswith("bild"):
         facts |= {"thresholds": ("0.6:3",), "batch": 4}
     elif not isinstance(experiment.options.get("batch", ()), tuple):
-        facts["batch"] = 2
+        facts["batch"] = 1 + (experiment.name in BATCHED)
     elif "thresholds" in experiment.options:
         facts["thresholds"] = (0.9, 1.0)
     if experiment.options.get("drafters") == () and "train_steps" not in experiment.options:
@@ -196,7 +197,7 @@ def test_a_table_of_a_papers_peers_on_a_model_of_ones_own(prompts, demo, tmp_pat
     skips.base = base_of(demo.model)
     skips.save_pretrained(tmp_path / "skips")
     demo_drafter("bita", demo.model).save_pretrained(tmp_path / "bita")
-    given = tiny(EXPERIMENTS["bita-table2"]) | {"drafters": (str(tmp_path / "bita"),)}
+    given = tiny(EXPERIMENTS["bita-table2"]) | {"drafters": (str(tmp_path / "bita"),), "batch": 1}
     alone = run(EXPERIMENTS["bita-table2"], given, prompts=prompts, model=str(tmp_path / "model"))
     assert {"SelfSpeculative, 4 layers", "bita, efficient-5"} <= set(alone.table["way"])
     assert not any(way.startswith(("DraftModel", "HF assisted")) for way in alone.table["way"])
