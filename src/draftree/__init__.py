@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from draftree.grammar import Grammar
     from draftree.integrations import custom_generate
     from draftree.pruning import EarlyHead, EarlyPruning, LossyCALM, demo_early_head
-    from draftree.runner import open_runner, pack_weights
+    from draftree.runner import open_runner, pack_weights, unpack_weights
     from draftree.shaping import DynamicTree, Fixed
     from draftree.trace.file import read_trace, write_trace
     from draftree.trace.page import write_trace_page
@@ -76,6 +76,7 @@ __all__ = [
     "open_runner",
     "pack_weights",
     "read_trace",
+    "unpack_weights",
     "write_trace",
     "write_trace_page",
 ]
@@ -102,7 +103,7 @@ _ROOMS = {
     "draftree.grammar": ("Grammar",),
     "draftree.integrations": ("custom_generate",),
     "draftree.pruning": ("EarlyHead", "EarlyPruning", "LossyCALM", "demo_early_head"),
-    "draftree.runner": ("open_runner", "pack_weights"),
+    "draftree.runner": ("open_runner", "pack_weights", "unpack_weights"),
     "draftree.shaping": ("DynamicTree", "Fixed"),
     "draftree.trace.file": ("read_trace", "write_trace"),
     "draftree.trace.page": ("write_trace_page",),

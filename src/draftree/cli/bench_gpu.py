@@ -25,7 +25,7 @@ def gpu(
     context: Context = 256,
     drafter_warm: DrafterWarm = 23,
     compiled: Compiled = True,
-    minutes: Annotated[float, typer.Option(min=0, help="That all may take; fewer prompts where it is long.")] = 8,
+    minutes: Annotated[float, typer.Option(min=0, help="Time limit; fewer prompts where it is short.")] = 8,
     measuring: Measuring,
 ) -> None:
     """A CUDA device against its memory's speed and Hugging Face's ways: steps, answers, batches; from a checkout."""

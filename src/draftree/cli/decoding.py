@@ -35,11 +35,11 @@ class Drafting:
     ] = None
     fallback_threshold: Annotated[
         float | None,
-        typer.Option(help="Of --bild: MODEL takes over where no word is as likely as this.", show_default="0.6"),
+        typer.Option(help="Of --bild: MODEL takes over where no token is as likely as this.", show_default="0.6"),
     ] = None
     rollback_threshold: Annotated[
         float | None,
-        typer.Option(help="Of --bild: MODEL cuts the text where a word is further off; inf: never.", show_default="5"),
+        typer.Option(help="Of --bild: MODEL cuts the text where a token is further off; inf: never.", show_default="5"),
     ] = None
     lossless: Annotated[bool, typer.Option("--lossless", help="Of --bild: keep only MODEL's own choices.")] = False
     early_head: Annotated[

@@ -19,7 +19,7 @@ class Running:
         bool,
         typer.Option(
             "--pack/--no-pack",
-            help="Put a large model's weights into the order of the cpu runner; or move and copy none (slower).",
+            help="Reorder a large model's weights in place for the cpu runner; or leave them (slower).",
         ),
     ] = True
     strict: Annotated[bool, typer.Option("--strict", help="16-bit models: bit for bit plain decoding, or refused.")] = (

@@ -12,7 +12,7 @@ from draftree.cli.options import DataSet, Longest, Model, check_folder
 from draftree.errors import install
 from draftree.training.options import EPOCHS, TrainOptions, check_out
 
-RATE = "At its top."
+RATE = "Peak learning rate."
 
 
 @dataclass(frozen=True)

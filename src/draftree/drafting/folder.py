@@ -157,7 +157,7 @@ def load_drafter(folder_or_repo: str | Path, model: Any, *, same_weights: bool =
     Args:
         folder_or_repo: folder with `draftree_config.json` and `drafter.safetensors`, or a hub repository of them.
         model: the Hugging Face model that it was trained for.
-        same_weights: False takes any model of fitting shapes: the same weights in another dtype, or fine-tuned ones.
+        same_weights: False takes any model of fitting shapes, such as a fine-tune, or weights rounded to another dtype.
 
     Raises:
         ValueError: a missing or broken file, another method, another base model (shapes, vocabulary, weights), tensors
@@ -207,9 +207,9 @@ def _load(folder_or_repo: str | Path, model: Any, same_weights: bool) -> Trained
     _check_shapes(folder, config["shapes"], held.shapes(), base)
     if same_weights and base.hash != model_hash(target.model):
         raise ValueError(
-            f"The drafter in {str(folder)!r} was trained for {brief(repr(base.name))} with other weights (or another "
-            "dtype) than this model's, so few draft tokens would be accepted: load that model, or pass "
-            "same_weights=False to try all the same."
+            f"The drafter in {str(folder)!r} was trained for {brief(repr(base.name))} with other weights (or "
+            "rounded to another dtype) than this model's, so few draft tokens would be accepted: load that model, or "
+            "pass same_weights=False to try all the same."
         )
     _fill(held.weights, folder / WEIGHTS, config.get("weights"))
     held.base, held.recipe = base, config.get("recipe")

@@ -26,7 +26,7 @@ class TrainOptions:
     steps: Annotated[int | None, "Optimizer steps, instead of epochs."] = None
     batch: Annotated[int, "Rows of a pass, on each device."] = 8
     accumulate: Annotated[int, "Passes of an optimizer step."] = 1
-    learning_rate: Annotated[float | None, "At its top; None for the method's own."] = None
+    learning_rate: Annotated[float | None, "Peak learning rate; None for the method's own."] = None
     max_length: Annotated[int | None, "Leave out rows with more tokens."] = None
     evaluations: Annotated[int, "How often the dev rows are scored."] = 10
     dev_rows: Annotated[int, "Most dev rows to score."] = 256
@@ -66,7 +66,7 @@ class SearchOptions:
     places: Annotated[int, "Places of each text from which chains are drafted, from the answer's first on."] = 48
     num_draft_tokens: Annotated[int, "Longest chain."] = 6
     width: Annotated[int, "Parts tried in a round, the most promising ones; the first round tries all."] = 4
-    seconds: Annotated[float, "After which no further set is tried."] = 600
+    seconds: Annotated[float, "Time limit of the search."] = 600
     max_length: Annotated[int | None, "Leave out texts with more tokens."] = None
     force: Annotated[bool, "Replace a finished result in --out."] = False
 
