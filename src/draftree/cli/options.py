@@ -47,7 +47,10 @@ Compiled = Annotated[
 
 # How tokens are drawn.
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw from the k best only.")]
-TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Draw from likeliest tokens that sum to this.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="Draw from the likeliest tokens, as many as have this probability together."),
+]
 
 # What is trained on.
 DataSet = Annotated[Path, typer.Option(help="Data set that draftree train data made with this model.")]
