@@ -136,3 +136,16 @@ def test_growing_takes_a_few_steps_not_one_per_row() -> None:
     assert cache.lengths == [64]
     assert len(sizes) <= 8
     assert cache.nbytes == cache.capacity * HEADS * (KEY_DIM + VALUE_DIM) * 8
+
+
+def test_growing_loses_nothing_of_requests_that_pass_one_after_another() -> None:
+    cache = SlotCache(1, 2, 4)
+    first, second = [[0, 1, 2, 3]], [list(range(4, 13))]
+    cache.open(0, 1, 4)
+    cache.update(_states(first, KEY_DIM), _states(first, VALUE_DIM), 0)
+    cache.open(1, 1, 9)  # grows, and nothing of the first has been committed
+    cache.update(_states(second, KEY_DIM), _states(second, VALUE_DIM), 0)
+    keys = cache.stores_and_notes[0][0]
+    assert keys is not None
+    assert torch.equal(keys[:1, :, :4], _states(first, KEY_DIM))
+    assert torch.equal(keys[1:, :, :9], _states(second, KEY_DIM))

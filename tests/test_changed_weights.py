@@ -285,3 +285,16 @@ def test_parts_of_quantised_weights_are_compared() -> None:
     other[3, 3] += 1
     after = [*checksum.weights_checksums(model).values()]
     assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+
+
+@pytest.mark.parametrize("runner", ["in_place", "eager"])
+def test_numbers_that_a_runner_works_with_in_another_form_are_compared(runner: str) -> None:
+    """Norms that are stored less one, and angles: copies, wherever the weights are read."""
+    model = construct(MEMBERS["gemma"])
+    before = ours(model, runner)
+    model.model.layers[0].input_layernorm.weight.data.add_(1.5)
+    assert ours(model, runner) == own(model) != before
+    model = construct(MEMBERS["llama"])
+    before = ours(model, runner)
+    model.model.rotary_emb.inv_freq.mul_(0.02)
+    assert ours(model, runner) == own(model) != before

@@ -13,6 +13,8 @@ from runner_driver import Run, Tree, one_thread  # noqa: F401
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
+from draftree.engine import Engine, generate
+from draftree.runner import open_runner
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.target import inspect_model
 
@@ -130,3 +132,28 @@ def test_a_model_that_is_gone() -> None:
     del model
     with pytest.raises(RuntimeError, match="keep a reference"):
         Run(runner).prefill()
+
+
+@pytest.mark.parametrize("member", ["gpt2", "llama", "t5"])
+def test_active_dropout_stops_every_runner(member: str) -> None:
+    overrides = {"gpt2": {"resid_pdrop": 0.1}, "llama": {"attention_dropout": 0.1}, "t5": {"dropout_rate": 0.1}}[member]
+    model = zoo.construct(zoo.MEMBERS[member], **overrides)
+    ids = torch.tensor([[5, 9, 3]])
+    generate(model, ids, max_new_tokens=2)
+    engine = Engine(model)
+    model.train()
+    with pytest.raises(ValueError, match=r"dropout.*model\.eval\(\)"):
+        generate(model, ids, max_new_tokens=2)
+    if member != "t5":
+        with pytest.raises(ValueError, match=r"dropout.*model\.eval\(\)"):
+            engine.add([5, 9, 3], max_new_tokens=2)
+
+
+def test_a_runner_of_another_model_is_refused() -> None:
+    one, other = zoo.build("llama"), copy.deepcopy(zoo.build("llama"))
+    runner, ids = open_runner(one), torch.tensor([[5, 9, 3]])
+    with pytest.raises(ValueError, match="opened for another model"):
+        generate(other, ids, runner=runner, max_new_tokens=2)
+    with pytest.raises(ValueError, match="opened for another model"):
+        Engine(other, runner=runner)
+    generate(one, ids, runner=runner, max_new_tokens=2)

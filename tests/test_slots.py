@@ -175,3 +175,16 @@ def test_a_front_is_taken_from_a_running_request() -> None:
 def test_strict_mode_keeps_nothing() -> None:
     with Engine(zoo.build("llama"), slots=2, keep_prefixes=True, strict=True) as engine:
         assert not engine.slots.keeps
+
+
+def test_what_free_slots_keep_outlives_growth_of_the_cache(demo: Any) -> None:
+    model, other = demo.model, prompt(11, 400)
+    first = prompt(10, 100)
+    with Engine(model, slots=2, keep_prefixes=True) as engine:
+        for ids in (first, other):
+            engine.add(ids, Rules(1))
+            engine.run()
+        again = engine.add([*first, *prompt(12, 5)], Rules(12))
+        engine.run()
+    assert again.reused >= 95
+    assert again.tokens == alone(model, [*first, *prompt(12, 5)])

@@ -28,8 +28,9 @@ class ModelWatch:
         """Refuse to answer as the model no longer is.
 
         Raises:
-            ValueError: it has changed.
+            ValueError: it has changed, or was put into a training mode in which no two passes agree.
         """
+        self._runner.target.refuse_training()
         if self._runner.outdated:
             raise ValueError(
                 "The model has changed since this engine was made, which would answer as it was: make a new Engine."

@@ -21,7 +21,7 @@ from draftree.runner.cpu.t5 import FAMILIES as T5_FAMILIES
 from draftree.runner.cpu.t5 import T5Runner
 from draftree.runner.cuda_graphs.runner import CudaGraphRunner
 from draftree.runner.eager.runner import EagerRunner, InPlaceRunner
-from draftree.runner.hooked.anatomy import forget_anatomy
+from draftree.runner.hooked.anatomy import forget_changed_anatomy
 from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
 from draftree.runner.hooked.own_thread import lock_of
@@ -74,6 +74,10 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
         TypeError, ValueError: a model that cannot be driven, or a choice that does not exist or fit.
     """
     if isinstance(choice, Runner):
+        if not isinstance(model, nn.Module):
+            inspect_model(model)  # says what is wrong with it
+        if choice.target.model is not unwrapped(model):
+            raise ValueError("This runner was opened for another model: open one for this model, or give its name.")
         return choice
     check_choice(choice)
     if not isinstance(model, nn.Module):
@@ -90,7 +94,7 @@ def open_runner(model: Any, choice: str | Runner = "auto") -> Runner:
             if known is not None or (way.name in held and held[way.name].outdated):
                 held.clear()
             if way.name not in held:
-                forget_anatomy(target.model)
+                forget_changed_anatomy(target.model)
                 held[way.name] = _open(target, way)
                 held[way.name].copied.state = state
             held[choice] = held[way.name]
@@ -111,9 +115,11 @@ def open_current(model: Any, choice: str | Runner = "auto") -> Runner:
     """`open_runner` for a text that begins now: the model must be as it was when a runner given here was opened.
 
     Raises:
-        TypeError, ValueError: as `open_runner`, or a model that has changed since its runner was opened.
+        TypeError, ValueError: as `open_runner`, or a model that has changed since its runner was opened, or was put into
+            a training mode in which no two passes agree.
     """
     opened = open_runner(model, choice)
+    opened.target.refuse_training()
     if opened is choice and opened.outdated:
         raise ValueError(
             "The model has changed since this runner was opened, which would answer as it was: open it again, or give "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
@@ -68,16 +69,19 @@ def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str 
         return "hooks"
     if type(module) is PackedLinear:
         same = type(stock) is nn.Linear and (module.in_features, module.out_features) == stock.weight.shape[::-1]
-        return None if same and module.panels.dtype == torch.float32 and module.panels.is_cpu else "class"
+        if not same or module.panels.dtype != torch.float32 or not module.panels.is_cpu:
+            return "class"
+        if (module.bias is None) != (stock.bias is None):
+            return "set of parameters"
+        return _replaced_method(module, stock)
     if type(module) is not type(stock):
         return "class"
     for name, value in stock.__dict__.items():
         settings = not name.startswith("_") and name not in LOOSE and isinstance(value, SETTINGS)
         if settings and module.__dict__.get(name) != value:
             return f"setting {name!r}"
-    for name, value in module.__dict__.items():
-        if callable(value) and name not in stock.__dict__ and hasattr(type(module), name):
-            return f"method {name!r}"
+    if (replaced := _replaced_method(module, stock)) is not None:
+        return replaced
     for kind, own, theirs in (
         ("parameter", module._parameters, stock._parameters),
         ("buffer", module._buffers, stock._buffers),
@@ -87,6 +91,13 @@ def _difference(module: nn.Module, stock: nn.Module, dtype: torch.dtype) -> str 
         for name, tensor in own.items():
             if not _alike(tensor, theirs[name], dtype if kind == "parameter" else None):
                 return f"{kind} {name!r}"
+    return None
+
+
+def _replaced_method(module: nn.Module, stock: nn.Module) -> str | None:
+    for name, value in module.__dict__.items():
+        if callable(value) and name not in stock.__dict__ and hasattr(type(module), name):
+            return f"method {name!r}"
     return None
 
 
@@ -103,10 +114,10 @@ def _foreign_hooks(module: nn.Module) -> bool:
     return "_hf_hook" in module.__dict__ or bool(_hooks(module))
 
 
-def _hooks(module: nn.Module) -> list[Any]:
-    """A module's hooks, but for transformers' that only look."""
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return [hook for hook in hooks if getattr(hook, "__module__", None) not in OUTPUT_HOOKS]
+def _hooks(module: nn.Module) -> list[int]:
+    """Torch's numbers of a module's hooks, which it gives out once; but for transformers' that only look."""
+    hooks = [*module._forward_hooks.items(), *module._forward_pre_hooks.items()]
+    return [number for number, hook in hooks if getattr(hook, "__module__", None) not in OUTPUT_HOOKS]
 
 
 Place = tuple[Any, str]  # a namespace, and the name of a function in it
@@ -159,6 +170,34 @@ def _stock_function(function: Any) -> bool:
 
 _TORCHS = frozenset(nn.Module().__dict__) | set(LOOSE)  # what every module has, and is looked at by itself
 _PLAIN = frozenset((bool, int, float, str, type(None)))
+_SWITCHES = frozenset((bool, str, list, tuple))  # of attributes with a leading underscore; numbers may count calls
+
+
+class _Same(weakref.ref[Any]):
+    """Equal where both point to one object that lives: an address is given out again when its object has gone."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        mine = self()
+        return mine is not None and isinstance(other, _Same) and mine is other()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _identity(value: Any) -> Any:
+    """What tells a value from others: of containers their contents, of other objects which one it is."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is dict:
+        return [(name, _identity(held)) for name, held in value.items()]
+    if kind in (list, tuple):
+        return [_identity(held) for held in value]
+    try:
+        return _Same(value)
+    except TypeError:  # of a class without weak references
+        return id(value)
 
 
 def state_of(model: nn.Module) -> list[Any]:
@@ -167,29 +206,28 @@ def state_of(model: nn.Module) -> list[Any]:
     Not what the weights are. One flat list, as this runs before every text, and thousands of tuples would set off
     Python's garbage collector each time.
     """
-    state: list[Any] = [*map(id, hooks_of_all._global_forward_hooks.values())]
-    state += map(id, hooks_of_all._global_forward_pre_hooks.values())
+    state: list[Any] = [*hooks_of_all._global_forward_hooks, *hooks_of_all._global_forward_pre_hooks]
     _add_config(state, getattr(model, "config", None))
     modules = list(model.modules())
     state += [namespace.get(name) for namespace, name in _places(model, {type(module) for module in modules})]
     for module in modules:
         kind, own = type(module), module.__dict__
-        state += (id(module), kind)
+        state += (weakref.ref(module), kind)
         for parameter in module._parameters.values():
             if parameter is None:
                 state.append(None)
             elif type(parameter) in (nn.Parameter, Tensor):
                 state += (parameter.data_ptr(), parameter.dtype, parameter.stride())
             else:  # quantised ones have no single place in memory
-                state.append(id(parameter))
+                state.append(_Same(parameter))
         if isinstance(module, PackedLinear):
             state.append(module.panels.data_ptr())
         if module._forward_hooks or module._forward_pre_hooks:
-            state += map(id, _hooks(module))
+            state += _hooks(module)
         for name in own.keys() - _TORCHS:
             value = own[name]
-            if not name.startswith("_") or callable(value):
-                state.append(value if type(value) in _PLAIN else id(value))
+            if not name.startswith("_") or type(value) in _SWITCHES or callable(value):
+                state.append(value if type(value) in _PLAIN else _identity(value))
     return state
 
 

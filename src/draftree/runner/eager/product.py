@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.models import free_bytes
+from draftree.runner.cpu.packed import PackedLinear
 
 COPY_LIMIT = 1024**3  # bytes of weights that may always be copied
 FEW = 16  # rows of a product that the packed layout is made for
@@ -60,7 +61,7 @@ class StockProduct:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] to [..., the linears' outputs side by side]."""
-        parts = [F.linear(x, m.weight, m.bias) for m in self._linears]
+        parts = [m(x) if isinstance(m, PackedLinear) else F.linear(x, m.weight, m.bias) for m in self._linears]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 

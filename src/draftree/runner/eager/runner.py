@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.runner.base import Runner
-from draftree.runner.cpu.packed import linear_bytes, packed
+from draftree.runner.checksum import place_of
+from draftree.runner.cpu.packed import PackedLinear, linear_bytes, packed
 from draftree.runner.eager.angles import AngleTables
 from draftree.runner.eager.attention import attend
 from draftree.runner.eager.layer import TensorHead, TensorLayer
@@ -50,6 +51,7 @@ class EagerRunner(Runner):
     """
 
     name = "eager"
+    fuses = True  # linears that read the same rows, into one product with copies of their weights
     guard = torch.inference_mode  # a tenth faster; safe since no stock module runs that could keep a tensor
 
     @classmethod
@@ -90,7 +92,7 @@ class EagerRunner(Runner):
             cap: logits are bent to stay within -cap .. cap; None where they are not.
         """
         product = StockProduct
-        if self.copies and may_copy_or_has(self.target, much_faster=False):
+        if self.fuses and may_copy_or_has(self.target, much_faster=False):
             product, self.copied.nbytes = FusedProduct, linear_bytes(self.target)
         self._layers = [TensorLayer(part, product) for part in parts]
         self._head = TensorHead(self._norm, head, product, cap)
@@ -166,7 +168,9 @@ class EagerRunner(Runner):
     @torch.inference_mode()
     def head(self, closed: Tensor) -> Tensor:
         """See `Runner.head`."""
-        return F.linear(closed, self.target.model.get_output_embeddings().weight)
+        head = self.target.model.get_output_embeddings()
+        logits: Tensor = head(closed) if isinstance(head, PackedLinear) else F.linear(closed, head.weight)
+        return logits
 
     @in_own_type
     @torch.inference_mode()
@@ -180,7 +184,14 @@ class InPlaceRunner(EagerRunner):
     """The same with the model's own weights as they lie."""
 
     name = "in_place"
-    copies = False
+    fuses = False
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        # Angles, and norms that are stored less one, are made of the model's numbers; these are read where they lie.
+        live = (m for m in target.model.modules() if isinstance(m, nn.Linear | nn.Embedding | PackedLinear))
+        held = (tensor for m in live for tensor in (*m._parameters.values(), *m._buffers.values()))
+        self.copied.in_place = {place_of(tensor) for tensor in held if tensor is not None}
 
 
 def may_copy_or_has(target: Target, *, much_faster: bool) -> bool:

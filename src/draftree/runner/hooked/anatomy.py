@@ -20,6 +20,7 @@ from draftree.runner.base import Runner
 from draftree.runner.hooked.own_thread import lock_of, on_this_thread
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import Plan
+from draftree.runner.stock import state_of
 from draftree.runner.target import Target
 
 CLOSE = 1e-2  # relative difference, wide enough for 16-bit types
@@ -84,7 +85,7 @@ class _Watched(SlotCache):
         return super().update(key_states, value_states, *args, **kwargs)
 
 
-_known: weakref.WeakKeyDictionary[Any, Anatomy] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, tuple[Anatomy, list[Any]]] = weakref.WeakKeyDictionary()
 
 
 def anatomy_of(runner: Runner) -> Anatomy:
@@ -99,13 +100,20 @@ def anatomy_of(runner: Runner) -> Anatomy:
     model = runner.target.model
     found = _known.get(model)
     if found is None:
-        found = _known[model] = _look(runner)
-    return found
+        found = _known[model] = _look(runner), _state(model)
+    return found[0]
 
 
-def forget_anatomy(model: Any) -> None:
-    """Look at a model anew the next time, as it has changed."""
-    _known.pop(model, None)
+def forget_changed_anatomy(model: Any) -> None:
+    """Look at a model anew the next time if it has changed since."""
+    found = _known.get(model)
+    if found is not None and found[1] != _state(model):
+        _known.pop(model, None)
+
+
+def _state(model: Any) -> list[Any]:
+    with lock_of(model):  # no pass of another thread may have its hooks there
+        return state_of(model)
 
 
 @torch.no_grad()

@@ -103,12 +103,12 @@ class SlotCache(Cache):
     # Tensors born in inference mode could not be written outside it, and passes may run either way.
     @torch.inference_mode(False)
     def _grow(self, capacity: int) -> None:
-        used = self.prefix_length + max(self.lengths)
         for store in (self._keys, self._values):
             for i, old in enumerate(store):
                 if old is not None:
                     new = old.new_zeros(old.shape[0], old.shape[1], capacity, old.shape[3])
-                    new[:, :, :used] = old[:, :, :used]
+                    # All of it: free slots may keep prefixes, and rows of an open pass lie behind the lengths.
+                    new[:, :, : old.shape[2]] = old
                     store[i] = new
         self.capacity = capacity
         self.notes.clear()

@@ -7,6 +7,7 @@ To record all again for every call would cost more than replays save, so the las
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import Any
 
 from torch import Tensor
@@ -20,27 +21,31 @@ Stores = tuple[list[Tensor | None], list[Tensor | None], dict[Any, Any]]
 
 
 class StorePool:
-    """The stores of the last caches that went."""
+    """The stores of the last caches that went; any thread may lend, and a finalizer brings back at any moment."""
 
     def __init__(self) -> None:
-        self._held: list[Stores] = []
+        self._held: deque[Stores] = deque(maxlen=KEPT)
 
     def lend(self, layers: int, slots: int, capacity: int) -> SlotCache:
         """A cache on kept stores that fit, or an empty one; without a deep prefix. It brings its stores back."""
         cache = SlotCache(layers, slots, capacity)
-        for number, (keys, values, notes) in enumerate(self._held):
-            some = keys[0]
+        for _ in range(KEPT):
+            try:
+                stores = self._held.popleft()  # nobody else can take these now
+            except IndexError:
+                break
+            some = stores[0][0]
             assert some is not None
             if some.shape[0] == slots and cache.capacity <= some.shape[2] <= MOST_WASTE * cache.capacity:
-                del self._held[number]
-                cache.take_over(keys, values, notes)
+                cache.take_over(*stores)
                 break
+            self._held.append(stores)
         weakref.finalize(cache, self._take_back, *cache.stores_and_notes).atexit = False
         return cache
 
     def _take_back(self, keys: list[Tensor | None], values: list[Tensor | None], notes: dict[Any, Any]) -> None:
         if all(store is not None for store in (*keys, *values)):
-            self._held = [*self._held, (keys, values, notes)][-KEPT:]
+            self._held.append((keys, values, notes))
 
     @property
     def nbytes(self) -> int:
