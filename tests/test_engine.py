@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from drafters_for_tests import InModel, RandomTree
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 from zoo import build
 
+from draftree.acceptance import LossyTypical
 from draftree.drafting import Drafter, Lookahead, PromptLookup
 from draftree.engine import Emitted, Engine, Request, Rules, RunStats, State, generate
 from draftree.engine import engine as engine_module
@@ -325,3 +328,58 @@ def test_one_drafter_learns_over_calls() -> None:
     assert torch.equal(cold.sequences, warm.sequences)
     assert warm.stats.total.steps < cold.stats.total.steps
     assert isinstance(shape_for(drafter), DynamicTree)  # a shape that was given is that of its call
+
+
+@pytest.mark.parametrize("options", [{"resumed": -1}, {"node_budget": -1}, {"logprobs": -1}], ids=str)
+def test_rules_without_sense_are_refused_when_they_are_made(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=rf"{next(iter(options))} is -1"):
+        Rules(**options)
+
+
+def test_an_answer_begun_elsewhere_lies_within_the_prompt() -> None:
+    with pytest.raises(ValueError, match="resumed is 4 and the prompt has 3 tokens"):
+        Engine(build("llama")).add([5, 9, 3], Rules(resumed=4))
+
+
+@pytest.mark.parametrize(
+    "options", [{"shape": Fixed(4)}, {"reject_drafts": True}, {"acceptance": LossyTypical()}], ids=list
+)
+def test_options_about_draft_tokens_want_a_drafter(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} is about draft tokens"):
+        Engine(build("llama"), **options)
+
+
+def test_what_an_encoder_reads_is_checked_before_the_request_waits() -> None:
+    engine = Engine(build("t5"))
+    with pytest.raises(ValueError, match="has an encoder"):
+        engine.add([0], max_new_tokens=4)
+    with pytest.raises(ValueError, match="vocabulary"):
+        engine.add([0], max_new_tokens=4, encoder_input=torch.tensor([5, 100_000]))
+    with pytest.raises(ValueError, match="no encoder"):
+        Engine(build("llama")).add([5, 9], max_new_tokens=4, encoder_input=torch.tensor([5]))
+
+
+def test_processors_count_from_the_padded_prompt_that_they_see() -> None:
+    model, padded = build("llama"), torch.tensor([[0, 0, 0, 0, 0, 0, 0, 0, 5, 6]])
+    engine = Engine(model)
+    options = {"min_new_tokens": 8, "max_new_tokens": 9, "eos_token_id": list(range(2, 90))}
+    request = engine.add([5, 6], padded_prompt=padded, **options)
+    engine.run()
+    assert len(request.tokens) >= 8
+
+
+def test_numbers_of_numpy_are_token_ids() -> None:
+    model, ids = build("llama"), np.array([5, 9, 3])
+    engine = Engine(model)
+    request = engine.add(ids, max_new_tokens=4)
+    engine.run()
+    assert request.tokens == generate(model, torch.tensor([[5, 9, 3]]), max_new_tokens=4).sequences[0, 3:].tolist()
+
+
+def test_an_eos_below_zero_is_none() -> None:
+    model = copy.deepcopy(build("llama"))
+    model.generation_config.eos_token_id = -1
+    ids = torch.tensor([[5, 9, 3]])
+    plain = generate(model, ids, max_new_tokens=8)
+    drafted = generate(model, ids, drafter=Lookahead(), max_new_tokens=8)
+    assert torch.equal(plain.sequences, drafted.sequences)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from drafters_for_tests import RandomTree
 from generate_driver import NEW, prompts
 from transformers import StoppingCriteria
 from zoo import build
 
 import draftree
-from draftree import Engine, Lookahead, Rules, generate
+from draftree import Engine, Fixed, Lookahead, Rules, generate
 
 ROWS = prompts()
 
@@ -140,3 +141,33 @@ class Failing(StoppingCriteria):
 
 def test_what_the_page_needs_is_public() -> None:
     assert {"Engine", "Rules", "open_runner", "pack_weights"} <= set(draftree.__all__)
+
+
+class FailsOnce(RandomTree):
+    """Raises in its first draft."""
+
+    failed = False
+
+    def draft(self, requests: Any, budgets: Any) -> Any:
+        if not self.failed:
+            self.failed = True
+            raise ValueError("once")
+        return super().draft(requests, budgets)
+
+
+def test_a_stream_of_a_waiting_request_outlives_the_failure_of_another() -> None:
+    model = build("llama")
+    engine = Engine(model, drafter=FailsOnce({}, seed=1), shape=Fixed(4), slots=1)
+    first, second = (engine.add(ids, max_new_tokens=8) for ids in prompts((9, 6)))
+    tokens = [emitted.token for emitted in engine.stream(second)]
+    assert tokens == wanted(prompts((9, 6))[1], max_new_tokens=8)
+    assert str(first.error) == "once"
+    with pytest.raises(ValueError, match="once"):
+        list(engine.stream(first))
+
+
+def test_a_request_is_streamed_by_its_own_engine() -> None:
+    one, other = Engine(build("llama")), Engine(build("llama"))
+    request = one.add(prompts((9,))[0], max_new_tokens=8)
+    with pytest.raises(ValueError, match="another engine"):
+        list(other.stream(request))

@@ -119,7 +119,7 @@ def test_one_sentence_before_any_work(arguments: dict[str, Any], kind: type[Exce
     message = str(raised.value)
     assert words in message
     assert "\n" not in message.strip()
-    assert drafter not in default._shapes  # nor is a shape
+    assert id(drafter) not in default._trees  # nor is a shape
     assert drafter._trie is None  # not even made: no target was bound
 
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from drafters_for_tests import InModel, Raising, RandomTree, Watching
@@ -383,3 +384,13 @@ def test_one_drafter_beside_forced_tokens_is_as_if_it_were_alone() -> None:
         assert torch.equal(one.logp, two.logp)
         assert {merged.source_name(int(mask)) for mask in two.source[0, 1:]} == {"lookahead"}
         assert not merged.votes._open
+
+
+def test_a_chain_that_nobody_believes_in_has_a_probability_all_the_same() -> None:
+    """128 draft tokens of next to no probability each: their product is smaller than any float."""
+    votes, request = Votes(1), context(1, [1, 2, 3])
+    votes.calibrations[0].worth = lambda tree, requests: np.zeros((1, tree.width))  # type: ignore[method-assign]
+    chain = TokenTree.from_arrays(torch.arange(128), list(range(-1, 127)), root=3)
+    joined = votes.join([request], [chain], [128])
+    assert joined.width == 129
+    assert joined.logp.isfinite().all()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -284,10 +286,36 @@ def test_a_step_with_a_clock_of_its_own() -> None:
         now[0] += 1.0
         return now[0]
 
-    shape = DynamicTree()
-    run(RandomTree({}, seed=1), shape, 30, clock=clock)
-    (times,) = shape._times.values()
-    assert 1.0 < times.plain(1) < 60.0
+    engine = Engine(build("llama"), drafter=RandomTree({}, seed=1), shape=DynamicTree(), slots=1, clock=clock)
+    engine.add(PROMPTS[0], Rules(max_new_tokens=30))
+    engine.run()
+    assert 1.0 < engine.loop.sizer._times.plain(1) < 60.0
+
+
+def test_what_steps_take_is_forgotten_with_the_runner_that_it_was_measured_on() -> None:
+    shape, cost = DynamicTree(), StepCost((1, 2, 64), (1.0, 1.2, 10.0))
+    first, second = (shape.bind(cost, RandomTree({}, seed=1)) for _ in range(2))
+    assert first._times is second._times
+    del cost
+    gc.collect()
+    assert len(shape._times) == 0
+
+
+@dataclass
+class Unhashable(RandomTree):
+    """A user's drafter that compares by value, so that it has no hash."""
+
+    value: int = 3
+
+
+def test_a_drafter_without_a_hash_has_a_shape_of_its_own_and_its_budget_may_change() -> None:
+    drafter = Unhashable()
+    RandomTree.__init__(drafter, {}, seed=1)
+    assert shape_for(drafter) is shape_for(drafter)
+    drafter.node_budget = 4
+    assert shape_for(drafter).node_budget == 4
+    drafter.node_budget = 5
+    assert shape_for(drafter).node_budget == 5
 
 
 def test_the_default_shape_belongs_to_the_drafter_and_nothing_is_written_on_it() -> None:

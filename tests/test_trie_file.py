@@ -2,9 +2,13 @@
 sentence.
 """
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from draftree.drafting import Lookahead
 from draftree.drafting.lookahead import Trie
 from draftree.drafting.lookahead.c_trie import load_library
 
@@ -84,3 +88,15 @@ def test_newer_versions_and_other_files_are_refused(saved):
         path.write_bytes(other)
         with pytest.raises(ValueError, match="not a draftree trie"):
             Trie.load(path, "tokenizer-a")
+
+
+def test_a_loaded_drafter_has_the_options_of_its_trie(demo: Any, tmp_path: Path) -> None:
+    saved = Lookahead(max_nodes=1000, capacity=3)
+    saved.warm([[5, 6, 7, 8]])
+    saved.save(tmp_path / "trie", demo.tokenizer)
+    loaded = Lookahead.load(tmp_path / "trie", demo.tokenizer, mode="single", backend="python")
+    assert (loaded.trie.options.max_nodes, loaded.trie_of("another").options.max_nodes) == (1000, 1000)
+    assert (loaded.trie_of("another").options.capacity, loaded.mode) == (3, "single")
+    assert loaded.trie.backend == loaded.trie_of("another").backend == "python"
+    with pytest.raises(TypeError, match="max_nodes"):
+        Lookahead.load(tmp_path / "trie", demo.tokenizer, max_nodes=5)

@@ -9,6 +9,7 @@ nearly free.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,22 +38,33 @@ class Pool:
     def __init__(self, most: int, keys: int | None = None) -> None:
         self._most, self._keys = most, keys
         self._held: dict[int, dict[tuple[int, ...], None]] = {}  # in order of age, the oldest first
+        self._lock = threading.Lock()  # one pool may serve engines of several threads
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            held = {first: dict(grams) for first, grams in self._held.items()}
+        return {"_most": self._most, "_keys": self._keys, "_held": held}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
 
     def add(self, grams: Iterable[Sequence[int]]) -> None:
         """Keep n-grams, the later ones as the newer."""
-        for first, *rest in grams:
-            held = self._held.pop(first, {})
-            held.pop(tuple(rest), None)
-            held[tuple(rest)] = None
-            if len(held) > self._most:
-                del held[next(iter(held))]
-            self._held[first] = held
-        while self._keys is not None and len(self._held) > self._keys:
-            del self._held[next(iter(self._held))]
+        with self._lock:
+            for first, *rest in grams:
+                held = self._held.pop(first, {})
+                held.pop(tuple(rest), None)
+                held[tuple(rest)] = None
+                if len(held) > self._most:
+                    del held[next(iter(held))]
+                self._held[first] = held
+            while self._keys is not None and len(self._held) > self._keys:
+                del self._held[next(iter(self._held))]
 
     def behind(self, first: int) -> list[tuple[int, ...]]:
         """What followed `first`, the newest first."""
-        return list(self._held.get(first, ()))[::-1]
+        with self._lock:
+            return list(self._held.get(first, ()))[::-1]
 
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))

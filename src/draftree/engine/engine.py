@@ -15,7 +15,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from draftree.engine.config import EngineConfig
-from draftree.engine.limits import check_grammar, check_prompt, eos_token_ids
+from draftree.engine.limits import check_grammar, check_prompt, check_source, eos_token_ids
 from draftree.engine.loop import Loop
 from draftree.engine.options import rules_of
 from draftree.engine.recorder import about_engine
@@ -137,11 +137,17 @@ class Engine:
             with self._turn:
                 if not (self.busy or self.watch.compared):  # no other thread has added one meanwhile
                     self.watch.compare()
-        rules = rules or rules_of(self.target, prompt, options, encoder_input)
+        self._check_source(encoder_input, encoder_states)
+        padded = None if padded_prompt is None else padded_prompt.shape[1]
+        rules = rules or rules_of(self.target, prompt, options, encoder_input, padded)
         if self.config.rule is not None:
             self.config.rule.check(rules.processors)
         check_prompt(prompt, rules.max_new_tokens, self.target.vocab_size, self.target.max_positions)
         check_grammar(rules.grammar, rules.eos_token_ids, self.target.vocab_size)
+        if rules.resumed > len(prompt):
+            raise ValueError(
+                f"resumed is {rules.resumed} and the prompt has {len(prompt)} tokens: give at most as many."
+            )
         request = Request(
             prompt,
             rules,
@@ -153,6 +159,16 @@ class Engine:
         )
         self.waiting.append(request)
         return request
+
+    def _check_source(self, encoder_input: Tensor | None, encoder_states: Tensor | None) -> None:
+        if not self.target.encoder_decoder:
+            if encoder_input is not None or encoder_states is not None:
+                raise ValueError("This model has no encoder: leave encoder_input and encoder_states out.")
+        elif encoder_input is None and encoder_states is None:
+            raise ValueError("This model has an encoder: give what it reads as encoder_input (token ids).")
+        elif encoder_input is not None:
+            vocabulary = self.target.model.get_input_embeddings().weight.shape[0]
+            check_source(encoder_input.tolist(), vocabulary, self.target.max_positions)
 
     def cancel(self, request: Request) -> None:
         """End a request now; what it has emitted stays. One that has finished stays as it is.
@@ -251,8 +267,16 @@ class Engine:
         """
         while _silent(request, given):
             with self._turn:
-                if _silent(request, given):  # no other thread has stepped meanwhile
+                if not _silent(request, given):  # another thread has stepped meanwhile
+                    break
+                alive = len(self.waiting) + len(self.running)
+                if request not in self.waiting and request not in self.running:
+                    raise ValueError("This request belongs to another engine: stream it there.")
+                try:
                     self.step()
+                except Exception:  # of those that ran; this one may still wait
+                    if request.state is State.FINISHED or len(self.waiting) + len(self.running) == alive:
+                        raise
         if len(request.output) == given and request.error is not None:
             raise request.error
         return request.output[given:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def check_source(source: Sequence[int], vocabulary: int, limit: int | None) -> N
 
 def _check_ids(prompt: Sequence[int], vocabulary: int) -> None:
     for token in prompt:
-        if not isinstance(token, int):
+        if not isinstance(token, Integral):
             raise ValueError(f"The prompt holds {token!r}: give a flat sequence of token ids (whole numbers).")
         if not 0 <= token < vocabulary:
             raise ValueError(
@@ -97,10 +98,10 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
 
 
 def as_ids(ids: Any) -> tuple[int, ...]:
-    """None, one id or several (a sequence or a tensor) as a tuple."""
+    """None, one EOS id or several (a sequence or a tensor) as a tuple; without those below 0, which no text has."""
     if ids is None:
         return ()
-    return tuple(torch.as_tensor(ids, dtype=torch.long, device="cpu").flatten().tolist())
+    return tuple(i for i in torch.as_tensor(ids, dtype=torch.long, device="cpu").flatten().tolist() if i >= 0)
 
 
 def as_seed(seed: Any) -> int:

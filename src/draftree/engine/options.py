@@ -269,7 +269,11 @@ def _check_ranges(config: GenerationConfig) -> None:
 
 
 def rules_of(
-    target: Target, prompt: Sequence[int], given: dict[str, Any], encoder_input: Tensor | None = None
+    target: Target,
+    prompt: Sequence[int],
+    given: dict[str, Any],
+    encoder_input: Tensor | None = None,
+    padded_length: int | None = None,
 ) -> Rules:
     """The rules of one request from options as `generate` takes them.
 
@@ -279,6 +283,7 @@ def rules_of(
         given: options by name: those of Hugging Face's GenerationConfig, and `seed`, `generation_config`,
             `stopping_criteria`, `tokenizer` and `grammar`.
         encoder_input: LongTensor [L], what an encoder reads; None for decoder-only models.
+        padded_length: length of what processors see as the prompt; None for that of `prompt`.
 
     Raises:
         TypeError, ValueError: an option that does not exist, or a value out of range.
@@ -295,7 +300,7 @@ def rules_of(
         target.model,
         options,
         max_new_tokens=options.new_tokens(len(prompt), len(prompt), target.max_positions),
-        padded_length=len(prompt),
+        padded_length=len(prompt) if padded_length is None else padded_length,
         seed=seed if options.config.do_sample else None,
         encoder_ids=None if encoder_input is None else encoder_input[None],
         grammar=compiled,

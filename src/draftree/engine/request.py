@@ -16,6 +16,7 @@ from draftree.acceptance.sampled import PrefixChooser
 from draftree.drafting.base import Context
 from draftree.engine.limits import as_seed
 from draftree.engine.stats import RequestStats
+from draftree.errors import check_least
 from draftree.grammar import CompiledGrammar, GrammarProcessor, with_grammar
 
 _ids = itertools.count()
@@ -51,7 +52,7 @@ class Rules:
             and values (a server's tenants).
 
     Raises:
-        TypeError, ValueError: a seed that is no whole number, or one of more than 64 bits.
+        TypeError, ValueError: a seed that is no whole number, or one of more than 64 bits; a count below 0.
     """
 
     max_new_tokens: int = 128
@@ -72,6 +73,7 @@ class Rules:
     def __post_init__(self) -> None:
         if self.seed is not None:
             object.__setattr__(self, "seed", as_seed(self.seed))
+        check_least(0, node_budget=self.node_budget, logprobs=self.logprobs, resumed=self.resumed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,8 +115,8 @@ def open_current(model: Any, choice: str | Runner = "auto") -> Runner:
     """`open_runner` for a text that begins now: the model must be as it was when a runner given here was opened.
 
     Raises:
-        TypeError, ValueError: as `open_runner`, or a model that has changed since its runner was opened, or was put into
-            a training mode in which no two passes agree.
+        TypeError, ValueError: as `open_runner`, a model that has changed since its runner was opened, or one in a
+            training mode in which no two passes agree.
     """
     opened = open_runner(model, choice)
     opened.target.refuse_training()

@@ -76,6 +76,8 @@ class DynamicTree(Shape):
         with self._lock:
             times = self._times.get(known)
             if times is None:
-                first = CostLine(known) if self._line else known
+                # A copy, as the values of a dictionary by weak keys must not hold these.
+                base = known if self._given is not None else known.for_batch()
+                first = CostLine(base) if self._line else base
                 times = self._times[known] = StepTimes(first, learns=self.measures)
         return DynamicSizer(self._learned, times, drafter, pruner, max_nodes=self.max_nodes, packed=packed)

@@ -170,14 +170,23 @@ class Lookahead(Drafter):
         self.trie.save(path, tokenizer_fingerprint(tokenizer))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], tokenizer: Any, **options: Any) -> Lookahead:
-        """A drafter on a saved trie.
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        tokenizer: Any,
+        *,
+        mode: str = "hierarchical",
+        sources: str = "mix",
+        backend: str = "auto",
+    ) -> Lookahead:
+        """A drafter on a saved trie, with the trie's own options.
 
         Raises:
             ValueError: no trie file, a damaged one, or one of another tokenizer.
         """
-        trie = Trie.load(path, tokenizer_fingerprint(tokenizer))
-        drafter = cls(trie.options.decoding_length, trie.options.branch_length, **options)
+        trie = Trie.load(path, tokenizer_fingerprint(tokenizer), backend=backend)
+        own = {name: value for name, value in vars(trie.options).items() if name != "eos_token_ids"}
+        drafter = cls(**own, mode=mode, sources=sources, backend=backend)
         drafter._trie = trie
         return drafter
 

@@ -110,16 +110,16 @@ class Votes:
                 else:  # branches that a trie keeps apart
                     votes[node][-1] = max(votes[node][-1], vote)
                 local.append(node)
-        chance = [1.0]
+        logp = [0.0]  # a chain's probability may be too small for a float
         for node in range(1, len(tokens)):
             own_votes = votes[node]
             right = own_votes[0][0] if len(own_votes) == 1 else 1 - self._both_wrong(own_votes)
-            chance.append(chance[parents[node]] * right)
+            logp.append(logp[parents[node]] + math.log(right))
         self._open[request.id] = _Open(len(request.tokens), place, votes)
         return (
             tokens[1:],
             [parent - 1 for parent in parents[1:]],
-            [math.log(p) for p in chance[1:]],
+            logp[1:],
             [sum(1 << drafter for _, drafter in own_votes) for own_votes in votes[1:]],
         )
 
