@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, BertConfig
 
 from draftree.engine import Engine, generate
 from draftree.runner import open_runner
+from draftree.runner.cpu import t5
 from draftree.runner.hooked.runner import HookedRunner
 from draftree.runner.target import inspect_model
 
@@ -157,3 +158,10 @@ def test_a_runner_of_another_model_is_refused() -> None:
     with pytest.raises(ValueError, match="opened for another model"):
         Engine(other, runner=runner)
     generate(one, ids, runner=runner, max_new_tokens=2)
+
+
+def test_a_t5_that_is_too_large_to_copy_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(t5, "may_copy", lambda *args, **kwargs: False)
+    with pytest.raises(ValueError, match="too little free memory"):
+        open_runner(copy.deepcopy(zoo.build("t5")), "cpu")
+    assert open_runner(copy.deepcopy(zoo.build("t5"))).name == "hooked"

@@ -43,7 +43,12 @@ class T5Runner(HookedRunner):
     def refusal(cls, target: Target) -> str | None:
         """See `Runner.refusal`."""
         if _drives(target):
-            return None
+            if may_copy(target.model, target.device, much_faster=True):
+                return None
+            return (
+                "There is too little free memory for the copy of the weights that runner='cpu' reads: use "
+                "runner='hooked' or runner='auto'."
+            )
         return (
             f"This '{target.model_type}' model does not qualify for runner='cpu', which drives stock T5 and mT5 models "
             "in float32 on a CPU where the package was built with a C compiler: use runner='hooked' or runner='auto'."
@@ -171,8 +176,7 @@ def _drives(target: Target) -> bool:
         return False
     if (config.dense_act_fn, bool(config.is_gated_act)) not in ACTIVATIONS or target.alteration is not None:
         return False
-    on_cpu = target.dtype == torch.float32 and all(p.is_cpu for p in model.parameters())
-    return on_cpu and may_copy(model, target.device, much_faster=True)
+    return target.dtype == torch.float32 and all(p.is_cpu for p in model.parameters())
 
 
 def _bias_by_distance(attention: Any) -> Tensor:
