@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor
-
 from draftree.acceptance.base import Choice, ScoredTree, Walk, lazy_walk
 from draftree.acceptance.greedy import greedy_walks
 from draftree.engine.config import EngineConfig
@@ -34,8 +32,9 @@ class Acceptance:
 
     def close(self, requests: list[Request], trees: TokenTree, ends: Sequence[int | None]) -> list[Walk]:
         """The walks of a step without a pass: every text ends in its draft tokens, at the node of `ends`."""
+        sources = trees.source.tolist()
         return [
-            self._emit(request, trees.source[b], _unreviewed(trees, b, end))
+            self._emit(request, sources[b], _unreviewed(trees, b, end))
             for b, (request, end) in enumerate(zip(requests, ends, strict=True))
             if end is not None
         ]
@@ -50,7 +49,7 @@ class Acceptance:
         greedy: list[Walk] = []
         if rule is None and any(r.context.chooser is None for r in requests):
             greedy = greedy_walks(trees, logits, rows)
-        walks = []
+        walks, sources = [], trees.source.tolist()  # one wait for the device
         for b, (request, end) in enumerate(zip(requests, ends, strict=True)):
             where = None
             if rows is not None:
@@ -66,11 +65,11 @@ class Acceptance:
                 choices = lazy_walk(scored, request.context.chooser)
             else:
                 choices = greedy[b].choices()
-            walks.append(self._emit(request, trees.source[b], choices, scored))
+            walks.append(self._emit(request, sources[b], choices, scored))
         return walks
 
     def _emit(
-        self, request: Request, sources: Tensor, choices: Iterator[Choice], scored: ScoredTree | None = None
+        self, request: Request, sources: Sequence[int], choices: Iterator[Choice], scored: ScoredTree | None = None
     ) -> Walk:
         """Emit choices up to where the text ends; whatever lies behind is cut off.
 
@@ -83,7 +82,7 @@ class Acceptance:
             for node, token, child in choices:
                 source = None
                 if child is not None and self.drafter is not None:
-                    source = self.drafter.source_name(int(sources[child]))
+                    source = self.drafter.source_name(sources[child])
                     request.stats.accepted_by_source[source] += 1
                 walk.nodes.append(node)
                 walk.tokens.append(token)

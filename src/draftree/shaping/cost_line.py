@@ -43,7 +43,6 @@ class CostLine(StepCost):
         self.alpha, self.fading = alpha, fading
         self._times: dict[int, float] = {}  # T_perf by size
         self._last: dict[int, int] = {}  # the step at which it was seen last
-        self._seen: dict[int, int] = {}  # how many steps had it
         self._step = 0
         self._line = (1.0, 0.0)  # b0, b1
         self._floor = 0.0
@@ -89,7 +88,6 @@ class CostLine(StepCost):
         seconds = min(max(seconds, before / MOST_FACTOR), MOST_FACTOR * before)
         self._times[rows] = (1 - self.alpha) * before + self.alpha * seconds
         self._last[rows] = self._step
-        self._seen[rows] = self._seen.get(rows, 0) + 1
         self._fit()
 
     def _fit(self) -> None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 from draftree.errors import LARGEST, brief
+from draftree.tree.candidates import ordered
 
 Choices = list[tuple[int, ...]]
 NAMES = "'best-first', 'chain', 'full-K', 'efficient-K' or 'efficient-code-K' (K siblings)"
@@ -107,17 +108,11 @@ def choices_named(tree: str | Sequence[Sequence[int]], depth: int) -> Choices:
                 f"tree is {brief(repr(tree))}, of {depth} levels: take fewer siblings, for at most {LARGEST} nodes."
             )
         return full(k, depth) if found[2] == "full" else efficient(k, depth, "code" if "code" in found[2] else "paper")
-    nodes = sorted({tuple(int(rank) for rank in node) for node in tree}, key=lambda node: (len(node), node))
+    nodes = ordered(tree)
     if len(nodes) > LARGEST:
         raise ValueError(f"The choice list has {len(nodes)} nodes: give at most {LARGEST}.")
     if not nodes:
         raise ValueError("The choice list is empty: name at least one node, such as (0,), or use no drafter.")
-    known = {(), *nodes}
-    for node in nodes:
-        if not node or min(node) < 0:
-            raise ValueError(f"{node} is no choice: name a node by its ranks (>= 0) from the root, as (0, 2).")
-        if node[:-1] not in known:
-            raise ValueError(f"The choice list has {node} but not its prefix {node[:-1]}: add the prefix.")
-        if len(node) > depth:
-            raise ValueError(f"The choice list has {node}, and the drafter drafts {depth} deep: shorten the list.")
+    if len(nodes[-1]) > depth:
+        raise ValueError(f"The choice list has {nodes[-1]}, and the drafter drafts {depth} deep: shorten the list.")
     return nodes

@@ -21,18 +21,29 @@ from draftree.tree.structure import Structure, structure_of
 Choices = Sequence[Sequence[int]]
 
 
+def ordered(choices: Choices) -> list[tuple[int, ...]]:
+    """The nodes of a choice list, each once, by depth and ranks.
+
+    Raises:
+        ValueError: a node that is none, or one whose parent is missing.
+    """
+    nodes = sorted({tuple(int(rank) for rank in node) for node in choices}, key=lambda node: (len(node), node))
+    known = {(), *nodes}
+    for node in nodes:
+        if not node or min(node) < 0:
+            raise ValueError(f"{node} is no choice: name a node by its ranks (>= 0) from the root, as (0, 2).")
+        if node[:-1] not in known:
+            raise ValueError(f"The choice list has {node} but not its prefix {node[:-1]}: add the prefix.")
+    return nodes
+
+
 @lru_cache(maxsize=256)
 def _choice_structure(
     choices: tuple[tuple[int, ...], ...], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Structure, int]:
     """Depth index, rank and parent of each node of a choice list, with its structure and largest rank."""
-    order = sorted(set(choices), key=lambda c: (len(c), c))
+    order = ordered(choices)
     place = {(): 0} | {choice: i for i, choice in enumerate(order, 1)}
-    for choice in order:
-        if not choice or min(choice) < 0:
-            raise ValueError(f"{choice} is no choice: name a node by its ranks (>= 0) from the root, as (0, 2).")
-        if choice[:-1] not in place:
-            raise ValueError(f"The choice list has {choice} but not its prefix {choice[:-1]}: add the prefix.")
     depths = torch.tensor([len(c) - 1 for c in order], dtype=torch.long, device=device)
     ranks = torch.tensor([c[-1] for c in order], dtype=torch.long, device=device)
     parents = torch.tensor([[-1, *(place[c[:-1]] for c in order)]], dtype=torch.long, device="cpu")
