@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -208,6 +209,16 @@ def test_without_a_confidence_the_measured_times_decide() -> None:
     generate(build("llama"), torch.tensor([text]), drafter=drafter, shape=Fixed(8), max_new_tokens=8)
     assert drafter._times.pass_seconds > 0
     assert drafter._times.step_seconds > 0
+
+
+def test_steps_are_timed_by_the_engines_clock() -> None:
+    """So that two engines which share the drafter do not time each other's steps."""
+    ticks = itertools.count()
+    drafter = DraftModel(noisy("llama"))
+    engine = Engine(build("llama"), drafter=drafter, shape=Fixed(8), clock=lambda: float(next(ticks)))
+    engine.add(prompts((12,))[0], max_new_tokens=8)
+    engine.run()
+    assert 1.0 <= drafter._times.step_seconds <= 8.0
 
 
 def test_in_a_batch_a_pass_has_to_pay_for_all_of_its_requests() -> None:

@@ -77,12 +77,11 @@ class DraftModel(SecondModel):
         """See `Drafter.draft`."""
         trees = super().draft(requests, budgets)
         self._cutoff.drafted(requests, trees)
-        self._times.drafted()
         return trees
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: learn how long a step takes, and how much of a tree was verified."""
-        self._times.stepped(with_prompt=step.offset > 0)
+        self._times.stepped(step.seconds)
         self._cutoff.verified(step, self.source)
 
     def end(self, request: Context) -> None:

@@ -133,13 +133,11 @@ class SelfSpeculative(Trained, Drafter):
             self._with_leaves(tokens[b, :reach], logp[b, :reach], request.eos_token_ids)
             for b, (request, reach) in enumerate(zip(requests, reaches, strict=True))
         ]
-        trees = TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
-        self._times.drafted()
-        return trees
+        return TokenTree.from_drafts([request.tokens[-1] for request in requests], drafts, budgets)
 
     def observe(self, step: Step) -> None:
         """See `Drafter.observe`: learn how long a step takes."""
-        self._times.stepped(with_prompt=step.offset > 0)
+        self._times.stepped(step.seconds)
 
     # ---------------------------------------------------------------- rows
 

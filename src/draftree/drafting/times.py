@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 HABIT = 0.95  # weight of the past
 LONGEST = 4.0  # times the usual, as a single time counts
 
@@ -19,7 +17,6 @@ class OwnTimes:
         self._first_price = first_price
         self.pass_seconds = self.step_seconds = 0.0
         self._passed = False
-        self._handed_over = 0.0  # when the last draft was; 0 where its step has been seen
 
     @property
     def price(self) -> float:
@@ -33,15 +30,10 @@ class OwnTimes:
             self.pass_seconds = _smoothed(self.pass_seconds, seconds)
         self._passed = True
 
-    def drafted(self) -> None:
-        """The draft is handed over: its step begins."""
-        self._handed_over = time.perf_counter()
-
-    def stepped(self, *, with_prompt: bool) -> None:
-        """A step is over; one that read a prompt says nothing of others."""
-        if self._handed_over and not with_prompt:
-            self.step_seconds = _smoothed(self.step_seconds, time.perf_counter() - self._handed_over)
-        self._handed_over = 0.0
+    def stepped(self, seconds: float | None) -> None:
+        """A step took so long behind its draft; None for one that says nothing of others."""
+        if seconds is not None:
+            self.step_seconds = _smoothed(self.step_seconds, seconds)
 
 
 def check_confidence(confidence: float | None) -> None:

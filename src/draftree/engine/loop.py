@@ -90,12 +90,13 @@ class Loop:
         marks.append(clock())
         self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
         marks.append(clock())
-        self._observe(plan, turn, result, walks, own_rows=not alone)
+        seconds = None if turn.offset else marks[-1] - marks[1]
+        self._observe(plan, turn, result, walks, seconds, own_rows=not alone)
         left = None if result.rows is None else (result.rows, turn.offset, result.logits.shape[1])
         self._account(requests, trees, walks, left, marks)
         if self.sizer is not None and not alone:
-            seconds = None if turn.offset else clock() - marks[0]
-            self.sizer.observe(plan, self._outcome(turn, walks, seconds, marks[1] - marks[0]))
+            whole = None if turn.offset else clock() - marks[0]
+            self.sizer.observe(plan, self._outcome(turn, walks, whole, marks[1] - marks[0]))
 
     def _draft(self, requests: list[Request], *, alone: bool, closed: bool) -> StepPlan:
         """What this step verifies: drafted trees, or the roots alone."""
@@ -196,10 +197,17 @@ class Loop:
         turn, result = self._verify(first, plan, [chunk[:-1] for chunk in chunks], bare=True)
         walks = [Walk(nodes=[0]) for _ in chunks]
         self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
-        self._observe(plan, turn, result, walks, own_rows=False)
+        self._observe(plan, turn, result, walks, None, own_rows=False)
 
     def _observe(
-        self, plan: StepPlan, turn: TreePass, result: PassResult, walks: list[Walk], *, own_rows: bool
+        self,
+        plan: StepPlan,
+        turn: TreePass,
+        result: PassResult,
+        walks: list[Walk],
+        seconds: float | None,
+        *,
+        own_rows: bool,
     ) -> None:
         if self.drafter is None or not self.can.observes:
             return
@@ -214,6 +222,7 @@ class Loop:
                 emitted=[walk.tokens for walk in walks],
                 attach_to=plan.attach_to,
                 own_rows=own_rows,
+                seconds=seconds,
             )
         )
 
