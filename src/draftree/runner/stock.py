@@ -170,7 +170,10 @@ def _stock_function(function: Any) -> bool:
 
 _TORCHS = frozenset(nn.Module().__dict__) | set(LOOSE)  # what every module has, and is looked at by itself
 _PLAIN = frozenset((bool, int, float, str, type(None)))
-_SWITCHES = frozenset((bool, str, list, tuple))  # of attributes with a leading underscore; numbers may count calls
+# What switches are made of, such as an adapter's name and its scale. Whole numbers may count calls, lists may grow.
+_SWITCHES = frozenset((bool, float, str, type(None)))
+_NAMES = frozenset((bool, str))
+MOST_SWITCHES = 64  # of a container
 
 
 class _Same(weakref.ref[Any]):
@@ -185,15 +188,17 @@ class _Same(weakref.ref[Any]):
     __hash__ = None  # type: ignore[assignment]
 
 
+def _lists_names(value: Any) -> bool:
+    listed = type(value) in (list, tuple) and 0 < len(value) <= MOST_SWITCHES
+    return listed and _NAMES.issuperset(map(type, value))
+
+
 def _identity(value: Any) -> Any:
-    """What tells a value from others: of containers their contents, of other objects which one it is."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind is dict:
-        return [(name, _identity(held)) for name, held in value.items()]
-    if kind in (list, tuple):
-        return [_identity(held) for held in value]
+    """What tells a value that is not plain from others: of containers of switches the contents, else which it is."""
+    if type(value) is dict and 0 < len(value) <= MOST_SWITCHES and _SWITCHES.issuperset(map(type, value.values())):
+        return [*map(str, value), *value.values()]
+    if _lists_names(value):
+        return list(value)
     try:
         return _Same(value)
     except TypeError:  # of a class without weak references
@@ -226,7 +231,7 @@ def state_of(model: nn.Module) -> list[Any]:
             state += _hooks(module)
         for name in own.keys() - _TORCHS:
             value = own[name]
-            if not name.startswith("_") or type(value) in _SWITCHES or callable(value):
+            if not name.startswith("_") or type(value) in _NAMES or _lists_names(value) or callable(value):
                 state.append(value if type(value) in _PLAIN else _identity(value))
     return state
 
