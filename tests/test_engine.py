@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 from zoo import build
 
-from draftree.acceptance import LossyTypical
 from draftree.drafting import Drafter, Lookahead, PromptLookup
 from draftree.engine import Emitted, Engine, Request, Rules, RunStats, State, generate
 from draftree.engine import engine as engine_module
@@ -339,14 +338,6 @@ def test_rules_without_sense_are_refused_when_they_are_made(options: dict[str, i
 def test_an_answer_begun_elsewhere_lies_within_the_prompt() -> None:
     with pytest.raises(ValueError, match="resumed is 4 and the prompt has 3 tokens"):
         Engine(build("llama")).add([5, 9, 3], Rules(resumed=4))
-
-
-@pytest.mark.parametrize(
-    "options", [{"shape": Fixed(4)}, {"reject_drafts": True}, {"acceptance": LossyTypical()}], ids=list
-)
-def test_options_about_draft_tokens_want_a_drafter(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(options))} is about draft tokens"):
-        Engine(build("llama"), **options)
 
 
 def test_what_an_encoder_reads_is_checked_before_the_request_waits() -> None:

@@ -99,11 +99,6 @@ class EngineConfig:
             raise ValueError(
                 "pruner prunes a drafter's draft tokens, and drafter is None: pass a drafter, or no pruner."
             )
-        for option in ("shape", "acceptance", "reject_drafts"):
-            if getattr(self, option) and self.drafter is None and self.early_exit is None:
-                raise ValueError(
-                    f"{option} is about draft tokens, and drafter is None: pass a drafter, or no {option}."
-                )
         if self.early_exit is not None:
             self._check_early_exit()
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from draftree.engine.config import EngineConfig
-from draftree.engine.limits import check_grammar, check_prompt, check_source, eos_token_ids
+from draftree.engine.limits import check_encoder_side, check_grammar, check_prompt, eos_token_ids
 from draftree.engine.loop import Loop
 from draftree.engine.options import rules_of
 from draftree.engine.recorder import about_engine
@@ -137,7 +137,7 @@ class Engine:
             with self._turn:
                 if not (self.busy or self.watch.compared):  # no other thread has added one meanwhile
                     self.watch.compare()
-        self._check_source(encoder_input, encoder_states)
+        check_encoder_side(self.target, encoder_input, encoder_states)
         padded = None if padded_prompt is None else padded_prompt.shape[1]
         rules = rules or rules_of(self.target, prompt, options, encoder_input, padded)
         if self.config.rule is not None:
@@ -159,16 +159,6 @@ class Engine:
         )
         self.waiting.append(request)
         return request
-
-    def _check_source(self, encoder_input: Tensor | None, encoder_states: Tensor | None) -> None:
-        if not self.target.encoder_decoder:
-            if encoder_input is not None or encoder_states is not None:
-                raise ValueError("This model has no encoder: leave encoder_input and encoder_states out.")
-        elif encoder_input is None and encoder_states is None:
-            raise ValueError("This model has an encoder: give what it reads as encoder_input (token ids).")
-        elif encoder_input is not None:
-            vocabulary = self.target.model.get_input_embeddings().weight.shape[0]
-            check_source(encoder_input.tolist(), vocabulary, self.target.max_positions)
 
     def cancel(self, request: Request) -> None:
         """End a request now; what it has emitted stays. One that has finished stays as it is.

@@ -54,6 +54,27 @@ def check_source(source: Sequence[int], vocabulary: int, limit: int | None) -> N
         )
 
 
+def check_encoder_side(target: Any, ids: torch.Tensor | None, states: torch.Tensor | None) -> None:
+    """Refuse what the encoder of `target` cannot read, or what is given to a model without one.
+
+    Args:
+        target: the model (`draftree.runner.Target`).
+        ids: LongTensor [L], what the encoder reads.
+        states: [L, d], its output where that is known already.
+
+    Raises:
+        ValueError: one sentence, what is wrong and what to do.
+    """
+    if not target.encoder_decoder:
+        if ids is not None or states is not None:
+            raise ValueError("This model has no encoder: leave encoder_input and encoder_states out.")
+    elif ids is not None:
+        vocabulary = target.model.get_input_embeddings().weight.shape[0]
+        check_source(ids.tolist(), vocabulary, target.max_positions)
+    elif states is None:
+        raise ValueError("This model has an encoder: give what it reads as encoder_input (token ids).")
+
+
 def _check_ids(prompt: Sequence[int], vocabulary: int) -> None:
     for token in prompt:
         if not isinstance(token, Integral):
