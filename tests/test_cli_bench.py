@@ -32,6 +32,7 @@ def prompts_file(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_quick_writes_a_picture_and_figures_that_agree_with_its_samples(prompts_file, tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "made" / "here"

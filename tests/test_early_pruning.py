@@ -260,6 +260,7 @@ def test_the_shipped_head_prunes_most_of_a_tree_at_little_loss() -> None:
     assert total.as_dict()["pruned"] == total.pruned
 
 
+@pytest.mark.slow
 def test_it_can_be_what_is_imported_first() -> None:
     """Rooms of one floor import one another; whichever comes first, all of them load.
 

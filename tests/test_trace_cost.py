@@ -85,6 +85,7 @@ def lines_run(call: Callable[[], None]) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_little_of_a_recorded_step_stays_alive(demo):
     """The collector looks at it again and again: a hundred thousand objects are a tenth of a second."""
     kept: dict[bool, list[int]] = {False: [], True: []}
