@@ -177,7 +177,8 @@ def test_strict_mode_keeps_nothing() -> None:
         assert not engine.slots.keeps
 
 
-def test_what_free_slots_keep_outlives_growth_of_the_cache(demo: Any) -> None:
+def test_what_free_slots_keep_outlives_growth_of_the_cache(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 512)  # it grows before anything of the long prompt is kept
     model, other = demo.model, prompt(11, 400)
     first = prompt(10, 100)
     with Engine(model, slots=2, keep_prefixes=True) as engine:
