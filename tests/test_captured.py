@@ -360,13 +360,20 @@ def test_stores_that_come_back_while_others_are_lent() -> None:
         return [torch.zeros(slots, 1, 256, 2)], [torch.zeros(slots, 1, 256, 2)], {}
 
     wanted, late = stores(2), stores(3)
+    coming = [late]
     pool._take_back(*stores(1))
     pool._take_back(*wanted)
 
     class Late(SlotCache):
-        def take_over(self, *given: Any) -> None:
-            pool._take_back(*late)
-            super().take_over(*given)
+        @property  # type: ignore[override]
+        def capacity(self) -> int:
+            if coming:
+                pool._take_back(*coming.pop())
+            return self._capacity
+
+        @capacity.setter
+        def capacity(self, columns: int) -> None:
+            self._capacity = columns
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftree.runner.kv.pool.SlotCache", Late)
