@@ -31,6 +31,7 @@ from transformers import LlamaForCausalLM
 import draftree
 from benchmarks.inflate import inflate
 from benchmarks.inflate.sizes import Size
+from recipes.translation_pair import bfloat16_is_fast
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, UNITS = 16, 320, 8, 4, 768
 LEFT_OUT = ("multi30k", "ntrex_deen", "mbpp")  # as in the training of the embedded model
@@ -118,6 +119,13 @@ def rate_at(share: float, step: int, peak: float) -> float:
     return peak * min(1.0, (step + 1) / 100) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, share))))
 
 
+def loss_of(model: Any, ids: Tensor) -> Tensor:
+    """Cross entropy of every token of `ids` [rows, tokens] but the first, in nats."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16_is_fast()):
+        logits = model(ids[:, :-1], use_cache=False).logits
+    return cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+
 def fit(model: Any, tokens: Tensor, options: argparse.Namespace) -> dict[str, float]:
     """Train all weights in place for `options.minutes`, with a checkpoint every few."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
@@ -144,8 +152,7 @@ def fit(model: Any, tokens: Tensor, options: argparse.Namespace) -> dict[str, fl
             group["lr"] = rate_at(used / whole, step, options.rate)
         at = np.random.default_rng([2, step]).integers(0, len(tokens) - BLOCK - 1, options.batch)
         ids = torch.stack([tokens[i : i + BLOCK + 1] for i in at])
-        logits = model(ids[:, :-1], use_cache=False).logits
-        loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss = loss_of(model, ids)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -89,6 +89,20 @@ def test_a_pair_learns_in_16_bits_only_where_they_are_fast(fast: bool) -> None:
     assert seen == [torch.bfloat16 if fast else torch.float32]
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_deeper_base_learns_in_16_bits_only_where_they_are_fast(demo: Any, fast: bool) -> None:
+    loss_of = runpy.run_path(str(RECIPES / "deeper_base.py"))["loss_of"]
+    seen: list[torch.dtype] = []
+    hook = demo.model.model.layers[0].mlp.down_proj.register_forward_hook(
+        lambda module, args, out: seen.append(out.dtype)
+    )
+    loss_of.__globals__["bfloat16_is_fast"] = lambda: fast
+    loss = loss_of(demo.model, torch.tensor([[5, 6, 7, 8]]))
+    hook.remove()
+    assert seen == [torch.bfloat16 if fast else torch.float32]
+    assert loss.dtype == torch.float32
+
+
 @pytest.mark.slow
 def test_a_translation_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sizes, the second with the first one's tokenizer; a run that is called again goes on from its checkpoint."""
