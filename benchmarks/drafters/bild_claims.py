@@ -1,13 +1,13 @@
 """What BiLD's paper claims, measured: speed at equal quality, quality at equal speed, and what a pass costs.
 
-Curves of quality against latency are compared point by point: for every point of one curve the other has its best
-point that is at least as fast, and the qualities of both sides are summed. Points of the first curve that another one
-of its own beats in speed and quality are left out. Such a choice is made with hindsight, as a reader of the paper's
-figures makes it.
+Curves of quality against latency are compared as a reader of the paper's figures compares them: points that another one
+of their own curve beats in time and quality are left out, and at the time of every point of the second curve the first
+one is read off the line through its own points.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import bootstrap
+from scipy.stats import DegenerateDataWarning, bootstrap
 
 from benchmarks.drafters.bild_ways import BILD, CALM, NO_FALLBACK, NO_ROLLBACK, PLAIN, SAMPLED, Pair
 from benchmarks.drafters.operations import Operations
@@ -59,6 +59,74 @@ class QualityRatio:
         return above / below if below else np.nan
 
 
+@dataclass(frozen=True)
+class Curve:
+    """One curve of quality against latency: its ways, whose rows and prompts can be drawn anew.
+
+    Attributes:
+        metric: the metric.
+        scores: `row_statistics` of each way [rows, numbers].
+        seconds: of each way, prompt by prompt.
+    """
+
+    metric: str
+    scores: Sequence[NDArray[np.float64]]
+    seconds: Sequence[NDArray[np.float64]]
+
+    def drawn(self, rows: NDArray[np.int64], prompts: NDArray[np.int64]) -> tuple[list[float], list[float]]:
+        """Times and qualities of the points that no other one beats, both rising."""
+        weights = np.bincount(rows, minlength=len(self.scores[0])).astype(float)
+        quality = [points(self.metric, weights @ way) for way in self.scores]
+        time = [float(way[prompts].sum()) for way in self.seconds]
+        kept: tuple[list[float], list[float]] = [], []
+        for at in sorted(range(len(time)), key=lambda i: (time[i], -quality[i])):
+            if not kept[1] or quality[at] > kept[1][-1]:
+                kept[0].append(time[at])
+                kept[1].append(quality[at])
+        return kept
+
+
+@dataclass(frozen=True)
+class CurveRatio:
+    """Summed points of one curve over those of another, at the times of the other one's points.
+
+    Points that are sooner than the whole first curve are left out. Rows (of the qualities) and prompts (of the times)
+    are drawn anew for the interval, and the curves with them.
+    """
+
+    above: Curve
+    below: Curve
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """How many of the second curve's points the first one is compared at, and of how many."""
+        here, there = (curve.drawn(*self._all()) for curve in (self.above, self.below))
+        return sum(time >= here[0][0] for time in there[0]), len(there[0])
+
+    def columns(self, name: str) -> dict[str, float]:
+        """The figure as a table holds it: name, name_low, name_high; NaN where no point is compared."""
+        rows, prompts = self._all()
+        low = high = np.nan
+        if len(rows) > 1 and len(prompts) > 1 and self.reached[0]:
+            given: dict[str, Any] = {"vectorized": False, "method": "percentile", "rng": 0}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DegenerateDataWarning)  # figures that never vary have no width
+                drawn = bootstrap((rows, prompts), self._of, n_resamples=RESAMPLES, **given).bootstrap_distribution
+            low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return {name: self._of(rows, prompts), f"{name}_low": float(low), f"{name}_high": float(high)}
+
+    def _all(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return np.arange(len(self.above.scores[0])), np.arange(len(self.above.seconds[0]))
+
+    def _of(self, rows: NDArray[np.int64], prompts: NDArray[np.int64]) -> float:
+        (times, qualities), there = (curve.drawn(rows, prompts) for curve in (self.above, self.below))
+        sides = [
+            (float(np.interp(at, times, qualities)), own) for at, own in zip(*there, strict=True) if at >= times[0]
+        ]
+        above, below = (sum(side) for side in zip(*sides, strict=True)) if sides else (0.0, 0.0)
+        return above / below if below else np.nan
+
+
 def best_points(table: pd.DataFrame, pairs: Sequence[str]) -> list[dict[str, Any]]:
     """Of each pair's grid the fastest point that loses no more than nothing, and than a point, against plain."""
     found = []
@@ -88,7 +156,7 @@ def claimed(
         scores: `row_statistics` of each way that writes a text of its own, by its name.
         metric: of the qualities.
     """
-    found = _speeds(table, best, pair, runs) + _qualities(table, pair, scores, metric)
+    found = _speeds(table, best, pair, runs) + _qualities(table, pair, runs, scores, metric)
     return rows_of(found + _policies(table, pair, runs, scores, metric))
 
 
@@ -118,7 +186,9 @@ def _speeds(table: pd.DataFrame, best: Sequence[dict[str, Any]], pair: Pair, run
     return [(claim, above, below, TIME, _sooner(runs, [above], [below])) for claim, above, below in there]
 
 
-def _qualities(table: pd.DataFrame, pair: Pair, scores: Mapping[str, Any], metric: str) -> list[Claimed]:
+def _qualities(
+    table: pd.DataFrame, pair: Pair, runs: pd.DataFrame, scores: Mapping[str, Any], metric: str
+) -> list[Claimed]:
     """Quality at equal speed of BiLD over what is left out of it, of the aligned pair, and over CALM."""
     pairs, written = list(pair.smalls), table[table["way"].isin(list(scores))]
     grid = {name: written[(written["group"] == BILD) & (written["pair"] == name)] for name in pairs}
@@ -131,32 +201,28 @@ def _qualities(table: pd.DataFrame, pair: Pair, scores: Mapping[str, Any], metri
     if list(grid) == [UNALIGNED, ALIGNED]:
         sides.append(("bild-aligned-quality", own, f"BiLD, {ALIGNED}", grid[UNALIGNED], f"BiLD, {UNALIGNED}"))
     found: list[Claimed] = []
-    if not pair.exits and not own.empty:
-        best = str(own.loc[own["quality"].idxmax(), "way"])
+    both = pd.concat(grid.values())
+    if not pair.exits and not both.empty:
+        best = str(both.loc[both["quality"].idxmax(), "way"])
         ratio = QualityRatio(metric, [scores[best]], [scores[PLAIN]])
         found.append(("bild-above-large", best, PLAIN, METRICS[metric][0], ratio))
     for claim, above, above_name, below, below_name in sides:
-        if matched := at_equal_speed(above, below):
-            ratio = QualityRatio(metric, *([scores[way] for way in side] for side in zip(*matched, strict=True)))
-            what = f"{METRICS[metric][0]} at equal speed, {len(matched)} points"
-            found.append((claim, above_name, below_name, what, ratio))
+        if above.empty or below.empty:
+            continue
+        curves = (
+            Curve(metric, [scores[way] for way in side["way"]], [_seconds(runs, way) for way in side["way"]])
+            for side in (above, below)
+        )
+        curve_ratio = CurveRatio(*curves)
+        met, of_all = curve_ratio.reached
+        what = f"{METRICS[metric][0]} at equal speed, {met} of {of_all} points"
+        found.append((claim, above_name, below_name, what, curve_ratio))
     return found
 
 
-def at_equal_speed(above: pd.DataFrame, below: pd.DataFrame) -> list[tuple[str, str]]:
-    """For each point of the curve `below` the best one of `above` that is at least as fast, where there is one."""
-    found = []
-    for point in _frontier(below).itertuples():
-        fast = above[above["times_plain"] >= point.times_plain]
-        if not fast.empty:
-            found.append((str(fast.loc[fast["quality"].idxmax(), "way"]), str(point.way)))
-    return found
-
-
-def _frontier(curve: pd.DataFrame) -> pd.DataFrame:
-    """Points that no other one beats in speed and quality."""
-    ordered = curve.sort_values(["times_plain", "quality"], ascending=False)
-    return ordered[ordered["quality"] > ordered["quality"].astype(float).cummax().shift(fill_value=-np.inf)]
+def _seconds(runs: pd.DataFrame, way: str) -> NDArray[np.float64]:
+    seconds: NDArray[np.float64] = of(runs, way)["seconds"].to_numpy(float)
+    return seconds
 
 
 def _policies(

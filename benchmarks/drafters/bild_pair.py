@@ -23,6 +23,7 @@ from draftree.training.align_inputs import align_on_inputs, template_of
 from draftree.training.answers import AnswerOptions, make_data
 from draftree.training.journal import fingerprint
 from draftree.training.options import RECIPE, Inputs, TrainOptions
+from draftree.training.quality import check_metric
 from draftree.training.questions import read_questions
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -38,7 +39,8 @@ def built(setup: Setup) -> Setup:
     """The setup with the pair that its options ask for: models, rows of the dev file, references.
 
     Raises:
-        ValueError: a named model beside it, no dev file, rows without what was named, or no minutes.
+        ValueError: a model or rows that are named beside it, no dev file, rows without what was named, no minutes,
+            a translation pair that is to be inflated, or a metric whose package is missing.
         RuntimeError: the recipe has failed.
     """
     data, dev, minutes = Path(setup["pair_data"]), Path(setup["pair_dev"]), setup["pair_minutes"]
@@ -48,7 +50,12 @@ def built(setup: Setup) -> Setup:
         raise ValueError("A pair is built on pair_data and measured on other rows: name them by --set pair_dev=.")
     if not minutes > 0:
         raise ValueError(f"pair_minutes is {minutes}: give more than 0.")
+    if doubled := [name for name in ("small", "aligned", "data") if setup[name]]:
+        raise ValueError(f"A pair is built and measured on pair_dev: leave {' and '.join(doubled)} out.")
     translates = not setup["reference"]
+    if translates and setup.params is not None:
+        raise ValueError("A translation pair is built, which cannot be inflated: leave --params out.")
+    check_metric(setup["metric"] or "bleu")
     field, reference = SIDES if translates else (setup["field"] or None, setup["reference"])
     for path in (data, dev):
         read_questions([path], field=field, reference=reference)

@@ -30,12 +30,21 @@ def subjects(setup: Setup, *methods: str) -> dict[str, Any]:
                 f"This experiment takes drafters of {' or '.join(methods)}, and {name!r} holds {trained.method}: leave "
                 "it out."
             )
-        if setup["depth"] and isinstance(trained, InModelDrafter):
-            if setup["depth"] > trained.steps:
-                raise ValueError(
-                    f"{name!r} looks {trained.steps} tokens ahead and depth is {setup['depth']}: give at most "
-                    f"{trained.steps}, or a drafter that was trained for more."
-                )
-            trained = with_depth(trained, setup["depth"])
         found[name] = trained
+        if (depth := setup.options.get("depth")) and isinstance(trained, InModelDrafter):
+            check_depth(name, trained.steps, depth)
+            found[name] = with_depth(trained, depth)
     return found
+
+
+def check_depth(name: str, steps: int, depth: int) -> None:
+    """Refuse to look further ahead than the `steps` that a drafter is trained for.
+
+    Raises:
+        ValueError: it would.
+    """
+    if depth > steps:
+        raise ValueError(
+            f"{name!r} looks {steps} tokens ahead and depth is {depth}: give at most {steps}, or a drafter that was "
+            "trained for more."
+        )

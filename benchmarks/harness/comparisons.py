@@ -16,7 +16,7 @@ from benchmarks.harness.measure import length, of, per_token, whole
 from benchmarks.harness.stats import Share
 
 CLAIMED = "What the paper claims"
-SPEED, LENGTH = "tokens a second", "acceptance length"
+SPEED, ANSWERS, LENGTH = "tokens a second", "tokens a second of whole answers", "acceptance length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Comparison:
         claim: its name in `claims.toml`.
         above: the way that the paper has above.
         below: the others; of several the best one is taken, with hindsight.
-        by: `SPEED` or `LENGTH`.
+        by: `SPEED`, `ANSWERS` (prompts included) or `LENGTH`.
     """
 
     claim: str
@@ -37,14 +37,18 @@ class Comparison:
 
 
 def measured(comparisons: Sequence[Comparison], runs: pd.DataFrame, asked: Sequence[str] = ()) -> pd.DataFrame:
-    """The ratio of each comparison, with its interval; `asked` are ways whose times are those of whole answers."""
+    """The ratio of each comparison, its interval and the units (prompts, or batches of them) that it is drawn from.
+
+    `asked` are ways whose times are those of whole answers.
+    """
     rows = []
     for one in comparisons:
-        timed = whole if {one.above, *one.below} & set(asked) else per_token
+        timed = whole if one.by == ANSWERS or {one.above, *one.below} & set(asked) else per_token
         shares = {way: _better(of(runs, way), one.by, timed) for way in (one.above, *one.below)}
         below = max(one.below, key=lambda way: shares[way].value)
         ratio = (shares[one.above] / shares[below]).columns("times")
-        rows.append({"claim": one.claim, "above": one.above, "below": below, "of": one.by} | ratio)
+        row = {"claim": one.claim, "above": one.above, "below": below, "of": one.by} | ratio
+        rows.append(row | {"units": len(of(runs, one.above))})
     return pd.DataFrame(rows)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,13 +18,17 @@ import pandas as pd
 
 from benchmarks.harness.claims import Claim, claims_of
 from benchmarks.harness.setup import TRAINED
-from draftree.errors import did_you_mean
+from draftree.errors import check_least, did_you_mean
 
 if TYPE_CHECKING:
     from benchmarks.harness.setup import Setup
 
 ROOMS = ("papers", "drafters", "shapes", "machine", "peers")
 Run = Callable[["Setup"], Iterator[pd.DataFrame]]
+COUNTS = {
+    *("per_set", "max_new_tokens", "nodes", "batch", "sizes", "top_k", "pruned_top_k", "rounds", "limit", "timed"),
+    *("train_steps", "train_questions", "train_max_length"),
+}
 SHORT = {"per_set": 1, "max_new_tokens": 64}  # of the papers' tables and figures
 
 
@@ -72,9 +77,9 @@ class Experiment:
             found.append("with --model a small model and a searched skip set (--set small=, --set skips=)")
         if "engines" in self.options:
             found.append("the environments of make bench-peers")
-        if "train_steps" not in self.options and set(self.options.get("drafters", ())) & set(TRAINED):
+        if set(self.options.get("drafters", ())) & set(TRAINED):
             found.append("with --model trained drafters (--drafter FOLDER)")
-        if self.options.get("early_heads"):
+        if "early_heads" in self.options and not self.options.get("early_layers"):
             found.append("with --model an early head (--early-head FOLDER)")
         return "; ".join(found)
 
@@ -82,13 +87,17 @@ class Experiment:
         """All options, those in `given` in place of the defaults; texts become what the default is.
 
         Raises:
-            ValueError: an option that this experiment does not have, or a value of another kind.
+            ValueError: an option that this experiment does not have, a value of another kind, or a count below 1.
         """
         for name in given:
             if name not in self.options:
                 held, near = ", ".join(self.options) or "none", did_you_mean(name, self.options)
                 raise ValueError(f"{self.name} has no option {name!r}: it has {held}.{near}")
-        return {**self.options, **{name: read(name, value, self.options[name]) for name, value in given.items()}}
+        read_ones = {name: read(name, value, self.options[name]) for name, value in given.items()}
+        for name in COUNTS & set(read_ones):
+            values = read_ones[name]
+            check_least(1, sys.maxsize, **{name: min(values, default=1) if isinstance(values, tuple) else values})
+        return {**self.options, **read_ones}
 
     def of_paper(self, paper: str, item: str, **options: Any) -> Experiment:
         """The same under the name of a paper's table or figure, such as "BiTA" and "Table 4": `bita-table4`.

@@ -126,6 +126,17 @@ class Setup:
         return self.encoded.lessons
 
     @property
+    def searched_on(self) -> list[list[int]]:
+        """The lessons, for a search that cannot do without.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if not self.lessons:
+            raise ValueError("There are no prompts but the measured ones to search a tree on: give more prompts.")
+        return self.lessons
+
+    @property
     def sets(self) -> list[str]:
         """Names of the measured sets."""
         return self.encoded.sets

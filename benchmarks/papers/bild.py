@@ -8,7 +8,7 @@ for BiLD, and one with every layer for CALM.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from draftree.models import load_model
 from draftree.pruning import LossyCALM
 from draftree.runner import inspect_model
 from draftree.training.early_exit import exit_weights, train_early_exit
-from draftree.training.options import TrainOptions
+from draftree.training.options import RECIPE, TrainOptions
 
 
 def grid(fallbacks: tuple[float, ...], rollbacks: tuple[float, ...]) -> dict[str, Any]:
@@ -38,56 +38,79 @@ QUICK: dict[str, Any] = {
 }
 
 
+ONE = (
+    "This experiment has one model: name by --drafter one folder of draftree train early-exit, trained without "
+    "--every-layer, or none."
+)
+TWO = (
+    "This experiment compares an early exit with CALM: name by --drafter two folders of draftree train early-exit, the "
+    "second one trained with --every-layer, or none."
+)
+
+
 def early_exit(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiLD on a model and its own first layers, trained to be read by its own head: early exit (LOSSY)."""
-    yield from _exits(setup, exit_pair)
+    yield from _exits(setup, with_calm=False)
 
 
 def against_calm(setup: Setup) -> Iterator[pd.DataFrame]:
     """BiLD's early exit beside CALM, which leaves behind any layer, at every lambda and tau (LOSSY)."""
     for leave, decay in bild.calm_points(setup):
         LossyCALM(leave, decay=decay)  # refuses what is out of range before anything is trained
-    yield from _exits(setup, lambda given: exit_pair(given)._replace(calm=_trained_exit(given, every_layer=True)))
+    yield from _exits(setup, with_calm=True)
 
 
-def _exits(setup: Setup, open_pair: Callable[[Setup], Pair]) -> Iterator[pd.DataFrame]:
+def _exits(setup: Setup, *, with_calm: bool) -> Iterator[pd.DataFrame]:
     bild.check_options(setup)
+    if setup.params is not None:
+        raise ValueError("Early exits are trained on the model itself: leave --params out.")
+    folders = exit_folders(setup, with_calm=with_calm) if setup["drafters"] else []
+    setup = replace(setup, name=folders[0]) if folders else setup  # its tokenizer and its prompts' template
     rows, metric = bild.open_rows(setup)
-    for table in bild.compared(setup, open_pair(setup), rows, metric):
-        if not setup["drafters"]:
+    layer = _recipe(folders[0])["exit_layer"] if folders else setup["exit_layer"]
+    large = setup.model if folders else _trained_exit(setup, layer)
+    pair = Pair(large, {f"first {layer} layers": early_exit_model(large, layer)}, exits=True)
+    if with_calm:
+        calm = _opened(folders[1], setup) if folders else _trained_exit(setup, layer, every_layer=True)
+        pair = pair._replace(calm=calm)
+    for table in bild.compared(setup, pair, rows, metric):
+        if not folders:
             table.attrs["remarks"] = [*table.attrs["remarks"], on_demand.remark(setup)]
         yield table
 
 
-def exit_pair(setup: Setup) -> Pair:
-    """A model, and its first layers as the small one.
-
-    What `draftree train early-exit` wrote (`--drafter FOLDER`), up to the layer it was trained for; without a folder a
-    copy of the model that is trained for it now.
+def exit_folders(setup: Setup, *, with_calm: bool) -> list[str]:
+    """The folders that `--drafter` names: of `draftree train early-exit`, and CALM's, of the same with --every-layer.
 
     Raises:
-        ValueError: several folders, one that holds no such model, or a layer that the model does not have.
+        ValueError: others than these, of two models, or a model that is named beside them.
     """
-    folders = setup["drafters"]
-    if len(folders) > 1:
-        raise ValueError("This experiment has one model: name by --drafter one folder of draftree train early-exit.")
-    if not folders:
-        large, layer = _trained_exit(setup), setup["exit_layer"]
-        return Pair(large, {f"first {layer} layers": early_exit_model(large, layer)}, exits=True)
-    large, _ = load_model(folders[0], setup.placement)
+    folders, said = [str(folder) for folder in setup["drafters"]], TWO if with_calm else ONE
+    wanted = [False, True] if with_calm else [False]
+    if len(folders) != len(wanted):
+        raise ValueError(said)
+    recipes = [_recipe(folder) for folder in folders]
+    if [recipe["every_layer"] for recipe in recipes] != wanted:
+        raise ValueError(said)
+    if len({recipe["base"] for recipe in recipes}) > 1:
+        raise ValueError(f"{' and '.join(folders)} were trained from two models: name folders of one.")
+    if setup.name is not None:
+        raise ValueError("A folder of draftree train early-exit holds the model: leave --model out.")
+    return folders
+
+
+def _recipe(folder: str) -> dict[str, Any]:
+    """What a folder of `draftree train early-exit` says of itself."""
     try:
-        layer = int(json.loads((Path(folders[0]) / "recipe.json").read_text(encoding="utf-8"))["exit_layer"])
-    except (OSError, ValueError, KeyError):
-        raise ValueError(f"{folders[0]} holds no early exit: give a folder of draftree train early-exit.") from None
-    inspect_model(large)
-    return Pair(large, {f"first {layer} layers": early_exit_model(large, layer)}, exits=True)
+        held: dict[str, Any] = json.loads((Path(folder) / RECIPE).read_text(encoding="utf-8"))
+        known = {"exit_layer": int(held["exit_layer"]), "every_layer": bool(held["every_layer"])}
+        return known | {"base": str(held["base_model"]["hash"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{folder} holds no early exit: give a folder of draftree train early-exit.") from None
 
 
-def _trained_exit(setup: Setup, *, every_layer: bool = False) -> Any:
-    """A copy of the model, trained so that its head reads the option `exit_layer`, or every layer."""
-    layer = setup["exit_layer"]
-    if setup.params is not None:
-        raise ValueError("Early exits are trained on the model itself: leave --params out.")
+def _trained_exit(setup: Setup, layer: int, *, every_layer: bool = False) -> Any:
+    """A copy of the model, trained so that its head reads `layer`, or every layer."""
     exit_weights(layer, len(inspect_model(setup.small).layers), every_layer=every_layer)
 
     def make(data: Path, out: Path, options: TrainOptions) -> None:
@@ -95,7 +118,11 @@ def _trained_exit(setup: Setup, *, every_layer: bool = False) -> Any:
         train_early_exit(setup.small, data, out, layer, **given, tell=on_demand.silent)
 
     name = "calm" if every_layer else "early-exit"
-    large, _ = load_model(str(on_demand.made(setup, name, [layer, every_layer], make)), setup.placement)
+    return _opened(str(on_demand.made(setup, name, [layer, every_layer], make)), setup)
+
+
+def _opened(folder: str, setup: Setup) -> Any:
+    large, _ = load_model(folder, setup.placement)
     inspect_model(large)
     return large
 

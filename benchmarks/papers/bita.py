@@ -12,11 +12,11 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.drafters.subjects import subjects
+from benchmarks.drafters.subjects import check_depth, subjects
 from benchmarks.harness import Experiment, Setup, bars, lines, on_demand, table_of
 from benchmarks.harness.claims import claims_of
 from benchmarks.harness.comparisons import LENGTH, SPEED, Comparison
-from benchmarks.harness.trees import EFFICIENT, FULL, SEARCHED, STRAIGHTFORWARD, Case, anew, with_tree
+from benchmarks.harness.trees import EFFICIENT, FULL, SEARCHED, STRAIGHTFORWARD, Case, anew, with_depth, with_tree
 from benchmarks.harness.truth import hits_of
 from benchmarks.papers.ways import COLUMNS, HF, QUICK, Cell, compared, hf_cell
 from draftree.drafting import DraftModel, Jacobi, SelfSpeculative
@@ -31,6 +31,7 @@ CHAT = ("e2e", "sgd_chat", "tm4_coffee", "squad", "fairytaleqa", "tldr_shell", "
 PAPER = "BiTA"
 K = 5  # siblings of the efficient tree (section 4.1)
 WIDEST = 4  # of full trees (Table 4)
+MASKS = 3  # of a drafter whose settings name none
 NONE = "masks only"
 SPECDEC, CHAIN = "DraftModel, one chain (SpecDec)", 5  # draft tokens of a chain
 SKIPS = "self-speculative"
@@ -129,7 +130,7 @@ def decodings(setup: Setup) -> Iterator[pd.DataFrame]:
         first, *fulls, own = (cell.name for cell in cells[-len(trees) - 1 :])
         for by, kind in (("speed", SPEED), ("length", LENGTH)):
             claims.append(Comparison(f"bita-efficient-straightforward-{by}", own, (first,), kind))
-            claims.append(Comparison(f"bita-efficient-full-{by}", own, fulls, kind))
+        claims.append(Comparison("bita-efficient-full-speed", own, fulls))
         claims.append(Comparison("bita-full-1", fulls[0], (first,)))
         claims.append(Comparison("bita-full-2", fulls[1], (fulls[0],)))
         claims.append(Comparison("bita-full-4", fulls[1], (fulls[-1],)))
@@ -184,10 +185,13 @@ def _swept(setup: Setup, points: list[dict[str, Any]]) -> tuple[dict[str, InMode
     """The drafters that are named, or one trained now for each point; and what is to be said of them."""
     if setup["drafters"]:
         return subjects(setup, "bita"), []
-    made = {}
-    for settings in points:
-        name = ", ".join(f"{value} {option}" for option, value in settings.items())
-        made[name] = on_demand.drafter(setup, "bita", settings)
+    depth = setup["depth"]
+    named = {", ".join(f"{value} {option}" for option, value in settings.items()): settings for settings in points}
+    for name, settings in named.items():
+        check_depth(name, settings.get("masks", MASKS), depth)
+    made = {name: on_demand.drafter(setup, "bita", settings) for name, settings in named.items()}
+    if depth:
+        made = {name: with_depth(drafter, depth) for name, drafter in made.items()}
     return made, [on_demand.remark(setup)]
 
 
@@ -198,8 +202,8 @@ def medusa(setup: Setup) -> Iterator[pd.DataFrame]:
         if drafter.method == "bita":
             cells.append(_efficient(f"{name}, {EFFICIENT}-{K}", drafter))
         else:
-            setup.watcher.stage(f"search for the tree of {name}", len(setup.lessons))
-            nodes = tuple(best_choices(hits_of(setup, drafter, setup.lessons).by_rank, K * drafter.depth))
+            setup.watcher.stage(f"search for the tree of {name}", len(setup.searched_on))
+            nodes = tuple(best_choices(hits_of(setup, drafter, setup.searched_on).by_rank, K * drafter.depth))
             case = Case(SEARCHED, f"searched, {len(nodes)} draft tokens", nodes, len(nodes))
             cells.append(Cell(f"{name}, {case.label}", partial(with_tree, drafter, case), case.nodes))
         cells.append(Cell(f"{name}, by cost", partial(anew, drafter), None))

@@ -19,13 +19,15 @@ from draftree.bench.report import Table
 
 HERE = Path(__file__).parent
 PAGE = HERE / "claims.md"
+ENOUGH = 8  # prompts or batches; an interval that is drawn from fewer of them is too narrow
+TOO_FEW, NOWHERE = "So few prompts or batches leave no interval.", "None of its points is as fast as the other's."
 CONFIRMED, SMALL, REFUTED = "confirmed", "not at this size", "refuted"
 HEAD = """# What the papers claim, measured here
 
 Made by `make results` from `claims.toml` and the files in `benchmarks/results/`. What the five papers say of one way
 of decoding, or one setting, over another, where it does not depend on hardware alone: a ratio of the two with its 95 %
-bootstrap interval over prompts. Left out is what they say of one text or model over another: code gains more, and so
-do larger models.
+bootstrap interval over prompts, or over batches of them, where there are eight or more. Left out is what they say of
+one text or model over another: code gains more, and so do larger models.
 *Confirmed*: the whole interval is above 1 (or what the line names); *refuted*: all of it is below, and nothing about
 the size of the model explains it; *not at this size*: otherwise, with the reason. The papers' models have 7B parameters
 and more and ran on GPUs; ours run on two CPU cores. They are the embedded 4M model; models inflated from it, which have
@@ -55,12 +57,12 @@ class PaperClaim:
             return CONFIRMED
         return REFUTED if high < self.least and not self.size else SMALL
 
-    def reason(self, verdict: str, low: float | None, high: float | None) -> str:
-        """Why it is not confirmed; of one that is, what has to be known of it."""
+    def reason(self, verdict: str, low: float | None, high: float | None, without: str = TOO_FEW) -> str:
+        """Why it is not confirmed, `without` an interval for the want of which; of one that is, what to know of it."""
         if verdict == CONFIRMED:
             return self.note
         if low is None or high is None:
-            return "One prompt leaves no interval."
+            return " ".join(filter(None, [without, self.why]))
         level = f"The interval holds {self.least:g}." if high >= self.least else ""
         return " ".join(filter(None, [level, self.why]))
 
@@ -92,12 +94,14 @@ def page(folder: Path) -> str:
             lines.append(facts | {"here": "not measured"})
         for file, about, row in found[name]:
             files[file] = about
-            low, high = row.get("times_low"), row.get("times_high")
+            held = row.get("units", ENOUGH) >= ENOUGH
+            low, high = (row.get("times_low"), row.get("times_high")) if held else (None, None)
             verdict = claim.verdict(low, high)
-            here = f"{row['times']:.2f}" + (f" [{low:.2f}, {high:.2f}]" if low is not None else "")
+            here = "nowhere" if row["times"] is None else f"{row['times']:.2f}"
+            here += f" [{low:.2f}, {high:.2f}]" if low is not None else ""
             here += f" (at least {claim.least:g})" if claim.least != 1 else ""
             of = f"{row['above']} over {row['below']}, {row['of']}"
-            reason = claim.reason(verdict, low, high)
+            reason = claim.reason(verdict, low, high, NOWHERE if row["times"] is None else TOO_FEW)
             lines.append(facts | {"here": here, "what": of, "in": file, "verdict": verdict, "reason or note": reason})
     columns = ("source", "claim", "theirs", "here", "what", "in", "verdict", "reason or note")
     counts = {verdict: sum(line.get("verdict") == verdict for line in lines) for verdict in (CONFIRMED, SMALL, REFUTED)}

@@ -42,6 +42,9 @@ MODEL = "LLaMA-2-Chat-13B"  # of Table 1; the one with all three methods
 
 def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
     """Hidden Transfer, Medusa and self-speculation over plain decoding: equal depth and tree, and sized by cost."""
+    if setup["paper_training"]:
+        _check_trained_depth(setup, "paper_training")
+    _ = setup.searched_on  # refuses none before anything is trained
     known = subjects(setup, *HEADS, SELF)
     heads = {name: one for name, one in known.items() if isinstance(one, InModelDrafter)}
     remarks = _layers(setup, known)
@@ -51,11 +54,12 @@ def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
             heads[name] = with_depth(trained, setup["depth"] or DEPTH)
         remarks.append(on_demand.remark(setup))
     tree = shared_tree(setup, list(heads.values()))
-    cells = [
-        Cell(name, partial(setup.trained, setup.named[name]), None, _printed(one, item))
-        for name, one in known.items()
-        if name not in heads
-    ]
+    cells = []
+    for name, one in known.items():
+        if name not in heads:
+            make = partial(setup.trained, setup.named[name])
+            cells.append(Cell(f"{name}, {setup['nodes']} draft tokens", make, setup["nodes"], _printed(one, item)))
+            cells.append(Cell(f"{name}, by cost", make, None))
     for name, one in heads.items():
         cells.append(Cell(f"{name}, one tree", partial(with_tree, one, tree), tree.nodes, _printed(one, item)))
     cells += [Cell(f"{name}, by cost", partial(anew, one), None) for name, one in heads.items()]
@@ -72,14 +76,15 @@ def speeds(setup: Setup, item: str = "Table 1") -> Iterator[pd.DataFrame]:
             if HEADS[0] in heads:
                 claims.append(Comparison(f"hidden-transfer-plain-{by}", ours, (PLAIN,), kind))
         if SELF in known and HEADS[0] in heads:
-            claims.append(Comparison("hidden-transfer-self-speculative", ours, (SELF,)))
+            theirs = f"{SELF}, by cost" if tree_of == "by cost" else f"{SELF}, {setup['nodes']} draft tokens"
+            claims.append(Comparison("hidden-transfer-self-speculative", ours, (theirs,)))
     remarks.append(f"The tree that both share has {tree.nodes} draft tokens, searched on {len(setup.lessons)} prompts.")
     yield from compared(setup, cells, by_set=True, claims=claims, remarks=remarks)
 
 
 def _layers(setup: Setup, known: dict[str, Any]) -> list[str]:
     """Where the transfers are, and where the paper's would be, in a sentence for each drafter."""
-    paper = default_transfer_layers(len(inspect_model(setup.small).layers))
+    paper = default_transfer_layers(len(setup.target.layers))
     return [
         f"{name}: transfers behind layers {_listed(one.transfer_layers)} (the paper's, scaled: {_listed(paper)})."
         for name, one in known.items()
@@ -99,30 +104,40 @@ def shared_tree(setup: Setup, heads: list[InModelDrafter]) -> Case:
     """
     if not heads:
         raise ValueError(f"There is no drafter inside the model to compare: name {' and '.join(HEADS)}, or folders.")
-    if not setup.lessons:
-        raise ValueError("There are no prompts but the measured ones to search a tree on: give more prompts.")
-    setup.watcher.stage("search for the tree", len(heads) * len(setup.lessons))
+    lessons = setup.searched_on
+    setup.watcher.stage("search for the tree", len(heads) * len(lessons))
     depth = min(one.depth for one in heads)
-    shares = [hits_of(setup, one, setup.lessons).by_rank[:depth] for one in heads]
+    shares = [hits_of(setup, one, lessons).by_rank[:depth] for one in heads]
     nodes = tuple(best_choices(np.mean(shares, 0).tolist(), setup["nodes"]))
     return Case(SEARCHED, "one tree", nodes, len(nodes))
 
 
 def accuracy(setup: Setup) -> Iterator[pd.DataFrame]:
     """Share of cases with the truth among the best k: Hidden Transfer, Medusa, and heads that read a middle layer."""
-    found = subjects(setup, *draft_accuracy.METHODS)
+    if setup["early_exits"]:
+        _check_trained_depth(setup, "early_exits")
+    found, depth = subjects(setup, *draft_accuracy.METHODS), setup["depth"] or DEPTH
     remarks = []
     if setup["early_exits"]:
         for method in HEADS:
-            found[f"{method}{ALIKE}"] = on_demand.drafter(setup, method, SETTINGS[method])
+            found[f"{method}{ALIKE}"] = with_depth(on_demand.drafter(setup, method, SETTINGS[method]), depth)
         for layer in setup["exit_layers"] or _quarters(setup):
-            settings = {"layer": layer, "places": DEPTH + 1, "rank": 0}
+            settings = {"layer": layer, "places": depth + 1, "rank": 0}
             found[f"early exit, layer {layer}"] = on_demand.drafter(setup, "early-head", settings)
         remarks = [on_demand.remark(setup) + " An exit's head is a matrix before the model's own head."]
     hits: dict[str, Hits] = {}
     for table in draft_accuracy.compared(setup, found, remarks, hits):
         table.attrs["tables"] = {**table.attrs["tables"], CLAIMED: rows_of(_accuracies(hits, found))}
         yield table
+
+
+def _check_trained_depth(setup: Setup, option: str) -> None:
+    """Refuse a depth beyond that of the drafters which `option` trains."""
+    if setup["depth"] > DEPTH:
+        raise ValueError(
+            f"What is trained here looks {DEPTH} tokens ahead, as in the paper, and depth is {setup['depth']}: give at "
+            f"most {DEPTH}, or --set {option}=false."
+        )
 
 
 def _quarters(setup: Setup) -> list[int]:
@@ -200,7 +215,7 @@ def _by_depth(at: dict[int, tuple[str, Share]], first: int, count: int) -> list[
     if len(at) < 3:
         return []
     middle = min(at, key=lambda layer: abs(layer - (first or count / 2)))
-    late = min(at, key=lambda layer: abs(layer - LATE * count))
+    late = max(at) if first else min(at, key=lambda layer: abs(layer - LATE * count))  # the last ones of the figures
     sides = [("late", middle, late)] if first else [("early", middle, min(at)), ("late", middle, late)]
     name = "hidden-transfer-second-layer" if first else "hidden-transfer-layer"
     return [
@@ -255,6 +270,7 @@ ACCURACY = Experiment(
     | {"drafters": HEADS, "early_exits": True, "exit_layers": (), "depth": DEPTH},
 )
 TRAINED: dict[str, Any] = dict(draft_accuracy.EXPERIMENT.options) | on_demand.OPTIONS | {"drafters": ()}
+del TRAINED["depth"]  # these figures are of one transfer each
 LAYER = Experiment(
     "",
     "",

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, bars, lines, table_of
 from benchmarks.harness.claims import claims_of
-from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, rows_of
+from benchmarks.harness.comparisons import ANSWERS, CLAIMED, LENGTH, SPEED, Comparison, rows_of
 from benchmarks.harness.experiment import Run
 from benchmarks.harness.plots import Plot
 from benchmarks.papers.ways import COLUMNS, HF, QUICK, Cell, compared, hf_cell
@@ -75,6 +75,7 @@ def methods(setup: Setup) -> Iterator[pd.DataFrame]:
     ]
     claims = [
         Comparison("lookahead-hf-speed", TRIE, (HF,)),
+        Comparison("lookahead-plain-speed", TRIE, (PLAIN,)),
         *(Comparison(f"lookahead-llma-{by}", TRIE, (LLMA,), kind) for by, kind in BOTH),
         *(Comparison(f"lookahead-single-{by}", TRIE, (SINGLE,), kind) for by, kind in BOTH),
         *(Comparison(f"lookahead-parallel-{by}", TRIE, (PARALLEL,), kind) for by, kind in BOTH),
@@ -178,6 +179,7 @@ def scenarios(setup: Setup) -> Iterator[pd.DataFrame]:
     """Seconds of a whole answer by scenario (set of prompts): Hugging Face's generate, plain, and with a warm trie."""
     cells = [hf_cell(setup), Cell(TRIE, partial(trie, setup), setup["nodes"]), Cell(SIZED, partial(trie, setup), None)]
     claims = [Comparison("lookahead-scenarios", name, (HF,)) for name in (TRIE, SIZED)]
+    claims += [Comparison("lookahead-scenarios-plain", name, (PLAIN,), ANSWERS) for name in (TRIE, SIZED)]
     yield from compared(setup, cells, by_set=True, claims=claims)
 
 
@@ -215,11 +217,20 @@ def worst(setup: Setup) -> Iterator[pd.DataFrame]:
 
 def warm_up(setup: Setup) -> Iterator[pd.DataFrame]:
     """By the answers of every set that the trie has seen beforehand."""
-    counts = [count for count in setup["seen"] if count <= len(setup.texts) // len(setup.sets)]
+    most_seen = len(setup.lessons) // len(setup.sets)
+    counts = [count for count in setup["seen"] if count <= most_seen]
+    if not any(counts):
+        raise ValueError(
+            f"There are {most_seen} other prompts of every set for the trie to see: give --set seen= less."
+        )
+    left_out = [str(count) for count in setup["seen"] if count > most_seen]
+    remarks = (
+        [f"Left out, as there are {most_seen} other prompts of every set: {', '.join(left_out)}."] if left_out else []
+    )
     cells = [Cell(f"{count} a set", partial(trie, setup, warm=count), setup["nodes"]) for count in counts]
     most, none = cells[-1].name, cells[0].name
     claims = [Comparison(f"lookahead-warm-up-{by}", most, (none,), kind) for by, kind in BOTH] if most != none else []
-    for table in compared(setup, cells, claims=claims):
+    for table in compared(setup, cells, claims=claims, remarks=remarks):
         yield table_of(table.assign(seen=[None, *counts]).to_dict("records"), **table.attrs)
 
 

@@ -16,11 +16,12 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.drafters.kinds import KINDS
+from benchmarks.drafters.subjects import subjects
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, bars, lines, measure, on_demand, table_of
 from benchmarks.harness.comparisons import CLAIMED, LENGTH, SPEED, Comparison, measured, rows_of
 from benchmarks.harness.measure import all_differing, length, of, per_token, size
 from benchmarks.harness.setup import TRAINED, Task
-from benchmarks.harness.trees import CHAIN, SEARCHED, Case, with_tree
+from benchmarks.harness.trees import CHAIN, SEARCHED, Case, anew, with_tree
 from benchmarks.harness.truth import hits_of
 from benchmarks.papers import premise
 from benchmarks.papers.propd_shape import ProPDTree
@@ -52,10 +53,10 @@ def pruned(setup: Setup) -> Iterator[pd.DataFrame]:
     """The static tree pruned inside the pass, by layer and top-k, against the same tree whole."""
     drafter, static = _static(setup)
     early = heads(setup)
-    remark = f"{_searched(setup, static)} The paper's top 50 to 200 are of 32,000 tokens; these are of {_words(setup)}."
+    remarks = [_searched(setup, static), _pruned(setup)]
     for table, runs in pruning.compared(setup, early, {STATIC: (partial(with_tree, drafter, static), static.nodes)}):
         claims = _of_pruning(runs, [head.layer for head in early], list(setup["top_k"]))
-        yield table_of(table.to_dict("records"), **{**table.attrs, "remarks": [remark], "tables": {CLAIMED: claims}})
+        yield table_of(table.to_dict("records"), **{**table.attrs, "remarks": remarks, "tables": {CLAIMED: claims}})
 
 
 def _of_pruning(runs: pd.DataFrame, layers: list[int], ks: list[int]) -> pd.DataFrame:
@@ -64,6 +65,7 @@ def _of_pruning(runs: pd.DataFrame, layers: list[int], ks: list[int]) -> pd.Data
     sides = [
         *(("propd-pruned-speed", first, pruning.WHOLE, SPEED), ("propd-deeper-length", last, first, LENGTH)),
         *(("propd-wider-length", first, widest, LENGTH), ("propd-earlier-speed", first, last, SPEED)),
+        ("propd-pruning-length", first, pruning.WHOLE, LENGTH),
     ]
     found = [Comparison(claim, above, (below,), by) for claim, above, below, by in sides if above != below]
     own = of(runs, first)
@@ -71,8 +73,11 @@ def _of_pruning(runs: pd.DataFrame, layers: list[int], ks: list[int]) -> pd.Data
     return pd.concat([measured(found, runs), rows_of([share])])
 
 
-def _words(setup: Setup) -> str:
-    return f"{setup.small.config.vocab_size:,}"
+def _pruned(setup: Setup) -> str:
+    """Where trees are pruned, and where the paper's are, in a sentence."""
+    layers = ", ".join(str(head.layer) for head in heads(setup))
+    known = f"{len(setup.target.layers)} layers, of {setup.small.config.vocab_size:,} tokens"
+    return f"Trees are pruned behind layer {layers} of {known}; the paper's behind 2 to 4 of 32 and more, of 32,000."
 
 
 def _searched(setup: Setup, static: Case) -> str:
@@ -99,7 +104,11 @@ def by_task(setup: Setup) -> Iterator[pd.DataFrame]:
             runs = measure(setup, ways, own, batch=batch, stop=False)
             wrong += all_differing(runs)
             rows += [{"task": kind} | row for row in _rows(runs, ways, batch, PLAIN)]
-            remarks = [_searched(setup, static), f"Kinds with too few prompts for a batch of {max(sizes)}: {left_out}."]
+            remarks = [
+                _searched(setup, static),
+                _pruned(setup),
+                f"Kinds with too few prompts for a batch of {max(sizes)}: {left_out}.",
+            ]
             yield table_of(rows, differing=wrong, remarks=remarks)
 
 
@@ -136,7 +145,7 @@ def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd
         rows += _rows(runs, ways, batch, over)
         claims += _claims(runs, names, batch)
         tables = {CLAIMED: pd.concat(claims, ignore_index=True)}
-        remarks = [_searched(setup, static), f"Speeds are over {over} at the same batch."]
+        remarks = [_searched(setup, static), _pruned(setup), f"Speeds are over {over} at the same batch."]
         yield table_of(rows, differing=wrong, remarks=remarks, tables=tables)
 
 
@@ -178,16 +187,13 @@ def _static(setup: Setup) -> tuple[InModelDrafter, Case]:
     if len(setup.named) != 1:
         raise ValueError("ProPD's tables are of one set of heads: name one by --drafter.")
     ((name, word),) = setup.named.items()
-    drafter = setup.trained(word) if word in TRAINED or Path(word).is_dir() else None
-    if not isinstance(drafter, InModelDrafter):
+    if word not in TRAINED and not Path(word).is_dir():
         raise ValueError(f"ProPD's tables are of heads inside the model, and {name} has none: name Medusa's.")
-    if drafter.method != "medusa":
-        raise ValueError(f"ProPD's tables are of Medusa's heads, and {name} holds {drafter.method}: name Medusa's.")
+    drafter = subjects(setup, "medusa")[name]
+    lessons = setup.searched_on
     heads(setup)  # refuses one that is not there, or of another model
-    if not setup.lessons:
-        raise ValueError("There are no prompts but the measured ones to search a tree on: give more prompts.")
-    setup.watcher.stage("search for the static tree", len(setup.lessons))
-    choices = best_choices(hits_of(setup, drafter, setup.lessons).by_rank, setup["nodes"])
+    setup.watcher.stage("search for the static tree", len(lessons))
+    choices = best_choices(hits_of(setup, drafter, lessons).by_rank, setup["nodes"])
     return drafter, Case(SEARCHED, STATIC, tuple(choices), len(choices))
 
 
@@ -201,7 +207,7 @@ def _way(setup: Setup, name: str, drafter: InModelDrafter, static: Case) -> Way:
         options["pruner"] = EarlyPruning(head, top_k=setup["pruned_top_k"], always=True)
     if name in (STATIC, PRUNED):
         return Way(name, with_tree(drafter, static), Fixed(static.nodes), options)
-    own = setup.drafter(*setup.named.values())
+    own = anew(drafter)
     if name == OWN:
         return Way(name, own, DynamicTree())
     return Way(name, own, _published(setup), options)
@@ -220,7 +226,9 @@ TABLE = Experiment(
     lines("batch", "over", by="way", log=True),
     OPTIONS
     | MEDUSA
-    | {"nodes": 32, "batch": (1, 2, 4, 8, 16), "early_heads": ("early-head",), "pruned_top_k": 50}
+    | {"nodes": 32, "batch": (1, 2, 4, 8, 16), "depth": 0, "pruned_top_k": 50}
+    | {"early_heads": (), "early_layers": ()}
+    | on_demand.OPTIONS
     | {"alpha": 0.2, "fading": 0.02, "share_alpha": 0.02},
 )
 FIGURE = Experiment(
@@ -229,7 +237,15 @@ FIGURE = Experiment(
     premises,
     ("layer", "top", "accuracy"),
     lines("top", "accuracy", by="layer", log=True),
-    {"per_set": 2, "max_new_tokens": 64, "sets": (), "drafters": ("medusa",), "nodes": 32, "warm_per_set": 4}
+    {
+        "per_set": 2,
+        "max_new_tokens": 64,
+        "sets": (),
+        "drafters": ("medusa",),
+        "nodes": 32,
+        "warm_per_set": 4,
+        "depth": 0,
+    }
     | {"early_layers": (1, 2, 4, 6), "early_heads": (), "batch": (1, 2, 4), "context": (128, 512)}
     | {"rows": (1, 2, 4, 8, 16, 32, 64), "rounds": 3}
     | on_demand.OPTIONS,
@@ -241,7 +257,7 @@ EXPERIMENTS = (
     replace(
         pruning.EXPERIMENT,
         run=pruned,
-        options=dict(pruning.EXPERIMENT.options) | on_demand.OPTIONS | {"early_layers": ()},
+        options=dict(pruning.EXPERIMENT.options) | on_demand.OPTIONS | {"early_layers": (), "depth": 0},
     ).of_paper("ProPD", "Table 2", **MEDUSA, batch=4, top_k=(4, 16, 50), early_heads=(), early_layers=(1, 2, 4, 6)),
     Experiment("", "", parts, TABLE.columns, TABLE.plot, TABLE.options).of_paper("ProPD", "Table 3", **BATCHES),
     FIGURE.of_paper("ProPD", "Figure 3", **MEDUSA),

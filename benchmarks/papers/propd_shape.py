@@ -97,7 +97,7 @@ class ProPDTree(Shape):
             raise ValueError(f"ProPD's trees are of candidates for each depth, and {drafter.name} has none.")
         if self.shares is None:
             self.shares = Shares(drafter.depth, drafter.candidates, self.share_alpha)
-        return ProPDSizer(self, cost, drafter, self.shares)
+        return ProPDSizer(self, cost, drafter, self.shares, pruner)
 
 
 class ProPDSizer(Sizer):
@@ -108,10 +108,14 @@ class ProPDSizer(Sizer):
         cost: of steps by their rows, as measured.
         drafter: has the candidates.
         shares: of its places.
+        pruner: prunes the passes; None for whole ones.
     """
 
-    def __init__(self, shape: ProPDTree, cost: StepCost, drafter: InModelDrafter, shares: Shares) -> None:
+    def __init__(
+        self, shape: ProPDTree, cost: StepCost, drafter: InModelDrafter, shares: Shares, pruner: Pruner | None
+    ) -> None:
         self._shape, self._cost, self._drafter, self._shares = shape, cost, drafter, shares
+        self._pruner = pruner
         self._lines: dict[int, CostLine] = {}  # by number of requests, of steps by draft tokens of a tree
         self._size = 0
         self._chosen_at: tuple[int, int] | None = None  # the batch, and the tokens of its texts in units of SHIFT
@@ -163,7 +167,9 @@ class ProPDSizer(Sizer):
         line = self._lines.get(batch)
         if line is None:
             sizes = self._cost.rows[self._cost.rows >= 2] - 1
-            rows = [self._drafter.rows(batch * (n + 1), batch) for n in sizes.tolist()]
-            seed = StepCost(sizes, self._cost.of(np.array(rows)))
+            rows = np.array([self._drafter.rows(batch * (n + 1), batch) for n in sizes.tolist()])
+            if self._pruner is not None:  # else a line would be begun that never lets pruned sizes be met
+                rows = self._pruner.worth.rows(rows)
+            seed = StepCost(sizes, self._cost.of(rows))
             line = self._lines[batch] = CostLine(seed, alpha=self._shape.alpha, fading=self._shape.fading)
         return line

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
@@ -22,7 +22,9 @@ import pandas as pd
 import torch
 
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, bars, table_of
+from benchmarks.harness.comparisons import ANSWERS, CLAIMED, rows_of
 from benchmarks.harness.measure import measure_parts, of, whole
+from benchmarks.harness.setup import TRIE
 from benchmarks.peers.environments import ENVIRONMENTS, ROOT, python_of
 from benchmarks.peers.worker import Ids, Job
 from draftree.bench.samples import Answer
@@ -162,7 +164,15 @@ def table(runs: pd.DataFrame, processes: Sequence[Process], left_out: dict[str, 
         if way == PLAIN:
             row["peak_gb"] = process.plain_peak / 1e9
         rows.append(row)
-    return table_of(rows, remarks=remarks)
+    return table_of(rows, remarks=remarks, tables={CLAIMED: rows_of(_claims(times))})
+
+
+def _claims(times: Mapping[tuple[str, str], Share]) -> list[tuple[str, str, str, str, Share]]:
+    """What Lookahead's Table 8 says of vLLM with a trie's drafts and without."""
+    above, below = ("vllm", TRIE), ("vllm", PLAIN)
+    if not {above, below} <= set(times):
+        return []
+    return [("lookahead-vllm", " ".join(above), " ".join(below), ANSWERS, times[below] / times[above])]
 
 
 def answers_of(runs: pd.DataFrame, name: tuple[str, str]) -> list[Ids]:

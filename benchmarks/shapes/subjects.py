@@ -10,6 +10,7 @@ from draftree.pruning import EarlyHead
 from draftree.runner import inspect_model
 from draftree.shaping import Fixed
 
+HEAD = "early-head"
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DRAFTERS = ("lookahead", "hidden-transfer", "medusa")
 OPTIONS: dict[str, Any] = {"per_set": 4, "max_new_tokens": 96, "sets": (), "drafters": DRAFTERS, "warm_per_set": 8}
@@ -21,12 +22,17 @@ def fresh(setup: Setup, name: str) -> Drafter:
 
 
 def heads(setup: Setup) -> list[EarlyHead]:
-    """The early heads that the option `early_heads` names; and those that are trained behind each of `early_layers`."""
-    layers, count = setup.options.get("early_layers", ()), len(inspect_model(setup.small).layers)
+    """The early heads that the option `early_heads` names; else those trained behind each of `early_layers`.
+
+    The package's where neither says anything.
+    """
+    named, layers = setup["early_heads"], setup.options.get("early_layers", ())
+    if named or not layers:
+        return [setup.trained(name) for name in named or (HEAD,)]
+    count = len(inspect_model(setup.small).layers)
     if wrong := [layer for layer in layers if not 1 <= layer < count]:
         raise ValueError(f"There is no early head behind layer {wrong[0]}: this model has {count} layers.")
-    named = [setup.trained(name) for name in setup["early_heads"]]
-    return named + [on_demand.drafter(setup, "early-head", {"layer": layer, "rank": 0}) for layer in layers]
+    return [on_demand.drafter(setup, HEAD, {"layer": layer, "rank": 0}) for layer in layers]
 
 
 def batches(setup: Setup) -> list[int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,25 +12,53 @@ import pytest
 from benchmarks.drafters.bild_claims import (
     ALIGNED,
     UNALIGNED,
+    Curve,
+    CurveRatio,
     QualityRatio,
-    at_equal_speed,
     best_points,
     claimed,
     claimed_of_operations,
 )
 from benchmarks.drafters.bild_ways import BILD, NO_ROLLBACK, PLAIN, SAMPLED, Pair, ways_of
 from benchmarks.drafters.operations import Operations
+from benchmarks.harness import Setup
+from benchmarks.papers.bild import exit_folders
 from draftree.training.quality import row_statistics
 
 
-def curve(*rows: tuple[str, float, float]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=["way", "times_plain", "quality"])
+def curve(*points: tuple[float, float]) -> Curve:
+    """Points of (time, quality), each the same on five rows and three prompts."""
+    scores = [np.array([[quality / 100, 1.0]] * 5) for _, quality in points]
+    return Curve("rouge-l", scores, [np.full(3, time / 3) for time, _ in points])
 
 
-def test_curves_are_compared_at_equal_speed():
-    below = curve(("a", 1.0, 50), ("beaten", 0.9, 40), ("b", 1.5, 30), ("too fast", 3.0, 10))
-    above = curve(("A", 1.2, 60), ("B", 1.6, 35), ("slow", 0.5, 99))
-    assert at_equal_speed(above, below) == [("B", "b"), ("A", "a")]
+def test_curves_are_read_off_at_the_times_of_the_other_ones_points():
+    above = curve((1.0, 20.0), (2.0, 40.0), (3.0, 30.0), (4.0, 50.0))  # the third is beaten by the second
+    below = curve((0.5, 10.0), (1.5, 20.0), (3.0, 40.0), (3.5, 35.0), (9.0, 48.0))
+    ratio = CurveRatio(above, below)
+    assert ratio.reached == (3, 4), "nothing of the first curve is as soon as the point at 0.5"
+    found = ratio.columns("times")
+    assert found["times"] == pytest.approx((30 + 45 + 50) / (20 + 40 + 48))
+    assert found["times_low"] == pytest.approx(found["times_high"]) == pytest.approx(found["times"])
+
+
+def test_noise_in_time_and_quality_is_in_the_interval_of_a_curve():
+    scores = np.array([[0.2, 1.0], [0.6, 1.0], [0.4, 1.0]])
+    flat = curve((1.0, 40.0), (2.0, 60.0))
+    by_rows = CurveRatio(
+        Curve("rouge-l", [scores], [np.full(3, 0.5)]), Curve("rouge-l", [flat.scores[0][:3]], [np.full(3, 0.5)])
+    )
+    found = by_rows.columns("times")
+    assert found["times_low"] < found["times"] < found["times_high"]
+    uneven = Curve("rouge-l", [flat.scores[0]], [np.array([0.2, 0.4, 0.9])])
+    found = CurveRatio(flat, uneven).columns("times")
+    assert found["times_low"] < found["times"] < found["times_high"]
+
+
+def test_a_curve_that_is_nowhere_as_soon_is_not_compared():
+    ratio = CurveRatio(curve((3.0, 20.0)), curve((1.0, 10.0), (2.0, 15.0)))
+    assert ratio.reached == (0, 2)
+    assert all(np.isnan(value) for value in ratio.columns("times").values())
 
 
 def test_a_ratio_of_qualities_is_that_of_all_rows():
@@ -38,6 +69,31 @@ def test_a_ratio_of_qualities_is_that_of_all_rows():
     assert found["times_low"] == pytest.approx(found["times_high"])  # both rows are alike
     alone = QualityRatio("rouge-l", [above[:1]], [below[:1]]).columns("times")
     assert np.isnan(alone["times_low"])
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> list[str]:
+    """Folders as `draftree train early-exit` leaves them: an exit, CALM of the same model, and of another one."""
+    for name, every_layer, base in (("exit", False, "a"), ("calm", True, "a"), ("other", True, "b")):
+        (tmp_path / name).mkdir()
+        recipe = {"exit_layer": 2, "every_layer": every_layer, "base_model": {"hash": base}}
+        (tmp_path / name / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
+    return [str(tmp_path / name) for name in ("exit", "calm", "other")]
+
+
+def test_exits_that_are_named_belong_together(trained: list[str]) -> None:
+    exit_, calm, other = trained
+    assert exit_folders(Setup({"drafters": (exit_,)}), with_calm=False) == [exit_]
+    assert exit_folders(Setup({"drafters": (exit_, calm)}), with_calm=True) == [exit_, calm]
+    for named, with_calm, model, words in (
+        ((calm,), False, None, "trained without --every-layer"),
+        ((exit_,), True, None, "two folders"),
+        ((calm, exit_), True, None, "the second one trained with --every-layer"),
+        ((exit_, other), True, None, "were trained from two models"),
+        ((exit_, calm), True, "model", "leave --model out"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            exit_folders(Setup({"drafters": named}, name=model), with_calm=with_calm)
 
 
 def table_and_runs() -> tuple[pd.DataFrame, pd.DataFrame, Pair]:

@@ -58,7 +58,8 @@ def test_the_best_of_several_others_is_compared_with():
     """By time b is the best of the others; by tokens a step c is."""
     both = [Comparison("x", "a", ("b", "c")), Comparison("y", "a", ("b", "c"), LENGTH)]
     speed, length = measured(both, runs()).to_dict("records")
-    assert speed == {"claim": "x", "above": "a", "below": "b", "of": SPEED, "times": 2, "times_low": 2, "times_high": 2}
+    ratio = {"times": 2, "times_low": 2, "times_high": 2, "units": 3}
+    assert speed == {"claim": "x", "above": "a", "below": "b", "of": SPEED} | ratio
     assert length["below"] == "c"
     assert length["times"] == pytest.approx(2 / 5)
 
@@ -68,6 +69,25 @@ def test_the_page_is_made_of_the_kept_results():
     assert text == claims.page(report.RESULTS), "make results"
     for claim in claims.paper_claims().values():
         assert claim.text in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "here", "says"),
+    [
+        ({"units": 8}, "1.20 [1.10, 1.30]", "| confirmed |"),
+        ({"units": 7}, "1.20", claims.TOO_FEW),
+        ({"times": None, "times_low": None, "times_high": None}, "nowhere", claims.NOWHERE),
+    ],
+)
+def test_a_ratio_without_an_interval_has_no_verdict(tmp_path, facts, here, says):
+    row = {"claim": "bild-no-loss", "above": "BiLD", "below": "large alone", "of": SPEED}
+    row |= {"times": 1.2, "times_low": 1.1, "times_high": 1.3} | facts
+    held = {"about": ABOUT, "tables": {CLAIMED: [row]}}
+    (tmp_path / "one.json").write_text(json.dumps(held), encoding="utf-8")
+    (line,) = [line for line in claims.page(tmp_path).splitlines() if "| one.json |" in line]
+    assert f"| {here} |" in line
+    assert says in line
+    assert (CONFIRMED in line) == (facts == {"units": 8})
 
 
 def test_a_claim_that_was_measured_twice_has_two_lines(tmp_path):

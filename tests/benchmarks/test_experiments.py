@@ -40,7 +40,7 @@ TWINS = {
     *("bita-table7", "bita-table8", "bita-table9", "bita-figure8"),
     "hidden-transfer-figure1",
     *(f"hidden-transfer-table{n}" for n in (2, 3, 4, 5)),
-    *("lookahead-figure1", "lookahead-figure5", "lookahead-figure6", "propd-figure7"),
+    *("lookahead-figure1", "lookahead-figure5", "lookahead-figure6"),
 }
 # These run with every `make test`, the others with `make test-all`: one of every kind of measuring.
 ALWAYS = {
@@ -66,6 +66,8 @@ def tiny(experiment: Experiment) -> dict[str, Any]:
     facts = {name: TINY[name] for name in experiment.options if name in TINY}
     if "nodes" in experiment.options:
         facts["nodes"] = (2, 4) if isinstance(experiment.options["nodes"], tuple) else 6
+    if experiment.name == "propd-figure7":
+        facts["batch"] = (1,)  # the two prompts are of two kinds
     if experiment.name.startswith("bild"):
         facts |= {"thresholds": ("0.6:3",), "batch": 4}
     elif not isinstance(experiment.options.get("batch", ()), tuple):
@@ -332,7 +334,21 @@ def test_elsewhere_it_says_where_the_experiments_are(monkeypatch, tmp_path):
         (["acceptance", "--nodes", "2", "--set", "trees=chain", "--drafter", "medusa"], "No tree of 'medusa' fits 2"),
         (["pseudo-cosine", "--drafter", "medusa"], "takes drafters of hidden-transfer, and 'medusa' holds medusa"),
         (["bita-table3", "--set", "questions=./nowhere.jsonl"], "nowhere.jsonl"),
-        (["hidden-transfer-table1", "--depth", "4"], "'hidden-transfer' looks 3 tokens ahead and depth is 4"),
+        (["hidden-transfer-table1", "--depth", "4"], "looks 3 tokens ahead, as in the paper, and depth is 4"),
+        (
+            ["hidden-transfer-table1", "--depth", "4", "--set", "paper_training=false"],
+            "'hidden-transfer' looks 3 tokens ahead and depth is 4",
+        ),
+        (["hidden-transfer-figure3", "--depth", "4"], "or --set early_exits=false"),
+        (["hidden-transfer-figure5", "--depth", "1"], "has no option 'depth'"),
+        (["hidden-transfer-table1", "--warm-per-set", "0"], "no prompts but the measured ones"),
+        (["propd-table2", "--warm-per-set", "0"], "no prompts but the measured ones"),
+        (["propd-table1", "--depth", "9"], "tokens ahead and depth is 9"),
+        (["propd-table1", "--set", "pruned_top_k=0"], "pruned_top_k is 0"),
+        (["pruning", "--set", "top_k=4,0"], "top_k is 0"),
+        (["lookahead-table2", "--set", "nodes=0"], "nodes is 0"),
+        (["lookahead-figure7", "--set", "seen=100"], "give --set seen= less"),
+        (["bita-figure9", "--depth", "2"], "'1 masks' looks 1 tokens ahead and depth is 2"),
         (["hidden-transfer-figure5", "--set", "layers=9"], "give layers from 1 to 7"),
         (["hidden-transfer-figure6", "--set", "layers=3"], "give layers from 4, the first transfer's, to 7"),
         (["lookahead-table6", "--set", "types=float8"], "There is no 16-bit type 'float8'"),
@@ -365,7 +381,13 @@ def test_elsewhere_it_says_where_the_experiments_are(monkeypatch, tmp_path):
         (["bild", "--set", "thresholds=1.2:3"], "fallback threshold is 1.2"),
         (["bild", "--set", "field=de"], "name your own rows"),
         (["bild-figure6", "--drafter", "a", "--drafter", "b"], "has one model"),
-        (["bild-figure6", "--drafter", "./nowhere"], "no model folder './nowhere'"),
+        (["bild-figure6", "--drafter", "./nowhere"], "./nowhere holds no early exit"),
+        (["bild-figure7", "--drafter", "./nowhere"], "name by --drafter two folders"),
+        (
+            ["bild-table1", "--set", "pair_data=a", "--set", "pair_dev=b", "--set", "small=c", "--data", "d"],
+            "leave small and data out",
+        ),
+        (["bild-table1", "--set", "pair_data=a", "--set", "pair_dev=b", "--params", "20M"], "cannot be inflated"),
         (["bild-figure6", "--data", "./nowhere.jsonl"], "nowhere.jsonl"),
         (["bild-figure6", "--set", "thresholds=2:1"], "fallback threshold is 2"),
         (["bild-figure7", "--set", "metric=bleu"], "BLEU needs references"),
@@ -373,7 +395,7 @@ def test_elsewhere_it_says_where_the_experiments_are(monkeypatch, tmp_path):
         (["bild-table1", "--set", "pair_data=a", "--set", "pair_dev=b", "--set", "thresholds=2:1"], "threshold is 2"),
         (["propd-figure3", "--set", "context=4000"], "do not fit the model's"),
         (["propd-figure3", "--drafter", "lookahead"], "lookahead has none"),
-        (["propd-table1", "--drafter", "bita"], "bita holds bita: name Medusa's"),
+        (["propd-table1", "--drafter", "bita"], "takes drafters of medusa, and 'bita' holds bita"),
         (["propd-table1", "--batch", "400"], "prompts fill no batch of 400"),
         (["propd-table1", "--set", "share_alpha=2"], "share_alpha is 2"),
         (["bita-figure9", "--max-new-tokens", "5000"], "context"),

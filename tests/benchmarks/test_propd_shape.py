@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +103,21 @@ def test_a_tree_costs_its_drafters_rows() -> None:
     drafter = HiddenTransfer.fresh(build("llama"))
     sizer = ProPDTree(8).bind(cost, drafter)
     assert sizer._line(2).of(np.array([3]))[0] == pytest.approx(drafter.rows(8, 2), rel=0.01)
+
+
+def test_a_pruned_tree_costs_the_rows_that_its_pass_amounts_to() -> None:
+    """Else a size that pays only where it is pruned is never met, and nothing is ever pruned."""
+
+    class Worth:
+        def rows(self, rows: np.ndarray) -> np.ndarray:
+            return rows / 2
+
+    cost = StepCost((1, 2, 200), (1.0, 2.0, 200.0))
+    pruner: Any = SimpleNamespace(worth=Worth())
+    heads = Medusa.fresh(build("llama"), heads=4, candidates=2)
+    whole, pruned = (ProPDTree(8).bind(cost, heads, given)._line(1) for given in (None, pruner))
+    sizes = np.array([3, 7])
+    assert pruned.of(sizes) == pytest.approx(whole.of(sizes) / 2, rel=0.1)
 
 
 def test_bad_options() -> None:

@@ -1,10 +1,12 @@
-"""vLLM's CPU build: plainly, with n-gram lookup and with suffix decoding."""
+"""vLLM's CPU build: plainly, with n-gram lookup, with suffix decoding, and with draftree's trie inside it."""
 
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.worker import Ask, Ids, Job, Peer, leave
@@ -17,6 +19,7 @@ SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 CONTEXT = 1024
+SOURCE = Path(__file__).parents[3] / "src"  # draftree, which is not installed beside vLLM
 DRAFTED, MATCHED = 5, 3  # tokens of a draft, and the longest n-gram that it follows
 
 
@@ -34,6 +37,13 @@ def make(job: Job) -> Peer:
     ngram = {"method": "ngram", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": MATCHED}
     drafting: dict[str, dict[str, Any] | None] = {"plain": None, "prompt-lookup": ngram}
     left_out = {}
+    sys.path.append(str(SOURCE))
+    try:
+        from draftree.integrations.vllm import speculative_config
+
+        drafting["lookahead"] = speculative_config(DRAFTED)  # Lookahead, Table 8
+    except (ImportError, ValueError) as why:
+        left_out["lookahead"] = str(why)
     if find_spec("arctic_inference") is None:
         left_out["suffix decoding"] = "needs arctic-inference, which does not install here"
     else:
