@@ -28,7 +28,7 @@ from transformers.utils import ModelOutput
 import draftree
 from draftree.engine import generate
 from draftree.runner import open_runner
-from draftree.runner.stock import alteration
+from draftree.runner.weights.stock import alteration
 
 IDS, MASK = left_pad(prompts())
 DRAFTERS: dict[str, Callable[[], Any]] = {

@@ -1,4 +1,4 @@
-"""The import graph of the package: no circle between files, and no import of a higher floor.
+"""The import graph of the package: no circle between files or folders, and no import of a higher floor.
 
 Every import counts: at the top of a file, inside a function, and those made for types alone.
 """
@@ -50,7 +50,6 @@ FLOORS = {
 }
 
 
-# Circles between files outside the runner: each a set of files that reach each other.
 def modules() -> dict[str, Path]:
     found = {}
     for path in SRC.rglob("*.py"):
@@ -89,8 +88,8 @@ def imports_of(name: str, source: str) -> set[str]:
 GRAPH = {name: imports_of(name, path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
-def circles() -> list[set[str]]:
-    """Sets of files that reach each other: Tarjan's strongly connected components of more than one file."""
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of names that reach each other: Tarjan's strongly connected components of more than one."""
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []
@@ -99,7 +98,7 @@ def circles() -> list[set[str]]:
     def visit(name: str) -> None:
         number[name] = lowest[name] = len(number)
         stack.append(name)
-        for imported in GRAPH[name]:
+        for imported in graph[name]:
             if imported not in number:
                 visit(imported)
                 lowest[name] = min(lowest[name], lowest[imported])
@@ -112,14 +111,30 @@ def circles() -> list[set[str]]:
             if len(component) > 1:
                 found.append(component)
 
-    for name in sorted(GRAPH):
+    for name in sorted(graph):
         if name not in number:
             visit(name)
     return found
 
 
 def test_files_do_not_import_in_circles() -> None:
-    assert not circles(), f"these files import each other: {[sorted(circle) for circle in circles()]}"
+    found = circles(GRAPH)
+    assert not found, f"these files import each other: {[sorted(circle) for circle in found]}"
+
+
+def test_folders_of_a_room_do_not_import_in_circles() -> None:
+    """What a file of the room itself imports is no import of a folder: such files bind the folders together."""
+
+    def folder(module: str) -> str:
+        parts = module.split(".")[:3]
+        return ".".join(parts) if (SRC.parent / Path(*parts)).is_dir() and len(parts) == 3 else ""
+
+    graph: dict[str, set[str]] = {folder(name): set() for name in MODULES if folder(name)}
+    for name, imported in GRAPH.items():
+        if folder(name):
+            graph[folder(name)] |= {folder(one) for one in imported} - {"", folder(name)}
+    found = circles(graph)
+    assert not found, f"these folders import each other: {[sorted(circle) for circle in found]}"
 
 
 def test_lower_floors_never_import_higher_ones() -> None:

@@ -14,7 +14,7 @@ from zoo import CAUSAL, CORE, ENCODER_DECODER, MEMBERS, build, construct
 import draftree
 from draftree.engine import Engine, Rules
 from draftree.runner import checksum, inspect_model, open_runner
-from draftree.runner.checksum import tensors_checksum, weights_checksums
+from draftree.runner.weights.checksum import tensors_checksum, weights_checksums
 
 PROMPT = torch.tensor([[5, 9, 3, 17, 4]])
 

@@ -16,12 +16,12 @@ from draftree import native
 from draftree.native import LIBRARY, load_library
 from draftree.runner import open_runner
 from draftree.runner.cpu.layers import CompiledAngles
-from draftree.runner.cpu.packed import Packed
 from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery
 from draftree.runner.target import inspect_model
+from draftree.runner.weights.packed import Packed
 
 PLAIN = ("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "glm4", "olmo2", "gemma")
 FAMILIES = (*PLAIN, "gemma2", "gemma3", "olmo3")  # torch attends where a window ends or scores are capped

@@ -22,11 +22,11 @@ from draftree.drafting.folder import model_hash
 from draftree.engine.generate import generate
 from draftree.native import load_library
 from draftree.runner import open_runner, pack_weights, unpack_weights
-from draftree.runner.checksum import place_of
 from draftree.runner.cpu import packing
-from draftree.runner.cpu.packed import Packed, PackedLinear, from_panels, packed, to_panels
-from draftree.runner.cpu.pages import drop_file_pages
 from draftree.runner.eager import product
+from draftree.runner.weights.checksum import place_of
+from draftree.runner.weights.packed import Packed, PackedLinear, from_panels, packed, to_panels
+from draftree.runner.weights.pages import drop_file_pages
 
 FAMILIES = ("llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi3", "glm", "olmo2", "gemma3")
 pytestmark = pytest.mark.skipif(load_library() is None, reason="not built: python hatch_build.py")
@@ -312,6 +312,6 @@ def test_a_runner_in_place_does_not_unpack(monkeypatch):
     wanted = hf(model, ids)
     pack_weights(model)
     runner = open_runner(model, "in_place")
-    monkeypatch.setattr("draftree.runner.cpu.packed.from_panels", None)
+    monkeypatch.setattr("draftree.runner.weights.packed.from_panels", None)
     out = generate(model, ids, runner=runner, max_new_tokens=wanted.shape[1] - 9)
     assert torch.equal(out.sequences, wanted)

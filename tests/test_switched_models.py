@@ -15,7 +15,7 @@ from torch import nn
 import draftree
 from draftree.runner import inspect_model
 from draftree.runner.hooked.probe import probe
-from draftree.runner.stock import alteration
+from draftree.runner.weights.stock import alteration
 
 
 def test_a_hook_in_place_of_another_is_seen() -> None:

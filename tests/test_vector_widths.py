@@ -18,7 +18,7 @@ import draftree
 from draftree import native
 from draftree.native import load_library
 from draftree.runner import open_runner
-from draftree.runner.cpu.packed import PackedLinear, to_panels
+from draftree.runner.weights.packed import PackedLinear, to_panels
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="the library is not built")
 PROMPT = torch.tensor([[5, 9, 20, 30, 5, 9, 20]])

@@ -26,10 +26,10 @@ from draftree.bench.steps import Bandwidth, clock_of, settle
 from draftree.progress import Watcher
 from draftree.runner import Runner, open_runner
 from draftree.runner.cpu.layers import CompiledAngles
-from draftree.runner.cpu.packed import Packed
 from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.layout.kinds import limits
 from draftree.runner.plan import Plan, Segment
+from draftree.runner.weights.packed import Packed
 
 ROWS = (1, 8, 16)
 NARROW, TALL = 512, 4096  # of the product that reads a matrix of 1 MiB again and again

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftree.runner.checksum import tensors_checksum
-from draftree.runner.cpu.packed import PackedLinear
 from draftree.runner.target import inspect_model
+from draftree.runner.weights.checksum import tensors_checksum
+from draftree.runner.weights.packed import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)

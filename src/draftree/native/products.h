@@ -28,7 +28,7 @@ typedef float Lanes16 __attribute__((vector_size(64), aligned(4)));
 typedef float Lanes8 __attribute__((vector_size(32), aligned(4)));
 typedef float Lanes4 __attribute__((vector_size(16), aligned(4)));
 
-/* A matrix in panels, as draftree.runner.cpu.packed lays it out. */
+/* A matrix in panels, as draftree.runner.weights.packed lays it out. */
 typedef struct {
     const float *panels; /* [ceil(outputs / LANES), inputs, LANES], zeros behind the last output */
     const float *bias;   /* [outputs] or NULL */

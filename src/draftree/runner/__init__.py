@@ -13,8 +13,6 @@ from typing import Any
 from torch import nn
 
 from draftree.runner.base import Runner
-from draftree.runner.checksum import Place, weights_checksums
-from draftree.runner.cpu.packed import MUCH, packed
 from draftree.runner.cpu.packing import pack_own, pack_weights, unpack_weights
 from draftree.runner.cpu.runner import CpuRunner
 from draftree.runner.cpu.t5 import FAMILIES as T5_FAMILIES
@@ -24,10 +22,12 @@ from draftree.runner.eager.runner import EagerRunner, InPlaceRunner
 from draftree.runner.hooked.anatomy import forget_changed_anatomy
 from draftree.runner.hooked.check import check_trees
 from draftree.runner.hooked.families import TESTED_FAMILIES
-from draftree.runner.hooked.own_thread import lock_of
 from draftree.runner.hooked.runner import HookedRunner
-from draftree.runner.stock import state_of
+from draftree.runner.own_thread import lock_of
 from draftree.runner.target import Target, inspect_model, offloaded, unwrapped
+from draftree.runner.weights.checksum import Place, weights_checksums
+from draftree.runner.weights.packed import MUCH, packed
+from draftree.runner.weights.stock import state_of
 
 __all__ = [
     "CpuRunner",

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.runner.copies import Copies
 from draftree.runner.kv.cache import BLOCK, SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
 from draftree.runner.top_tokens import top_tokens
+from draftree.runner.weights.copies import Copies
 
 
 class Runner(ABC):

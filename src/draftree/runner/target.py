@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.runner.layout.kinds import LayerKind
-from draftree.runner.stock import alteration
+from draftree.runner.weights.stock import alteration
 
 KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 RECURRENT = ("linear", "conv", "mamba", "recurrent")  # in the names of layer types that keep a state

@@ -1,1 +1,1 @@
-"""The runner in C for float32 on a CPU: bindings of the compiled functions, and weights packed for them."""
+"""The runner in C for float32 on a CPU: bindings of the compiled functions."""

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from draftree.native.addresses import address, optional_address
 from draftree.native.structures import Layer, Pass
-from draftree.runner.checksum import Place
-from draftree.runner.cpu.packed import LANES, Packed
 from draftree.runner.eager.layer import Angles
 from draftree.runner.eager.parts import Norm, Parts
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.rotary import Rotation
 from draftree.runner.layout.skip import Omitted
 from draftree.runner.plan import Segment
+from draftree.runner.weights.checksum import Place
+from draftree.runner.weights.packed import LANES, Packed
 
 WORTH_THREADS = 2_500_000  # multiplications of a pass under which waking other threads costs more than it saves
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from draftree.native import load_library
-from draftree.runner.cpu.packed import LANES, MUCH, PackedLinear, linear_bytes, side_by_side, to_panels
-from draftree.runner.cpu.pages import drop_file_pages
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.runner import EagerRunner
 from draftree.runner.target import inspect_model
+from draftree.runner.weights.packed import LANES, MUCH, PackedLinear, linear_bytes, side_by_side, to_panels
+from draftree.runner.weights.pages import drop_file_pages
 
 
 def pack_weights(model: Any) -> None:

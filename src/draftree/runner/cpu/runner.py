@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from draftree.native import ABI, load_library
 from draftree.runner.cpu.layers import CompiledAngles, CompiledHead, CompiledLayer, CompiledStack
-from draftree.runner.cpu.packed import linear_bytes
 from draftree.runner.eager.attention import attend
 from draftree.runner.eager.parts import Parts
 from draftree.runner.eager.rows import SegmentRows
@@ -27,6 +26,7 @@ from draftree.runner.layout.surgery import logit_slice
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
+from draftree.runner.weights.packed import linear_bytes
 
 
 class CpuRows(SegmentRows):

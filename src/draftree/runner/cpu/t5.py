@@ -19,7 +19,6 @@ from draftree.native import ABI, load_library
 from draftree.native.addresses import address
 from draftree.native.structures import Matrix, Pass, T5Decoder, T5Layer
 from draftree.runner.cpu.layers import threads_for
-from draftree.runner.cpu.packed import Packed, linear_bytes
 from draftree.runner.eager.product import may_copy
 from draftree.runner.hooked.anatomy import anatomy_of
 from draftree.runner.hooked.runner import HookedRunner
@@ -28,6 +27,7 @@ from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
+from draftree.runner.weights.packed import Packed, linear_bytes
 
 FAMILIES = ("t5", "mt5")  # umT5 has a bias in every layer
 ACTIVATIONS = (("relu", False), ("gelu_new", True))  # with a gate or without

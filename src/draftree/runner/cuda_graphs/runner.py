@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftree.runner.cpu.packed import linear_bytes
 from draftree.runner.cuda_graphs.capture import capture_for
 from draftree.runner.cuda_graphs.passes import CapturedPasses, Recorded
 from draftree.runner.eager.layer import TensorHead, TensorLayer
@@ -23,6 +22,7 @@ from draftree.runner.layout.positions import is_length_dependent
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
+from draftree.runner.weights.packed import linear_bytes
 
 
 class CudaGraphRunner(EagerRunner):

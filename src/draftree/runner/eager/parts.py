@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftree.runner.cpu.packed import Stretch
 from draftree.runner.target import Target
+from draftree.runner.weights.packed import Stretch
 
 FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "glm4"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.models import free_bytes
-from draftree.runner.cpu.packed import PackedLinear
+from draftree.runner.weights.packed import PackedLinear
 
 COPY_LIMIT = 1024**3  # bytes of weights that may always be copied
 FEW = 16  # rows of a product that the packed layout is made for

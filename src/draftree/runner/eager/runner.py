@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftree.runner.base import Runner
-from draftree.runner.checksum import place_of
-from draftree.runner.cpu.packed import PackedLinear, linear_bytes, packed
 from draftree.runner.eager.angles import AngleTables
 from draftree.runner.eager.attention import attend
 from draftree.runner.eager.layer import TensorHead, TensorLayer
@@ -29,6 +27,8 @@ from draftree.runner.layout.surgery import logit_slice, operate
 from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan, Segment
 from draftree.runner.target import Target
+from draftree.runner.weights.checksum import place_of
+from draftree.runner.weights.packed import PackedLinear, linear_bytes, packed
 
 
 class Stack(NamedTuple):

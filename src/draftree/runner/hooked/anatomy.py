@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from draftree.runner.base import Runner
-from draftree.runner.hooked.own_thread import lock_of, on_this_thread
 from draftree.runner.kv.cache import SlotCache
+from draftree.runner.own_thread import lock_of, on_this_thread
 from draftree.runner.plan import Plan
-from draftree.runner.stock import state_of
 from draftree.runner.target import Target
+from draftree.runner.weights.stock import state_of
 
 CLOSE = 1e-2  # relative difference, wide enough for 16-bit types
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftree.runner.hooked.own_thread import on_this_thread, replaced
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.skip import Omitted, Skip
+from draftree.runner.own_thread import on_this_thread, replaced
 from draftree.runner.target import Target
 
 ATTENTIONS = ("self_attn", "self_attention", "attn", "attention")

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftree.runner.hooked.own_thread import on_this_thread, replaced
 from draftree.runner.layout.kinds import LayerKind
 from draftree.runner.layout.masks import PassMasks
+from draftree.runner.own_thread import on_this_thread, replaced
 from draftree.runner.target import Target
 
 # Families that the zoo of the test suite holds, by Hugging Face's `model_type`. Others are driven all the

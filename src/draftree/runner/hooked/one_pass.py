@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from draftree.runner.hooked.angles import RotaryCalls, outer_rotary_modules
 from draftree.runner.hooked.bypass import Bypass, named_arguments
 from draftree.runner.hooked.families import Family, family_of
-from draftree.runner.hooked.own_thread import on_this_thread, replaced
 from draftree.runner.hooked.row_by_row import RowByRow
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.layout.masks import PassMasks
 from draftree.runner.layout.positions import is_length_dependent, per_row_angles
 from draftree.runner.layout.surgery import logit_slice, operate
+from draftree.runner.own_thread import on_this_thread, replaced
 from draftree.runner.plan import PassResult, Plan, Segment, Surgery
 from draftree.runner.target import Target
 

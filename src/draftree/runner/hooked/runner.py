@@ -13,9 +13,9 @@ from draftree.runner.hooked.anatomy import Anatomy, anatomy_of
 from draftree.runner.hooked.bypass import Bypass
 from draftree.runner.hooked.families import Family
 from draftree.runner.hooked.one_pass import HookedPass, StockModel
-from draftree.runner.hooked.own_thread import lock_of
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.gradient import GradientCache, RecordingCache
+from draftree.runner.own_thread import lock_of
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from draftree.runner.checksum import Place, weights_checksums
-from draftree.runner.hooked.own_thread import lock_of
-from draftree.runner.stock import state_of
+from draftree.runner.own_thread import lock_of
+from draftree.runner.weights.checksum import Place, weights_checksums
+from draftree.runner.weights.stock import state_of
 
 
 class Copies:

@@ -24,7 +24,7 @@ from torch.nn.modules import module as hooks_of_all
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from draftree.runner.cpu.packed import PackedLinear
+from draftree.runner.weights.packed import PackedLinear
 
 ORIGINS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, transformers))
 OUTPUT_HOOKS = ("transformers.utils.output_capturing",)  # they stay on a model that has returned hidden states

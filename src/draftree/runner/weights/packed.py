@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from draftree.native import load_library
 from draftree.native.addresses import address, optional_address
 from draftree.native.structures import Matrix
-from draftree.runner.checksum import place_of
+from draftree.runner.weights.checksum import place_of
 
 LANES = 16  # outputs of a panel
 MUCH = 100_000_000  # bytes of weights, copies of which people want to know of
