@@ -13,7 +13,8 @@ from zoo import CAUSAL, CORE, ENCODER_DECODER, MEMBERS, build, construct
 
 import draftree
 from draftree.engine import Engine, Rules
-from draftree.runner import checksum, inspect_model, open_runner
+from draftree.runner import inspect_model, open_runner
+from draftree.runner.weights import checksum
 from draftree.runner.weights.checksum import tensors_checksum, weights_checksums
 
 PROMPT = torch.tensor([[5, 9, 3, 17, 4]])
