@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import logging
 import socket
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +17,10 @@ import pytest
 from serve_driver import MESSAGES, Running, serving
 from test_serve_grammar import TOOLS, talking
 
+import draftree
+from draftree.serve import worker as serve_worker
 from draftree.serve.app import Watch
+from draftree.serve.parts import Part
 
 SECRET = "what the client has said"
 
@@ -47,6 +53,34 @@ def test_a_failure_is_answered_counted_and_logged(
     assert "POST /v1/completions 500" in caplog.text
     assert SECRET not in caplog.text
     assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+def test_a_refusal_leaves_nothing_to_the_garbage_collector(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with a model in it collects seldom, and each refusal would wait with its prompts until then."""
+    engine = draftree.Engine(demo.model, slots=1)
+    worker = serve_worker.Worker(engine, demo.tokenizer, queue=0)
+    made: list[weakref.ref[Any]] = []
+
+    class Known(serve_worker.Answers):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(weakref.ref(self))
+
+    async def refused() -> None:
+        parts = [Part([1, 2, 3], draftree.Rules(4, ())) for _ in range(2)]
+        with contextlib.suppress(serve_worker.FullError):
+            await worker.start(parts, 10.0)
+            pytest.fail("two answers were taken into one slot and no queue")
+
+    monkeypatch.setattr(serve_worker, "Answers", Known)
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(refused())
+        worker.close()
+        assert [ref() for ref in made] == [None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("stream", [False, True])

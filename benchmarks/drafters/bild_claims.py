@@ -44,6 +44,11 @@ class QualityRatio:
     above: Sequence[NDArray[np.float64]]
     below: Sequence[NDArray[np.float64]]
 
+    @property
+    def units(self) -> int:
+        """How many rows there are to draw from."""
+        return len(self.above[0])
+
     def columns(self, name: str) -> dict[str, float]:
         """The figure as a table holds it: name, name_low, name_high."""
         rows = np.arange(len(self.above[0]))
@@ -90,12 +95,18 @@ class Curve:
 class CurveRatio:
     """Summed points of one curve over those of another, at the times of the other one's points.
 
-    Points that are sooner than the whole first curve are left out. Rows (of the qualities) and prompts (of the times)
-    are drawn anew for the interval, and the curves with them.
+    Points that are sooner than the whole first curve are left out: of these the first curve says nothing, and the
+    figure is of the others alone. Rows (of the qualities) and prompts (of the times) are drawn anew for the interval,
+    and the curves with them.
     """
 
     above: Curve
     below: Curve
+
+    @property
+    def units(self) -> int:
+        """How many rows or prompts there are to draw from, whichever are fewer."""
+        return min(len(one) for one in self._all())
 
     @property
     def reached(self) -> tuple[int, int]:

@@ -63,5 +63,7 @@ def _better(run: pd.DataFrame, by: str, timed: Any) -> Share:
 def rows_of(ratios: Sequence[tuple[str, str, str, str, Any]]) -> pd.DataFrame:
     """The same table from ratios that are there already: claim, above, below, of, ratio."""
     names = ("claim", "above", "below", "of")
-    rows = [dict(zip(names, one[:4], strict=True)) | one[4].columns("times") for one in ratios]
+    rows = [
+        dict(zip(names, one[:4], strict=True)) | one[4].columns("times") | {"units": one[4].units} for one in ratios
+    ]
     return pd.DataFrame(rows, columns=None if rows else list(names))

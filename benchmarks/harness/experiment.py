@@ -67,7 +67,7 @@ class Experiment:
     def needs(self) -> str:
         """What must be named or made before it says something, in a few words; "" for nothing."""
         found = []
-        if "train_steps" in self.options:
+        if "train_steps" in self.options and self.options.get("early_layers") != ():
             found.append(f"trains on demand ({self.options['train_steps']} steps; --set questions=)")
         if "pair_data" in self.options:
             found.append(

@@ -26,7 +26,12 @@ from draftree.training.options import RECIPE, TrainOptions
 from draftree.training.questions import Question, read_questions
 from draftree.training.run import train
 
-OPTIONS: dict[str, Any] = {"questions": "", "train_questions": 4000, "train_steps": 300, "train_max_length": 384}
+OPTIONS: dict[str, Any] = {
+    **{"questions": "", "train_questions": 4000, "train_steps": 300, "train_max_length": 384},
+    "train_learning_rate": 0.0,  # of every drafter; 0: that of RATES, else the method's own
+}
+# At which small models learn fastest, as the package's drafters have (docs/training.md); the papers' models are larger.
+RATES = {"hidden-transfer": 8e-3, "medusa": 2e-3, "early-head": 4e-3}
 FOLDER = "trained-on-demand"
 ANSWER = 128  # most tokens of an answer to learn from
 
@@ -88,15 +93,18 @@ def made(setup: Setup, name: str, about: Any, make: Make) -> Path:
         about: what the result depends on besides model, questions and length of training.
         make: writes it, with a recipe at the end.
     """
-    steps = setup["train_steps"]
+    steps, rate = setup["train_steps"], setup["train_learning_rate"] or RATES.get(name)
     if "per_set" in setup.options:
         _ = setup.encoded  # refuses prompts that cannot be measured before anything is trained
-    out = place_of(setup) / f"{name}-{_digest(setup, [asked(setup), about, steps, setup['train_max_length']])}"
+    depends = [asked(setup), about, steps, setup["train_max_length"], *([rate] if rate else [])]
+    out = place_of(setup) / f"{name}-{_digest(setup, depends)}"
+    longest = setup["train_max_length"]
+    options = TrainOptions(steps=steps, evaluations=1, max_length=longest, learning_rate=rate)  # looks at them
     if not (out / RECIPE).is_file():
         shutil.rmtree(out, ignore_errors=True)  # what a run that was killed has left is begun anew
         data = answers(setup)
         setup.watcher.stage(f"training of {name}", 1)
-        make(data, out, TrainOptions(steps=steps, evaluations=1, max_length=setup["train_max_length"]))
+        make(data, out, options)
         setup.watcher.step()
     return out
 

@@ -39,6 +39,11 @@ class Share:
         return Share(self.over, self.under, self.plus, other)
 
     @property
+    def units(self) -> int:
+        """How many prompts (or batches of them) there are to draw from."""
+        return len(self.over)
+
+    @property
     def value(self) -> float:
         """The figure; NaN where there is nothing to divide by."""
         return float(self._of(*self._samples()))

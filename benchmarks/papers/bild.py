@@ -67,15 +67,15 @@ def _exits(setup: Setup, *, with_calm: bool) -> Iterator[pd.DataFrame]:
     folders = exit_folders(setup, with_calm=with_calm) if setup["drafters"] else []
     setup = replace(setup, name=folders[0]) if folders else setup  # its tokenizer and its prompts' template
     rows, metric = bild.open_rows(setup)
-    layer = _recipe(folders[0])["exit_layer"] if folders else setup["exit_layer"]
+    layer = _recipe(folders[0])["exit_layer"] if folders else setup["exit_layer"] or 1
     large = setup.model if folders else _trained_exit(setup, layer)
     pair = Pair(large, {f"first {layer} layers": early_exit_model(large, layer)}, exits=True)
     if with_calm:
         calm = _opened(folders[1], setup) if folders else _trained_exit(setup, layer, every_layer=True)
         pair = pair._replace(calm=calm)
     for table in bild.compared(setup, pair, rows, metric):
-        if not folders:
-            table.attrs["remarks"] = [*table.attrs["remarks"], on_demand.remark(setup)]
+        said = f"The model is that of {Path(folders[0]).name}." if folders else on_demand.remark(setup)
+        table.attrs["remarks"] = [*table.attrs["remarks"], said]
         yield table
 
 
@@ -86,16 +86,18 @@ def exit_folders(setup: Setup, *, with_calm: bool) -> list[str]:
         ValueError: others than these, of two models, or a model that is named beside them.
     """
     folders, said = [str(folder) for folder in setup["drafters"]], TWO if with_calm else ONE
-    wanted = [False, True] if with_calm else [False]
-    if len(folders) != len(wanted):
+    expected = [False, True] if with_calm else [False]
+    if len(folders) != len(expected):
         raise ValueError(said)
     recipes = [_recipe(folder) for folder in folders]
-    if [recipe["every_layer"] for recipe in recipes] != wanted:
+    if [recipe["every_layer"] for recipe in recipes] != expected:
         raise ValueError(said)
     if len({recipe["base"] for recipe in recipes}) > 1:
         raise ValueError(f"{' and '.join(folders)} were trained from two models: name folders of one.")
     if setup.name is not None:
         raise ValueError("A folder of draftree train early-exit holds the model: leave --model out.")
+    if setup.options.get("exit_layer") not in (None, 0, recipes[0]["exit_layer"]):
+        raise ValueError(f"{folders[0]} is read behind layer {recipes[0]['exit_layer']}: leave exit_layer out.")
     return folders
 
 
@@ -141,7 +143,7 @@ def plot_exits(figure: Any, table: pd.DataFrame) -> None:
     axis.legend(frameon=False, fontsize=7)
 
 
-EXIT: dict[str, Any] = on_demand.OPTIONS | {"drafters": (), "exit_layer": 1, "train_reference": ""}
+EXIT: dict[str, Any] = on_demand.OPTIONS | {"drafters": (), "exit_layer": 0, "train_reference": ""}
 EXIT_GRID = grid((0.2, 0.4, 0.6, 0.8), (0.5, 1, 1.5))  # ranges of section 7.2
 SUMMARIES = grid((0.2, 0.4, 0.6), (2, 4, 6))  # of section 7.1.2
 CALM_GRID: dict[str, Any] = {"leave": (0.7, 0.8, 0.9, 0.98), "decay": (0.0, 1.0, 2.0, 4.0, 8.0)}

@@ -19,14 +19,14 @@ from draftree.bench.report import Table
 
 HERE = Path(__file__).parent
 PAGE = HERE / "claims.md"
-ENOUGH = 8  # prompts or batches; an interval that is drawn from fewer of them is too narrow
+ENOUGH = 7  # prompts or batches; an interval that is drawn from fewer of them is too narrow
 TOO_FEW, NOWHERE = "So few prompts or batches leave no interval.", "None of its points is as fast as the other's."
 CONFIRMED, SMALL, REFUTED = "confirmed", "not at this size", "refuted"
 HEAD = """# What the papers claim, measured here
 
 Made by `make results` from `claims.toml` and the files in `benchmarks/results/`. What the five papers say of one way
 of decoding, or one setting, over another, where it does not depend on hardware alone: a ratio of the two with its 95 %
-bootstrap interval over prompts, or over batches of them, where there are eight or more. Left out is what they say of
+bootstrap interval over prompts, or over batches of them, where there are seven or more. Left out is what they say of
 one text or model over another: code gains more, and so do larger models.
 *Confirmed*: the whole interval is above 1 (or what the line names); *refuted*: all of it is below, and nothing about
 the size of the model explains it; *not at this size*: otherwise, with the reason. The papers' models have 7B parameters
@@ -94,7 +94,7 @@ def page(folder: Path) -> str:
             lines.append(facts | {"here": "not measured"})
         for file, about, row in found[name]:
             files[file] = about
-            held = row.get("units", ENOUGH) >= ENOUGH
+            held = (row.get("units") or ENOUGH) >= ENOUGH
             low, high = (row.get("times_low"), row.get("times_high")) if held else (None, None)
             verdict = claim.verdict(low, high)
             here = "nowhere" if row["times"] is None else f"{row['times']:.2f}"

@@ -220,9 +220,7 @@ def warm_up(setup: Setup) -> Iterator[pd.DataFrame]:
     most_seen = len(setup.lessons) // len(setup.sets)
     counts = [count for count in setup["seen"] if count <= most_seen]
     if not any(counts):
-        raise ValueError(
-            f"There are {most_seen} other prompts of every set for the trie to see: give --set seen= less."
-        )
+        raise ValueError(f"There are {most_seen} other prompts of every set to see: give seen a number from 1 to that.")
     left_out = [str(count) for count in setup["seen"] if count > most_seen]
     remarks = (
         [f"Left out, as there are {most_seen} other prompts of every set: {', '.join(left_out)}."] if left_out else []

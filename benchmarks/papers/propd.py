@@ -26,7 +26,7 @@ from benchmarks.harness.truth import hits_of
 from benchmarks.papers import premise
 from benchmarks.papers.propd_shape import ProPDTree
 from benchmarks.shapes import pruning
-from benchmarks.shapes.subjects import OPTIONS, batches, heads
+from benchmarks.shapes.subjects import OPTIONS, batches, heads, trains_heads
 from draftree.drafting.in_model import InModelDrafter
 from draftree.pruning import EarlyPruning
 from draftree.shaping import DynamicTree, Fixed
@@ -74,10 +74,17 @@ def _of_pruning(runs: pd.DataFrame, layers: list[int], ks: list[int]) -> pd.Data
 
 
 def _pruned(setup: Setup) -> str:
-    """Where trees are pruned, and where the paper's are, in a sentence."""
+    """Where trees are pruned, and where the paper's are; and how heads were trained, if they were."""
     layers = ", ".join(str(head.layer) for head in heads(setup))
-    known = f"{len(setup.target.layers)} layers, of {setup.small.config.vocab_size:,} tokens"
-    return f"Trees are pruned behind layer {layers} of {known}; the paper's behind 2 to 4 of 32 and more, of 32,000."
+    said = (
+        f"Trees are pruned behind layer {layers} of {len(setup.target.layers)}, the paper's behind layers 1 to 4 of 32 "
+        f"and more; the best k are of {setup.small.config.vocab_size:,} tokens, in the paper of 32,000."
+    )
+    return " ".join([said, *_trained(setup)])
+
+
+def _trained(setup: Setup) -> list[str]:
+    return [on_demand.remark(setup)] if trains_heads(setup) else []
 
 
 def _searched(setup: Setup, static: Case) -> str:
@@ -94,6 +101,7 @@ def by_task(setup: Setup) -> Iterator[pd.DataFrame]:
     if not there:
         raise ValueError(f"No kind of text has {max(sizes)} prompts for a batch: give --per-set, or smaller batches.")
     rows: list[dict[str, Any]] = []
+    _check_single(setup)
     _published(setup)
     drafter, static = _static(setup)
     wrong, names = 0, (BPD, STATIC, PUBLISHED, OWN)
@@ -123,19 +131,20 @@ def premises(setup: Setup) -> Iterator[pd.DataFrame]:
         setup.watcher.stage(f"layer {head.layer}", len(tasks))
         hits = hits_of(setup, head, tasks, WIDEST)
         rows += [{"layer": head.layer, "top": k} | hits.top(0, k).columns("accuracy") for k in TOPS]
-        yield table_of(rows, remarks=[on_demand.remark(setup)])
+        yield table_of(rows, remarks=_trained(setup))
     *_, timed = premise.run(setup)
     tables["Time of a pass by batch, context and rows of a text"] = timed
     runs = measure(setup, [Way(PLAIN), Way(STATIC, with_tree(drafter, static), Fixed(static.nodes))])
     lengths = [{"set": name} | length(of(runs, STATIC, name)).columns("acceptance_length") for name in setup.sets]
     tables["Acceptance length by task"] = pd.DataFrame(lengths)
-    yield table_of(rows, differing=all_differing(runs), remarks=[on_demand.remark(setup)], tables=tables)
+    yield table_of(rows, differing=all_differing(runs), remarks=_trained(setup), tables=tables)
 
 
 def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd.DataFrame]:
     rows: list[dict[str, Any]] = []
     claims: list[pd.DataFrame] = []
     wrong, sizes = 0, batches(setup)
+    _check_single(setup)
     _published(setup)
     drafter, static = _static(setup)
     for batch in sizes:
@@ -147,6 +156,12 @@ def _compared(setup: Setup, names: tuple[str, ...], *, over: str) -> Iterator[pd
         tables = {CLAIMED: pd.concat(claims, ignore_index=True)}
         remarks = [_searched(setup, static), _pruned(setup), f"Speeds are over {over} at the same batch."]
         yield table_of(rows, differing=wrong, remarks=remarks, tables=tables)
+
+
+def _check_single(setup: Setup) -> None:
+    """Refuse several early heads where trees are pruned by one."""
+    if max(len(setup["early_heads"]), len(setup["early_layers"])) > 1:
+        raise ValueError("This table prunes by one early head: name one by --early-head, or one of early_layers.")
 
 
 def _rows(runs: pd.DataFrame, ways: list[Way], batch: int, over: str) -> list[dict[str, Any]]:

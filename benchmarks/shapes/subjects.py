@@ -26,13 +26,18 @@ def heads(setup: Setup) -> list[EarlyHead]:
 
     The package's where neither says anything.
     """
-    named, layers = setup["early_heads"], setup.options.get("early_layers", ())
-    if named or not layers:
-        return [setup.trained(name) for name in named or (HEAD,)]
+    if not trains_heads(setup):
+        return [setup.trained(name) for name in setup["early_heads"] or (HEAD,)]
+    layers = setup["early_layers"]
     count = len(inspect_model(setup.small).layers)
     if wrong := [layer for layer in layers if not 1 <= layer < count]:
         raise ValueError(f"There is no early head behind layer {wrong[0]}: this model has {count} layers.")
     return [on_demand.drafter(setup, HEAD, {"layer": layer, "rank": 0}) for layer in layers]
+
+
+def trains_heads(setup: Setup) -> bool:
+    """Whether `heads` trains them."""
+    return bool(setup.options.get("early_layers")) and not setup["early_heads"]
 
 
 def batches(setup: Setup) -> list[int]:

@@ -85,6 +85,8 @@ def test_exits_that_are_named_belong_together(trained: list[str]) -> None:
     exit_, calm, other = trained
     assert exit_folders(Setup({"drafters": (exit_,)}), with_calm=False) == [exit_]
     assert exit_folders(Setup({"drafters": (exit_, calm)}), with_calm=True) == [exit_, calm]
+    with pytest.raises(ValueError, match="is read behind layer 2: leave exit_layer out"):
+        exit_folders(Setup({"drafters": (exit_,), "exit_layer": 3}), with_calm=False)
     for named, with_calm, model, words in (
         ((calm,), False, None, "trained without --every-layer"),
         ((exit_,), True, None, "two folders"),

@@ -74,12 +74,13 @@ def test_the_page_is_made_of_the_kept_results():
 @pytest.mark.parametrize(
     ("facts", "here", "says"),
     [
-        ({"units": 8}, "1.20 [1.10, 1.30]", "| confirmed |"),
-        ({"units": 7}, "1.20", claims.TOO_FEW),
+        ({"units": 7}, "1.20 [1.10, 1.30]", "| confirmed |"),
+        ({"units": None}, "1.20 [1.10, 1.30]", "| confirmed |"),
+        ({"units": 6}, "1.20", claims.TOO_FEW),
         ({"times": None, "times_low": None, "times_high": None}, "nowhere", claims.NOWHERE),
     ],
 )
-def test_a_ratio_without_an_interval_has_no_verdict(tmp_path, facts, here, says):
+def test_a_ratio_without_an_interval_is_not_confirmed(tmp_path, facts, here, says):
     row = {"claim": "bild-no-loss", "above": "BiLD", "below": "large alone", "of": SPEED}
     row |= {"times": 1.2, "times_low": 1.1, "times_high": 1.3} | facts
     held = {"about": ABOUT, "tables": {CLAIMED: [row]}}
@@ -87,7 +88,7 @@ def test_a_ratio_without_an_interval_has_no_verdict(tmp_path, facts, here, says)
     (line,) = [line for line in claims.page(tmp_path).splitlines() if "| one.json |" in line]
     assert f"| {here} |" in line
     assert says in line
-    assert (CONFIRMED in line) == (facts == {"units": 8})
+    assert (f"| {SMALL} |" in line) == ("confirmed" not in says)
 
 
 def test_a_claim_that_was_measured_twice_has_two_lines(tmp_path):

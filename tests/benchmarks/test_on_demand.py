@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,11 +44,25 @@ def test_a_drafter_is_trained_once_for_the_same_settings(questions: Path, tmp_pa
     assert len(files) == 1
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("drafter.safetensors")}
     assert all((a == b).all() for a, b in zip(first.weights.parameters(), again.weights.parameters(), strict=True))
+    assert recipe_of(tmp_path)["options"]["learning_rate"] == on_demand.RATES["medusa"]
     (next(iter(files)).parent / "recipe.json").unlink()  # as a run that was killed leaves it
     on_demand.drafter(setup_of(questions, tmp_path), "medusa", {"heads": 1})
     on_demand.drafter(setup_of(questions, tmp_path, train_steps=3), "medusa", {"heads": 1})
     on_demand.drafter(setup_of(questions, tmp_path), "medusa", {"heads": 2})
     assert len(list(tmp_path.rglob("drafter.safetensors"))) == 3
+
+
+def test_the_learning_rate_can_be_named(questions: Path, tmp_path: Path) -> None:
+    setup = setup_of(questions, tmp_path, train_learning_rate=5e-4)
+    on_demand.drafter(setup, "medusa", {"heads": 1})
+    assert recipe_of(tmp_path)["options"]["learning_rate"] == 5e-4
+
+
+def recipe_of(folder: Path) -> dict[str, Any]:
+    """Of the one drafter below a folder."""
+    (path,) = folder.rglob("recipe.json")
+    recipe: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return recipe
 
 
 def test_references_are_learned_where_they_are_named(questions: Path, tmp_path: Path) -> None:

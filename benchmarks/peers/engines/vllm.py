@@ -19,7 +19,8 @@ SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 CONTEXT = 1024
-SOURCE = Path(__file__).parents[3] / "src"  # draftree, which is not installed beside vLLM
+SOURCE = Path(__file__).parents[3] / "src"  # draftree, which is not installed with vLLM
+COLD = "lookahead-cold"
 DRAFTED, MATCHED = 5, 3  # tokens of a draft, and the longest n-gram that it follows
 
 
@@ -41,9 +42,9 @@ def make(job: Job) -> Peer:
     try:
         from draftree.integrations.vllm import speculative_config
 
-        drafting["lookahead"] = speculative_config(DRAFTED)  # Lookahead, Table 8
+        drafting[COLD] = speculative_config(DRAFTED)  # Lookahead, Table 8
     except (ImportError, ValueError) as why:
-        left_out["lookahead"] = str(why)
+        left_out[COLD] = str(why)
     if find_spec("arctic_inference") is None:
         left_out["suffix decoding"] = "needs arctic-inference, which does not install here"
     else:

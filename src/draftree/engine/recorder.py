@@ -23,7 +23,7 @@ from draftree.tree import TokenTree
 DIGITS = 4  # of log-probabilities
 
 
-class _Drafted(NamedTuple):
+class _Drafting(NamedTuple):
     """What the drafter did in a step: the budgets it was given, the sizes of its trees, when it began and was done."""
 
     budgets: Sequence[int]
@@ -54,7 +54,7 @@ class _Step(NamedTuple):
     logp: Tensor
     left: tuple[Tensor, int, int] | None
     marks: list[float]
-    drafted: _Drafted | None
+    drafted: _Drafting | None
 
 
 class Track:
@@ -69,11 +69,11 @@ class Track:
         self.about = about
         self._drafter = drafter
         self._steps: list[_Step] = []
-        self._drafted: _Drafted | None = None  # in the coming step
+        self._drafted: _Drafting | None = None  # in the coming step
 
     def drafted(self, budgets: Sequence[int], trees: TokenTree, began: float, done: float) -> None:
         """The drafter, called at `began` with `budgets`, had drafted these trees by `done`; now the shape goes on."""
-        self._drafted = _Drafted(budgets, trees.sizes, began, done)
+        self._drafted = _Drafting(budgets, trees.sizes, began, done)
 
     def step(
         self,

@@ -270,7 +270,8 @@ KERNELS(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma"))), 1
 
 static const Kernels *kernels = &kernels_plain;
 
-/* Called before all others; the functions are OpenMP's, or NULL for one thread; `widest`: the most floats of a vector. Returns ABI. */
+/* Called before all others; the functions are OpenMP's, or NULL for one thread. `widest`: the most floats of a vector.
+   Returns ABI. */
 int32_t layer_start(void *parallel_, void *own_number_, void *team_size_, int32_t widest) {
     kernels = &kernels_plain;
     parallel = (Parallel)parallel_;

@@ -30,7 +30,7 @@ def _as_sentence(error: ValidationError, text: bytes) -> ApiError:
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     if errors[0]["type"] == "json_invalid":
         return ApiError(f"The body is no JSON: {errors[0]['msg']}.")
-    path, found = _of_best_branch(errors, from_json(text))
+    path, found = _of_best_branch(errors, from_json(text, cache_strings="none"))
     place = ".".join(str(part) for part in path[:8])[:200]
     if found[0]["type"] in ("extra_forbidden", "none_required"):
         return ApiError(f"There is no field {place!r}, or it is not supported here: leave it out.", place)

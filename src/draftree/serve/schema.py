@@ -17,7 +17,8 @@ Tokens = list[Annotated[int, Field(ge=0, lt=2**31)]]
 class Strict(BaseModel):
     """A part of a request; types as in JSON, no field besides its own, no infinite numbers."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    # Texts of clients are not kept in the parser's cache of strings.
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, cache_strings="keys")
 
 
 class StreamOptions(Strict):

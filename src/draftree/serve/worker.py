@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -208,12 +209,14 @@ class Worker:
         """
         answers = Answers(self, parts, timeout, whole=whole)
         added: Future[None] = Future()
-        self._put(lambda: self._add(answers, added))
+        self._put(partial(self._add, answers, added))
         try:
             await asyncio.wrap_future(added)
         except asyncio.CancelledError:  # whoever asked is gone
             self.cancel(answers)
             raise
+        finally:
+            del added  # the error's frames hold this one
         return answers
 
     async def score(self, prompts: Sequence[Sequence[int]], count: int, timeout: float) -> Scores:
@@ -292,6 +295,7 @@ class Worker:
         except Exception as error:
             self._drop(answers)
             added.set_exception(error)
+            del added  # the error's frames hold this one
             return
         self._live += live
         added.set_result(None)

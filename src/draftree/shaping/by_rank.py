@@ -28,7 +28,7 @@ PRIOR = 4.0  # trees that the first shares count for
 LEAST = 1e-4  # of a share
 
 
-class _Drafted(NamedTuple):
+class _Awaiting(NamedTuple):
     """A tree whose text is still to come.
 
     Attributes:
@@ -80,7 +80,7 @@ class ByRank:
             shares[1, d] = shares[0, d] * (OFF_FIRST if conditional else 1.0)
         self._shares: list[float] = shares.reshape(-1).tolist()
         self._trees = [0] * len(self._shares)  # that a place was learned from
-        self._drafted: ByRequest[deque[_Drafted]] = ByRequest()
+        self._drafted: ByRequest[deque[_Awaiting]] = ByRequest()
 
     @property
     def within(self) -> np.ndarray:
@@ -150,7 +150,7 @@ class ByRank:
             weight = max(1 - (1 - self.alpha) ** seen, seen / (PRIOR + self._trees[number]))
             self._shares[number] += weight * (came[number] / seen - self._shares[number])
 
-    def _places(self, trees: TokenTree) -> list[_Drafted]:
+    def _places(self, trees: TokenTree) -> list[_Awaiting]:
         """Where the nodes of each tree stand, padding left out; positions are still to be filled in."""
         columns = (trees.tokens.tolist(), trees.parents.tolist(), trees.logp.tolist())
         found = []
@@ -170,14 +170,14 @@ class ByRank:
                 number[node] = (min(depth[node], DEPTHS) - 1) * RANKS + min(rank[node], RANKS - 1)
                 if self.conditional and not best[node]:
                     number[node] += DEPTHS * RANKS
-            found.append(_Drafted(0, tokens[:size], parents[:size], depth, best, number))
+            found.append(_Awaiting(0, tokens[:size], parents[:size], depth, best, number))
         return found
 
 
 _Found = tuple[Iterable[int], Iterable[int]] | None  # nodes that were offered, and of those the right ones
 
 
-def _given_the_parent(drafted: _Drafted, text: Sequence[int]) -> _Found:
+def _given_the_parent(drafted: _Awaiting, text: Sequence[int]) -> _Found:
     """Nodes whose parent is right, and of those the ones that are right themselves.
 
     None where more text may confirm more.
@@ -195,7 +195,7 @@ def _given_the_parent(drafted: _Drafted, text: Sequence[int]) -> _Found:
     return offered, right
 
 
-def _by_depth(drafted: _Drafted, text: Sequence[int]) -> _Found:
+def _by_depth(drafted: _Awaiting, text: Sequence[int]) -> _Found:
     """The same for the candidates of each depth, those below the best path, whether or not that path is right.
 
     None where the text does not reach the deepest of them.

@@ -44,7 +44,7 @@ from draftree.files import replacing
 _BACKENDS = {"auto": "auto", "c": "c", "python": "python"}
 
 
-class Draft(NamedTuple):
+class Retrieved(NamedTuple):
     """A retrieved tree of n draft tokens. Parents come before their children.
 
     tokens:  int32 [n].
@@ -102,7 +102,7 @@ class Trie:
         depth: int | None = None,
         mode: str = "hierarchical",
         sources: str = "mix",
-    ) -> Draft:
+    ) -> Retrieved:
         """The best `budget` draft tokens below the request's newest token (section 4.3.2).
 
         budget: most nodes of the draft. depth: its most levels, at most `branch_length` (the default).
@@ -115,7 +115,7 @@ class Trie:
         check_count("depth", depth)
         how = chosen("mode", mode, MODES), chosen("sources", sources, SOURCES)
         with self._lock:
-            return Draft(*self._backend.retrieve(self._slot(request), budget, min(depth, most), *how))
+            return Retrieved(*self._backend.retrieve(self._slot(request), budget, min(depth, most), *how))
 
     def end(self, request: int) -> None:
         """The request is over: its prompt's branches go, its output's stay (branch eliminating)."""

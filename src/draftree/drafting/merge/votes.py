@@ -28,7 +28,7 @@ LEARNING_RATE = 0.05  # of that weight
 Vote = tuple[float, int]  # probability of a token after its parent, and the number of the drafter that claims it
 
 
-class _Drafted(NamedTuple):
+class _Proposed(NamedTuple):
     """One drafter's trees: its nodes' tokens, parents, and probabilities after their parents, each [B][N]."""
 
     sizes: tuple[int, ...]
@@ -79,7 +79,7 @@ class Votes:
             trees: B trees of each drafter.
             budgets: most draft tokens per request.
         """
-        drafted: list[_Drafted | None] = []
+        drafted: list[_Proposed | None] = []
         for calibration, tree in zip(self.calibrations, trees, strict=True):
             if tree.width > 1:
                 calibration.remember(requests, tree)
@@ -87,7 +87,7 @@ class Votes:
         joined = [self._union(b, request, drafted) for b, request in enumerate(requests)]
         return TokenTree.from_drafts([request.tokens[-1] for request in requests], joined, budgets)
 
-    def _union(self, b: int, request: Context, drafted: Sequence[_Drafted | None]) -> Draft:
+    def _union(self, b: int, request: Context, drafted: Sequence[_Proposed | None]) -> Draft:
         """All draft tokens for a request, each path once, with the probability that the votes give it."""
         tokens, parents = [-1], [-1]
         votes: list[list[Vote]] = [[]]
@@ -172,10 +172,10 @@ class Votes:
         self._open.pop(request.id, None)
 
 
-def _read(calibration: Calibration, tree: TokenTree, requests: Sequence[Context]) -> _Drafted:
+def _read(calibration: Calibration, tree: TokenTree, requests: Sequence[Context]) -> _Proposed:
     parents = tree.parents.numpy(force=True)
     paths = calibration.worth(tree, requests) * np.exp(TIE * tree.logp.numpy(force=True))
     paths[:, 0] = 1.0
     above = np.take_along_axis(paths, parents.clip(min=0), 1)
     steps = (paths / above.clip(min=LEAST)).clip(LEAST, CERTAIN)
-    return _Drafted(tree.sizes, tree.tokens.tolist(), parents.tolist(), steps.tolist())
+    return _Proposed(tree.sizes, tree.tokens.tolist(), parents.tolist(), steps.tolist())
