@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.harness import Setup, Way, on_demand
+from benchmarks.harness.experiment import read
 from draftree.drafting import Drafter
 from draftree.pruning import EarlyHead
 from draftree.runner import inspect_model
@@ -28,7 +29,7 @@ def heads(setup: Setup) -> list[EarlyHead]:
     """
     if not trains_heads(setup):
         return [setup.trained(name) for name in setup["early_heads"] or (HEAD,)]
-    layers = setup["early_layers"]
+    layers = [read("early_layers", layer, 0) for layer in setup["early_layers"]]
     count = len(inspect_model(setup.small).layers)
     if wrong := [layer for layer in layers if not 1 <= layer < count]:
         raise ValueError(f"There is no early head behind layer {wrong[0]}: this model has {count} layers.")

@@ -37,6 +37,8 @@ from draftree.cli import app
         (["propd-table1", "--depth", "9"], "tokens ahead and depth is 9"),
         (["propd-table1", "--set", "pruned_top_k=0"], "pruned_top_k is 0"),
         (["propd-table3", "--set", "early_layers=1,2"], "prunes by one early head"),
+        (["propd-table3", "--set", "early_layers=8"], "There is no early head behind layer 8"),
+        (["propd-table3", "--set", "early_layers=first"], "early_layers is 'first': give a whole number"),
         (["propd-table2", "--set", "train_learning_rate=-1"], "learning_rate is -1"),
         (["pruning", "--set", "top_k=4,0"], "top_k is 0"),
         (["lookahead-table2", "--set", "nodes=0"], "nodes is 0"),
