@@ -36,7 +36,7 @@ def make(job: Job) -> Peer:
     import vllm
 
     ngram = {"method": "ngram", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": MATCHED}
-    drafting: dict[str, dict[str, Any] | None] = {"plain": None, "prompt-lookup": ngram}
+    drafting: dict[str, dict[str, Any] | None] = {"plain": None}
     left_out = {}
     sys.path.append(str(SOURCE))
     try:
@@ -45,6 +45,8 @@ def make(job: Job) -> Peer:
         drafting[COLD] = speculative_config(DRAFTED)  # Lookahead, Table 8
     except (ImportError, ValueError) as why:
         left_out[COLD] = str(why)
+    # Behind it, as n-grams load llvmlite, over whose objects vLLM stumbles where it looks through modules.
+    drafting["prompt-lookup"] = ngram
     if find_spec("arctic_inference") is None:
         left_out["suffix decoding"] = "needs arctic-inference, which does not install here"
     else:
