@@ -123,7 +123,8 @@ class CurveRatio:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DegenerateDataWarning)  # figures that never vary have no width
                 drawn = bootstrap((rows, prompts), self._of, n_resamples=RESAMPLES, **given).bootstrap_distribution
-            low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+            if not np.isnan(drawn).all():
+                low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         return {name: self._of(rows, prompts), f"{name}_low": float(low), f"{name}_high": float(high)}
 
     def _all(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
