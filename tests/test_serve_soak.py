@@ -29,7 +29,9 @@ MINUTES = float(os.environ.get("DRAFTREE_SOAK", "2"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60 * MINUTES + 180)]
 WARM_UP = min(max(60.0, 20 * MINUTES), 30 * MINUTES)  # seconds
 HOURLY = 0.01  # of the memory after the warm-up
-NOISE = 1 << 20  # bytes, of the rise of a line through readings that differ by a few MiB from each other
+# Bytes: the rise of a line through readings that differ by a few MiB from each other, and what caches that fill slowly
+# still take after a short warm-up.
+NOISE = (1 + 8 / MINUTES) * 2**20
 EVERY = 2.0  # seconds between readings
 TRIE_NODES = 4096  # of a trie, which has two; there is one for each of twenty users and one for all others
 
