@@ -25,14 +25,13 @@ from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, bars, table
 from benchmarks.harness.comparisons import ANSWERS, CLAIMED, rows_of
 from benchmarks.harness.measure import measure_parts, of, whole
 from benchmarks.peers.environments import ENVIRONMENTS, ROOT, python_of
-from benchmarks.peers.worker import Ids, Job
+from benchmarks.peers.worker import COLD, Ids, Job
 from draftree.bench.samples import Answer
 from draftree.drafting import DraftModel
 from draftree.drafting.folder import base_of
 from draftree.engine.limits import eos_token_ids
 
 GRACE = 60.0  # seconds for a process to end
-COLD = "lookahead-cold"  # a trie that has seen nothing yet
 OWN, REFERENCE = "draftree", "hugging_face"
 
 
@@ -164,7 +163,8 @@ def table(runs: pd.DataFrame, processes: Sequence[Process], left_out: dict[str, 
         if way == PLAIN:
             row["peak_gb"] = process.plain_peak / 1e9
         rows.append(row)
-    return table_of(rows, remarks=remarks, tables={CLAIMED: rows_of(_claims(times))})
+    claims = _claims(times)
+    return table_of(rows, remarks=remarks, tables={CLAIMED: rows_of(claims)} if claims else {})
 
 
 def _claims(times: Mapping[tuple[str, str], Share]) -> list[tuple[str, str, str, str, Share]]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+COLD = "lookahead-cold"  # the way with a trie that has seen nothing yet
 Ids = list[int]
 Ask = Callable[[list[Ids]], list[Ids]]  # prompts to new tokens, one answer for each
 

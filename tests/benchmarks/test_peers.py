@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness import Share
 from benchmarks.harness.command import run
+from benchmarks.harness.comparisons import CLAIMED
 from benchmarks.harness.experiment import experiments
 from benchmarks.peers import __main__ as series
 from benchmarks.peers import environments, peers
-from benchmarks.peers.worker import Job, cut
+from benchmarks.peers.worker import COLD, Job, cut
 from draftree.prompts import embedded_prompts
 
 ROOT = Path(__file__).parents[2]
@@ -121,6 +123,14 @@ def test_what_cannot_be_measured_stands_below_the_table(monkeypatch):
     table = run(experiments()["peers"], given, prompts=prompts).table
     assert set(table["engine"]) == {"hugging_face"}
     assert "openvino is left out: its environment could not be made: no such wheel." in table.attrs["remarks"]
+    assert CLAIMED not in table.attrs.get("tables", {}), "nothing was claimed of these engines"
+
+
+def test_vllm_with_a_trie_is_set_against_vllm_alone():
+    times = {("vllm", "plain"): Share([4.0, 4.0], [2, 2]), ("vllm", COLD): Share([2.0, 2.0], [2, 2])}
+    ((claim, above, below, _, ratio),) = peers._claims(times)
+    assert (claim, above, below) == ("lookahead-vllm", "vllm lookahead-cold", "vllm plain")
+    assert ratio.value == 2
 
 
 def test_an_environment_is_made_once_and_anew_when_it_asks_for_more(monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 import draftree
-from benchmarks.peers.worker import Ask, Job, Peer, asking, leave
+from benchmarks.peers.worker import COLD, Ask, Job, Peer, asking, leave
 from draftree.bench.methods import Draftree
 from draftree.drafting import Drafter
 from draftree.drafting.folder import load_drafter
@@ -42,7 +42,7 @@ def make(job: Job) -> Peer:
 
         return ready
 
-    ways = {"plain": way(), "lookahead-cold": way(draftree.Lookahead), "lookahead": way(warm)}
+    ways = {"plain": way(), COLD: way(draftree.Lookahead), "lookahead": way(warm)}
     if job.draft:
         ways["draft-model"] = way(small)
         ways["lookahead+draft-model"] = way(warm, small)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.worker import Ask, Ids, Job, Peer, leave
+from benchmarks.peers.worker import COLD, Ask, Ids, Job, Peer, leave
 
 # Read when vllm is imported: one process, and no more memory for keys and values than the prompts need.
 SETTINGS = {
@@ -20,7 +20,6 @@ SETTINGS = {
 }
 CONTEXT = 1024
 SOURCE = Path(__file__).parents[3] / "src"  # draftree, which is not installed with vLLM
-COLD = "lookahead-cold"
 DRAFTED, MATCHED = 5, 3  # tokens of a draft, and the longest n-gram that it follows
 
 
