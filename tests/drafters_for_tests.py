@@ -127,18 +127,19 @@ class InModel(RandomTree):
     def bind(self, target: Target, **hints: Any) -> None:
         self.layers = len(target.layers)
         generator = torch.Generator().manual_seed(7)
-        self.embeddings = torch.randn(self.masks, target.hidden_size, generator=generator)
-        self.transfer = torch.randn(target.hidden_size, target.hidden_size, generator=generator) / 8
+        place = target.device, target.dtype
+        self.embeddings = torch.randn(self.masks, target.hidden_size, generator=generator).to(*place)
+        self.transfer = (torch.randn(target.hidden_size, target.hidden_size, generator=generator) / 8).to(*place)
         runner = HookedRunner(target)
         cache = runner.new_cache(1)
-        one = torch.ones(1, 1, 1, dtype=torch.bool)
-        runner.run(Plan(torch.tensor([[3]]), torch.tensor([[0]]), one), cache)
+        runner.run(Plan.causal(torch.tensor([[3]], device=target.device)), cache)
         self.deep_prefix = []
         for keys, values in zip(cache._keys, cache._values, strict=True):
             assert keys is not None
             assert values is not None
             pair = [
-                torch.randn(s.shape[1], self.prefix_length, s.shape[3], generator=generator) for s in (keys, values)
+                torch.randn(s.shape[1], self.prefix_length, s.shape[3], generator=generator).to(*place)
+                for s in (keys, values)
             ]
             self.deep_prefix.append((pair[0], pair[1]))
         self.hidden: dict[int, dict[int, list[Tensor]]] = {}  # request -> layer -> states of committed rows
@@ -152,24 +153,24 @@ class InModel(RandomTree):
 
     def plan(self, step: StepPlan) -> Attachment:
         assert step.trees is not None
-        batch, n, m = step.trees.batch, step.trees.width, self.masks
-        visible = torch.zeros(batch, m, n + m, dtype=torch.bool)
+        batch, n, m, device = step.trees.batch, step.trees.width, self.masks, step.trees.device
+        visible = torch.zeros(batch, m, n + m, dtype=torch.bool, device=device)
         visible[:, :, 0] = True
-        visible[:, :, n:] = torch.ones(m, m).tril().bool()
-        prefix_rows = torch.zeros(batch, n + m, dtype=torch.bool)
+        visible[:, :, n:] = torch.ones(m, m, device=device).tril().bool()
+        prefix_rows = torch.zeros(batch, n + m, dtype=torch.bool, device=device)
         prefix_rows[:, n:] = True
-        pseudo = torch.zeros(batch, 1, n + m, dtype=torch.bool)  # n nodes, one mask, the pseudo row itself
+        pseudo = torch.zeros(batch, 1, n + m, dtype=torch.bool, device=device)  # n nodes, one mask, the pseudo row
         pseudo[:, :, 0] = pseudo[:, :, -1] = True
         surgery = Surgery(
             2,
-            keep=torch.arange(n + m - 1).expand(batch, -1),
+            keep=torch.arange(n + m - 1, device=device).expand(batch, -1),
             append=lambda hidden: hidden[:, :1] @ self.transfer,
-            positions=torch.ones(batch, 1, dtype=torch.long),
+            positions=torch.ones(batch, 1, dtype=torch.long, device=device),
             visible=pseudo,
         )
         return Attachment(
             self.embeddings.expand(batch, -1, -1),
-            torch.arange(1, m + 1).expand(batch, -1),
+            torch.arange(1, m + 1, device=device).expand(batch, -1),
             visible,
             prefix_rows,
             (surgery,),

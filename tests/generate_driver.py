@@ -48,7 +48,11 @@ def hf(model: Any, ids: Tensor, mask: Tensor | None = None, *, seed: int | None 
     out = model.generate(ids, attention_mask=mask, output_scores=True, return_dict_in_generate=True, **options)
     if not options["do_sample"]:
         best = torch.stack(out.scores, 1).float().topk(2, -1).values
-        eos = torch.tensor(options.get("eos_token_id", model.generation_config.eos_token_id) or -1).flatten()
+        eos = (
+            torch.tensor(options.get("eos_token_id", model.generation_config.eos_token_id) or -1)
+            .flatten()
+            .to(out.sequences.device)
+        )
         ends = torch.isin(out.sequences[:, -best.shape[1] :], eos).int()
         alive = ends.cumsum(1) - ends == 0  # behind a row's end nothing is chosen
         gap = (best[..., 0] - best[..., 1])[alive].min()

@@ -139,7 +139,7 @@ class Run:
             first_logit_row=width - 1,
             rope_floor=self._floor(b, len(pieces)),
         )
-        result = self.runner.run(plan, self.cache, self.first + b, self.encoder)
+        result = self.runner.run(plan.to(self.runner.plan_device), self.cache, self.first + b, self.encoder)
         assert result.logits.shape == (len(pieces), 1, VOCABULARY)
         if len(pieces) == 1:
             self.last = result.logits[0, 0]
@@ -163,7 +163,8 @@ class Run:
 
     def step(self, trees: Sequence[Tree], **extra: Any) -> PassResult:
         """Run `plan(trees, **extra)`."""
-        return self.runner.run(self.plan(trees, **extra), self.cache, self.first, self.encoder)
+        plan = self.plan(trees, **extra).to(self.runner.plan_device)
+        return self.runner.run(plan, self.cache, self.first, self.encoder)
 
     def commit(self, trees: Sequence[Tree], rows: list[list[int]], result: PassResult) -> None:
         """Keep `rows` of each request's tree."""

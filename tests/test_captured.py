@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from generate_driver import drafters, prompts
 from runner_driver import BUSHY, Run, Tree, difference, one_thread, prune  # noqa: F401
 from tape import Tape, passes, tape
 from zoo import VOCABULARY, build
 
+from draftree.engine import Engine, Rules, generate
 from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model, open_runner
+from draftree.runner.cuda_graphs import passes as graph_passes
 from draftree.runner.cuda_graphs import runner as graph_runner
 from draftree.runner.cuda_graphs.frames import band_of, bucket_of
 from draftree.runner.eager import runner as eager_runner
@@ -25,6 +30,8 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.pool import StorePool
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan, Segment, Surgery
+from draftree.runner.preparing import note_preparation, preparations
+from draftree.runner.step_cost import measure_cost
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gemma3", "glm4", "olmo3", "mistral-window", "qwen2-window", "phi3")
 CLOSE = 2e-5
@@ -145,6 +152,67 @@ def test_what_is_not_used_for_longest_goes_first() -> None:
     assert sorted(frame.rows for frame in held) == [1, 4, 8]
     run.step([Tree.random(2, 1)])
     assert passes(captured).recorded == 5
+
+
+class DearTape(Tape):
+    """Takes as long to record as a GPU does, which is counted and left out of what steps take."""
+
+    dear = True
+
+
+@pytest.fixture
+def dear(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """Recordings are dear; on a clock of 0.1 ms a look, each pass that prepares one takes 0.1 s."""
+    now = [0.0]
+
+    def prepare() -> None:
+        now[0] += 0.1
+        note_preparation()
+
+    def clock() -> float:
+        now[0] += 1e-4
+        return now[0]
+
+    monkeypatch.setattr(graph_runner, "capture_for", lambda device: DearTape())
+    monkeypatch.setattr(graph_passes, "note_preparation", prepare)
+    return clock
+
+
+def test_what_is_dear_is_recorded_when_it_comes_again(dear: Callable[[], float]) -> None:
+    tensors, captured = both("llama")
+    runs = [Run(runner, (40, 19)).prefill() for runner in (tensors, captured)]
+    trees, prepared = [Tree.random(6, 1), Tree.random(5, 2)], []
+    for _ in range(4):
+        before = preparations()
+        wanted, found = (run.step(trees) for run in runs)
+        prepared.append(preparations() - before)
+        assert far(trees, found.logits, wanted.logits) < CLOSE
+    assert prepared == [1, 1, 0, 0]
+    assert passes(captured).recorded == 1
+    assert tape(captured).replayed == 3
+
+
+def test_preparing_is_not_what_a_step_takes(dear: Callable[[], float]) -> None:
+    _, captured = both("llama")
+    cost = measure_cost(captured, clock=dear)
+    assert cost.rows[-1] == 128
+    assert cost.seconds.max() < 0.001
+
+
+@pytest.mark.parametrize("kind", ["lookahead", "draft-model"])
+def test_steps_that_prepare_do_not_discourage_drafting(kind: str, dear: Callable[[], float]) -> None:
+    row, model = prompts((12,))[0], build("llama")
+    text = generate(model, torch.tensor([row]), max_new_tokens=200, eos_token_id=[]).sequences[0, len(row) :].tolist()
+    make = drafters({tuple(row): text})[kind]
+    target = inspect_model(model)
+    accepted = []
+    for runner, clock in ((EagerRunner(target), itertools.count(0.0, 1e-4).__next__), (CudaGraphRunner(target), dear)):
+        engine = Engine(model, runner=runner, drafter=make(), slots=1, clock=clock)
+        request = engine.add(row, Rules(max_new_tokens=200, eos_token_ids=()))
+        engine.run()
+        assert request.tokens == text
+        accepted.append(request.stats.accepted)
+    assert accepted[1] >= accepted[0] > 20
 
 
 def test_stores_and_recordings_serve_the_next_cache() -> None:

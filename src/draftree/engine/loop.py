@@ -25,6 +25,7 @@ from draftree.runner import Runner
 from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.encoder import EncoderState
 from draftree.runner.plan import PassResult
+from draftree.runner.preparing import preparations
 from draftree.shaping.base import Outcome, Sizer
 from draftree.tree import TokenTree
 
@@ -76,7 +77,7 @@ class Loop:
         """
         clock = self.config.clock
         alone = self.config.strict and any(not r.output for r in requests)  # a prompt passes as the plain engine's
-        marks = [clock()]
+        marks, prepared = [clock()], preparations()
         plan = self._draft(requests, alone=alone, closed=closed)
         trees = _trees_of(plan)
         marks.append(clock())
@@ -90,12 +91,13 @@ class Loop:
         marks.append(clock())
         self.cache.commit(turn.committed([walk.nodes for walk in walks]), result.segments)
         marks.append(clock())
-        seconds = None if turn.offset else marks[-1] - marks[1]
+        timed = turn.offset == 0 and preparations() == prepared
+        seconds = marks[-1] - marks[1] if timed else None
         self._observe(plan, turn, result, walks, seconds, own_rows=not alone)
         left = None if result.rows is None else (result.rows, turn.offset, result.logits.shape[1])
         self._account(requests, trees, walks, left, marks)
         if self.sizer is not None and not alone:
-            whole = None if turn.offset else clock() - marks[0]
+            whole = clock() - marks[0] if timed else None
             self.sizer.observe(plan, self._outcome(turn, walks, whole, marks[1] - marks[0]))
 
     def _draft(self, requests: list[Request], *, alone: bool, closed: bool) -> StepPlan:

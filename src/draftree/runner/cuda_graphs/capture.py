@@ -13,11 +13,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-WARM_UPS = 2  # calls before a capture: libraries set themselves up in the first
+ROOM = 2**30  # bytes that must be free, as a capture cannot take what the allocator keeps for later
 
 
 class Capture(ABC):
-    """Makes replays of functions that take nothing, return nothing and always do the same operations."""
+    """Makes replays of functions that take nothing, return nothing and always do the same operations.
+
+    Attributes:
+        dear: whether recording takes so long that it is only worth it for what is done more than once.
+    """
+
+    dear = False
 
     @abstractmethod
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
@@ -55,27 +61,37 @@ class CudaCapture(Capture):
         device: a CUDA device.
     """
 
+    dear = True
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._sent = torch.cuda.Event()
         self._taken = 0
+        self._settled = False  # whether the libraries have set themselves up for the stream
 
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
         """See `Capture.record`."""
         with torch.cuda.device(self._device):
             here = torch.cuda.current_stream(self._device)
             self._stream.wait_stream(here)
-            with torch.cuda.stream(self._stream):
-                for _ in range(WARM_UPS):
-                    fn()
-            here.wait_stream(self._stream)
+            if torch.cuda.mem_get_info(self._device)[0] < ROOM:
+                torch.cuda.empty_cache()
             before = torch.cuda.memory_reserved(self._device)
             graph = torch.cuda.CUDAGraph()
-            # "thread_local": other threads may allocate on the device meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                fn()
+            # Not `torch.cuda.graph`, which collects garbage and empties the allocator's cache at each use.
+            with torch.cuda.stream(self._stream):
+                if not self._settled:
+                    fn()
+                    self._settled = True
+                # "thread_local": other threads may allocate on the device meanwhile.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    fn()
+                finally:
+                    graph.capture_end()
+            here.wait_stream(self._stream)
             self._taken += max(0, torch.cuda.memory_reserved(self._device) - before)
 
         def replay() -> None:

@@ -29,6 +29,7 @@ from draftree.runner.kv.pool import StorePool
 from draftree.runner.layout.skip import Skip
 from draftree.runner.layout.surgery import logit_slice, operate
 from draftree.runner.plan import PassResult, Plan, Scorer, Segment
+from draftree.runner.preparing import note_preparation
 from draftree.runner.target import Target
 
 KEPT = 64  # recordings for all caches together
@@ -48,8 +49,9 @@ class Recording:
         leaving: [B, R, d], states behind the last layer.
         taps: by layer, states [B, R, d] that enter it.
         logits: [B, H, V] of the first H rows; None for none.
-        replay: does the work again; None before the first pass. The inputs have to be filled in before it is recorded,
-            since recording may do the work a few times, and rows without inputs would be written over the context.
+        replay: does the work again; None before it is recorded. The inputs have to be filled in before that, since
+            recording may do the work, and rows without inputs would be written over the context.
+        met: whether the work was done once.
     """
 
     work: Callable[[], None]
@@ -60,6 +62,7 @@ class Recording:
     taps: dict[int, Tensor]
     logits: Tensor | None
     replay: Callable[[], None] | None = None
+    met: bool = False
 
 
 class _Held(dict[Frame, Recording]):
@@ -210,10 +213,18 @@ class CapturedPasses:
         if own is not None:
             assert recording.entering is not None
             recording.entering[:, n - injected : n].copy_(own)
-        if recording.replay is None:
+        if recording.replay is not None:
+            recording.replay()
+        elif self._capture.dear and not recording.met:
+            note_preparation()
+            recording.work()
+            recording.met = True
+        else:
+            if self._capture.dear:
+                note_preparation()
             recording.replay = self._capture.record(recording.work)
             self.recorded += 1
-        recording.replay()
+            recording.replay()
         return recording
 
     # ---------------------------------------------------------------- recordings

@@ -94,6 +94,11 @@ class EagerRunner(Runner):
         product = StockProduct
         if self.fuses and may_copy_or_has(self.target, much_faster=False):
             product, self.copied.nbytes = FusedProduct, linear_bytes(self.target)
+        else:
+            # Angles, and norms that are stored less one, are made of the model's numbers; these are read as they lie.
+            live = (m for m in self.target.model.modules() if isinstance(m, nn.Linear | nn.Embedding | PackedLinear))
+            held = (tensor for m in live for tensor in (*m._parameters.values(), *m._buffers.values()))
+            self.copied.in_place = {place_of(tensor) for tensor in held if tensor is not None}
         self._layers = [TensorLayer(part, product) for part in parts]
         self._head = TensorHead(self._norm, head, product, cap)
 
@@ -185,13 +190,6 @@ class InPlaceRunner(EagerRunner):
 
     name = "in_place"
     fuses = False
-
-    def __init__(self, target: Target) -> None:
-        super().__init__(target)
-        # Angles, and norms that are stored less one, are made of the model's numbers; these are read where they lie.
-        live = (m for m in target.model.modules() if isinstance(m, nn.Linear | nn.Embedding | PackedLinear))
-        held = (tensor for m in live for tensor in (*m._parameters.values(), *m._buffers.values()))
-        self.copied.in_place = {place_of(tensor) for tensor in held if tensor is not None}
 
 
 def may_copy_or_has(target: Target, *, much_faster: bool) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -22,17 +22,17 @@ from draftree.native.addresses import array_address
 
 Place = tuple[int, int]  # a tensor's address and bytes
 BLOCK_WORDS = 16384  # as in native/checksum.h
-CHUNK = 2**20  # words that are summed at once on other devices than the CPU
+CHUNK, PIECE = 2**20, 2**25  # words of a sum, and most of all sums made at once, on other devices than the CPU
 
 
 def weights_checksums(model: nn.Module, of: Callable[[Place], bool] | None = None) -> dict[Place, bytes]:
-    """`tensors_checksum` of each of a model's parameters and buffers, or of those at the places that `of` takes.
+    """A checksum of each of a model's parameters and buffers, or of those at the places that `of` takes.
 
     Raises:
         ValueError: weights that are not in memory.
     """
-    places = _tensors(model).items()
-    return {place: tensors_checksum([held]) for place, held in places if of is None or of(place)}
+    sums = {place: _sums_of(held) for place, held in _tensors(model).items() if of is None or of(place)}
+    return {place: _digest([found]) for place, found in zip(sums, _fetched(list(sums.values())), strict=True)}
 
 
 def place_of(tensor: Tensor) -> Place:
@@ -46,14 +46,34 @@ def tensors_checksum(tensors: Iterable[Tensor]) -> bytes:
     Raises:
         ValueError: a tensor that is not in memory.
     """
+    return _digest(_fetched([_sums_of(tensor) for tensor in tensors]))
+
+
+def _digest(sums: Iterable[bytes]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        if tensor.is_meta:
-            raise ValueError("The model's weights are offloaded, so they cannot be read: load the model into memory.")
-        flat = tensor.detach().contiguous().view(-1)
-        data = flat.view(torch.uint8) if flat.dtype != torch.bool else flat.byte()
-        digest.update(_of_cpu(data.numpy()) if data.is_cpu else _of_device(data))
+    for found in sums:
+        digest.update(found)
     return digest.digest()
+
+
+def _sums_of(tensor: Tensor) -> bytes | Tensor:
+    """The sums of a tensor's words, on the device where it is one."""
+    if tensor.is_meta:
+        raise ValueError("The model's weights are offloaded, so they cannot be read: load the model into memory.")
+    flat = tensor.detach().contiguous().view(-1)
+    data = flat.view(torch.uint8) if flat.dtype != torch.bool else flat.byte()
+    return _of_cpu(data.numpy()) if data.is_cpu else _of_device(data)
+
+
+def _fetched(sums: Sequence[bytes | Tensor]) -> Iterator[bytes]:
+    """All of them as bytes, with one copy from each device."""
+    far: dict[torch.device, list[Tensor]] = {}
+    for found in sums:
+        if isinstance(found, Tensor):
+            far.setdefault(found.device, []).append(found)
+    near = {device: iter(torch.cat(parts).cpu().split([len(p) for p in parts])) for device, parts in far.items()}
+    for found in sums:
+        yield next(near[found.device]).numpy().tobytes() if isinstance(found, Tensor) else found
 
 
 def _tensors(model: nn.Module) -> dict[Place, Tensor]:
@@ -84,12 +104,18 @@ def _of_cpu(data: np.ndarray) -> bytes:
     return sums.tobytes()
 
 
-def _of_device(data: Tensor) -> bytes:
-    """Of contiguous bytes: every word times an odd random number of its own, summed; only the sums are copied."""
+def _of_device(data: Tensor) -> Tensor:
+    """Of contiguous bytes: every word times an odd random number of its own, summed by chunks; LongTensor [chunks]."""
     words = data.view(torch.int32) if data.numel() % 4 == 0 and data.storage_offset() % 4 == 0 else data
-    factors = _factors(data.device, CHUNK)
-    sums = [(part.long() * factors[: len(part)]).sum() for part in words.split(CHUNK)]
-    return torch.stack(sums).cpu().numpy().tobytes()
+    factors = _factors(data.device, CHUNK)  # 64 bits wide, so that products are
+    sums = []
+    for piece in words.split(PIECE):
+        whole = len(piece) // CHUNK * CHUNK
+        if whole:
+            sums.append((piece[:whole].view(-1, CHUNK) * factors).sum(1))
+        if whole < len(piece):
+            sums.append((piece[whole:] * factors[: len(piece) - whole]).sum()[None])
+    return torch.cat(sums) if sums else factors[:0]
 
 
 @functools.cache
