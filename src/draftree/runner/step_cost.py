@@ -28,6 +28,7 @@ from draftree.runner.plan import Plan
 from draftree.runner.preparing import preparations
 
 FIRST_ROWS = (1, 4, 8, 16, 32, 64, 128)  # measured in this order, as long as they are cheap
+SPARSE = 3  # each third of them where passes have to be prepared, which takes as long as a dozen of them
 DEAR = 2.0  # times a plain step, from which on no larger row counts are measured
 HALVINGS = 2  # further points, each in the middle of the stretch that rises most for the rows it begins with
 PATIENCE = 4.0  # seconds after which nothing more is measured
@@ -195,15 +196,17 @@ def _measure(runner: Runner, rows: Sequence[int], clock: Callable[[], float]) ->
             if preparations() == before:
                 return seconds
 
-    began = clock()
+    began, before, halvings = clock(), preparations(), HALVINGS
     run(rows[0])  # the first pass makes what later ones find
+    if preparations() > before:
+        rows, halvings = rows[::SPARSE], 0
     found: dict[int, float] = {}
     for count in rows:
         if len(found) > 1 and (max(found.values()) > DEAR * found[rows[0]] or clock() - began > PATIENCE):
             break
         if count <= most:
             found[count] = run(count)
-    for _ in range(HALVINGS):
+    for _ in range(halvings):
         known = sorted(found)
         gaps = [((found[b] - found[a]) / a, a, b) for a, b in pairwise(known) if b - a > 1]
         if not gaps or clock() - began > PATIENCE:

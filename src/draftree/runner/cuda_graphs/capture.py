@@ -7,8 +7,10 @@ graph runs on any device, tests included.
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +35,9 @@ class Capture(ABC):
         """LongTensor [words] on the CPU, to be sent from."""
         return torch.zeros(words, dtype=torch.long, device="cpu")
 
+    def follow(self) -> None:
+        """Let the device do what comes behind what went before, from whatever thread and stream that came."""
+
     def settle(self) -> None:
         """Wait until what was sent has left, so that it may be written over."""
 
@@ -54,6 +59,10 @@ class Again(Capture):
         return fn
 
 
+# Streams whose capture is gone. Each has a workspace of 32 MiB from cuBLAS, which a new one would get as well.
+_free_streams: dict[torch.device, list[Any]] = {}
+
+
 class CudaCapture(Capture):
     """CUDA graphs that share one pool of memory: one is replayed at a time, so what one leaves there is for the next.
 
@@ -65,11 +74,14 @@ class CudaCapture(Capture):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        free = _free_streams.setdefault(device, [])
+        self._stream: Any = free.pop() if free else torch.cuda.Stream(device)
+        weakref.finalize(self, free.append, self._stream).atexit = False
         self._pool = torch.cuda.graph_pool_handle()
         self._sent = torch.cuda.Event()
         self._taken = 0
-        self._settled = False  # whether the libraries have set themselves up for the stream
+        self._last: Any = None  # the stream that was used last
+        self._first: Any = None  # a graph of next to nothing: a pool whose graphs are all gone cannot be used again
 
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
         """See `Capture.record`."""
@@ -79,18 +91,12 @@ class CudaCapture(Capture):
             if torch.cuda.mem_get_info(self._device)[0] < ROOM:
                 torch.cuda.empty_cache()
             before = torch.cuda.memory_reserved(self._device)
-            graph = torch.cuda.CUDAGraph()
-            # Not `torch.cuda.graph`, which collects garbage and empties the allocator's cache at each use.
             with torch.cuda.stream(self._stream):
-                if not self._settled:
-                    fn()
-                    self._settled = True
-                # "thread_local": other threads may allocate on the device meanwhile.
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    fn()
-                finally:
-                    graph.capture_end()
+                if self._first is None:
+                    fn()  # libraries set themselves up for the stream
+                    nothing = torch.zeros(1, device=self._device)
+                    self._first = self._graph(nothing.zero_)
+                graph = self._graph(fn)
             here.wait_stream(self._stream)
             self._taken += max(0, torch.cuda.memory_reserved(self._device) - before)
 
@@ -99,6 +105,24 @@ class CudaCapture(Capture):
                 graph.replay()
 
         return replay
+
+    def _graph(self, fn: Callable[[], Any]) -> Any:
+        """The work of `fn` as a graph: not by `torch.cuda.graph`, which empties the allocator's cache at each use."""
+        graph = torch.cuda.CUDAGraph()
+        # "thread_local": other threads may allocate on the device meanwhile.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            fn()
+        finally:
+            graph.capture_end()
+        return graph
+
+    def follow(self) -> None:
+        """See `Capture.follow`."""
+        here = torch.cuda.current_stream(self._device)
+        if self._last is not None and self._last != here:
+            here.wait_stream(self._last)
+        self._last = here
 
     def staging(self, words: int) -> Tensor:
         """See `Capture.staging`: pinned, so that sending does not wait for the device."""

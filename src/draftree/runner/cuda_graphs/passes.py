@@ -102,7 +102,9 @@ class CapturedPasses:
         self._buffers = Buffers(capture, recorded.target.device)
         # What was used when, by cache and frame. Recordings lie with the caches and go when their memory does.
         self._used: OrderedDict[tuple[int, Frame], weakref.ref[_Held]] = OrderedDict()
-        self._weights: tuple[int, ...] = ()
+        held: list[Any] = [recorded.head, *recorded.layers]
+        self._live = [own for part in held for own in part.live()] + [(recorded.embedding._parameters, "weight")]
+        self._weights: list[int] = []
         self._columns: dict[int, Tensor] = {}
         self._lock = threading.RLock()
         self.pool = StorePool()
@@ -136,6 +138,7 @@ class CapturedPasses:
 
     def _run(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:
         self._forget_old_weights()
+        self._capture.follow()
         most = bucket_of(plan.width + plan.appended)
         assert most is not None
         cache.open(first, plan.batch, most)
@@ -303,10 +306,7 @@ class CapturedPasses:
 
     def _forget_old_weights(self) -> None:
         """Drop recordings that read weights which are no longer the model's."""
-        live = [*self._model.head.live(), self._model.embedding._parameters["weight"]]
-        for layer in self._model.layers:
-            live += layer.live()
-        now = tuple(weight.data_ptr() for weight in live)
+        now = [held[name].data_ptr() for held, name in self._live]
         if now != self._weights:
             self._weights = now
             while self._used:

@@ -55,9 +55,9 @@ class TensorLayer:
         """The four products of the layer."""
         return self._qkv, self._output, self._gate_up, self._down
 
-    def live(self) -> list[Tensor]:
+    def live(self) -> list[tuple[dict[str, Any], str]]:
         """See `StockProduct.live`."""
-        return [weight for product in self.products for weight in product.live()]
+        return [place for product in self.products for place in product.live()]
 
     def enter(self, x: Tensor, angles: Angles, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """From hidden states to queries, with keys and values put into the cache.
@@ -119,7 +119,7 @@ class TensorHead:
         self._norm, self._cap = norm, cap
         self._head = product([head])
 
-    def live(self) -> list[Tensor]:
+    def live(self) -> list[tuple[dict[str, Any], str]]:
         """See `StockProduct.live`."""
         return self._head.live()
 

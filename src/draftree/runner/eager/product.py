@@ -55,9 +55,10 @@ class StockProduct:
         """Weights and biases, as they are read at each call."""
         return [t for m in self._linears for t in (m._parameters["weight"], m._parameters["bias"]) if t is not None]
 
-    def live(self) -> list[Tensor]:
-        """Those that are the stock model's own."""
-        return self.tensors()
+    def live(self) -> list[tuple[dict[str, Any], str]]:
+        """Where those lie that are the stock model's own: the dictionaries of its modules, and their names in them."""
+        held = [(m._parameters, name) for m in self._linears for name in ("weight", "bias")]
+        return [(parameters, name) for parameters, name in held if parameters[name] is not None]
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] to [..., the linears' outputs side by side]."""
@@ -82,7 +83,7 @@ class FusedProduct(StockProduct):
         """See `StockProduct.tensors`."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
-    def live(self) -> list[Tensor]:
+    def live(self) -> list[tuple[dict[str, Any], str]]:
         """See `StockProduct.live`: none, as all are copies."""
         return []
 
