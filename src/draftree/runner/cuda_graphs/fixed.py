@@ -6,6 +6,7 @@ back from the device; here nothing is read back, and no shape depends on anythin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,16 +34,25 @@ class FixedSlots:
 
     def __init__(self, frame: Frame, starts: Tensor, stores: list[tuple[Tensor, Tensor]]) -> None:
         own = slice(frame.first, frame.first + frame.batch)
+        self.starts = starts
         self._stores = [(keys[own], values[own]) for keys, values in stores]
         self._band = frame.band
         self._slot = torch.arange(frame.batch, device=starts.device)[:, None].expand(-1, frame.rows)
         self._row = torch.arange(frame.rows, device=starts.device)
-        self._starts = starts
         self._column = starts[:, None] + self._row
 
     def begin(self) -> None:
         """A pass begins: its rows are written from `starts` on."""
-        self._column = self._starts[:, None] + self._row
+        self._column = self.starts[:, None] + self._row
+
+    def stores(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, each [B, heads, capacity, dim]."""
+        return self._stores[index]
+
+    def band(self, index: int) -> tuple[Tensor, Tensor]:
+        """Their first columns, which are read."""
+        keys, values = self._stores[index]
+        return keys[:, :, : self._band], values[:, :, : self._band]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """As `SlotCache.update`, of rows [B, heads, R, dim]."""
@@ -54,11 +64,22 @@ class FixedSlots:
         else:
             held_keys[self._slot, :, self._column] = key_states.transpose(1, 2)
             held_values[self._slot, :, self._column] = value_states.transpose(1, 2)
-        return held_keys[:, :, : self._band], held_values[:, :, : self._band]
+        return self.band(layer_idx)
 
 
 class FixedRows:
-    """Angles and masks of a recorded pass; see `eager.attention.Rows`."""
+    """Angles and masks of a recorded pass; see `eager.attention.Rows`.
+
+    Args:
+        frame: the pass's shape.
+        inputs: its inputs.
+        columns: LongTensor [K], 0, 1, ...
+        slots: where keys and values go.
+        tables: of angles, see `AngleTables.reach`.
+        rotation: which entries turn with which.
+        dtype: of the model.
+        kernel: `kernels.attend`; None for torch's attention.
+    """
 
     def __init__(
         self,
@@ -69,9 +90,11 @@ class FixedRows:
         tables: dict[str | None, tuple[Tensor, Tensor]],
         rotation: Rotation,
         dtype: torch.dtype,
+        kernel: Callable[..., Tensor] | None,
     ) -> None:
-        self._frame, self._inputs, self._columns, self._tables = frame, inputs, columns, tables
-        self._slots, self._rotation, self._dtype = slots, rotation, dtype
+        self._kernel = kernel
+        self._frame, self._inputs, self._columns = frame, inputs, columns
+        self._slots, self._turning, self._dtype = slots, (tables, rotation), dtype
         slots.begin()
         self._angles: dict[str | None, Angles] = {}
         self._masks: dict[LayerKind, Tensor] = {}
@@ -81,16 +104,20 @@ class FixedRows:
 
     def angles(self, kind: LayerKind) -> Any:
         """The angles in layers of that kind."""
-        name = None if None in self._tables else kind.name
+        tables, rotation = self._turning
+        name = None if None in tables else kind.name
         if name not in self._angles:
-            cosine, sine = (F.embedding(self._inputs.positions, table)[:, :, None] for table in self._tables[name])
-            self._angles[name] = Angles(cosine, sine, self._slots, self._rotation)
+            cosine, sine = (F.embedding(self._inputs.positions, table)[:, :, None] for table in tables[name])
+            self._angles[name] = Angles(cosine, sine, self._slots, rotation)
         return self._angles[name]
 
     def mix(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:
-        """The attention of queries [B, kv, groups * R, dim] in a layer of that kind."""
+        """The attention of queries [B, kv, groups * R, dim] in a layer of that kind; a kernel's as [B, R, width]."""
         if self._frame.apart:
             return self._mix_apart(heads, query, keys, values, kind)
+        if self._kernel is not None and heads.cap is None:
+            mask, starts = self._additive(kind)[:, 0], self._inputs.starts
+            return self._kernel(query, keys, values, mask, starts, heads.groups, heads.scaling)
         return heads(query, keys, values, self.mask(kind, heads.groups))
 
     def _mix_apart(self, heads: Attention, query: Tensor, keys: Tensor, values: Tensor, kind: LayerKind) -> Tensor:

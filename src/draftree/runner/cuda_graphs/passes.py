@@ -77,6 +77,7 @@ class Recorded(NamedTuple):
         layers, head, embedding: its modules as they are run.
         tables: its rotary angles.
         cap: of attention scores; None where they are not bent.
+        kernel: of attention; None for torch's.
     """
 
     target: Target
@@ -85,6 +86,7 @@ class Recorded(NamedTuple):
     embedding: Any
     tables: AngleTables
     cap: float | None
+    kernel: Callable[..., Tensor] | None = None
 
 
 class CapturedPasses:
@@ -285,7 +287,7 @@ class CapturedPasses:
         slots = FixedSlots(frame, inputs.starts, keys_and_values)
 
         def run() -> None:
-            rows = FixedRows(frame, inputs, columns, slots, tables, model.tables.rotation, dtype)
+            rows = FixedRows(frame, inputs, columns, slots, tables, model.tables.rotation, dtype, model.kernel)
             if frame.layers[0] == 0:
                 x = model.embedding(inputs.ids)
                 if entering is not None:

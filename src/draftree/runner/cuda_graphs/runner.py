@@ -6,6 +6,7 @@ several times as fast and want fixed shapes; a recording is then a function that
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -23,6 +24,15 @@ from draftree.runner.own_type import in_own_type
 from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import linear_bytes
+
+OLDEST = (8, 0)  # CUDA capability that Triton's kernels have all types for
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether the device runs the kernels of this folder."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
+        return False
+    return find_spec("triton") is not None
 
 
 class CudaGraphRunner(EagerRunner):
@@ -49,7 +59,13 @@ class CudaGraphRunner(EagerRunner):
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         layers, head = self._fixed
-        recorded = Recorded(target, layers, head, self._embedding, self.tables, self._cap)
+        kernel = None
+        if has_kernels(target.device):
+            from draftree.runner.cuda_graphs.kernels import attend
+            from draftree.runner.cuda_graphs.layer import KernelLayer
+
+            layers, kernel = [KernelLayer(layer) for layer in layers], attend
+        recorded = Recorded(target, layers, head, self._embedding, self.tables, self._cap, kernel)
         self._captured = CapturedPasses(self, recorded, capture_for(target.device))
 
     def _load(self, parts: list[Parts], head: nn.Module, cap: float | None) -> None:

@@ -113,7 +113,7 @@ class TensorLayer:
 class TensorHead:
     """Final norm and head, in tensor operations."""
 
-    ROWS = 16  # rows of one product with the head: its buffers grow with rows times vocabulary
+    ROWS = 16  # rows of one product with the head on a CPU: its buffers grow with rows times vocabulary
 
     def __init__(self, norm: Norm, head: Any, product: type[StockProduct], cap: float | None = None) -> None:
         self._norm, self._cap = norm, cap
@@ -127,7 +127,7 @@ class TensorHead:
         """Logits [B, n, V] of hidden states [B, n, d]."""
         x = self._norm(x)
         rows = x.shape[0] * x.shape[1]
-        if rows <= self.ROWS:
+        if rows <= self.ROWS or not x.is_cpu:
             logits = self._head(x)
         else:
             parts = [self._head(part) for part in x.reshape(1, rows, -1).split(self.ROWS, 1)]

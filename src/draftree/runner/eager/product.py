@@ -62,8 +62,12 @@ class StockProduct:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] to [..., the linears' outputs side by side]."""
-        parts = [m(x) if isinstance(m, PackedLinear) else F.linear(x, m.weight, m.bias) for m in self._linears]
+        parts = self.each(x)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def each(self, x: Tensor) -> list[Tensor]:
+        """The same as it comes: each linear's own output, or all of them side by side."""
+        return [m(x) if isinstance(m, PackedLinear) else F.linear(x, m.weight, m.bias) for m in self._linears]
 
 
 class FusedProduct(StockProduct):
@@ -86,6 +90,10 @@ class FusedProduct(StockProduct):
     def live(self) -> list[tuple[dict[str, Any], str]]:
         """See `StockProduct.live`: none, as all are copies."""
         return []
+
+    def each(self, x: Tensor) -> list[Tensor]:
+        """See `StockProduct.each`."""
+        return [self(x)]
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `StockProduct`."""

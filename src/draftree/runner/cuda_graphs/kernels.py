@@ -1,0 +1,264 @@
+"""The small steps of a layer, one kernel each where torch has several: Triton, which comes with torch for CUDA.
+
+A step of few rows is bound by reading weights, and what lies between two products takes a third of its time in torch's
+operations, most of it for the kernels' beginning and end. Each row has the arithmetic of those operations, rounded
+where they round, and no row's depends on how many others there are.
+
+Rows of states are contiguous; rows of what a product gave may lie further apart than they are wide.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SPAN = 512  # columns that one program attends to: always the same ones, so that sums have the same order in all passes
+WIDTH = 1024  # of an MLP, by one program
+ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
+
+
+@triton.jit
+def _add_norm(x, more, weight, total, out, epsilon, D: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr):
+    """A row: `total` is x + more, `out` its root-mean-square norm."""
+    begin = tl.program_id(0).to(tl.int64) * D
+    at = tl.arange(0, BLOCK)
+    inside = at < D
+    value = tl.load(x + begin + at, mask=inside, other=0.0)
+    if ADDS:
+        other = tl.load(more + begin + at, mask=inside, other=0.0)
+        value = (value.to(tl.float32) + other.to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(total + begin + at, value, mask=inside)
+    wide = value.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / D + epsilon)
+    gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + begin + at, (wide * scale * gain).to(out.dtype.element_ty), mask=inside)
+
+
+def add_norm(x: Tensor, more: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """x + more (x where there is none), and its norm; x and more [..., d], contiguous."""
+    x = x.contiguous()
+    width = x.shape[-1]
+    out = torch.empty_like(x)
+    total = x if more is None else torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    grid = (x.numel() // width,)
+    warps = 8 if block > 2048 else 4 if block > 512 else 1
+    _add_norm[grid](
+        x, x if more is None else more.contiguous(), weight, total, out, epsilon,
+        D=width, BLOCK=block, ADDS=more is not None, num_warps=warps,
+    )  # fmt: skip
+    return total, out
+
+
+@triton.jit
+def _turn_and_keep(  
+    query, key, value, of_query, of_key, of_value, cosine, sine, partner, starts, out, keys, values, slot, head_of_slot,
+    ROWS: tl.constexpr, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: a query is turned, a key turned and put into its slot, a value put there."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    b, i = row // ROWS, row % ROWS
+    QUERIES: tl.constexpr = KV * GROUPS
+    at = tl.arange(0, BLOCK)
+    inside = at < DIM
+    wide = row.to(tl.int64)
+    column = tl.load(starts + b) + i
+    if head < QUERIES + KV:
+        if head < QUERIES:
+            source = query + wide * of_query + head * DIM
+        else:
+            source = key + wide * of_key + (head - QUERIES) * DIM
+        held = tl.load(source + at, mask=inside, other=0.0)
+        across = tl.load(source + tl.load(partner + at, mask=inside, other=0), mask=inside, other=0.0)
+        cos = tl.load(cosine + wide * DIM + at, mask=inside, other=0.0)
+        sin = tl.load(sine + wide * DIM + at, mask=inside, other=0.0)
+        turned = (held.to(tl.float32) * cos.to(tl.float32)).to(cosine.dtype.element_ty).to(tl.float32)
+        turned = (turned + across.to(tl.float32) * sin.to(tl.float32)).to(cosine.dtype.element_ty).to(tl.float32)
+        if head < QUERIES:
+            place = ((b * QUERIES + head) * ROWS + i).to(tl.int64) * DIM
+            tl.store(out + place + at, turned.to(out.dtype.element_ty), mask=inside)
+        else:
+            turned = tl.where(tl.abs(turned) < float("inf"), turned, 0.0)
+            place = b.to(tl.int64) * slot + (head - QUERIES) * head_of_slot + column * DIM
+            tl.store(keys + place + at, turned.to(keys.dtype.element_ty), mask=inside)
+    else:
+        number = head - QUERIES - KV
+        held = tl.load(value + wide * of_value + number * DIM + at, mask=inside, other=0.0).to(tl.float32)
+        held = tl.where(tl.abs(held) < float("inf"), held, 0.0)
+        place = b.to(tl.int64) * slot + number * head_of_slot + column * DIM
+        tl.store(values + place + at, held.to(values.dtype.element_ty), mask=inside)
+
+
+def turn_and_keep(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    partner: Tensor,
+    starts: Tensor,
+    stores: tuple[Tensor, Tensor],
+    groups: int,
+) -> Tensor:
+    """Queries [B, kv, groups * n, dim], turned; keys, turned, and values are put behind each slot's context.
+
+    Args:
+        query, key, value: [B, n, heads * dim], columns of what products gave.
+        cosine, sine: [B, n, 1, dim], see `Angles`.
+        partner: LongTensor [dim], which entry each one turns with.
+        starts: LongTensor [B], the column of each request's first row.
+        stores: keys and values of the layer, each [B, kv, capacity, dim].
+        groups: query heads to a key/value head.
+    """
+    batch, n, _ = query.shape
+    keys, values = stores
+    kv, dim = keys.shape[1], keys.shape[3]
+    out = query.new_empty(batch, kv, groups * n, dim)
+    _turn_and_keep[(batch * n, kv * (groups + 2))](
+        query, key, value, query.stride(1), key.stride(1), value.stride(1), cosine, sine, partner, starts, out,
+        keys, values, keys.stride(0), keys.stride(1),
+        ROWS=n, KV=kv, GROUPS=groups, DIM=dim, BLOCK=triton.next_power_of_2(dim), num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _gated(gate, up, of_gate, of_up, out, N: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < N
+    x = tl.load(gate + row * of_gate + at, mask=inside, other=0.0).to(tl.float32)
+    if GELU:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        x = 0.5 * x * (2.0 * tl.sigmoid(2.0 * inner))  # 1 + tanh(inner)
+    else:
+        x = x * tl.sigmoid(x)
+    x = x.to(out.dtype.element_ty).to(tl.float32)
+    x = x * tl.load(up + row * of_up + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * N + at, x.to(out.dtype.element_ty), mask=inside)
+
+
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """The activation of gate times up, both [B, n, w], columns of what products gave."""
+    batch, n, width = gate.shape
+    out = gate.new_empty(batch, n, width)
+    _gated[(batch * n, triton.cdiv(width, WIDTH))](
+        gate, up, gate.stride(1), up.stride(1), out, N=width, BLOCK=WIDTH, GELU=ACTIVATIONS[activation]
+    )
+    return out
+
+
+@triton.jit
+def _attend(  
+    query, keys, values, mask, starts, out, parts, logs, slot, head_of_slot, scale,
+    ROWS: tl.constexpr, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BAND: tl.constexpr,
+    BLOCK: tl.constexpr, QUERIES: tl.constexpr, COLUMNS: tl.constexpr, SPANS: tl.constexpr, OF_SPAN: tl.constexpr,
+):  # fmt: skip
+    """Some queries of one key/value head over one span of columns; the whole of it where there is one span."""
+    pair, span = tl.program_id(0), tl.program_id(2)
+    b, head = pair // KV, pair % KV
+    number = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)  # of the head's queries: by group, then by row
+    real = number < GROUPS * ROWS
+    row = (b * ROWS + number % ROWS).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < DIM
+    mine = (pair * GROUPS * ROWS + number).to(tl.int64)
+    q = tl.load(query + mine[:, None] * DIM + at[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+    store = b.to(tl.int64) * slot + head * head_of_slot
+    last = tl.minimum(tl.load(starts + b).to(tl.int32) + ROWS, BAND)
+    last = tl.minimum(last, span * OF_SPAN + OF_SPAN)
+    most = tl.full([QUERIES], float("-inf"), tl.float32)
+    weight = tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, BLOCK], tl.float32)
+    for begin in range(span * OF_SPAN, last, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)
+        there = column < last
+        k = tl.load(
+            keys + store + column[None, :] * DIM + at[:, None], mask=there[None, :] & inside[:, None], other=0.0
+        )
+        score = tl.dot(q, k, input_precision="ieee") * scale
+        seen = tl.load(mask + row[:, None] * BAND + column[None, :], mask=real[:, None] & there[None, :], other=0.0).to(
+            tl.float32
+        )
+        score = tl.where(there[None, :], score + seen, float("-inf"))
+        highest = tl.maximum(most, tl.max(score, 1))
+        share = tl.exp(score - highest[:, None])
+        fading = tl.exp(most - highest)
+        weight = weight * fading + tl.sum(share, 1)
+        v = tl.load(
+            values + store + column[:, None] * DIM + at[None, :], mask=there[:, None] & inside[None, :], other=0.0
+        )
+        mixed = mixed * fading[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
+        most = highest
+    if SPANS == 1:
+        place = row * (KV * GROUPS * DIM) + (head * GROUPS + number // ROWS) * DIM
+        done = (mixed / weight[:, None]).to(out.dtype.element_ty)
+        tl.store(out + place[:, None] + at[None, :], done, mask=real[:, None] & inside[None, :])
+    else:
+        place = mine * SPANS + span
+        tl.store(parts + place[:, None] * DIM + at[None, :], mixed, mask=real[:, None] & inside[None, :])
+        tl.store(logs + place * 2, most, mask=real)
+        tl.store(logs + place * 2 + 1, weight, mask=real)
+
+
+@triton.jit
+def _join(  
+    parts, logs, out, ROWS: tl.constexpr, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK: tl.constexpr, SPANS: tl.constexpr, SPAN_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One query of one head: its spans, each weighed by what it holds of the softmax."""
+    mine = tl.program_id(0).to(tl.int64)
+    pair, number = mine // (GROUPS * ROWS), mine % (GROUPS * ROWS)
+    b, head = pair // KV, pair % KV
+    span = tl.arange(0, SPAN_BLOCK)
+    real = span < SPANS
+    at = tl.arange(0, BLOCK)
+    inside = at < DIM
+    most = tl.load(logs + (mine * SPANS + span) * 2, mask=real, other=float("-inf"))
+    weight = tl.load(logs + (mine * SPANS + span) * 2 + 1, mask=real, other=0.0)
+    share = tl.exp(most - tl.max(most, 0))
+    mixed = tl.load(
+        parts + (mine * SPANS + span)[:, None] * DIM + at[None, :], mask=real[:, None] & inside[None, :], other=0.0
+    )
+    done = tl.sum(mixed * share[:, None], 0) / tl.sum(weight * share, 0)
+    place = (b * ROWS + number % ROWS) * (KV * GROUPS * DIM) + (head * GROUPS + number // ROWS) * DIM
+    tl.store(out + place + at, done.to(out.dtype.element_ty), mask=inside)
+
+
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, starts: Tensor, groups: int, scaling: float
+) -> Tensor:
+    """The attention of queries [B, kv, groups * n, dim], as [B, n, kv * groups * dim].
+
+    Args:
+        query: contiguous.
+        keys, values: [B, kv, K, dim], the columns that there may be to see; those behind a request's rows are not read.
+        mask: [B, n, K], what is added to the scores.
+        starts: LongTensor [B], the column of each request's first row.
+        groups: query heads to a key/value head.
+        scaling: of the scores.
+    """
+    batch, kv, count, dim = query.shape
+    n, band = count // groups, keys.shape[2]
+    spans = triton.cdiv(band, SPAN)
+    out = query.new_empty(batch, n, kv * groups * dim)
+    whole = spans == 1
+    parts = out if whole else torch.empty(batch * kv * count, spans, dim, dtype=torch.float32, device=query.device)
+    logs = out if whole else torch.empty(batch * kv * count, spans, 2, dtype=torch.float32, device=query.device)
+    queries = min(64, max(16, triton.next_power_of_2(count)))
+    sizes: dict[str, Any] = {"ROWS": n, "KV": kv, "GROUPS": groups, "DIM": dim}
+    block = max(16, triton.next_power_of_2(dim))
+    columns = 64 if block * query.element_size() <= 256 else 32
+    _attend[(batch * kv, triton.cdiv(count, queries), spans)](
+        query, keys, values, mask, starts, out, parts, logs, keys.stride(0), keys.stride(1), scaling, **sizes,
+        BAND=band, BLOCK=block, QUERIES=queries, COLUMNS=columns, SPANS=spans, OF_SPAN=SPAN, num_warps=4,
+    )  # fmt: skip
+    if not whole:
+        _join[(batch * kv * count,)](
+            parts, logs, out, **sizes, BLOCK=block, SPANS=spans, SPAN_BLOCK=triton.next_power_of_2(spans), num_warps=1
+        )
+    return out
