@@ -57,11 +57,11 @@ def add_norm(x: Tensor, more: Tensor | None, weight: Tensor, epsilon: float) -> 
 @triton.jit
 def _turn_and_keep(  
     query, key, value, of_query, of_key, of_value, cosine, sine, partner, starts, out, keys, values, slot, head_of_slot,
-    ROWS: tl.constexpr, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    rows, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: a query is turned, a key turned and put into its slot, a value put there."""
     row, head = tl.program_id(0), tl.program_id(1)
-    b, i = row // ROWS, row % ROWS
+    b, i = row // rows, row % rows
     QUERIES: tl.constexpr = KV * GROUPS
     at = tl.arange(0, BLOCK)
     inside = at < DIM
@@ -79,18 +79,18 @@ def _turn_and_keep(
         turned = (held.to(tl.float32) * cos.to(tl.float32)).to(cosine.dtype.element_ty).to(tl.float32)
         turned = (turned + across.to(tl.float32) * sin.to(tl.float32)).to(cosine.dtype.element_ty).to(tl.float32)
         if head < QUERIES:
-            place = ((b * QUERIES + head) * ROWS + i).to(tl.int64) * DIM
-            tl.store(out + place + at, turned.to(out.dtype.element_ty), mask=inside)
+            to = ((b * QUERIES + head) * rows + i).to(tl.int64) * DIM
+            tl.store(out + to + at, turned.to(out.dtype.element_ty), mask=inside)
         else:
             turned = tl.where(tl.abs(turned) < float("inf"), turned, 0.0)
-            place = b.to(tl.int64) * slot + (head - QUERIES) * head_of_slot + column * DIM
-            tl.store(keys + place + at, turned.to(keys.dtype.element_ty), mask=inside)
+            kept = b.to(tl.int64) * slot + (head - QUERIES) * head_of_slot + column * DIM
+            tl.store(keys + kept + at, turned.to(keys.dtype.element_ty), mask=inside)
     else:
         number = head - QUERIES - KV
-        held = tl.load(value + wide * of_value + number * DIM + at, mask=inside, other=0.0).to(tl.float32)
-        held = tl.where(tl.abs(held) < float("inf"), held, 0.0)
+        copied = tl.load(value + wide * of_value + number * DIM + at, mask=inside, other=0.0).to(tl.float32)
+        copied = tl.where(tl.abs(copied) < float("inf"), copied, 0.0)
         place = b.to(tl.int64) * slot + number * head_of_slot + column * DIM
-        tl.store(values + place + at, held.to(values.dtype.element_ty), mask=inside)
+        tl.store(values + place + at, copied.to(values.dtype.element_ty), mask=inside)
 
 
 def turn_and_keep(
@@ -121,7 +121,7 @@ def turn_and_keep(
     _turn_and_keep[(batch * n, kv * (groups + 2))](
         query, key, value, query.stride(1), key.stride(1), value.stride(1), cosine, sine, partner, starts, out,
         keys, values, keys.stride(0), keys.stride(1),
-        ROWS=n, KV=kv, GROUPS=groups, DIM=dim, BLOCK=triton.next_power_of_2(dim), num_warps=1,
+        n, KV=kv, GROUPS=groups, DIM=dim, BLOCK=triton.next_power_of_2(dim), num_warps=1,
     )  # fmt: skip
     return out
 
@@ -154,22 +154,22 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 @triton.jit
 def _attend(  
-    query, keys, values, mask, starts, out, parts, logs, slot, head_of_slot, scale,
-    ROWS: tl.constexpr, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BAND: tl.constexpr,
-    BLOCK: tl.constexpr, QUERIES: tl.constexpr, COLUMNS: tl.constexpr, SPANS: tl.constexpr, OF_SPAN: tl.constexpr,
+    query, keys, values, mask, starts, out, parts, logs, slot, head_of_slot, scale, rows, band, spans,
+    KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr, COLUMNS: tl.constexpr, OF_SPAN: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Some queries of one key/value head over one span of columns; the whole of it where there is one span."""
     pair, span = tl.program_id(0), tl.program_id(2)
     b, head = pair // KV, pair % KV
     number = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)  # of the head's queries: by group, then by row
-    real = number < GROUPS * ROWS
-    row = (b * ROWS + number % ROWS).to(tl.int64)
+    real = number < GROUPS * rows
+    row = (b * rows + number % rows).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < DIM
-    mine = (pair * GROUPS * ROWS + number).to(tl.int64)
+    mine = (pair * GROUPS * rows + number).to(tl.int64)
     q = tl.load(query + mine[:, None] * DIM + at[None, :], mask=real[:, None] & inside[None, :], other=0.0)
     store = b.to(tl.int64) * slot + head * head_of_slot
-    last = tl.minimum(tl.load(starts + b).to(tl.int32) + ROWS, BAND)
+    last = tl.minimum(tl.load(starts + b).to(tl.int32) + rows, band)
     last = tl.minimum(last, span * OF_SPAN + OF_SPAN)
     most = tl.full([QUERIES], float("-inf"), tl.float32)
     weight = tl.zeros([QUERIES], tl.float32)
@@ -181,7 +181,7 @@ def _attend(
             keys + store + column[None, :] * DIM + at[:, None], mask=there[None, :] & inside[:, None], other=0.0
         )
         score = tl.dot(q, k, input_precision="ieee") * scale
-        seen = tl.load(mask + row[:, None] * BAND + column[None, :], mask=real[:, None] & there[None, :], other=0.0).to(
+        seen = tl.load(mask + row[:, None] * band + column[None, :], mask=real[:, None] & there[None, :], other=0.0).to(
             tl.float32
         )
         score = tl.where(there[None, :], score + seen, float("-inf"))
@@ -194,38 +194,38 @@ def _attend(
         )
         mixed = mixed * fading[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
         most = highest
-    if SPANS == 1:
-        place = row * (KV * GROUPS * DIM) + (head * GROUPS + number // ROWS) * DIM
+    if WHOLE:
+        place = row * (KV * GROUPS * DIM) + (head * GROUPS + number // rows) * DIM
         done = (mixed / weight[:, None]).to(out.dtype.element_ty)
         tl.store(out + place[:, None] + at[None, :], done, mask=real[:, None] & inside[None, :])
     else:
-        place = mine * SPANS + span
-        tl.store(parts + place[:, None] * DIM + at[None, :], mixed, mask=real[:, None] & inside[None, :])
-        tl.store(logs + place * 2, most, mask=real)
-        tl.store(logs + place * 2 + 1, weight, mask=real)
+        part = mine * spans + span
+        tl.store(parts + part[:, None] * DIM + at[None, :], mixed, mask=real[:, None] & inside[None, :])
+        tl.store(logs + part * 2, most, mask=real)
+        tl.store(logs + part * 2 + 1, weight, mask=real)
 
 
 @triton.jit
 def _join(  
-    parts, logs, out, ROWS: tl.constexpr, KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK: tl.constexpr, SPANS: tl.constexpr, SPAN_BLOCK: tl.constexpr,
+    parts, logs, out, rows, spans,
+    KV: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, MOST_SPANS: tl.constexpr,
 ):  # fmt: skip
     """One query of one head: its spans, each weighed by what it holds of the softmax."""
     mine = tl.program_id(0).to(tl.int64)
-    pair, number = mine // (GROUPS * ROWS), mine % (GROUPS * ROWS)
+    pair, number = mine // (GROUPS * rows), mine % (GROUPS * rows)
     b, head = pair // KV, pair % KV
-    span = tl.arange(0, SPAN_BLOCK)
-    real = span < SPANS
+    span = tl.arange(0, MOST_SPANS)
+    real = span < spans
     at = tl.arange(0, BLOCK)
     inside = at < DIM
-    most = tl.load(logs + (mine * SPANS + span) * 2, mask=real, other=float("-inf"))
-    weight = tl.load(logs + (mine * SPANS + span) * 2 + 1, mask=real, other=0.0)
+    most = tl.load(logs + (mine * spans + span) * 2, mask=real, other=float("-inf"))
+    weight = tl.load(logs + (mine * spans + span) * 2 + 1, mask=real, other=0.0)
     share = tl.exp(most - tl.max(most, 0))
     mixed = tl.load(
-        parts + (mine * SPANS + span)[:, None] * DIM + at[None, :], mask=real[:, None] & inside[None, :], other=0.0
+        parts + (mine * spans + span)[:, None] * DIM + at[None, :], mask=real[:, None] & inside[None, :], other=0.0
     )
     done = tl.sum(mixed * share[:, None], 0) / tl.sum(weight * share, 0)
-    place = (b * ROWS + number % ROWS) * (KV * GROUPS * DIM) + (head * GROUPS + number // ROWS) * DIM
+    place = (b * rows + number % rows) * (KV * GROUPS * DIM) + (head * GROUPS + number // rows) * DIM
     tl.store(out + place + at, done.to(out.dtype.element_ty), mask=inside)
 
 
@@ -250,15 +250,15 @@ def attend(
     parts = out if whole else torch.empty(batch * kv * count, spans, dim, dtype=torch.float32, device=query.device)
     logs = out if whole else torch.empty(batch * kv * count, spans, 2, dtype=torch.float32, device=query.device)
     queries = min(64, max(16, triton.next_power_of_2(count)))
-    sizes: dict[str, Any] = {"ROWS": n, "KV": kv, "GROUPS": groups, "DIM": dim}
     block = max(16, triton.next_power_of_2(dim))
+    sizes: dict[str, Any] = {"KV": kv, "GROUPS": groups, "DIM": dim, "BLOCK": block}
     columns = 64 if block * query.element_size() <= 256 else 32
     _attend[(batch * kv, triton.cdiv(count, queries), spans)](
-        query, keys, values, mask, starts, out, parts, logs, keys.stride(0), keys.stride(1), scaling, **sizes,
-        BAND=band, BLOCK=block, QUERIES=queries, COLUMNS=columns, SPANS=spans, OF_SPAN=SPAN, num_warps=4,
+        query, keys, values, mask, starts, out, parts, logs, keys.stride(0), keys.stride(1), scaling, n, band, spans,
+        **sizes, QUERIES=queries, COLUMNS=columns, OF_SPAN=SPAN, WHOLE=whole, num_warps=4,
     )  # fmt: skip
     if not whole:
         _join[(batch * kv * count,)](
-            parts, logs, out, **sizes, BLOCK=block, SPANS=spans, SPAN_BLOCK=triton.next_power_of_2(spans), num_warps=1
+            parts, logs, out, n, spans, **sizes, MOST_SPANS=triton.next_power_of_2(spans), num_warps=1
         )
     return out
