@@ -31,6 +31,10 @@ class Capture(ABC):
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
         """What does the work of `fn` again, on the tensors it used. `fn` may have run by then, any number of times."""
 
+    def once(self, fn: Callable[[], None]) -> None:
+        """Do the work of `fn` without recording it."""
+        fn()
+
     def staging(self, words: int) -> Tensor:
         """LongTensor [words] on the CPU, to be sent from."""
         return torch.zeros(words, dtype=torch.long, device="cpu")
@@ -105,6 +109,11 @@ class CudaCapture(Capture):
                 graph.replay()
 
         return replay
+
+    def once(self, fn: Callable[[], None]) -> None:
+        """See `Capture.once`."""
+        with torch.cuda.device(self._device):
+            fn()
 
     def _graph(self, fn: Callable[[], Any]) -> Any:
         """The work of `fn` as a graph: not by `torch.cuda.graph`, which empties the allocator's cache at each use."""

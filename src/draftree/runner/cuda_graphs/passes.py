@@ -222,7 +222,7 @@ class CapturedPasses:
             recording.replay()
         elif self._capture.dear and not recording.met:
             note_preparation()
-            recording.work()
+            self._capture.once(recording.work)
             recording.met = True
         else:
             if self._capture.dear:
