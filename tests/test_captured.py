@@ -8,20 +8,15 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from generate_driver import drafters, prompts
 from runner_driver import BUSHY, Run, Tree, difference, one_thread, prune  # noqa: F401
 from tape import Tape, passes, tape
-from timed_shape import Timed
 from zoo import VOCABULARY, build
 
-from draftree.engine import Engine, Rules, generate
 from draftree.runner import CudaGraphRunner, EagerRunner, inspect_model, open_runner
-from draftree.runner.cuda_graphs import passes as graph_passes
 from draftree.runner.cuda_graphs import runner as graph_runner
 from draftree.runner.cuda_graphs.frames import band_of, bucket_of
 from draftree.runner.eager import runner as eager_runner
@@ -30,9 +25,6 @@ from draftree.runner.kv.cache import SlotCache
 from draftree.runner.kv.pool import StorePool
 from draftree.runner.layout.skip import Skip
 from draftree.runner.plan import Plan, Segment, Surgery
-from draftree.runner.preparing import note_preparation, preparations
-from draftree.runner.step_cost import measure_cost
-from draftree.shaping import DynamicTree
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gemma3", "glm4", "olmo3", "mistral-window", "qwen2-window", "phi3")
 CLOSE = 2e-5
@@ -153,67 +145,6 @@ def test_what_is_not_used_for_longest_goes_first() -> None:
     assert sorted(frame.rows for frame in held) == [1, 4, 8]
     run.step([Tree.random(2, 1)])
     assert passes(captured).recorded == 5
-
-
-class DearTape(Tape):
-    """Takes as long to record as a GPU does, which is counted and left out of what steps take."""
-
-    dear = True
-
-
-@pytest.fixture
-def dear(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
-    """Recordings are dear; on a clock of 0.1 ms a look, each pass that prepares one takes 0.1 s."""
-    now = [0.0]
-
-    def prepare() -> None:
-        now[0] += 0.1
-        note_preparation()
-
-    def clock() -> float:
-        now[0] += 1e-4
-        return now[0]
-
-    monkeypatch.setattr(graph_runner, "capture_for", lambda device: DearTape())
-    monkeypatch.setattr(graph_passes, "note_preparation", prepare)
-    return clock
-
-
-def test_what_is_dear_is_recorded_when_it_comes_again(dear: Callable[[], float]) -> None:
-    tensors, captured = both("llama")
-    runs = [Run(runner, (40, 19)).prefill() for runner in (tensors, captured)]
-    trees, prepared = [Tree.random(6, 1), Tree.random(5, 2)], []
-    for _ in range(4):
-        before = preparations()
-        wanted, found = (run.step(trees) for run in runs)
-        prepared.append(preparations() - before)
-        assert far(trees, found.logits, wanted.logits) < CLOSE
-    assert prepared == [1, 1, 0, 0]
-    assert passes(captured).recorded == 1
-    assert tape(captured).replayed == 3
-
-
-def test_preparing_is_not_what_a_step_takes(dear: Callable[[], float]) -> None:
-    _, captured = both("llama")
-    cost = measure_cost(captured, clock=dear)
-    assert cost.rows[-1] == 128
-    assert cost.seconds.max() < 0.001
-
-
-@pytest.mark.parametrize("kind", ["lookahead", "draft-model"])
-def test_what_a_step_prepares_is_not_learned(kind: str, dear: Callable[[], float]) -> None:
-    row, model = prompts((12,))[0], copy.deepcopy(build("llama"))  # with a runner of its own
-    text = generate(model, torch.tensor([row]), max_new_tokens=60, eos_token_id=[]).sequences[0, len(row) :].tolist()
-    shape = Timed(DynamicTree())
-    engine = Engine(
-        model, runner="cuda_graphs", drafter=drafters({tuple(row): text})[kind](), shape=shape, slots=1, clock=dear
-    )
-    request = engine.add(row, Rules(max_new_tokens=60, eos_token_ids=()))
-    engine.run()
-    assert request.tokens == text
-    told = [seconds for seconds, _ in shape.steps]
-    assert max(seconds for seconds in told if seconds is not None) < 0.1
-    assert told.count(None) > 2
 
 
 def test_stores_and_recordings_serve_the_next_cache() -> None:

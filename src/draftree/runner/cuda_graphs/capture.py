@@ -98,7 +98,7 @@ class CudaCapture(Capture):
             with torch.cuda.stream(self._stream):
                 if self._first is None:
                     fn()  # libraries set themselves up for the stream
-                    nothing = torch.zeros(1, device=self._device)
+                    nothing = torch.zeros(1, dtype=torch.uint8, device=self._device)
                     self._first = self._graph(nothing.zero_)
                 graph = self._graph(fn)
             here.wait_stream(self._stream)
