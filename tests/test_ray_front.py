@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from draftree.cli import app as cli
 from draftree.integrations import ray_serve
 from draftree.integrations.ray_serve import app, deployment
-from draftree.integrations.ray_serve.front import Front, labelled
+from draftree.integrations.ray_serve import front as front_module
+from draftree.integrations.ray_serve.front import Front, HttpRequest, labelled
 from draftree.integrations.ray_serve.prefixes import MOST_BLOCKS, Beginnings, Prefixes, beginnings_of
 from draftree.serve.launch import Launch
 
@@ -99,7 +100,7 @@ class Replicas:
     """Stands for a handle: call i of `answer` gives the i-th script, where an exception is raised."""
 
     def __init__(self, *scripts: list[Any]) -> None:
-        self.scripts, self.calls, self.cancelled = list(scripts), [], 0
+        self.scripts, self.calls, self.cancelled, self.count = list(scripts), [], 0, 2
         self.answer = self.about = self
 
     def options(self, *, stream: bool) -> Replicas:
@@ -108,7 +109,7 @@ class Replicas:
     def remote(self, *arguments: Any, **named: Any) -> Any:
         self.calls.append((arguments, named))
         if not arguments:  # about
-            number = named["replica"] % 2
+            number = named["replica"] % self.count
             text = f'# TYPE a_total counter\n# HELP a_total Some.\na_total{{b="c\\"d"}} {number}\n'
             return asyncio.sleep(0, {"name": f"r{number}", "metrics": text})
         return Response(self, self.scripts.pop(0))
@@ -191,6 +192,47 @@ def test_texts_for_the_trie_reach_all_and_one_refusal_is_told() -> None:
     assert [named["replica"] for arguments, named in replicas.calls if arguments] == [0, 1]
     found = ask(Replicas([WHOLE, body(b"0")], [WHOLE | {"status": 400}, body(b"no")]), "/v1/corpus")
     assert found == [WHOLE | {"status": 400}, body(b"no")]
+
+
+def test_a_replica_that_starts_later_is_told_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order and once; of more than may be kept, the last."""
+
+    def told(replicas: Replicas) -> list[tuple[int, bytes]]:
+        return [(named["replica"], arguments[0].body) for arguments, named in replicas.calls if arguments]
+
+    async def run(replicas: Replicas) -> None:
+        front = Front(replicas, 1000, None)  # type: ignore[arg-type]
+        for text in (b"one", b"two"):
+            request = HttpRequest("POST", "/v1/corpus", b"", [], text)
+            messages = [message async for message in front._to_all(request)]
+            assert messages[0]["status"] == 200
+        await front.catch_up()
+        assert len(replicas.calls) == len(told(replicas)) + 3 * 3  # nobody is new
+        replicas.calls.clear()
+        replicas.count = 3
+        await front.catch_up()
+        await front.catch_up()
+
+    replicas = Replicas(*([WHOLE, body(b"")] for _ in range(6)))
+    asyncio.run(run(replicas))
+    assert told(replicas) == [(2, b"one"), (2, b"two")]
+    monkeypatch.setattr(front_module, "MOST_TEXTS", 3)
+    replicas = Replicas(*([WHOLE, body(b"")] for _ in range(5)))
+    asyncio.run(run(replicas))
+    assert told(replicas) == [(2, b"two")]
+
+
+def test_texts_that_were_refused_are_told_nobody() -> None:
+    replicas = Replicas([WHOLE | {"status": 400}, body(b"no")])
+    front = Front(replicas, 1000, None)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        async for _ in front._to_all(HttpRequest("POST", "/v1/corpus", b"", [], b"one")):
+            pass
+        await front.catch_up()
+
+    asyncio.run(run())
+    assert sum(bool(arguments) for arguments, _ in replicas.calls) == 1
 
 
 def test_metrics_name_their_replica() -> None:

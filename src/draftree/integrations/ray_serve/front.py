@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ FAILED = (
 BY_PREFIX = ("/v1/chat/completions", "/v1/completions")
 TO_ALL = ("/v1/corpus",)
 MOST_REPLICAS = 1000
+CATCH_UP = 5.0  # seconds after which a new replica is looked for, where there are texts to tell it
+MOST_TEXTS = 64 * 2**20  # bytes of the texts that are kept for new replicas; the oldest go first
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ class Front:
     def __init__(self, replicas: DeploymentHandle, body_bytes: int, exchange: float | None) -> None:
         self._replicas, self._body_bytes, self._exchange = replicas, body_bytes, exchange
         self._exchanging: asyncio.Task[None] | None = None
+        self._texts: deque[HttpRequest] = deque()  # which all replicas there were have taken
+        self._told: set[str] = set()  # replicas that have them all
+        self._catching_up: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """See the ASGI specification."""
@@ -105,14 +111,48 @@ class Front:
     async def _to_all(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
         """Every replica gets the request; the response is the first that refuses it, or else any."""
         first: list[dict[str, Any]] = []
-        async for number in self._numbers():
+        names = set()
+        async for number, name in self._numbers():
             found = [message async for message in self._from_one(request, None, number)]
             if not first or found[0]["status"] >= 400:
                 first = found
             if found[0]["status"] >= 400:
                 break
+            names.add(name)
+        if first and first[0]["status"] < 400:
+            self._keep(request, names)
         for message in first:
             yield message
+
+    def _keep(self, request: HttpRequest, names: set[str]) -> None:
+        """Keep texts that the replicas `names` have taken, for those that start later."""
+        if not self._texts:
+            self._told |= names
+        self._texts.append(request)
+        while sum(len(text.body) for text in self._texts) > MOST_TEXTS:
+            self._texts.popleft()
+        if self._catching_up is None:
+            self._catching_up = asyncio.ensure_future(self._catch_up_again())
+
+    async def _catch_up_again(self) -> None:
+        while True:
+            await asyncio.sleep(CATCH_UP)
+            try:
+                await self.catch_up()
+            except Exception as error:  # a replica that fails; the next time another stands in its place
+                log.warning("a new replica could not be told the texts that others have: %s", type(error).__name__)
+
+    async def catch_up(self) -> None:
+        """Tell replicas that have started since the first texts came all that are kept."""
+        there = set()
+        async for number, name in self._numbers():
+            there.add(name)
+            if name not in self._told:
+                for request in list(self._texts):
+                    async for _ in self._from_one(request, None, number):
+                        pass
+                self._told.add(name)
+        self._told &= there
 
     async def _metrics(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
         """Metrics of all replicas, each with its name as the label `replica`."""
@@ -122,22 +162,22 @@ class Front:
                 yield message
             return
         texts = {}
-        async for number in self._numbers():
+        async for number, _ in self._numbers():
             about = await self._replicas.about.remote(replica=number)
             texts[about["name"]] = about["metrics"]
         body, headers = labelled(texts).encode(), [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
         yield {"type": "http.response.start", "status": 200, "headers": headers}
         yield {"type": "http.response.body", "body": body, "more_body": False}
 
-    async def _numbers(self) -> AsyncIterator[int]:
-        """0, 1, ... of the replicas that are there now."""
+    async def _numbers(self) -> AsyncIterator[tuple[int, str]]:
+        """0, 1, ... of the replicas that are there now, and their names."""
         seen: set[str] = set()
         for number in range(MOST_REPLICAS):
             name = (await self._replicas.about.remote(replica=number))["name"]
             if name in seen:
                 return
             seen.add(name)
-            yield number
+            yield number, name
 
     async def _exchange_all(self, seconds: float) -> None:
         """From time to time, tell every replica what the others answered."""
@@ -151,7 +191,7 @@ class Front:
     async def exchange(self) -> None:
         """Tell every replica what the others answered since the last time."""
         found = {}
-        async for number in self._numbers():
+        async for number, _ in self._numbers():
             name, answers = await self._replicas.learned.remote(replica=number)
             found[name] = (number, answers)
         for name, (number, _) in found.items():
