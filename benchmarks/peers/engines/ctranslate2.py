@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import ctranslate2
 
-from benchmarks.peers.worker import Ids, Job, Peer, leave
+from benchmarks.peers.worker import Ids, Job, Peer, convert_apart, leave
 
 
 def make(job: Job) -> Peer:
@@ -15,8 +16,7 @@ def make(job: Job) -> Peer:
     kind = "int8" if job.int8 else job.dtype
     folder = Path(job.work) / f"ctranslate2-{kind}"
     if not folder.is_dir():
-        converter = ctranslate2.converters.TransformersConverter(job.folder)
-        converter.convert(str(folder), quantization=kind)
+        convert_apart("benchmarks.peers.engines.ctranslate2", job.folder, str(folder), kind)
     vocabulary: list[str] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
     generator = ctranslate2.Generator(str(folder), compute_type=kind, intra_threads=job.threads)
 
@@ -35,5 +35,13 @@ def make(job: Job) -> Peer:
     return Peer(ctranslate2.__version__, {"plain": lambda: plain}, batches=True)
 
 
+def convert(model: str, folder: str, kind: str) -> None:
+    """Write the model's weights into a folder in CTranslate2's form."""
+    ctranslate2.converters.TransformersConverter(model).convert(folder, quantization=kind)
+
+
 if __name__ == "__main__":
-    leave(make)
+    if sys.argv[1:]:
+        convert(*sys.argv[1:])
+    else:
+        leave(make)

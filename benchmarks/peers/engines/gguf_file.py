@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import gguf
@@ -85,3 +86,7 @@ def renamed(name: str) -> str:
     if part not in NAMES:
         raise ValueError(f"a tensor {name}, which a llama does not have")
     return f"blk.{number}.{NAMES[part]}.{kind}"
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -8,8 +8,7 @@ from pathlib import Path
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from benchmarks.peers.engines.gguf_file import write
-from benchmarks.peers.worker import Ask, Ids, Job, Peer, leave
+from benchmarks.peers.worker import Ask, Ids, Job, Peer, convert_apart, leave
 
 CONTEXT = 1024
 DRAFTED = 10
@@ -20,7 +19,7 @@ def make(job: Job) -> Peer:
     kind = "Q8_0" if job.int8 else {"float32": "F32", "bfloat16": "BF16"}[job.dtype]
     file = Path(job.work) / f"{kind}.gguf"
     if not file.is_file():
-        write(Path(job.folder), file, kind)
+        convert_apart("benchmarks.peers.engines.gguf_file", job.folder, str(file), kind)
 
     def way(**options: object) -> Ask:
         threads = {"n_threads": job.threads, "n_threads_batch": job.threads}

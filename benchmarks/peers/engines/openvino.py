@@ -19,8 +19,8 @@ DRAFTED, MATCHED = 5, 3  # tokens of a draft, and of the n-gram that it follows
 
 
 def make(job: Job) -> Peer:
-    """See `Job`; in 8 bits the weights alone."""
-    weights = "int8" if job.int8 else {"float32": "fp32", "bfloat16": "bf16"}[job.dtype]
+    """See `Job`; in 8 bits the weights alone. Its exporter knows no bfloat16, which the hint makes of float32."""
+    weights = "int8" if job.int8 else "fp32"
     folder = exported(job.folder, Path(job.work) / f"openvino-{weights}", weights)
     hint = {"float32": "f32", "bfloat16": "bf16"}[job.dtype]
     given = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": job.threads}

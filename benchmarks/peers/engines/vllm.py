@@ -47,7 +47,7 @@ def make(job: Job) -> Peer:
     # Behind it, as n-grams load llvmlite, over whose objects vLLM stumbles where it looks through modules.
     drafting["prompt-lookup"] = ngram
     if find_spec("arctic_inference") is None:
-        left_out["suffix decoding"] = "needs arctic-inference, which does not install here"
+        left_out["suffix decoding"] = "needs arctic-inference, which pip could not install"
     else:
         drafting["suffix"] = {"method": "suffix", "num_speculative_tokens": DRAFTED}
 
