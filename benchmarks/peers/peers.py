@@ -137,8 +137,8 @@ def run(setup: Setup) -> Iterator[pd.DataFrame]:
             for way in process.facts["ways"]
         }
         if not ways:
-            why = "; ".join(f"{engine}: {reason}" for engine, reason in left_out.items())
-            raise ValueError(f"No engine can be measured. {why}.")
+            reasons = "; ".join(f"{engine}: {reason}" for engine, reason in left_out.items())
+            raise ValueError(f"No engine can be measured. {reasons}.")
         for runs in measure_parts(setup, list(ways.values()), batch=setup["batch"]):
             yield table(runs, processes, left_out)
 
