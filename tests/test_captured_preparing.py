@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import ModuleType
 
 import pytest
 import torch
@@ -87,3 +90,26 @@ def test_what_a_step_prepares_is_not_learned(kind: str, dear: Callable[[], float
     told = [seconds for seconds, _ in shape.steps]
     assert max(seconds for seconds in told if seconds is not None) < 0.1
     assert told.count(None) > 2
+
+
+def test_kernels_that_do_not_run_are_left_out_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton needs a C compiler at its first use, for one."""
+    parts = EagerRunner(inspect_model(build("llama")))._layers[0].parts
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr(graph_runner, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert not graph_runner.has_kernels(parts, torch.float64, cuda)
+    assert not graph_runner.has_kernels(parts, torch.float32, torch.device("cpu"))
+    assert not caplog.records
+    kernels = ModuleType("kernels")
+    kernels.check = lambda *given: exec("raise RuntimeError('Failed to find C compiler.')")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "draftree.runner.cuda_graphs.kernels", kernels)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    assert not graph_runner.has_kernels(parts, torch.float32, cuda)
+    assert "do not run here, so that steps take longer: Failed to find C compiler." in caplog.text
+    kernels.check = lambda *given: None  # type: ignore[attr-defined]
+    assert graph_runner.has_kernels(parts, torch.float32, cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not graph_runner.has_kernels(parts, torch.float32, cuda)

@@ -114,16 +114,46 @@ def test_attention(starts: list[int], n: int, dtype: torch.dtype) -> None:
     close(kernels.attend(*given), wanted)
 
 
+@pytest.mark.parametrize(("dim", "groups"), [(20, 1), (80, 3), (128, 4), (256, 2)])
+def test_attention_of_other_heads(dim: int, groups: int, dtype: torch.dtype) -> None:
+    for n in (1, 30):
+        given, wanted = attention(dtype, 768, [600, 50], n, groups, dim)
+        close(kernels.attend(*given), wanted)
+
+
+def test_queries_may_lie_anyhow(dtype: torch.dtype) -> None:
+    (query, *rest), wanted = attention(dtype, 256, [100, 50], 5)
+    lying = query.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not lying.is_contiguous()
+    close(kernels.attend(lying, *rest), wanted)
+
+
+@pytest.mark.parametrize(("kv", "groups", "dim"), [(2, 2, 20), (1, 4, 64), (4, 1, 128)])
+def test_a_try_of_all_kernels_passes_and_finds_wrong_attention(
+    kv: int, groups: int, dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = (kv, groups, dim, "silu", dtype, torch.device(DEVICE))
+    kernels.check(*arguments)
+    right = kernels.attend
+    monkeypatch.setattr(kernels, "attend", lambda *given: right(*given) * 1.2)
+    with pytest.raises(RuntimeError, match="attention is off by"):
+        kernels.check(*arguments)
+
+
 def test_a_row_attends_alike_among_others_and_in_wider_bands(dtype: torch.dtype) -> None:
     if CUDA and dtype == torch.float32:
         pytest.skip("products of float32 are added in an order that depends on how many there are")
     (query, keys, values, mask, starts, groups, scaling), _ = attention(dtype, 1280, [700, 600], 6, groups=1)
     whole = kernels.attend(query, keys, values, mask, starts, groups, scaling)
     narrow = 1024
-    again = kernels.attend(query, keys[:, :, :narrow], values[:, :, :narrow], mask[:, :, :narrow].contiguous(),
+    again = kernels.attend(query, keys[:, :, :narrow], values[:, :, :narrow], mask[:, :, :narrow],
                            starts, groups, scaling)  # fmt: skip
     assert torch.equal(whole, again)
+    less = starts - 300  # of one span, and of two whose second one holds nothing
+    some = [kernels.attend(query, keys[:, :, :band], values[:, :, :band], mask[:, :, :band], less, groups, scaling)
+            for band in (512, 1024)]  # fmt: skip
+    assert torch.equal(*some)
     for b in range(2):
-        row = kernels.attend(query[b : b + 1, :, 2:3].contiguous(), keys[b : b + 1], values[b : b + 1],
-                             mask[b : b + 1, 2:3].contiguous(), starts[b : b + 1] + 5, groups, scaling)  # fmt: skip
+        row = kernels.attend(query[b : b + 1, :, 2:3], keys[b : b + 1], values[b : b + 1],
+                             mask[b : b + 1, 2:3], starts[b : b + 1] + 5, groups, scaling)  # fmt: skip
         assert torch.equal(row[0, 0], whole[b, 2])

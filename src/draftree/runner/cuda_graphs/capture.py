@@ -7,13 +7,19 @@ graph runs on any device, tests included.
 
 from __future__ import annotations
 
+import gc
+import logging
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger("draftree.runner")
 
 ROOM = 2**30  # bytes that must be free, as a capture cannot take what the allocator keeps for later
 
@@ -67,6 +73,10 @@ class Again(Capture):
 _free_streams: dict[torch.device, list[Any]] = {}
 
 
+def _give_back(device: torch.device, streams: list[Any]) -> None:
+    _free_streams[device] += streams
+
+
 class CudaCapture(Capture):
     """CUDA graphs that share one pool of memory: one is replayed at a time, so what one leaves there is for the next.
 
@@ -78,30 +88,38 @@ class CudaCapture(Capture):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        free = _free_streams.setdefault(device, [])
-        self._stream: Any = free.pop() if free else torch.cuda.Stream(device)
-        weakref.finalize(self, free.append, self._stream).atexit = False
-        self._pool = torch.cuda.graph_pool_handle()
+        self._streams: list[Any] = []  # the one in use; a list, so that the finalizer gives back what is in it then
         self._sent = torch.cuda.Event()
         self._taken = 0
         self._last: Any = None  # the stream that was used last
+        self._begin()
+        weakref.finalize(self, _give_back, device, self._streams).atexit = False
+
+    def _begin(self) -> None:
+        """Take a stream and a pool."""
+        free = _free_streams.setdefault(self._device, [])
+        self._streams[:] = [free.pop() if free else torch.cuda.Stream(self._device)]
+        self._pool = torch.cuda.graph_pool_handle()
         self._first: Any = None  # a graph of next to nothing: a pool whose graphs are all gone cannot be used again
 
     def record(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """See `Capture.record`."""
+        """See `Capture.record`. What cannot be recorded, for want of memory say, is done anew each time."""
         with torch.cuda.device(self._device):
-            here = torch.cuda.current_stream(self._device)
-            self._stream.wait_stream(here)
+            here, (stream,) = torch.cuda.current_stream(self._device), self._streams
+            stream.wait_stream(here)
             if torch.cuda.mem_get_info(self._device)[0] < ROOM:
                 torch.cuda.empty_cache()
             before = torch.cuda.memory_reserved(self._device)
-            with torch.cuda.stream(self._stream):
-                if self._first is None:
-                    fn()  # libraries set themselves up for the stream
-                    nothing = torch.zeros(1, dtype=torch.uint8, device=self._device)
-                    self._first = self._graph(nothing.zero_)
-                graph = self._graph(fn)
-            here.wait_stream(self._stream)
+            try:
+                with torch.cuda.stream(stream):
+                    graph = self._recorded(fn)
+            except RuntimeError as why:
+                log.warning("A pass is not recorded, and slower than it could be: %s", str(why).splitlines()[0])
+                self._streams.clear()  # it may still be recording
+                torch.cuda.empty_cache()
+                self._begin()
+                return partial(self.once, fn)
+            here.wait_stream(stream)
             self._taken += max(0, torch.cuda.memory_reserved(self._device) - before)
 
         def replay() -> None:
@@ -110,6 +128,14 @@ class CudaCapture(Capture):
 
         return replay
 
+    def _recorded(self, fn: Callable[[], None]) -> Any:
+        torch.cuda.current_blas_handle()  # each thread has its own, which cannot be made while recording
+        if self._first is None:
+            fn()  # libraries set themselves up for the stream
+            nothing = torch.zeros(1, dtype=torch.uint8, device=self._device)
+            self._first = self._graph(nothing.zero_)
+        return self._graph(fn)
+
     def once(self, fn: Callable[[], None]) -> None:
         """See `Capture.once`."""
         with torch.cuda.device(self._device):
@@ -117,13 +143,21 @@ class CudaCapture(Capture):
 
     def _graph(self, fn: Callable[[], Any]) -> Any:
         """The work of `fn` as a graph: not by `torch.cuda.graph`, which empties the allocator's cache at each use."""
-        graph = torch.cuda.CUDAGraph()
-        # "thread_local": other threads may allocate on the device meanwhile.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        gc.disable()  # graphs of dropped models must not be destroyed while another is recorded
         try:
-            fn()
-        finally:
+            # "thread_local": other threads may allocate on the device meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                fn()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
             graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
         return graph
 
     def follow(self) -> None:

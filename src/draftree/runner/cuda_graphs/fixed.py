@@ -140,7 +140,12 @@ class FixedRows:
                 for held in (keys, values)
             )
             queries = query[:, :, :, some].permute(0, 3, 1, 2, 4).reshape(batch * n, kv, heads.groups, dim)
-            part = heads(queries, key, value, mask[:, :, some].transpose(1, 2).reshape(batch * n, 1, 1, band))
+            masks = mask[:, :, some].transpose(1, 2).reshape(batch * n, 1, band)
+            if self._kernel is not None and heads.cap is None:
+                last = self.seen[:, some].sum(-1).view(-1) - 1  # where the row itself would be in a pass of its own
+                part = self._kernel(queries, key, value, masks, last, heads.groups, heads.scaling)
+            else:
+                part = heads(queries, key, value, masks[:, None])
             mixed[:, :, :, some] = part.view(batch, n, kv, heads.groups, dim).permute(0, 2, 3, 1, 4)
         return mixed.view(batch, kv, heads.groups * rows, dim)
 

@@ -15,10 +15,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 SPAN = 512  # columns that one program attends to: always the same ones, so that sums have the same order in all passes
 WIDTH = 1024  # of an MLP, by one program
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
+TOLERANCE = 0.05  # of an attention over random numbers near 1 in 16 bits
 
 
 @triton.jit
@@ -82,14 +84,15 @@ def _turn_and_keep(
             to = ((b * QUERIES + head) * rows + i).to(tl.int64) * DIM
             tl.store(out + to + at, turned.to(out.dtype.element_ty), mask=inside)
         else:
-            turned = tl.where(tl.abs(turned) < float("inf"), turned, 0.0)
-            kept = b.to(tl.int64) * slot + (head - QUERIES) * head_of_slot + column * DIM
-            tl.store(keys + kept + at, turned.to(keys.dtype.element_ty), mask=inside)
+            key_held = turned.to(keys.dtype.element_ty)
+            key_held = tl.where(tl.abs(key_held.to(tl.float32)) < float("inf"), key_held, 0.0)
+            kept = b.to(tl.int64) * slot + (head - QUERIES).to(tl.int64) * head_of_slot + column * DIM
+            tl.store(keys + kept + at, key_held.to(keys.dtype.element_ty), mask=inside)
     else:
         number = head - QUERIES - KV
         copied = tl.load(value + wide * of_value + number * DIM + at, mask=inside, other=0.0).to(tl.float32)
         copied = tl.where(tl.abs(copied) < float("inf"), copied, 0.0)
-        place = b.to(tl.int64) * slot + number * head_of_slot + column * DIM
+        place = b.to(tl.int64) * slot + number.to(tl.int64) * head_of_slot + column * DIM
         tl.store(values + place + at, copied.to(values.dtype.element_ty), mask=inside)
 
 
@@ -168,7 +171,7 @@ def _attend(
     inside = at < DIM
     mine = (pair * GROUPS * rows + number).to(tl.int64)
     q = tl.load(query + mine[:, None] * DIM + at[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-    store = b.to(tl.int64) * slot + head * head_of_slot
+    store = b.to(tl.int64) * slot + head.to(tl.int64) * head_of_slot
     last = tl.minimum(tl.load(starts + b).to(tl.int32) + rows, band)
     last = tl.minimum(last, span * OF_SPAN + OF_SPAN)
     most = tl.full([QUERIES], float("-inf"), tl.float32)
@@ -235,8 +238,9 @@ def attend(
     """The attention of queries [B, kv, groups * n, dim], as [B, n, kv * groups * dim].
 
     Args:
-        query: contiguous.
+        query: of the rows.
         keys, values: [B, kv, K, dim], the columns that there may be to see; those behind a request's rows are not read.
+            Columns of a head lie one behind the other in memory.
         mask: [B, n, K], what is added to the scores.
         starts: LongTensor [B], the column of each request's first row.
         groups: query heads to a key/value head.
@@ -244,6 +248,7 @@ def attend(
     """
     batch, kv, count, dim = query.shape
     n, band = count // groups, keys.shape[2]
+    query, mask = query.contiguous(), mask.contiguous()
     spans = triton.cdiv(band, SPAN)
     out = query.new_empty(batch, n, kv * groups * dim)
     whole = spans == 1
@@ -252,13 +257,45 @@ def attend(
     queries = min(64, max(16, triton.next_power_of_2(count)))
     block = max(16, triton.next_power_of_2(dim))
     sizes: dict[str, Any] = {"KV": kv, "GROUPS": groups, "DIM": dim, "BLOCK": block}
-    columns = 64 if block * query.element_size() <= 256 else 32
+    # What fits into the 99 KB of shared memory that the smallest of these devices have.
+    columns, stages = (64, 3) if block * query.element_size() <= 256 else (32, 2)
+    if query.dtype == torch.float32:
+        columns, stages, queries = 16, 1, min(queries, 32)
     _attend[(batch * kv, triton.cdiv(count, queries), spans)](
         query, keys, values, mask, starts, out, parts, logs, keys.stride(0), keys.stride(1), scaling, n, band, spans,
-        **sizes, QUERIES=queries, COLUMNS=columns, OF_SPAN=SPAN, WHOLE=whole, num_warps=4,
+        **sizes, QUERIES=queries, COLUMNS=columns, OF_SPAN=SPAN, WHOLE=whole, num_warps=4, num_stages=stages,
     )  # fmt: skip
     if not whole:
         _join[(batch * kv * count,)](
             parts, logs, out, n, spans, **sizes, MOST_SPANS=triton.next_power_of_2(spans), num_warps=1
         )
     return out
+
+
+def check(kv: int, groups: int, dim: int, activation: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Run every kernel as a model's layers will, on a few numbers, and compare attention with torch's.
+
+    Raises:
+        Exception: whatever Triton raises where it cannot compile or run one.
+        RuntimeError: attention is not what torch's is.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device=device).to(dtype)
+
+    add_norm(random(1, 2, 64), random(1, 2, 64), random(64), 1e-6)
+    gated(random(1, 2, 64), random(1, 2, 64), activation)
+    for n, capacity in ((1, SPAN // 2), (max(1, 64 // groups), 2 * SPAN)):
+        starts = torch.tensor([capacity - n], dtype=torch.long, device=device)
+        keys, values = random(1, kv, capacity, dim), random(1, kv, capacity, dim)
+        heads = random(1, n, kv * groups * dim), random(1, n, kv * dim), random(1, n, kv * dim)
+        angles = random(1, n, 1, dim), random(1, n, 1, dim)
+        partner = torch.arange(dim, dtype=torch.long, device=device)
+        query = turn_and_keep(*heads, *angles, partner, starts, (keys, values), groups)
+        mask = torch.zeros(1, n, capacity, dtype=dtype, device=device)
+        ours = attend(query, keys, values, mask, starts, groups, dim**-0.5).view(n, kv, groups, dim).float()
+        theirs = F.scaled_dot_product_attention(query.float(), keys.float(), values.float(), scale=dim**-0.5)
+        off = (ours - theirs.view(kv, groups, n, dim).permute(2, 0, 1, 3)).abs().max()
+        if not float(off) < TOLERANCE:
+            raise RuntimeError(f"attention is off by {float(off):.2g}")

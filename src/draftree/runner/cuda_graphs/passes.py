@@ -131,6 +131,11 @@ class CapturedPasses:
             "kept stores": self.pool.nbytes,
         }
 
+    def follow(self) -> None:
+        """See `Capture.follow`."""
+        with self._lock:
+            self._capture.follow()
+
     # ---------------------------------------------------------------- a pass
 
     def run(self, plan: Plan, cache: SlotCache, first: int) -> PassResult:

@@ -6,6 +6,7 @@ several times as fast and want fixed shapes; a recording is then a function that
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,14 +26,27 @@ from draftree.runner.plan import PassResult, Plan
 from draftree.runner.target import Target
 from draftree.runner.weights.packed import linear_bytes
 
+log = logging.getLogger("draftree.runner")
 OLDEST = (8, 0)  # CUDA capability that Triton's kernels have all types for
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def has_kernels(device: torch.device) -> bool:
-    """Whether the device runs the kernels of this folder."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
+def has_kernels(parts: Parts, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the device runs the kernels of this folder for such layers, as far as a small try of each tells."""
+    if device.type != "cuda" or dtype not in TYPES or find_spec("triton") is None:
         return False
-    return find_spec("triton") is not None
+    if torch.cuda.get_device_capability(device) < OLDEST:
+        return False
+    try:
+        from draftree.runner.cuda_graphs.kernels import check
+
+        with torch.cuda.device(device):
+            check(parts.heads.kv, parts.heads.groups, parts.heads.dim, parts.activation, dtype, device)
+    except Exception as why:  # no C compiler, a folder that cannot be written, too little shared memory, ...
+        reason = (str(why).strip().splitlines() or [type(why).__name__])[0]
+        log.warning("draftree's Triton kernels do not run here, so that steps take longer: %s", reason)
+        return False
+    return True
 
 
 class CudaGraphRunner(EagerRunner):
@@ -60,7 +74,7 @@ class CudaGraphRunner(EagerRunner):
         super().__init__(target)
         layers, head = self._fixed
         kernel = None
-        if has_kernels(target.device):
+        if has_kernels(layers[0].parts, target.dtype, target.device):
             from draftree.runner.cuda_graphs.kernels import attend
             from draftree.runner.cuda_graphs.layer import KernelLayer
 
@@ -104,4 +118,5 @@ class CudaGraphRunner(EagerRunner):
         """See `Runner.run`."""
         if self._captured.takes(plan):
             return self._captured.run(plan, cache, first)
+        self._captured.follow()
         return super().run(plan, cache, first)

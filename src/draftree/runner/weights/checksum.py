@@ -22,7 +22,7 @@ from draftree.native.addresses import array_address
 
 Place = tuple[int, int]  # a tensor's address and bytes
 BLOCK_WORDS = 16384  # as in native/checksum.h
-CHUNK, PIECE = 2**20, 2**25  # words of a sum, and most of all sums made at once, on other devices than the CPU
+CHUNK, PIECE = 2**20, 2**23  # words of a sum, and most of all sums made at once, on other devices than the CPU
 
 
 def weights_checksums(model: nn.Module, of: Callable[[Place], bool] | None = None) -> dict[Place, bytes]:
