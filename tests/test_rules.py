@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +74,31 @@ def test_a_scope_learns_nothing_from_another() -> None:
     assert first.tokens == stranger.tokens == shared.tokens == again.tokens
     assert first.stats.steps == stranger.stats.steps == shared.stats.steps
     assert again.stats.steps < first.stats.steps
+
+
+def test_a_scope_begins_with_the_trie_that_was_loaded_and_not_with_what_it_learned_since(tmp_path: Path) -> None:
+    model, tokenizer = zoo.build("llama"), Words()
+    plain = answer(model, None, Rules(24))
+    first = draftree.Lookahead(eos_token_ids=())
+    first.warm([[*PROMPT, *plain.tokens]])
+    first.save(tmp_path / "trie", tokenizer)
+    drafter = draftree.Lookahead.load(tmp_path / "trie", tokenizer)
+    loaded = drafter.trie.nodes
+    answer(model, drafter, Rules(24), [3, *PROMPT, 4])
+    assert drafter.trie.nodes > loaded
+    for scope in ("a", "b"):
+        assert drafter.trie_of(scope).nodes == loaded
+        found = answer(model, drafter, Rules(24, scope=scope))
+        assert found.tokens == plain.tokens
+        assert found.stats.accepted > 12
+    assert copy.deepcopy(drafter).trie_of("c").nodes == loaded
+
+
+class Words:
+    """A tokenizer, as far as its vocabulary goes."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {str(i): i for i in range(zoo.VOCABULARY)}
 
 
 def test_scopes_side_by_side_in_one_step() -> None:

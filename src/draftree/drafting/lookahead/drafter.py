@@ -55,6 +55,7 @@ class Lookahead(Drafter):
         self._answers: list[list[int]] = []  # to be stored when the trie is made
         self._eos: Sequence[int] = ()
         self._scoped: dict[str, Trie] = {}  # the one used last stands last
+        self._loaded: Any = None  # what makes the trie that was loaded anew, and its arguments
         self._seen: ByRequest[int] = ByRequest()  # how many tokens of each the trie has been given
         self._making = threading.Lock()  # engines in several threads may meet the drafter at once
         checked = Trie(**self._options)  # a bad option is refused here, not in the first call
@@ -76,9 +77,10 @@ class Lookahead(Drafter):
         return self.trie_of(None)
 
     def trie_of(self, scope: str | None) -> Trie:
-        """The store of requests of one scope; that of None is `trie`, and others begin empty.
+        """The store of requests of one scope; that of None is `trie`, and others begin with what was loaded, or empty.
 
-        The tries of the `MOST_SCOPES` scopes used last are kept, each bounded as `trie` is.
+        The tries of the `MOST_SCOPES` scopes used last are kept, each bounded as `trie` is. To make one of a large file
+        takes up to a second, so a server asks for it outside of the engine's thread.
         """
         with self._making:
             if scope is None:
@@ -88,16 +90,23 @@ class Lookahead(Drafter):
                         self._trie.warm(answer)
                     self._answers = []
                 return self._trie
-            found = self._scoped.pop(scope, None)
-            if found is None:
-                found = self._new_trie()
-                idle = [name for name, trie in self._scoped.items() if not trie.live_requests]
-                for name in idle[: max(0, len(self._scoped) + 1 - MOST_SCOPES)]:
-                    del self._scoped[name]
-            self._scoped[scope] = found  # the last one is the newest
+            if scope in self._scoped:
+                self._scoped[scope] = self._scoped.pop(scope)  # the last one is the newest
+                return self._scoped[scope]
+        made = self._new_trie()  # others draft meanwhile
+        with self._making:
+            found = self._scoped.pop(scope, made)
+            idle = [name for name, trie in self._scoped.items() if not trie.live_requests]
+            for name in idle[: max(0, len(self._scoped) + 1 - MOST_SCOPES)]:
+                del self._scoped[name]
+            self._scoped[scope] = found
             return found
 
     def _new_trie(self) -> Trie:
+        if self._loaded is not None:
+            make, arguments = self._loaded
+            loaded: Trie = make(*arguments)
+            return loaded
         return Trie(**{"eos_token_ids": self._eos} | self._options)
 
     def bind(self, target: Target, **hints: Any) -> None:
@@ -187,7 +196,7 @@ class Lookahead(Drafter):
         trie = Trie.load(path, tokenizer_fingerprint(tokenizer), backend=backend)
         own = {name: value for name, value in vars(trie.options).items() if name != "eos_token_ids"}
         drafter = cls(**own, mode=mode, sources=sources, backend=backend)
-        drafter._trie = trie
+        drafter._trie, drafter._loaded = trie, trie.__reduce__()
         return drafter
 
 
