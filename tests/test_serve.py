@@ -40,6 +40,20 @@ def test_a_stream_says_what_the_whole_answer_says(server: Running, client: opena
     assert all(c.usage is None for c in chunks[:-1])
 
 
+def test_an_answer_goes_back_into_the_history_as_clients_hold_it(client: openai.OpenAI) -> None:
+    """With the fields that are null of every answer here, and the empty list of annotations that others send."""
+    asked: Any = {"model": "draftree", "temperature": 0, "max_tokens": 8}
+    message = client.chat.completions.create(messages=MESSAGES, **asked).choices[0].message
+    held: Any = message.model_dump()
+    assert held["function_call"] is None
+    more: Any = {"role": "user", "content": "And then?"}
+    found = [
+        client.chat.completions.create(messages=[*MESSAGES, one, more], **asked).choices[0].message.content
+        for one in ({"role": "assistant", "content": message.content}, held, held | {"annotations": []})
+    ]
+    assert found[0] == found[1] == found[2]
+
+
 def test_stop_strings_end_the_text_before_them(server: Running) -> None:
     whole = server.complete("Once upon a time", max_tokens=60)["choices"][0]["text"]
     middle = whole[len(whole) // 2 : len(whole) // 2 + 5]

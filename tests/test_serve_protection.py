@@ -23,6 +23,7 @@ from serve_driver import Running, serving
 
 from draftree import Fixed
 from draftree.engine import Rules
+from draftree.serve import answers
 from draftree.serve.logs import JsonLines
 from draftree.serve.parts import Part
 from draftree.serve.settings import ServerSettings
@@ -144,6 +145,30 @@ def test_time_is_bounded(demo: Any) -> None:
             "The sea", max_tokens=2000, ignore_eos=True, draftree={"timeout": 60, "drafter": "off"}
         )
         assert longer["usage"]["completion_tokens"] < 2000
+
+
+def test_a_request_that_is_never_begun_is_told_so_and_streams_are_not_silent(
+    demo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One slot, held by a long answer: others wait, and their time is over before it is free."""
+    monkeypatch.setattr(answers, "KEEP_ALIVE", 0.02)
+    body = {"prompt": "The sea", "max_tokens": 2000, "ignore_eos": True}
+    with serving(*demo, slots=1, timeout=60) as server:
+        path = f"{server.url}/v1/completions"
+        with httpx.stream("POST", path, json=body | {"stream": True, "draftree": {"drafter": "off"}}) as first:
+            lines = first.iter_lines()
+            next(lines)
+            late = httpx.post(path, json=body | {"draftree": {"timeout": 0.1}}, timeout=60)
+            assert late.status_code == 503
+            assert late.headers["retry-after"] == "1"
+            assert "until the time of this request was over" in late.json()["error"]["message"]
+            with httpx.stream("POST", path, json=body | {"stream": True, "draftree": {"timeout": 0.2}}) as waiting:
+                said = [line for line in waiting.iter_lines() if line]
+            assert said.count(": waiting") > 2
+            assert "until the time" in said[-2]
+            assert said[-1] == "data: [DONE]"
+        assert server.idle()
+        assert server.complete("Hi", max_tokens=2)["choices"]
 
 
 def test_whoever_goes_away_frees_the_slot(server: Running) -> None:

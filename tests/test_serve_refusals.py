@@ -48,6 +48,12 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     (PLAIN, {"prompt": "Hi", "logprobs": 21}, "logprobs", "less than or equal to 20"),
     (PLAIN, {"prompt": "Hi", "stream_options": {"include_usage": True}}, "stream_options", "set stream to true"),
     (PLAIN, {"prompt": "Hi", "draftree": {"drafter": "medusa"}}, "draftree.drafter", "give 'off' or 'lookahead'"),
+    (
+        PLAIN,
+        {"prompt": "Hi", "draftree": {"drafter": "off", "node_budget": 4}},
+        "draftree.node_budget",
+        "nothing drafts",
+    ),
     (PLAIN, {"prompt": "Hi", "draftree": {"depth": 2}}, "draftree.depth", "There is no field"),
     (CHAT, {"messages": []}, "messages", "at least 1 item"),
     (CHAT, {"messages": [{"role": "robot", "content": "Hi"}]}, "messages.0.role", "'system'"),

@@ -19,9 +19,12 @@ from draftree.serve.messages import MessageReader
 from draftree.serve.parts import Delta, Part
 from draftree.serve.schema import Chat, Completion, StreamOptions
 from draftree.serve.token_bytes import TokenBytes
-from draftree.serve.worker import Answers, StoppingError
+from draftree.serve.worker import Answers, QueuedError, StoppingError
 from draftree.trace.labels import label, pieces
 
+KEEP_ALIVE = (
+    15.0  # seconds of silence after which a stream says that it waits: proxies and clients give up on silent ones
+)
 STATISTICS = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "accepted_by_depth", "accepted_by_source")
 
 
@@ -35,7 +38,8 @@ class NoAnswers:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
+    async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
+        """See `Answers.deltas`."""
         for index in range(len(self.parts)):
             yield Delta(index, finish="length")
 
@@ -212,7 +216,10 @@ async def stream(call: Call, answers: Answers | NoAnswers, prompts: int) -> Asyn
                 yield event(_chat_choice(index, {"role": "assistant", "content": ""}, None, None))
             elif call.echo:
                 yield event(_completion_choice(call, _echo(call, part, index), part))
-        async for delta in answers:
+        async for delta in answers.deltas(KEEP_ALIVE):
+            if delta is None:
+                yield b": waiting\n\n"
+                continue
             part, details = parts[delta.index], _details(call, delta)
             if call.chat:
                 message, finish = _read(call, delta)
@@ -241,7 +248,7 @@ def told(error: BaseException) -> ApiError:
         return error
     if isinstance(error, GrammarError):
         return ApiError(str(error))
-    if isinstance(error, StoppingError):
+    if isinstance(error, StoppingError | QueuedError):
         return ApiError(str(error), status=503, retry_after=1)
     log_failure(error)
     return ApiError("The server could not answer: its log says why.", status=500)
@@ -303,7 +310,8 @@ def _echo(call: Call, part: Part, index: int) -> Delta:
 async def collect(answers: Answers | NoAnswers) -> list[Delta]:
     """The whole of each answer, as one delta."""
     whole = [Delta(i) for i in range(len(answers.parts))]
-    async for delta in answers:
+    async for delta in answers.deltas():
+        assert delta is not None
         whole[delta.index].add(delta)
     return whole
 

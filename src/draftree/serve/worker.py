@@ -39,11 +39,11 @@ class Answers:
         self._news = asyncio.Event()
         self._error: BaseException | None = None
 
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self._deltas()
-
-    async def _deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self, pause: float | None = None) -> AsyncIterator[Delta | None]:
         """Deltas until all answers have finished; leaving the loop earlier ends them.
+
+        Args:
+            pause: seconds of silence after which None comes, again and again; None for no such sign.
 
         Raises:
             Exception: whatever ended one of the answers with an error.
@@ -51,7 +51,12 @@ class Answers:
         left = len(self.parts)
         try:
             while left:
-                await self._news.wait()
+                try:
+                    async with asyncio.timeout(pause):
+                        await self._news.wait()
+                except TimeoutError:
+                    yield None
+                    continue
                 self._news.clear()
                 if self._error is not None:
                     raise self._error
@@ -129,7 +134,8 @@ class _Live:
             texts += [last, self.stops.rest()]
             cancelled = "cancelled" if self.answers.abandoned else "length"
             ends = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": cancelled}
-            ended = "error" if isinstance(request.error, StoppingError) else str(request.finish_reason)
+            own = isinstance(request.error, StoppingError | QueuedError)
+            ended = "error" if own else str(request.finish_reason)
             delta.finish = "stop" if self.stops.found is not None else ends.get(ended, "error")
         delta.text = "".join(texts)
         part.finish = delta.finish
@@ -140,6 +146,13 @@ class _Live:
         else:
             self.held.add(delta)
         return None if delta.finish is None else self.held
+
+
+class QueuedError(TimeoutError):
+    """The time of a request was over before it was begun."""
+
+    def __init__(self) -> None:
+        super().__init__("The server was busy until the time of this request was over: send it again, or later.")
 
 
 class StoppingError(RuntimeError):
@@ -354,6 +367,8 @@ class Worker:
         request = live.part.request
         assert request is not None
         if now > live.answers.deadline:
+            if all(part.joined is None for part in live.answers.parts) and request.state is State.WAITING:
+                request.error = QueuedError()
             self.engine.cancel(request)
         try:
             delta = live.news(now)
