@@ -22,7 +22,7 @@ export PYTHONPATH :=
 INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find src -name '*.[ch]')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-clients test-vllm lint format bench bench-peers results docs dist clean
+.PHONY: help demo serve test test-all test-clients test-ray test-8bit test-vllm lint format bench bench-peers results docs dist clean
 
 help:
 	@echo 'make demo      the embedded model, plain and drafted side by side'
@@ -30,6 +30,8 @@ help:
 	@echo 'make test      tests, without the slow ones'
 	@echo 'make test-all  all tests'
 	@echo 'make test-clients  the server against LangChain, LiteLLM, lm-evaluation-harness and GuideLLM'
+	@echo 'make test-ray  replicas and training data on Ray'
+	@echo 'make test-8bit  models with weights of 8 bits by torchao, Quanto and bitsandbytes'
 	@echo 'make test-vllm  the proposer inside the CPU build of vLLM, and the server under its benchmark'
 	@echo 'make lint      ruff and mypy, no changes'
 	@echo 'make format    let ruff rewrite the sources'
@@ -72,8 +74,9 @@ serve: $(VENV)/.serve
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal
 
+# At its end it says which tests were left out, for want of what the targets below install.
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -rs
 
 # Clients of the server that others wrote; they bring much, so they get an environment of their own.
 .venv-clients/.made: $(VENV)/.torch
@@ -84,6 +87,24 @@ test-all: $(VENV)/.dev
 
 test-clients: $(VENV)/.dev .venv-clients/.made
 	$(BIN)/python -m pytest tests/test_serve_clients.py
+
+.venv-ray/.made: $(VENV)/.torch $(INSTALL_INPUTS)
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet $(TORCH_ARGS) '$(TORCH)'
+	.venv-ray/bin/python -m pip install --quiet -e '.[dev,serve,ray]'
+	@touch $@
+
+test-ray: .venv-ray/.made
+	.venv-ray/bin/python -m pytest tests/test_ray_front.py tests/test_ray_serve.py tests/test_training_ray.py
+
+.venv-8bit/.made: $(VENV)/.torch $(INSTALL_INPUTS)
+	$(PYTHON) -m venv .venv-8bit
+	.venv-8bit/bin/python -m pip install --quiet $(TORCH_ARGS) '$(TORCH)'
+	.venv-8bit/bin/python -m pip install --quiet -e '.[dev,bench,serve,quantize]' optimum-quanto bitsandbytes
+	@touch $@
+
+test-8bit: .venv-8bit/.made
+	.venv-8bit/bin/python -m pytest tests/test_model_states.py tests/test_placement.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -133,6 +154,6 @@ test-vllm: $(VENV)/.dev .venv-vllm/.made
 	$(BIN)/python -m pytest tests/test_vllm.py
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-vllm .venv-peers build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-clients .venv-ray .venv-8bit .venv-vllm .venv-peers build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src -name '*.so' -delete
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

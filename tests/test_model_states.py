@@ -92,12 +92,40 @@ def test_models_with_weights_of_another_class_are_known_again() -> None:
     assert model_hash(model) != base_of(halved(fresh("llama"))).hash
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("family", ["demo", "gpt2"])
-def test_torchao(family: str, drafter: str) -> None:
+def by_torchao(model: Any) -> Any:
     quantization = pytest.importorskip("torchao.quantization")
-    model = fresh(family)
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    return model
+
+
+def by_quanto(model: Any) -> Any:
+    quanto = pytest.importorskip("optimum.quanto")
+    quanto.quantize(model, weights=quanto.qint8, exclude="lm_head")
+    quanto.freeze(model)
+    return model
+
+
+def by_bitsandbytes(model: Any) -> Any:
+    """LLM.int8 without its outliers, whose columns are those of all rows of a pass together."""
+    bits = pytest.importorskip("bitsandbytes")
+    for parent in list(model.modules()):
+        for name, linear in list(parent.named_children()):
+            if type(linear) is nn.Linear and linear is not model.get_output_embeddings():
+                made = bits.nn.Linear8bitLt(
+                    linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False
+                )
+                made.load_state_dict(linear.state_dict())
+                setattr(parent, name, made.to("cpu"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("library", "family", "drafter"), crossed([by_torchao, by_quanto, by_bitsandbytes], ["demo", "gpt2"], [*DRAFTERS])
+)
+def test_weights_of_8_bits(library: Callable[[Any], Any], family: str, drafter: str) -> None:
+    """`make test-8bit` has the libraries."""
+    model = library(fresh(family))
+    assert open_runner(model).name == "hooked"
     assert ask(model, drafter) == ask(model, runner="hooked")
     assert base_of(model).hash != base_of(fresh(family)).hash
 

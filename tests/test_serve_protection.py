@@ -24,6 +24,7 @@ from serve_driver import Running, serving
 from draftree import Fixed
 from draftree.engine import Rules
 from draftree.serve import answers
+from draftree.serve import app as application
 from draftree.serve.logs import JsonLines
 from draftree.serve.parts import Part
 from draftree.serve.settings import ServerSettings
@@ -116,6 +117,27 @@ def test_a_body_that_does_not_come_is_not_waited_for(demo: Any) -> None:
         with socket.create_connection((url.host, url.port), timeout=30) as line:
             line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
             assert line.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_that_does_not_read_is_left(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "UNREAD", 0.3)
+    body = {"prompt": "The sea", "n": 8, "max_tokens": 1000, "ignore_eos": True, "stream": True, "logprobs": 20}
+    sent = json.dumps(body).encode()
+    with serving(*demo, timeout=60) as server:
+        url = httpx.URL(server.url)
+        with socket.socket() as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            line.settimeout(30)
+            line.connect((url.host, url.port))
+            line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(sent) + sent)
+            assert line.recv(100).startswith(b"HTTP/1.1 200 ")
+            assert server.idle()
+            said = b""
+            with contextlib.suppress(ConnectionResetError):
+                while piece := line.recv(2**20):
+                    said = said[-100:] + piece
+            assert b"[DONE]" not in said
+        assert server.complete("Hi", max_tokens=2)["choices"]
 
 
 def test_limits_of_length(demo: Any) -> None:

@@ -27,6 +27,7 @@ from draftree.serve.worker import StoppingError
 from draftree.version import __version__
 
 log = logging.getLogger("draftree.serve")
+UNREAD = 60.0  # seconds that a client may leave unread what was sent to it, once buffers are full
 
 
 def create_app(engine: Engine, tokenizer: Any, settings: ServerSettings | None = None) -> FastAPI:
@@ -115,7 +116,11 @@ class Watch:
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", name)]
                 self._server.metrics.responded(status)
-            await send(message)
+            try:
+                async with asyncio.timeout(UNREAD):
+                    await send(message)
+            except TimeoutError:  # the connection breaks off, and the answers end
+                raise ApiError("The client has not read what was sent to it.", status=499) from None
 
         try:
             await self._app(scope, receive, watched)
